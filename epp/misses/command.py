@@ -2,29 +2,62 @@
 
 from __future__ import annotations
 
-import urllib.error
+import http.client
 import urllib.request
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import msgspec
 
 from epp.errors import ConfigError
+from epp.request import bounded_json
 
 _WITHIN_S: Final = 10.0
 _MOST_BYTES: Final = 2**20
 _SHOWN_SERVERS: Final = 4
 
 
+class _Server(TypedDict):
+    name: str
+    tokens: int
+    full: float | None
+
+
+class _Cause(TypedDict):
+    title: str
+    tokens: int
+    share_of_missed: float
+    share_of_prompt: float
+    servers: list[_Server]
+    advice: str
+
+
+class _Explained(TypedDict):
+    """What is shown of a picker's answer."""
+
+    window_s: float
+    requests: int
+    prompt_tokens: int
+    hit_ratio: float
+    causes: list[_Cause]
+    cost_us: float | None
+
+
 def fetch(admin: str, *, window_s: int) -> dict[str, Any]:
-    """ConfigError: the picker does not answer."""
+    """ConfigError where nobody answers, or no picker does."""
     url = f"{admin.rstrip('/')}/explain?window={window_s}"
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--admin {admin}: must be an address such as http://127.0.0.1:9090")
+        raise ConfigError(f"--admin {admin}: an address such as http://127.0.0.1:9090")
     try:
         with urllib.request.urlopen(url, timeout=_WITHIN_S) as answer:  # noqa: S310 - http, checked above
-            found: dict[str, Any] = msgspec.json.decode(answer.read(_MOST_BYTES), type=dict[str, Any])
-    except (urllib.error.URLError, OSError, msgspec.DecodeError) as error:
+            return parsed(answer.read(_MOST_BYTES))
+    except (OSError, http.client.HTTPException, ValueError) as error:
         raise ConfigError(f"--admin {admin}: {error}") from error
+
+
+def parsed(answer: bytes) -> dict[str, Any]:
+    """ValueError: this is no picker's account."""
+    found: dict[str, Any] = bounded_json.decode(answer)
+    msgspec.convert(found, _Explained)
     return found
 
 

@@ -60,8 +60,7 @@ def record(options: Options) -> Counts:
     until_s = None if options.seconds is None else time.monotonic() + options.seconds
 
     def keep(text: bytes, left_out: int) -> None:
-        lines = [decode(row) for row in text.splitlines()]
-        _write(file, lines, counts, size_bytes=len(text), path=options.file)
+        _write(file, *_parsed(text, options.admin), counts, size_bytes=len(text), path=options.file)
         counts.left_out = left_out
         _show(counts)
 
@@ -77,18 +76,30 @@ def record(options: Options) -> Counts:
     return counts
 
 
+def _parsed(text: bytes, admin: str) -> tuple[Opening, Servers, Sequence[Asked]]:
+    """One answer of the picker."""
+    try:
+        lines = [decode(row) for row in text.splitlines()]
+    except ValueError as error:
+        raise ConfigError(
+            f"--admin {admin}: what answers there is no picker of this version: {error}"
+        ) from error
+    match lines:
+        case [Opening() as opening, Servers() as servers, *rest]:
+            return opening, servers, [line for line in rest if isinstance(line, Asked)]
+    raise ConfigError(f"--admin {admin}: what answers there is no picker of this version")
+
+
 def _write(
     file: RecordingFile,
-    lines: Sequence[Opening | Servers | Asked],
+    opening: Opening,
+    servers: Servers,
+    asked: Sequence[Asked],
     counts: Counts,
     *,
     size_bytes: int,
     path: Path,
 ) -> None:
-    opening, servers, *rest = lines
-    assert isinstance(opening, Opening)
-    assert isinstance(servers, Servers)
-    asked = [line for line in rest if isinstance(line, Asked)]
     try:
         file.write(asked, opening=opening, servers=servers)
     except OSError as error:
@@ -123,7 +134,8 @@ def _answers(url: str, admin: str, *, until_s: float | None) -> Iterator[tuple[b
 
 def _ask(url: str) -> tuple[bytes, int]:
     with urllib.request.urlopen(url, timeout=_WITHIN_S) as answer:  # noqa: S310 - http, checked by the caller
-        return answer.read(_MOST_BYTES), int(answer.headers.get("Left-Out", "0"))
+        left_out = answer.headers.get("Left-Out", "0")
+        return answer.read(_MOST_BYTES), int(left_out) if left_out.isdecimal() and len(left_out) < 20 else 0
 
 
 def _refusal(admin: str, status: int) -> str:

@@ -12,21 +12,28 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 VERSION: Final = 1
+MOST_PROMPT_BYTES: Final = 2**26
+"""No gateway takes a larger body."""
+_ChunkBytes = Annotated[int, Meta(ge=1, le=2**24)]
+_Bytes = Annotated[int, Meta(ge=0, le=MOST_PROMPT_BYTES)]
+_Tokens = Annotated[int, Meta(ge=0, le=2**30)]
+_UnixSeconds = Annotated[float, Meta(ge=0, le=2**40)]
+_Seconds = Annotated[float, Meta(ge=0, le=2**31)]
 
 
 class Opening(Struct, frozen=True, tag_field="line", tag="recording", kw_only=True):
     """How the requests that follow were cut and routed."""
 
     version: int = VERSION
-    chunk_bytes: int
-    later_chunk_bytes: int
-    later_from_bytes: int
+    chunk_bytes: _ChunkBytes
+    later_chunk_bytes: _ChunkBytes
+    later_from_bytes: Annotated[int, Meta(ge=0, le=2**32)]
     hashing: str
     """Names schedule and secret of the hashes. Hashes compare only where this is equal."""
     policy: dict[str, Any]
@@ -38,44 +45,44 @@ class Server(Struct, frozen=True, kw_only=True):
 
     name: str
     model: str = ""
-    capacity_tokens: int | None = None
-    prefill_tokens_per_s: float | None = None
+    capacity_tokens: Annotated[int, Meta(ge=0, le=2**36)] | None = None
+    prefill_tokens_per_s: Annotated[float, Meta(ge=0, le=2**31)] | None = None
 
 
 class Servers(Struct, frozen=True, tag_field="line", tag="servers", kw_only=True):
     """The fleet from now on."""
 
-    servers: tuple[Server, ...]
+    servers: Annotated[tuple[Server, ...], Meta(max_length=4096)]
 
 
 class Asked(Struct, frozen=True, tag_field="line", tag="request", kw_only=True, omit_defaults=True):
     """One request that is over. Times are seconds; `at_unix_s` is the moment of the pick."""
 
-    at_unix_s: float
-    waited_s: float = 0.0
+    at_unix_s: _UnixSeconds
+    waited_s: _Seconds = 0.0
     """How long flow control had held it before."""
     kind: str
     base_model: str = ""
     adapter: str = ""
     tenant: str = ""
     """A keyed hash. Empty: none was named."""
-    priority: int = 0
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31)] = 0
     stream: bool = False
-    prompt_bytes: int
-    prompt_tokens: int
+    prompt_bytes: _Bytes
+    prompt_tokens: _Tokens
     """The picker's estimate."""
-    matched_tokens: int = 0
+    matched_tokens: _Tokens = 0
     reason: str
     server: str
     """Who really served it, where that is known."""
     outcome: str
     status: int | None = None
-    headers_s: float | None = None
-    ended_s: float
-    cached_tokens: int | None = None
+    headers_s: _Seconds | None = None
+    ended_s: _Seconds
+    cached_tokens: _Tokens | None = None
     """By the server's own account, as the two below, in sampled answers alone."""
-    ttft_s: float | None = None
-    output_tokens: int | None = None
+    ttft_s: _Seconds | None = None
+    output_tokens: _Tokens | None = None
     chunks: bytes = b""
     """The chain: eight bytes for each full chunk, little-endian. JSON shows them as base64."""
 
@@ -92,7 +99,10 @@ def encode(line: Line) -> bytes:
 
 def decode(text: bytes) -> Line:
     """ValueError names the field at fault."""
-    line: Line = _DECODER.decode(text)
+    try:
+        line: Line = _DECODER.decode(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
     return line
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from epp.replay.tempo import MOST_TOLD_TOKENS
 from epp.replay.trace import Call, Piece, ReplayError
 
 BLOCK_TOKENS: Final = 512
@@ -22,7 +23,7 @@ _LENGTH = Annotated[int, Meta(ge=0, le=2**24)]
 class _Row(Struct, frozen=True):
     timestamp: Annotated[float, Meta(ge=0, le=2**53)]
     input_length: _LENGTH
-    output_length: _LENGTH
+    output_length: Annotated[int, Meta(ge=0, le=MOST_TOLD_TOKENS)]
     hash_ids: list[Annotated[int, Meta(ge=0, le=2**62)]]
 
 
@@ -41,7 +42,7 @@ def parse(text: bytes, *, name: str) -> Iterator[Call]:
             continue
         try:
             row = _DECODER.decode(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ReplayError(f"{name}, line {number}: {error}") from error
         if not row.input_length or len(row.hash_ids) != -(-row.input_length // BLOCK_TOKENS):
             raise ReplayError(

@@ -27,9 +27,13 @@ from epp.replay.tempo import Tempo, tpots_s
 from epp.replay.trace import Call, Figures, Piece, ReplayError, Server, Trace
 
 _DEFAULT_CAPACITY_TOKENS: Final = 512_000
+_MOST_CAPACITY_TOKENS: Final = 2**26
+"""Of a simulated server, which makes an object of each block."""
 _DEFAULT_TOKENS_PER_S: Final = 8000.0
 _MOST_FILE_BYTES: Final = 2**31
 """Of one file, unpacked: a recording is read into memory."""
+_LONGEST_S: Final = 7 * 86_400
+"""From the first request to the last: the simulated servers live through all of it."""
 _MASK: Final = (1 << 64) - 1
 
 
@@ -94,7 +98,7 @@ def _read_lines(text: bytes, name: str, *, into: _Lines) -> None:
                     f"{name}, line {number}: a request before the line that opens the recording"
                 )
             else:
-                unpacked(line.chunks)
+                _check_chunks(line, schedule)
                 into.asked.append((line, schedule))
         except ValueError as error:
             if number == len(rows):
@@ -112,6 +116,11 @@ def _schedule_of(line: Opening) -> ChunkSchedule:
         later_chunk_bytes=line.later_chunk_bytes,
         later_from_bytes=line.later_from_bytes,
     )
+
+
+def _check_chunks(line: Asked, schedule: ChunkSchedule) -> None:
+    if schedule.end_bytes(len(unpacked(line.chunks))) > line.prompt_bytes:
+        raise ValueError(f"more chunks than a prompt of {line.prompt_bytes} bytes has")
 
 
 # -- from lines to a trace -----------------------------------------------------------------------------------
@@ -165,7 +174,7 @@ def _servers_of(line: Servers | None, model: str) -> list[Server]:
     return [
         Server(
             name=server.name,
-            capacity_tokens=server.capacity_tokens or _DEFAULT_CAPACITY_TOKENS,
+            capacity_tokens=min(server.capacity_tokens or _DEFAULT_CAPACITY_TOKENS, _MOST_CAPACITY_TOKENS),
             prefill_tokens_per_s=server.prefill_tokens_per_s or _DEFAULT_TOKENS_PER_S,
         )
         for server in (line.servers if line is not None else ())
@@ -200,6 +209,10 @@ def _call_of(
 def _from_zero(calls: Sequence[Call]) -> list[Call]:
     ordered = sorted(calls, key=lambda call: call.at_s)
     first_s = ordered[0].at_s
+    if ordered[-1].at_s - first_s > _LONGEST_S:
+        raise ReplayError(
+            f"the requests lie {(ordered[-1].at_s - first_s) / 86_400:.0f} days apart; replay 7 days at a time"
+        )
     return [replace(call, at_s=call.at_s - first_s) for call in ordered]
 
 

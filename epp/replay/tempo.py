@@ -21,6 +21,8 @@ from model_server.runners.cost import CostModel
 
 _ASSUMED_TPOT_S: Final = 0.02
 _MOST_OUTPUT_TOKENS: Final = 16_384
+MOST_TOLD_TOKENS: Final = 2**18
+"""Of an answer that says its length: each is a step of a simulated server."""
 _LEAST_STEP_S: Final = 0.001
 _MOST_BUSY: Final = 0.9
 _COSTS: Final = CostModel()
@@ -56,7 +58,7 @@ class Tempo:
     def output_tokens(self, asked: Asked) -> int:
         """As the server said, or by how long the answer took."""
         if asked.output_tokens is not None:
-            return max(1, asked.output_tokens)
+            return max(1, min(MOST_TOLD_TOKENS, asked.output_tokens))
         return min(_MOST_OUTPUT_TOKENS, max(1, round((asked.ended_s - self.ttft_s) / self.tpot_s)))
 
 

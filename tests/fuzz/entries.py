@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.fuzz.answers import PickerPages, SampledAnswers
 from tests.fuzz.cluster_objects import ClusterObjects
 from tests.fuzz.data_plane import ExtProcMessages
 from tests.fuzz.entry import Entry
 from tests.fuzz.files_and_pages import EndpointsFile, MetricsPages, ModelPages, PolicyFile
 from tests.fuzz.kv import KvEvents
 from tests.fuzz.peers import PeerBatches, StoredTables
+from tests.fuzz.recordings import Recordings
 
 ENTRIES: dict[str, Callable[[], Entry]] = {
     "ext_proc": ExtProcMessages,
@@ -21,4 +23,7 @@ ENTRIES: dict[str, Callable[[], Entry]] = {
     "stored_table": StoredTables,
     "kv_events": KvEvents,
     "api_server": ClusterObjects,
+    "answers": SampledAnswers,
+    "picker_pages": PickerPages,
+    "recordings": Recordings,
 }

@@ -8,9 +8,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from epp.config.settings import Config
 from epp.errors import ConfigError
+from epp.misses.command import fetch
 from epp.picker import Picker
 from epp.recording.command import Options, record
 from epp.recording.tap import Tap
@@ -78,3 +81,19 @@ async def test_a_picker_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--admin http://127"):
         await asyncio.to_thread(record, options(url, tmp_path / "r.jsonl"))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("said", [b"", b"[]", b"{}\n", b"<html>", b'{"a":' * 5_000, b"\xff"])
+async def test_what_answers_and_is_no_picker_is_named(tmp_path: Path, said: bytes) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=said, headers={"Left-Out": "many"})
+
+    app = web.Application()
+    app.router.add_get("/recording", answer)
+    app.router.add_get("/explain", answer)
+    async with TestServer(app) as server:
+        admin = str(server.make_url("/"))
+        with pytest.raises(ConfigError, match="no picker of this version"):
+            await asyncio.to_thread(record, options(admin, tmp_path / "r.jsonl"))
+        with pytest.raises(ConfigError, match="--admin"):
+            await asyncio.to_thread(fetch, admin, window_s=60)

@@ -95,3 +95,41 @@ def test_what_is_no_recording_is_refused_with_its_line(tmp_path: Path, text: str
     path.write_text(text)
     with pytest.raises(ReplayError, match=fault):
         read([path])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"prompt_bytes": 2**40}, "prompt_bytes"),
+        ({"prompt_bytes": 1}, "more chunks than a prompt of 1 bytes has"),
+        ({"at_unix_s": 1e300}, "at_unix_s"),
+        ({"ended_s": -1.0}, "ended_s"),
+        ({"output_tokens": 2**40}, "output_tokens"),
+        ({"at_unix_s": 1e9}, "days apart"),
+    ],
+)
+def test_a_request_that_no_gateway_had_is_refused_by_its_field(
+    tmp_path: Path, wrong: dict[str, object], why: str
+) -> None:
+    """Simulated servers would live through all of it: for a line of 300 bytes, hours or gigabytes."""
+    path = tmp_path / "r.jsonl"
+    record(path, requests=20)
+    rows = [json.loads(row) for row in path.read_text().splitlines()]
+    rows[-3] |= wrong
+    path.write_text(lines(*rows))
+    with pytest.raises(ReplayError, match=why):
+        read([path])
+
+
+def test_an_answer_and_a_cache_without_end_are_cut_to_what_can_be_simulated(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    record(path, requests=20)
+    rows = [json.loads(row) for row in path.read_text().splitlines()]
+    rows[-1]["output_tokens"] = 2**29
+    for row in rows:
+        for server in row.get("servers", ()):
+            server["capacity_tokens"] = 2**35
+    path.write_text(lines(*rows))
+    trace = read([path])
+    assert max(call.output_tokens for call in trace.calls) == 2**18
+    assert {server.capacity_tokens for server in trace.servers} == {2**26}

@@ -1,0 +1,150 @@
+"""What model servers answer to requests, where the picker reads it, and what other pickers answer."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from epp.misses.command import parsed, table
+from epp.request.answer_names import AnswerNames
+from epp.request.response import ResponseReader
+from epp.telemetry.board import COLUMNS, merged, part_of
+from epp.types import ApiKind
+from tests.fuzz.behind import OfBytes
+from tests.fuzz.trees import as_json
+
+_MOST_TEXT_BYTES = 500
+_KINDS = (ApiKind.CHAT, ApiKind.COMPLETIONS, ApiKind.RESPONSES, ApiKind.MESSAGES)
+_TYPES = ("text/event-stream", "application/json")
+
+
+class SampledAnswers(OfBytes):
+    """Each input is an answer, read in pieces as every API's, and given the name that the client sent."""
+
+    words: Sequence[bytes] = (
+        *(
+            b"data: ",
+            b"\n\n",
+            b"\r",
+            b"data:\n",
+            b"event: message_start\n",
+            b"[DONE]",
+            b'"usage":{',
+            b'"model":"m"',
+        ),
+        *(b'"model": "m"', b'"delta":{"content":"', b'"completion_tokens":1e400', b"\\ud800", b'"index":-1'),
+    )
+
+    def __init__(self) -> None:
+        usage = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
+        chunk = {"model": "m", "choices": [{"index": 0, "delta": {"content": "hé"}}]}
+        whole = {"model": "m", "choices": [{"index": 0, "message": {"content": "a"}}], "usage": usage}
+        block = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "a"}}
+        done = {"type": "response.completed", "response": {"model": "m", "usage": {"input_tokens": 3}}}
+        events = [chunk, chunk, chunk | {"choices": [], "usage": usage}, block, done]
+        self.seeds: Sequence[bytes] = [
+            b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+            + b"data: [DONE]\n\n",
+            json.dumps(whole).encode(),
+            json.dumps(whole, separators=(",", ":")).encode(),
+        ]
+        self._turn = itertools.count()
+
+    async def feed(self, data: bytes) -> bool:
+        n = next(self._turn)
+        size = (1, 7, 100, 20_000)[n % 4] if len(data) < 2_000 else 5_000
+        reader = ResponseReader(
+            kind=_KINDS[n % len(_KINDS)],
+            content_type=_TYPES[n // 4 % 2],
+            content_encoding="",
+            max_text_bytes=_MOST_TEXT_BYTES,
+        )
+        names = AnswerNames(served="m", asked="a name of a client")
+        renamed = bytearray()
+        for at in range(0, len(data), size):
+            piece = data[at : at + size]
+            reader.feed(piece, now=float(n))
+            renamed += names.feed(piece, end=at + size >= len(data))
+        reader.check_integrity()
+        found = reader.finish()
+        assert len(found.text.encode()) <= _MOST_TEXT_BYTES
+        assert renamed == data.replace(b'"model":"m"', b'"model":"a name of a client"').replace(
+            b'"model": "m"', b'"model": "a name of a client"'
+        )
+        return True
+
+    async def check(self) -> None: ...
+
+
+class PickerPages:
+    """What another picker, or whoever has its address, says of itself: for the live page
+    and `epp explain`."""
+
+    words: Sequence[bytes] = (
+        b'"picker":',
+        b'"columns":[]',
+        b'"requests":[',
+        b'"causes":',
+        b'"dry_run":',
+        b'"at":1e400',
+    )
+
+    def __init__(self) -> None:
+        cause: dict[str, Any] = {"cause": "new", "title": "t", "tokens": 5, "advice": "a"}
+        cause |= {
+            "share_of_missed": 0.5,
+            "share_of_prompt": 0.1,
+            "servers": [{"name": "s", "tokens": 5, "full": 0.5}],
+        }
+        self._explained: dict[str, Any] = {
+            "window_s": 300.0,
+            "requests": 3,
+            "prompt_tokens": 9,
+            "matched_tokens": 4,
+            "hit_ratio": 0.4,
+        }
+        self._explained |= {"causes": [cause], "cost_us": 1.5}
+        queue = {
+            "model": "m",
+            "saturation": 0.5,
+            "oldest_s": 1.0,
+            "priorities": {"0": 1},
+            "demoted": 0,
+            "tenants": [],
+        }
+        tried = {"policy": "p", "picks": 5, "agreed": 4, "flow": {"go": 1}}
+        self._own: dict[str, Any] = {
+            "picker": "one",
+            "columns": list(COLUMNS),
+            "overload": 0.0,
+            "requests": [{"at": 1.0}],
+        }
+        self._own |= {"queue": [queue], "explain": self._explained, "dry_run": tried}
+        self.documents: Sequence[object] = [
+            self._own | {"picker": "other"},
+            self._own | {"dry_run": None},
+            self._explained,
+        ]
+        self.seeds: Sequence[bytes] = [self.encode(document) for document in self.documents]
+        self._parts: list[dict[str, Any]] = []
+
+    def encode(self, document: object, /) -> bytes:
+        return as_json(document)
+
+    async def feed(self, data: bytes) -> bool:
+        with contextlib.suppress(ValueError):
+            assert table(parsed(data))
+        part = part_of(data)
+        if part is None:
+            return False
+        self._parts.append(part)
+        return True
+
+    async def check(self) -> None:
+        page = merged(self._own, self._parts)
+        assert page["pickers"] == 1 + len(self._parts)
+        assert len(page["requests"]) <= 40
+        self._parts.clear()

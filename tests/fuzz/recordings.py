@@ -1,0 +1,76 @@
+"""Recordings of the picker and published traces, as `epp replay` reads and runs them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from epp.config.policy import DEFAULT_POLICY
+from epp.replay.reading import read
+from epp.replay.simulate import Setting, run
+from epp.replay.trace import ReplayError, Trace
+from tests.unit.replay.recordings import record
+
+_RUN = 6
+"""Requests of a recording that are run on simulated servers."""
+_RUN_S = 600.0
+
+
+class Recordings:
+    """Each input is a file. What is read is replayed too, some requests of it."""
+
+    words: Sequence[bytes] = (
+        *(b'{"line":"recording","version":1', b'{"line":"request"', b'"chunks":"AAAA"', b'"at_unix_s":'),
+        *(
+            b'"prompt_tokens":0',
+            b'"capacity_tokens":0',
+            b"\x1f\x8b",
+            b'"hash_ids":[1]',
+            b'"input_length":512',
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._folder = TemporaryDirectory()
+        self._path = Path(self._folder.name) / "recording"
+        record(self._path, requests=12)
+        whole = self._path.read_bytes()
+        rows = [json.loads(row) for row in whole.splitlines()]
+        short = [row | {"chunks": row["chunks"][:32]} if "chunks" in row else row for row in rows]
+        trace = [
+            {"timestamp": 500 * n, "input_length": 700, "output_length": 9, "hash_ids": [1, n]}
+            for n in range(4)
+        ]
+        self.documents: Sequence[object] = [short[:6], trace]
+        self.seeds: Sequence[bytes] = [
+            *map(self.encode, self.documents),
+            gzip.compress(self.encode(short[:4])),
+        ]
+        self._trace: Trace | None = None
+
+    def encode(self, document: object, /) -> bytes:
+        rows = document if isinstance(document, list) else [document]
+        return b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+
+    async def feed(self, data: bytes) -> bool:
+        self._path.write_bytes(data)
+        try:
+            self._trace = read([self._path])
+        except ReplayError:
+            return False
+        return True
+
+    async def check(self) -> None:
+        """Of those that were read, the last one is run."""
+        if self._trace is None:
+            return
+        trace, self._trace = self._trace, None
+        few = replace(trace, calls=[call for call in trace.calls if call.at_s < _RUN_S][:_RUN])
+        figures = run(few, trace.policy or DEFAULT_POLICY, Setting(), progress=lambda _: None)
+        assert figures.counted <= _RUN
