@@ -219,6 +219,8 @@ class Picker:
             self.table.clear_endpoint(name)
             before = None
             self._listeners.tell(Restarted(now, state))
+        if self._fleet.failures.page(state, before, metrics, settings=self._spec.failures, now=now):
+            self._listeners.tell(Hangs(now, state))
         state.observe(metrics, now=now)
         self.caches.observe(state, before, metrics, now=now)
 

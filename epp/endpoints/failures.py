@@ -14,7 +14,9 @@ one in `_TRIAL_PICKS` requests. A probe that succeeds proves less than a real an
 
 A server hangs if requests wait there for their first byte longer than others took, while other servers have
 answered requests since. The picker checks this only when a request is overdue, so the check costs nothing
-while answers come.
+while answers come. A server whose answers begin and do not go on is found by its own counters (`stalls`). Its
+answers begin all the same, so none of them brings it back, but a probe that succeeds does, or a counter that
+grows.
 
 Pure: times are monotonic seconds. Owned by `Fleet`. The picker reports its own answers here, and `sharing`
 reports those of other pickers.
@@ -34,8 +36,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from epp.config.routing import Failures as Settings
+from epp.endpoints.stalls import Stalls
 from epp.endpoints.state import EndpointState
 from epp.scheduling.snapshot import Snapshot
+from epp.types import EndpointMetrics
 
 _STEP: Final = 0.2
 """How far one answer moves the share: four failures in a row take a server from 0 over a half."""
@@ -112,9 +116,13 @@ class Mark:
     out: bool = False
     """The share was over the limit and has not come back."""
     hangs: bool = False
+    stalls: bool = False
+    """It hangs, and its answers begin all the same: they prove nothing."""
     tried_at: float = 0.0
     """When the last trial was sent, or the server got over the limit."""
     tried_picks: int = 0
+    may_stall: bool = False
+    """So its counters say, and no other server is busy: the next probe decides."""
     asked_model: str = ""
     """What the last failed request asked for; empty: not known."""
     verdict: Verdict | None = None
@@ -143,6 +151,7 @@ class Failures:
         self._typical_s = {True: 0.0, False: 0.0}
         """Time to the first byte, for answers that are streamed and for others."""
         self._picks = 0
+        self._stalls = Stalls()
 
     @property
     def remembered(self) -> int:
@@ -189,6 +198,8 @@ class Failures:
         model: the failure is about this model alone; asked_model: what the request asked for, if known.
         """
         mark = self._marks.get((state, model))
+        if mark is not None and mark.stalls and not failed:
+            return
         if mark is None:
             if not failed:
                 return
@@ -204,8 +215,7 @@ class Failures:
             self._leave_out(mark, now=now)
         elif not failed and mark.out:
             if mark.share < settings.share_to_leave_out:
-                mark.out = mark.hangs = False
-                mark.share = min(mark.share, _STEP)  # as after one failure: the trials went well
+                _recovered(mark, now=now)  # the trials went well
             _allow_trial(mark, settings=settings, now=now)  # by the next request
 
     def refused_model(self, state: EndpointState, model: str, *, settings: Settings, now: float) -> None:
@@ -228,6 +238,7 @@ class Failures:
         for key in [key for key in self._marks if key[0] is state]:
             del self._marks[key]
         self._overdue.pop(state, None)
+        self._stalls.forget(state)
 
     def tried(self, state: EndpointState, model: str, *, now: float) -> None:
         """A trial request was sent there."""
@@ -251,6 +262,32 @@ class Failures:
             ]:
                 del self._marks[key]
         return found
+
+    def page(
+        self,
+        state: EndpointState,
+        before: EndpointMetrics | None,
+        after: EndpointMetrics,
+        *,
+        settings: Settings,
+        now: float,
+    ) -> bool:
+        """A metrics page came. True: it says that the server hangs, which was not known."""
+        seen = self._stalls.page(state, before, after, hang_seconds=settings.hang_seconds, now=now)
+        mark = self._marks.get((state, ""))
+        if seen == "grew" and mark is not None:
+            mark.may_stall = False
+            if mark.stalls:
+                _recovered(mark, now=now)
+        elif seen == "stalls alone":
+            news = self.hangs(state, now=now)
+            self._marks[state, ""].stalls = True
+            return news
+        elif seen == "stalls" and (mark is None or not (mark.may_stall or mark.stalls)):
+            began_for = next((model for model, who in self._served.items() if who is state), "")
+            self.answered(state, failed=True, asked_model=began_for, settings=settings, now=now)
+            self._marks[state, ""].may_stall = True
+        return False
 
     def _suspect(self, wait: Wait) -> bool:
         """Whether an overdue answer, after others like it, says that its server hangs."""
@@ -301,8 +338,13 @@ class Failures:
         if mark is None:
             return
         mark.probing = False
-        if verdict == "ill" and not mark.out:
+        if verdict == "ill" and mark.may_stall:
+            self.hangs(probe.state, now=now)
+            mark.may_stall, mark.stalls = False, True
+        elif verdict == "ill" and not mark.out:
             self.answered(probe.state, failed=True, model=probe.about, settings=settings, now=now)
+        elif verdict == "well" and mark.stalls:
+            _recovered(mark, now=now)
         elif verdict == "well" and mark.out and mark.verdict != "well":
             _allow_trial(mark, settings=settings, now=now)
         mark.verdict = verdict
@@ -338,6 +380,8 @@ class Failures:
 
     def _trial_is_due(self, mark: Mark, *, settings: Settings, now: float) -> bool:
         waited = now - mark.tried_at
+        if mark.stalls and mark.verdict == "ill":
+            return False  # a trial would prove nothing
         if waited >= settings.trial_seconds and self._picks - mark.tried_picks >= _TRIAL_PICKS:
             return True
         return mark.verdict != "ill" and waited >= _LONGEST_TRIALS * settings.trial_seconds
@@ -369,6 +413,12 @@ class Failures:
         assert len(self._marks) <= _MOST_MARKS
         assert all(0.0 <= mark.share <= 1.0 for mark in self._marks.values())
         assert len(self._served) <= _SERVED_MODELS
+
+
+def _recovered(mark: Mark, *, now: float) -> None:
+    """As after one failure."""
+    mark.out = mark.hangs = mark.stalls = False
+    mark.share, mark.at = min(mark.share, _STEP), now
 
 
 def _allow_trial(mark: Mark, *, settings: Settings, now: float) -> None:

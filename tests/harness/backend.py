@@ -34,6 +34,9 @@ METRICS: Final = {
 PICKER: Final = "prefix-gateway-epp"
 """How a picker's own requests name it."""
 
+GENERATED: Final = "vllm:generation_tokens_total"
+"""Grows with each answer, in the metrics of a backend that a test has given it."""
+
 MetricsPage = Literal["normal", "hang", "garbage", "huge", "error"]
 
 
@@ -187,7 +190,7 @@ class Backend:
         if behaviour.chunks == 1 and not _wants_stream(received.body):
             await behaviour.before_body.passed()
             await behaviour.before_last.passed()
-            received.finished = True
+            self._finished(received)
             answer = {
                 "choices": [{"text": f"from {self.name}"}],
                 "object": "text_completion",
@@ -196,6 +199,11 @@ class Backend:
             }
             return web.json_response(answer, status=behaviour.status, headers=headers)
         return await self._stream(request, received, behaviour)
+
+    def _finished(self, received: Received) -> None:
+        received.finished = True
+        if GENERATED in self.metrics:
+            self.metrics[GENERATED] += 1
 
     async def _stream(
         self, request: web.Request, received: Received, behaviour: Behaviour
@@ -213,7 +221,7 @@ class Backend:
                 await asyncio.sleep(behaviour.chunk_pause_s)
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
-        received.finished = True
+        self._finished(received)
         return response
 
     async def _websocket(self, request: web.Request) -> web.WebSocketResponse:

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 
 from epp.config.policy import RuleName
-from tests.harness.backend import Behaviour, running_backends
+from tests.harness.backend import GENERATED, Behaviour, running_backends
 from tests.harness.client import Reply, http_client
 from tests.harness.gateway import Gateway, running_gateway, write_policy
 from tests.harness.processes import wait_until
@@ -202,3 +202,30 @@ async def test_a_server_that_hangs_is_left_out_and_comes_back(tmp_path: Path) ->
             return not await left_out(gateway, "s0")
 
         await wait_until(back, what="it is back")
+
+
+async def test_a_server_that_gives_headers_and_then_nothing_is_left_out_and_comes_back(
+    tmp_path: Path,
+) -> None:
+    policy = {**POLICY, "failures": {"trialSeconds": 0.5, "hangSeconds": 0.5}}
+    async with running_gateway(tmp_path, backends=4, policy=policy) as gateway:
+        for backend in gateway.backends:
+            backend.metrics[GENERATED] = 0.0
+        sick = gateway.backends[0]
+        gate = sick.behaviour.before_body
+        gate.shut()
+        pending: set[asyncio.Task[Reply]] = set()
+
+        async def noticed() -> bool:
+            pending.update(asyncio.create_task(ask(gateway, stream=True)) for _ in range(4))
+            return await left_out(gateway, "s0")
+
+        await wait_until(noticed, what="it is left out")
+        seen = len(sick.prompts)
+        replies = [await ask(gateway, stream=True) for _ in range(60)]
+        assert {reply.status for reply in replies} == {200}
+        assert len(sick.prompts) == seen, "while probes hang there are no trials: their headers prove nothing"
+        gate.open()
+        assert {r.status for r in await asyncio.gather(*pending)} == {200}
+        await back(gateway, "s0")
+        assert not await left_out(gateway, "s0")

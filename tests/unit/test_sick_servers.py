@@ -47,6 +47,8 @@ class Traffic:
     models: tuple[str, ...] = ("m",)
     retries: bool = False
     pickers: int = 1
+    stuck: bool = False
+    """The sick server's answers begin, and nothing follows: no token, no end."""
     probes: bool = True
     """The pickers send their probes, and each is answered as a request would be."""
     failures: Failures = DEFAULT_POLICY.spec.failures
@@ -63,6 +65,8 @@ class Traffic:
         ]
         for picker in pickers:
             picker.set_endpoints(fleet, now=0.0)
+        tokens = dict.fromkeys(self.servers, 0.0)
+        running: Counter[str] = Counter()
         events: list[tuple[float, int, Callable[[float], None]]] = []
         count = 0
 
@@ -72,9 +76,15 @@ class Traffic:
             heapq.heappush(events, (when, count, do))
 
         def scrape(now: float) -> None:
+            for name in self.servers:
+                if running[name] and not (
+                    self.stuck and name == SICK and self.sick_from <= now < self.sick_to
+                ):
+                    tokens[name] += running[name]
             for picker in pickers:
                 for endpoint in fleet:  # the sick server's metrics are fine: it looks idle
-                    picker.observe(endpoint.name, EndpointMetrics(scraped_at=now), now=now)
+                    metrics = EndpointMetrics(scraped_at=now, generated_tokens=tokens[endpoint.name])
+                    picker.observe(endpoint.name, metrics, now=now)
             at(now + 1.0, scrape)
 
         def probe(now: float) -> None:
@@ -86,7 +96,7 @@ class Traffic:
         def answered(picker: Picker, due: Probe, now: float) -> tuple[float, Callable[[float], None]]:
             ill = due.state.endpoint.name == SICK and self.sick_from <= now < self.sick_to
             delay, status = self.sick(due.model) if ill else (0.1, 200)
-            if status is None:
+            if status is None or (ill and self.stuck):
                 late: Verdict = "unclear" if due.queued else "ill"
                 return now + 3.0, lambda then: picker.probed(due, late, now=then)
             verdict = verdict_of(status, about_model=bool(due.about))
@@ -121,10 +131,16 @@ class Traffic:
             self.failed += status >= 400
 
             def over(then: float) -> None:
+                running[name] -= status == 200
                 picker.end(pick, outcome="failed" if status >= 500 else "ended", now=then)
 
             def headers(then: float) -> None:
                 picker.on_response_headers(pick, status=status, served=served, now=then)
+                if ill and self.stuck:
+                    at(then + 10.0, lambda later: picker.end(pick, outcome="aborted", now=later))
+                    return
+                tokens[name] += 1
+                running[name] += 1
                 at(then + (2.0 if status == 200 else 0.0), over)
 
             at(now + delay, headers)
@@ -209,6 +225,27 @@ def test_a_hanging_server_is_noticed_within_three_seconds(rule: RuleName) -> Non
     traffic = Traffic(rule=rule, sick=hang, sick_from=10.0, sick_to=40.0).run(60.0)
     assert traffic.to(SICK, since=13.0, until=40.0) <= 0.02
     assert traffic.to(SICK, since=50.0, until=60.0) >= 0.15
+
+
+def begins(model: str) -> tuple[float, int | None]:
+    return 0.002, 200
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_server_whose_answers_begin_and_do_not_go_on_is_noticed_within_three_seconds(
+    rule: RuleName,
+) -> None:
+    traffic = Traffic(rule=rule, sick=begins, stuck=True, sick_from=10.0, sick_to=40.0).run(60.0)
+    assert traffic.to(SICK, since=13.0, until=40.0) <= 0.02
+    assert traffic.to(SICK, since=50.0, until=60.0) >= 0.15
+
+
+def test_such_a_server_is_found_by_probes_where_no_other_server_has_work() -> None:
+    traffic = Traffic(
+        rule="least-cost", per_s=0.2, sick=begins, stuck=True, sick_from=0.0, sick_to=100.0
+    ).run(130.0)
+    assert sum(name == SICK for at, name in traffic.sent if 20.0 < at < 100.0) == 0
+    assert sum(name == SICK for at, name in traffic.sent if at > 110.0) > 0
 
 
 def test_a_missing_adapter_keeps_away_the_requests_for_it_and_no_others() -> None:

@@ -1,0 +1,90 @@
+"""Servers whose answers have begun and do not go on, as far as their own counters tell.
+
+A server sends the headers of a streamed answer before it computes the first token, so a server whose engine
+stands still gives every request its first byte, and no more. Its metrics page shows it: requests of this
+picker are open there, and from one page to the next it has counted no token and no finished request. That is
+a stall once it lasts longer than `hangSeconds` and than twice the time that the work booked there should
+take.
+
+Pure: times are monotonic seconds. Owned by `failures`; told of each page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from epp.endpoints.state import EndpointState
+from epp.types import EndpointMetrics
+
+_TIMES_FORETOLD: Final = 2.0
+_LONGEST_FORETOLD_S: Final = 600.0
+
+_PART_OF_PATIENCE: Final = 0.8
+"""Pages are not read at quite even times."""
+
+Seen = Literal["grew", "idle", "may stall", "stalls", "stalls alone"]
+"""grew: its counters did. idle: nothing of ours is open there.
+stalls alone: other servers' counters grew since it began to."""
+
+
+@dataclass(slots=True)
+class _Stall:
+    since: float
+    patience_s: float
+
+
+class Stalls:
+    def __init__(self) -> None:
+        self._stalls: dict[EndpointState, _Stall] = {}
+        self._went_on: list[tuple[EndpointState, float]] = []
+        """The last two servers whose counters grew, and when: one of them is not the server in question."""
+        self._in_use: set[EndpointState] = set()
+        """Where requests were open at the last page."""
+
+    def page(
+        self,
+        state: EndpointState,
+        before: EndpointMetrics | None,
+        after: EndpointMetrics,
+        *,
+        hang_seconds: float,
+        now: float,
+    ) -> Seen:
+        """A page came. before: the one before it, by the same process."""
+        grew = before is None or _grew(before, after)
+        if grew:
+            self._went_on = [(state, now), *(one for one in self._went_on if one[0] is not state)][:2]
+        was_in_use = state in self._in_use
+        (self._in_use.add if state.in_flight else self._in_use.discard)(state)
+        if before is None or grew or not state.in_flight or not hang_seconds:
+            self._stalls.pop(state, None)
+            return "grew" if grew else "idle"
+        stall = self._stalls.get(state)
+        if stall is None:
+            rate = state.rate.tokens_per_s
+            undone_s = state.backlog.undone_tokens(now=now, rate=rate) / rate
+            patience_s = _PART_OF_PATIENCE * hang_seconds + _TIMES_FORETOLD * min(
+                undone_s, _LONGEST_FORETOLD_S
+            )
+            stall = self._stalls[state] = _Stall(before.scraped_at if was_in_use else now, patience_s)
+        if now - stall.since < stall.patience_s:
+            return "may stall"
+        alone = any(who is not state and at > stall.since for who, at in self._went_on)
+        return "stalls alone" if alone else "stalls"
+
+    def forget(self, state: EndpointState) -> None:
+        self._stalls.pop(state, None)
+        self._in_use.discard(state)
+        self._went_on = [one for one in self._went_on if one[0] is not state]
+
+
+def _grew(before: EndpointMetrics, after: EndpointMetrics) -> bool:
+    """A server that does not count the tokens of its answers is believed to go on."""
+    if before.generated_tokens is None or after.generated_tokens is None:
+        return True
+    return (before.generated_tokens, before.prompt_tokens, before.finished) != (
+        after.generated_tokens,
+        after.prompt_tokens,
+        after.finished,
+    )
