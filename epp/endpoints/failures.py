@@ -281,13 +281,18 @@ class Failures:
                 _recovered(mark, now=now)
         elif seen == "stalls alone":
             news = self.hangs(state, now=now)
-            self._marks[state, ""].stalls = True
+            mark = self._marks[state, ""]
+            mark.stalls, mark.asked_model = True, mark.asked_model or self._last_model(state)
             return news
         elif seen == "stalls" and (mark is None or not (mark.may_stall or mark.stalls)):
-            began_for = next((model for model, who in self._served.items() if who is state), "")
-            self.answered(state, failed=True, asked_model=began_for, settings=settings, now=now)
+            asked_model = self._last_model(state)
+            self.answered(state, failed=True, asked_model=asked_model, settings=settings, now=now)
             self._marks[state, ""].may_stall = True
         return False
+
+    def _last_model(self, state: EndpointState) -> str:
+        """One that the server was the last to answer for; empty: not known."""
+        return next((model for model, who in self._served.items() if who is state), "")
 
     def _suspect(self, wait: Wait) -> bool:
         """Whether an overdue answer, after others like it, says that its server hangs."""
@@ -367,7 +372,9 @@ class Failures:
         out = self._left_out(shares, marks, settings)
         mask = np.zeros(len(snapshot), dtype=np.bool_)
         mask[out] = True
-        trials = [place for place in out if self._trial_is_due(marks[place], settings=settings, now=now)]
+        # Also of those that others keep in by failing more: their share would stay as it is for ever.
+        trials = [p for p, m in marks.items() if m.out and self._trial_is_due(m, settings=settings, now=now)]
+        trials.sort(key=lambda place: marks[place].tried_at)
         return replace(snapshot, failure_share=shares, failing=mask if out else None, trials=trials)
 
     def _left_out(

@@ -283,6 +283,23 @@ def test_where_all_fail_alike_nobody_is_left_out() -> None:
     assert [c.excluded for c in picker.pick(ask(), now=1.1).decision.candidates] == [""] * 4
 
 
+def test_a_server_that_is_kept_in_because_others_fail_more_gets_trials_and_comes_back() -> None:
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
+    picker.set_endpoints(
+        [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("abcd", 1)], now=0.0
+    )
+    fail(picker, "a", times=4, now=1.0)
+    for name in "bc":
+        fail(picker, name, times=40, now=1.0)
+    excluded = {c.name: c.excluded for c in picker.pick(ask(), now=1.1).decision.candidates}
+    assert excluded == {"a": "", "b": "failing", "c": "failing", "d": ""}
+    tried = {
+        (pick.decision.chosen, pick.decision.reason)
+        for pick in [picker.pick(ask(), now=10.0) for _ in range(3)]
+    }
+    assert ("a", "trial") in tried
+
+
 def test_at_most_a_share_of_the_servers_is_left_out() -> None:
     picker = Picker(policy_of(PolicySpec(failures=Failures(max_left_out_share=0.5))), rng=random.Random(0))
     picker.set_endpoints(
