@@ -226,6 +226,7 @@ class Failures:
     def served_model(self, state: EndpointState, model: str, *, settings: Settings, now: float) -> None:
         """A server answered well for a model."""
         self._served[model] = state
+        state.answered_model = model
         self._served.move_to_end(model)
         while len(self._served) > _SERVED_MODELS:
             self._served.popitem(last=False)
@@ -281,18 +282,12 @@ class Failures:
                 _recovered(mark, now=now)
         elif seen == "stalls alone":
             news = self.hangs(state, now=now)
-            mark = self._marks[state, ""]
-            mark.stalls, mark.asked_model = True, mark.asked_model or self._last_model(state)
+            self._marks[state, ""].stalls = True
             return news
         elif seen == "stalls" and (mark is None or not (mark.may_stall or mark.stalls)):
-            asked_model = self._last_model(state)
-            self.answered(state, failed=True, asked_model=asked_model, settings=settings, now=now)
+            self.answered(state, failed=True, settings=settings, now=now)
             self._marks[state, ""].may_stall = True
         return False
-
-    def _last_model(self, state: EndpointState) -> str:
-        """One that the server was the last to answer for; empty: not known."""
-        return next((model for model, who in self._served.items() if who is state), "")
 
     def _suspect(self, wait: Wait) -> bool:
         """Whether an overdue answer, after others like it, says that its server hangs."""
@@ -333,15 +328,15 @@ class Failures:
                 due.append((mark.probed_at, len(due), state, about, mark))
         probes = []
         for _, _, state, about, mark in sorted(due)[: max(0, free)]:
-            if model := about or mark.asked_model or state.model:
+            if model := about or mark.asked_model or state.answered_model or state.model:
                 mark.probing, mark.probed_at = True, now
                 probes.append(Probe(state, model, about, queued=_has_queue(state, now=now)))
         return probes
 
     def probed(self, probe: Probe, verdict: Verdict, *, settings: Settings, now: float) -> None:
         mark = self._marks.get((probe.state, probe.about))
-        if mark is None:
-            return
+        if mark is None or not mark.probing:
+            return  # Another mark than the one that it was sent for.
         mark.probing = False
         if verdict == "ill" and mark.may_stall:
             self.hangs(probe.state, now=now)
@@ -374,6 +369,8 @@ class Failures:
         mask[out] = True
         # Also of those that others keep in by failing more: their share would stay as it is for ever.
         trials = [p for p, m in marks.items() if m.out and self._trial_is_due(m, settings=settings, now=now)]
+        if not settings.max_left_out_share:
+            trials = []
         trials.sort(key=lambda place: marks[place].tried_at)
         return replace(snapshot, failure_share=shares, failing=mask if out else None, trials=trials)
 
@@ -387,7 +384,7 @@ class Failures:
 
     def _trial_is_due(self, mark: Mark, *, settings: Settings, now: float) -> bool:
         waited = now - mark.tried_at
-        if mark.stalls and mark.verdict == "ill":
+        if mark.stalls and mark.verdict == "ill" and settings.probe:
             return False  # a trial would prove nothing
         if waited >= settings.trial_seconds and self._picks - mark.tried_picks >= _TRIAL_PICKS:
             return True

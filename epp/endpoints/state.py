@@ -59,6 +59,8 @@ class EndpointState:
     """Adapters we sent there, by last use; bounded by the server's slots."""
     answers: int = 0
     """Answers that have begun, for requests of this picker."""
+    answered_model: str = ""
+    """The model of its last good answer; empty: not known."""
     slot: int = -1
     """Its place in the fleet's columns; -1: it is not in the fleet."""
     listed: ModelList | None = None
