@@ -1,5 +1,5 @@
-"""Parts of the picker that depend on the configuration alone, or on it and the picker.
-Put together by `app`.
+"""Makes the parts that depend only on the configuration, or on the configuration and the picker. `app`
+connects them.
 """
 
 from __future__ import annotations

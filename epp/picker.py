@@ -1,8 +1,8 @@
-"""The join: what the sources say comes in, and one request becomes one endpoint.
+"""The picker: takes in news from all sources, and chooses an endpoint for each request.
 
-Owns the fleet, the prefix table and the rule; `commit` keeps the books of what was chosen. Every method is
-synchronous and runs on one thread, so that between reading state and booking a place nothing else can happen;
-nothing here waits, logs or reads a clock. Callers: `extproc` for requests, the composition root for
+Owns the fleet, the prefix table and the rule. `commit` keeps the bookings of chosen requests. Every method is
+synchronous and runs on one thread, so nothing else can happen between reading the state and booking a place.
+Nothing here waits, logs or reads a clock. Callers: `extproc` for requests, the composition root for
 endpoints, scrapes and policy, the simulator for all of them.
 """
 

@@ -1,9 +1,9 @@
-"""What happens in the picker, as one stream of typed events for everybody who wants to know.
+"""The events of the picker, as one stream of typed values for all listeners.
 
-The picker calls each listener with each event at the moment when it happens, in order. Metrics, the decisions
-that people look at, other pickers (`sharing`) and exact mode (`kvevents`) are listeners; the picker knows
-none of them. A listener is on the path of a request: it notes what it needs and returns. It must not keep
-`Began.asked`, which holds the whole prompt, without a bound.
+The picker calls each listener with each event at once, in order. Metrics, the record of decisions, other
+pickers (`sharing`) and exact mode (`kvevents`) are listeners. The picker knows none of them. A listener is on
+the path of a request: it notes what it needs and returns. It must not keep `Began.asked`, which holds the
+whole prompt, without a bound.
 """
 
 from __future__ import annotations

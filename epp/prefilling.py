@@ -1,9 +1,9 @@
-"""Prompts that one server computes for another that answers (P/D):
-who is asked, and what is booked there until the answer begins.
+"""Prompts that one server computes for another server that answers (P/D): chooses the prefill server, and
+books the work there until the answer begins.
 
-The answering server is chosen by the rule, as ever; this is asked afterwards, and only where some endpoint
-has a role that prefills. Synchronous, as all of the picker, which owns it and is its only caller. What is
-booked is given back exactly once.
+The rule chooses the answering server as usual. This module is called afterwards, and only if some endpoint
+has a role that prefills. Synchronous, like all of the picker, which owns this object and is its only caller.
+Each booking is released exactly once.
 """
 
 from __future__ import annotations

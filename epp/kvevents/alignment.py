@@ -1,8 +1,8 @@
-"""How many of a prompt's tokens are complete at a place in the canonical prompt.
+"""Computes how many tokens of a prompt are complete at a position in the canonical prompt.
 
-Chunks end at bytes of the canonical prompt, blocks at tokens of the rendered one. Each text of a conversation
-is found again in what the template made of it, in order; between two texts, and where a template rewrites
-what it got, places are taken in proportion. An error of a few tokens there moves the end of a chunk by at
+Chunks end at bytes of the canonical prompt, and blocks end at tokens of the rendered prompt. Each text of a
+conversation is searched in the output of the template, in order. Between two texts, and where a template
+rewrites a text, positions are interpolated. An error of a few tokens there moves the end of a chunk by at
 most one block.
 
 Pure. Callers: `mapping`, tests.

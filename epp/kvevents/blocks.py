@@ -1,9 +1,9 @@
-"""Which blocks one server holds, by its own events: copies counted for each tier.
+"""The blocks that one server holds, by its own events. Copies are counted for each tier.
 
-A server stores equal blocks twice when equal requests run side by side, and says so for each copy that goes;
-a block moved to a slower tier is stored there before or after it leaves the faster one. So a block is held
-while any copy is, and its tier is that of its fastest copy. Removals of copies that we never heard of (from
-before we listened) are let pass.
+A server stores equal blocks twice when equal requests run side by side, and sends an event for each copy that
+it removes. A block that moves to a slower tier is stored there before or after it leaves the faster tier. So
+a block is held while any copy of it is held, and its tier is that of its fastest copy. Removals of unknown
+copies (from before we listened) are ignored.
 
 Pure. Caller: `knowledge`, which bounds it.
 """

@@ -1,12 +1,13 @@
-"""Which blocks a chunk stands for: the chains that were routed,
-as a tree of chunks with the blocks that each completes.
+"""The blocks of each chunk: the routed chains as a tree of chunks, each with the blocks that become complete
+in it.
 
-A chunk's node has the blocks that become complete within it; the one that straddles its end belongs to the
-next, since what else is in it depends on how the prompt goes on. So a server holds a chain up to a chunk if
-it holds the blocks of that node and of all above it. A chunk that completes none is as its parent; before the
-first whole block nothing is known.
+The node of a chunk has the blocks that become complete within this chunk. A block that crosses the end of the
+chunk belongs to the next chunk, since its content depends on how the prompt goes on. So a server holds a
+chain up to a chunk if it holds the blocks of this node and of all nodes above it. A chunk without a complete
+block is held if its parent is held. Before the first whole block nothing is known.
 
-Bounded: the chains that were not mapped for the longest time go, from their ends. Pure. Caller: `knowledge`.
+Bounded: chains that were not mapped for the longest time are removed first, from their ends. Pure. Caller:
+`knowledge`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The canonical prompt read back: what a chat template gets, and where in the prompt each text came from.
+"""Reads the canonical prompt back into the input of a chat template, and remembers where in the prompt each
+text came from.
 
-`epp.request.canonical` wrote those bytes, so that everything a template reads is in them, but for what is
-named by a hash (media) or left out (thinking); a prompt with those is refused here. Texts keep their place in
-the prompt: a position in the rendered text is found from it (`alignment`).
+`epp.request.canonical` wrote these bytes. They contain everything that a template reads, except media (which
+are named by a hash) and thinking (which is left out). Prompts with these are refused here. Each text keeps
+its position in the prompt, from which `alignment` finds positions in the rendered text.
 
 Pure. Callers: `mapping`, tests.
 """

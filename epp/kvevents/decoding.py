@@ -2,11 +2,10 @@
 
 A message is a batch in msgpack: [time, [events], data parallel rank]. An event is a map with its name under
 "type", or, from older releases, an array that starts with its name. Blocks are named by 64-bit integers, or
-by whole hashes where the server was told to send those. Kinds of events that we do not know say nothing of
-blocks to us and are left out.
+by whole hashes if the server is configured so. Unknown kinds of events are ignored.
 
-Which tier a block is in stands in `medium`: GPU, CPU or STORAGE;
-none is the first tier, and one that we do not know is taken for the slowest. Pure. Callers: `exact`, tests.
+`medium` names the tier of a block: GPU, CPU or STORAGE. Without `medium` it is the first tier, and an unknown
+medium counts as the slowest tier. Pure. Callers: `exact`, tests.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Exact mode: servers' KV events and routed prompts in, findings for the picker out.
+"""Exact mode: takes KV events of servers and routed prompts, and returns findings for the picker.
 
-For each base model: how its servers name blocks, which is learned from an event that tells tokens and names,
-and checked at every server; and whether the names that we compute for prompts turn up in the events of the
-servers that got them. A server that names blocks in another way, or a model whose prompts never turn up, is
-left to the approximate table, with the reason told.
+For each base model it learns how the servers name blocks, from an event with tokens and names, and checks
+this at every server. It also checks whether the names that it computes for prompts appear in the events of
+the servers that got these prompts. For a server that names blocks in another way, and for a model whose
+prompts never appear, the approximate table is used, and the reason is reported.
 
 Pure and synchronous: the thread of `service` calls everything here, with times in monotonic seconds.
 """

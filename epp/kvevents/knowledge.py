@@ -1,13 +1,14 @@
-"""What the servers hold of the chains that were routed:
-events on one side, chunks on the other, findings out.
+"""Knows which parts of the routed chains each server holds: combines KV events with chunks, and returns
+findings.
 
-Owns each server's blocks, the tree of chunks, and which server holds which of them. A server holds a chunk if
-it holds all blocks of it and of the chunks before. A change of that, seen from events, is a finding; a chain
-that was just mapped is looked up at every server, which is one, too. Nothing is said of what cannot be known:
-prompts that were not mapped, and what a server stored before its events were followed.
+Owns the blocks of each server, the tree of chunks, and the set of servers that hold each chunk. A server
+holds a chunk if it holds all blocks of this chunk and of the chunks before. Each change of this, caused by an
+event, is a finding. When a chain has just been mapped, it is looked up at every server, and the result is a
+finding too. There are no findings about unknown things: prompts that were not mapped, and blocks that a
+server stored before its events were followed.
 
-Invariants (`check_integrity`): what is noted as held is what the blocks say,
-but for chunks whose blocks changed since the last `findings`; everything is bounded by the two limits.
+Invariants (`check_integrity`): the record of held chunks agrees with the blocks, except for chunks whose
+blocks changed since the last `findings`. The two limits bound everything.
 
 Pure: times are monotonic seconds of the caller. Caller: `exact`.
 """

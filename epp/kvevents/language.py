@@ -1,9 +1,9 @@
 """A model's text, read from its folder: tokenizer.json and chat template, as vLLM applies them.
 
 The only module of the picker that knows `tokenizers` and `jinja2`, which come with an extra. Templates are
-rendered in jinja's sandbox with the functions and filters that Hugging Face's transformers gives them. What
-decides how a server renders beyond the request (another template on its command line, arguments for it) is a
-setting. Caller: `start`.
+rendered in jinja's sandbox with the functions and filters that Hugging Face's transformers gives them.
+Options of the server that change the rendering (another template on its command line, arguments for it) are
+settings. Caller: `start`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""From a routed prompt to the names of its blocks, and to how many of them are complete where each chunk
-ends.
+"""Maps a routed prompt to the names of its blocks, and to the number of blocks that are complete at the end
+of each chunk.
 
-Pure: what knows a model's tokenizer and template stands behind the `Language` protocol. Caller: `exact`.
+Pure: the model's tokenizer and template are behind the `Language` protocol. Caller: `exact`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Prompts that are on their way to one server: it has them, and has not computed them yet.
+"""Prompts that one server has received but has not computed yet.
 
-What is lost of such a prompt meanwhile is there again once it is computed, so nobody is told of the loss
-until then. A prompt has come when its last chunk is held; one that does not come is given up after a while,
-and so is the oldest where there are too many.
+If the server loses a part of such a prompt meanwhile, it holds the part again after the computation. So the
+loss is not reported until then. A prompt is computed when the server holds its last chunk. A prompt that is
+not computed in time is given up. If there are too many prompts, the oldest is given up.
 
 Pure. Caller: `knowledge`.
 """

@@ -1,8 +1,8 @@
-"""Prompts on their way from the picker to exact mode:
-listens to the picker's events, and is emptied by exact mode's thread.
+"""The queue of prompts from the picker to exact mode: it listens to the picker's events, and the thread of
+exact mode empties it.
 
-On the path of a request: one look at a byte budget when the request begins,
-one append when its answer begins. Every attribute is written by one side only, so no lock is needed.
+On the path of a request it checks a byte budget when the request begins, and appends one item when the answer
+begins. Each attribute is written by only one side, so no lock is needed.
 """
 
 from __future__ import annotations

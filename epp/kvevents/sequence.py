@@ -1,14 +1,15 @@
-"""The order of one server's messages: what is next, what was missed,
-and whether it is still the same process that sends.
+"""Checks the order of one server's messages: which is next, which were missed, and whether the same process
+still sends them.
 
-A publisher numbers its messages from 0 and keeps the newest for replays. A number ahead of the next one is a
-gap: messages are then held back, and a replay is asked for that begins one message before the gap. That one
-must be the one we know; if not, or if a number comes back with other content, another process sends, and all
-that was known of the server is over. A gap that no replay closes costs the knowledge, too: what was removed
-in it would be believed to be there for ever.
+A publisher numbers its messages from 0 and keeps the newest for replays. A number that is higher than
+expected means a gap. Messages are then held back, and a replay is requested that begins one message before
+the gap. This message must equal the one that we know. If it differs, or if a number comes again with other
+content, another process sends, and everything that was known of the server is forgotten. It is also forgotten
+if no replay closes the gap, because blocks that were removed in the gap would otherwise be believed to be
+there for ever.
 
-Pure: `due` says what to ask for, whoever has the sockets asks, and hands back what comes.
-Caller: `service`, tests.
+Pure: `due` says what to request. The owner of the sockets requests it, and passes the answers in. Callers:
+`service`, tests.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""The thread that follows the servers' KV events and looks at routed prompts,
-and how its findings get to the picker.
+"""The thread that follows the servers' KV events and maps routed prompts, and the way of its findings to the
+picker.
 
-Owns the sockets: for each server a subscription, and a DEALER socket while a replay is under way, a fresh one
-for each, so that nothing of an earlier one comes with it. All decisions are `sequence`'s and `exact`'s. The
-picker belongs to the event loop: findings are handed over there, in portions. The thread touches nothing of
-the loop's but the queue of prompts, which is made for that.
+Owns the sockets: for each server a subscription, and a DEALER socket during a replay. Each replay has a new
+socket, so that no message of an earlier replay arrives on it. `sequence` and `exact` make all decisions. The
+picker belongs to the event loop, so findings are passed to it there, in portions. The only object of the loop
+that the thread uses is the queue of prompts, which is made for this.
 
-Exact mode makes the table better and the picker does not need it. An error that nobody foresaw, in the thread
-or in what it found, turns exact mode off and ends `run` with that error; the states show the reason. The
-picker goes on by what its table believes. The next `run` knows nothing of the one before: it starts with a
-new `Exact`. Called by the composition root, which runs it again after a pause.
+Exact mode improves the table, but the picker does not need it. An unexpected error, in the thread or in its
+findings, turns exact mode off and ends `run` with this error. The states show the reason. The picker goes on
+with its table as it is. The next `run` starts with a new `Exact` and knows nothing of the previous one.
+Called by the composition root, which runs it again after a pause.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A request's own fields that change what the server makes of its prompt:
-arguments for the chat template, and the like.
+"""Fields of a request that change how the server renders its prompt, such as arguments for the chat template.
 
-They are not part of the canonical prompt, so two requests with the same chunks may have different ones.
-What they mean is vLLM's rule. Pure. Caller: `mapping`.
+They are not part of the canonical prompt, so two requests with the same chunks may have different fields.
+vLLM defines their meaning. Pure. Caller: `mapping`.
 """
 
 from __future__ import annotations

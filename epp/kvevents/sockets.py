@@ -1,7 +1,7 @@
-"""ZeroMQ as exact mode uses it: sockets that never block, hold a bounded number of messages,
-and leave nothing behind.
+"""The ZeroMQ sockets of exact mode: they never block, hold a bounded number of messages, and leave nothing
+behind when closed.
 
-Knows nothing of what is in a message but the mark at the end of a replay. Caller: `service`.
+Of the content of messages this module knows only the mark at the end of a replay. Caller: `service`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Runs `Misses` beside the requests, and tells what it found as JSON values. Kept running by `app`.
+"""Runs `Misses` beside the requests, and reports its findings as JSON values. Kept running by `app`.
 
-Some requests at a time, a few times a second: what a look costs is measured and told with the rest.
+It handles some requests at a time, a few times a second. It measures its own CPU time, and reports it with
+the findings.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Finds out why prompt tokens were not in the cache of the server that got them.
 
-A listener of the picker: on the path of a request it appends to a bounded queue. The work is done some tenths
-of a second later, when other pickers' news of the same moment have come. What the picker believed at the pick
-is in the decision; what became of a chunk before that is in `Seen`. Pure, on one thread with the picker;
-`explaining` calls `work` and `told`.
+A listener of the picker: on the path of a request it only appends to a bounded queue. It does its work some
+tenths of a second later, when other pickers' events of the same moment have arrived. The decision says what
+the picker believed at the pick, and `Seen` knows what happened to a chunk before. Pure, on one thread with
+the picker; `explaining` calls `work` and `told`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The hottest beginnings of prompts, and what became of the requests that share them.
-Bounded; old requests weigh less and less. Pure.
+"""The most frequent beginnings of prompts, with the hits of the requests that share them. Bounded. Old
+requests count less and less. Pure.
 """
 
 from __future__ import annotations

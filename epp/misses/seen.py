@@ -1,8 +1,10 @@
-"""Which chunks were ever sent where, in bounded memory: a sample of all chunks, chosen by their hashes.
+"""Remembers which chunks were sent to which server, in bounded memory: a sample of all chunks, chosen by
+their hashes.
 
-While there is room, every chunk is kept. When the memory is full, the oldest quarter goes if it is old
-enough, else half of all chunks by their hashes, from then on for good: a chunk is in the sample or it is not,
-wherever it occurs, so shares stay true (SHARDS, Waldspurger et al. 2015). Pure.
+While there is room, every chunk is kept. When the memory is full, the oldest quarter is removed if it is old
+enough. Otherwise half of all chunks is removed by their hashes, and chunks with such hashes are never kept
+again. So every occurrence of a chunk is in the sample or none is, and shares stay correct (SHARDS,
+Waldspurger et al. 2015). Pure.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
-"""The prefix table as a forest of runs, and the pieces that the forest is made of:
-runs of chunks, uses of chains, and a mirror for each server.
+"""The prefix table as a forest of runs, with its parts: runs of chunks, uses of chains, and a mirror for each
+server.
 
-A run is a span of consecutive chunks that has the same holders throughout, so a long prompt is a few objects
-however many chunks it has; runs are split where chains diverge or where their holders differ. A use is one
-moment at which a server worked on a chain; all runs of that chain then point to it, and later uses take the
-shared ones over. What still points to a use is therefore the tail of its chain, which ends in `Use.leaf`:
-that makes a touch cost one step for each run, and gives tail-first eviction without any order among runs.
+A run is a span of consecutive chunks that all have the same holders, so a long prompt is a few objects,
+however many chunks it has. Runs are split where chains diverge or where their holders differ. A use is one
+moment at which a server worked on a chain. All runs of the chain then point to this use, and later uses take
+over the shared runs. So the runs that still point to a use are the tail of its chain, which ends in
+`Use.leaf`. Therefore a touch costs one step for each run, and eviction starts at the tail without any order
+among runs.
 
 `RunForest` owns the runs, the index from a run's first hash to the run, and who holds which run. It knows
 nothing of capacity, time or eviction order. Invariants: a hash names a whole prefix, so a run is found by its
-first hash alone; a mirror that holds a run holds the run's ancestors; a run that nobody holds does not exist.
-Hashes are not cryptographic and clients choose prompts, so equal hashes for different prefixes must only cost
-matches, never an invariant: a run is part of a chain only if its parent is the run before it, and where a
-split or a new run would take an index key twice, it is refused.
+first hash alone; a mirror that holds a run holds the run's ancestors; a run without holders does not exist.
+Hashes are not cryptographic, and clients choose prompts. So equal hashes of different prefixes may cost
+matches, but must never break an invariant: a run is part of a chain only if its parent is the run before it,
+and a split or a new run that would use an index key twice is refused.
 
 Caller: `epp.prefix_index.table`.
 """

@@ -1,4 +1,4 @@
-"""How a prompt becomes a chain of hashes, each naming the whole prefix up to its end.
+"""Turns a prompt into a chain of hashes. Each hash names the whole prefix up to its end.
 
 Owns the schedule of chunk sizes and the scheme that roots a chain. Invariants: where a chunk ends depends on
 its position alone, so the chain of a prefix is a prefix of the chain; chains of different models, adapters,

@@ -1,4 +1,4 @@
-"""What servers say of their own caches, in chunks: the form in which exact mode corrects the prefix index."""
+"""Reports of servers about their own caches, in chunks. Exact mode corrects the prefix index with them."""
 
 from __future__ import annotations
 

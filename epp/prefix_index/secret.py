@@ -1,8 +1,8 @@
-"""The secret that chunk hashes are rooted in. Who does not know it cannot make texts of equal hashes.
+"""The secret from which chunk hashes start. Clients that do not know it cannot make texts with equal hashes.
 
-All pickers that share a table need the same one. It comes from a file, or is derived from the key that signs
-the pool's messages, or is made at start; pickers that made their own agree on one (`epp.sharing.service`).
-Pure values; `epp.hash_secret` reads the file.
+All pickers that share a table need the same secret. It comes from a file, or is derived from the key that
+signs the pool's messages, or is made at start. Pickers that made a secret of their own then agree on one
+(`epp.sharing.service`). Pure values; `epp.hash_secret` reads the file.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 Owns which chunks are assumed cached where, when they were last used, and how much each server can hold.
 Capacity is in bytes of prompt text; callers convert from tokens. An entry is one (server, chunk) pair.
 
-Eviction follows the servers' own order: least recently used first; chunks last used together go from the tail
-of their chain, since a head without its tail is still worth something and a tail without its head is worth
-nothing. Uses of one server keep the order of the calls that made them. `record` and `charge` never evict;
-`evict` does, in bounded portions, for a moment when nobody waits. Until then a server may be over its
-capacity.
+Eviction follows the servers' own order: least recently used first. Chunks that were last used together are
+evicted from the tail of their chain, since a head without its tail is still useful, and a tail without its
+head is useless. Uses of one server keep the order of the calls that made them. `record` and `charge` never
+evict. `evict` does, in bounded portions, at a moment when no request waits. Until then a server may be over
+its capacity.
 
 Synchronous, knows no clock: times are monotonic seconds of the caller. Caller: `epp.picker`.
 """

@@ -1,9 +1,8 @@
-"""The two files of a recording: the one that is written, and the one before it.
-Together they stay within the bound.
+"""The two files of a recording: the current file and the previous one. Together they stay within the bound.
 
-A new file is begun when the process starts and whenever half of the bound is full; the file before it is kept
-as `NAME.1`, and an older one is lost. Each file opens with what a reader needs to know. Used by one thread of
-its own, since a disk may hang.
+A new file is begun when the process starts, and whenever the current file has reached half of the bound. The
+previous file is kept as `NAME.1`, and an older one is lost. Each file begins with everything that a reader
+needs. Used by one separate thread, since a disk may hang.
 """
 
 from __future__ import annotations

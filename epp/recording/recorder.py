@@ -1,7 +1,8 @@
-"""Makes a line of each request that is over, and keeps the lines until they are written.
+"""Makes a line for each request that has ended, and keeps the lines until they are written.
 
-Runs on the event loop, after the answer: one struct for each request, within a bound of memory. Where the
-disk is too slow, lines are dropped and counted. Pure: no file, no clock; `service` takes the lines away.
+Runs on the event loop, after the answer. It keeps one struct for each request, within a bound of memory. If
+the disk is too slow, lines are dropped and counted. Pure: it knows no file and no clock. `service` takes the
+lines.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Lines of a recording for who asks for them over the admin address, as `epp record` does:
-nothing is written here.
+"""Serves the lines of a recording over the admin address, for `epp record`. This module writes no file.
 
-Listens to the picker only while somebody asks: the first question begins it, and a while without one ends it.
-One reader at a time, since a line is handed out once, until it says that it is done or is gone. What waits is
-bounded by the recorder. Called by `app` and, through it, by the admin address.
+It listens to the picker only while a reader asks for lines: the first request of a reader begins the
+recording, and a pause without requests ends it. There is one reader at a time, until it says that it is done
+or stops asking, because each line is handed out once. The recorder bounds the waiting lines. Called by `app`
+and, through it, by the admin address.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a run's records to its row in the table."""
+"""Turns the records of a run into its row in the table."""
 
 from __future__ import annotations
 

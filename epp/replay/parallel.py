@@ -1,5 +1,5 @@
-"""Several runs at once, each in a process of its own, and their progress.
-A run that fails fails the replay.
+"""Does several runs at once, each in a process of its own, and shows their progress. If one run fails, the
+replay fails.
 """
 
 from __future__ import annotations

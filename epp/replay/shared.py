@@ -1,4 +1,4 @@
-"""Simulated pickers that share: the real exchange of each, with a delay where Redis would be."""
+"""Simulated pickers that share: each has the real exchange, and a delay takes the place of Redis."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """One policy over one trace on simulated servers:
 the picker's own code, the model server's own scheduling, a virtual clock.
 
-What is kept of the recording: when requests came, what their prompts share, how long prompts and answers
-were, adapters, and the servers' cache sizes and speeds. Requests come when they came, whatever becomes of
-those before them (an open loop), and the fleet stays as it was at the end of the recording. Pure: the same
-trace, policy and seed give the same figures.
+The simulation uses these facts of the recording: the times of requests, the common parts of their prompts,
+the lengths of prompts and answers, adapters, and the servers' cache sizes and speeds. Requests come at their
+recorded times, whatever happens to earlier requests (an open loop). The fleet stays as it was at the end of
+the recording. Pure: the same trace, policy and seed give the same figures.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How fast the recorded servers were, and how long answers were that nobody measured:
-the simulated servers' costs. Pure.
+"""Estimates how fast the recorded servers were, and the lengths of answers that were not measured. The
+simulated servers use these costs. Pure.
 
-Only sampled answers tell their length and their first token. The others' length follows from how long they
-took. What a server takes for a step of nothing but decoding is never seen alone: the time for a token also
-holds the stall of prefills and the other requests in the batch, as the simulator's cost model adds them.
-Their means over the recording are taken off again.
+Only sampled answers have a recorded length and first token. The length of all others is estimated from their
+time. The time of a step that only decodes is never recorded alone: the time of a token also includes stalls
+by prefills and the other requests in the batch, which the simulator's cost model adds by itself. So their
+means over the recording are subtracted.
 """
 
 from __future__ import annotations

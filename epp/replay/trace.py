@@ -1,5 +1,5 @@
-"""What is replayed: requests in order of time, and the fleet that they went to.
-Pure values, the same from every source.
+"""The input of a replay: requests in order of time, and the fleet that they went to. Pure values, the same
+for every source.
 
 A prompt is a list of pieces. Equal pieces at the same place mean equal text up to their end.
 Made by `reading` and `mooncake`.
