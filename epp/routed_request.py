@@ -1,7 +1,7 @@
-"""What the picker remembers of one request from its pick to its end.
+"""The picker's record of one request from its pick to its end.
 
-`extproc` carries it as a `Pick` and looks at nothing else; listeners read it in `picker_events`.
-Made and changed by `picker` alone.
+`extproc` holds it as a `Pick` and does not look inside. Listeners read it in `picker_events`. Only `picker`
+makes and changes it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Puts the model's name that the client sent in the place of the target's, in an answer that streams by.
+"""Replaces the name of the target model by the name that the client sent, in an answer that streams through
+the picker.
 
-For answers that pass the picker anyway. The name is looked for as servers write it, `"model":"NAME"` with a
-space after the colon or none, wherever a piece of the answer ends. Quotes inside of generated text are
-escaped, so text never matches. Pure; `epp.extproc.response` owns one for each such answer.
+This is done only for answers that pass the picker anyway. The search is for `"model":"NAME"` as servers write
+it, with or without a space after the colon, also across the borders of pieces. Quotes inside generated text
+are escaped, so generated text never matches. Pure; `epp.extproc.response` owns one for each such answer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What is decoded of each API's body: the fields that routing reads,
-most of them left as the JSON that was sent.
+"""The fields of each API's body that routing reads. Most of them stay the JSON that was sent.
 
-A field that is decoded here costs what its JSON costs, however often it comes;
-one that stays `Raw` costs a pass over its bytes. Called by `parse`.
+A field that is decoded here costs the decoding of its JSON each time it occurs. A field that stays `Raw`
+costs only one pass over its bytes. Called by `parse`.
 """
 
 from __future__ import annotations

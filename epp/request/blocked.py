@@ -1,11 +1,11 @@
-"""Which paths no client may reach: the model servers' pages for their operators, in every spelling.
+"""Recognizes blocked paths, the model servers' paths for their operators, in every spelling.
 
-A path is refused when a gateway, a proxy or a model server on its way could read it as a blocked one. So it
-is compared in several readings: percent-encoding undone up to `_DECODINGS` times, dot segments resolved and
-left alone, slashes merged, backslashes as slashes, parameters (`;a=b`), control characters and spaces taken
-out, in any case. What begins with a blocked path is blocked too: vLLM serves its metrics at `/metricsX`, and
-every route with a line feed at its end. A path that is refused for nothing would be a 404 of the model
-server. Pure; called by `extproc.stream`.
+A path is refused if a gateway, a proxy or a model server on its way could read it as a blocked path. So it is
+compared in several readings: percent-encoding undone up to `_DECODINGS` times, dot segments resolved and left
+alone, slashes merged, backslashes as slashes, parameters (`;a=b`), control characters and spaces taken out,
+in any case. What begins with a blocked path is blocked too: vLLM serves its metrics at `/metricsX`, and every
+route with a line feed at its end. If a path is refused that no server has, nothing is lost, because the model
+server would also answer 404. Pure; called by `extproc.stream`.
 """
 
 from __future__ import annotations

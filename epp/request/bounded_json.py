@@ -1,8 +1,8 @@
-"""JSON of somebody else's as Python's own values, only where it is read quickly.
+"""Decodes foreign JSON into Python values, but only if decoding is quick.
 
-A decoder of JSON holds the whole process until it is done. Most JSON takes it 5 ns a byte, but an empty list
-takes 100 ns a byte, and a number such as 1e-310 or 1.7976931348623157e308 takes 4 us a byte. So what would
-take longer than some 15 ms is refused before it is decoded. Pure.
+A JSON decoder holds the whole process until it is done. Most JSON takes it 5 ns a byte, but an empty list
+takes 100 ns a byte, and a number such as 1e-310 or 1.7976931348623157e308 takes 4 us a byte. So JSON that
+would take longer than about 15 ms is refused before it is decoded. Pure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The canonical prompt: the bytes that a request's prefix is hashed from.
+"""The canonical prompt: the bytes from which the prefix of a request is hashed.
 
 Invariants:
 - A conversation's bytes are a byte prefix of its next turn's: every section carries its separator in front
@@ -9,10 +9,10 @@ Invariants:
 - Media is named by a hash of its part, never copied;
   thinking is left out, because chat templates drop it from later turns.
 
-Equal content gives equal bytes whether it came as a string or as one text part. JSON values come as they were
-sent, and only those are decoded whose text is a part of the prompt: numbers, pictures and tools' arguments
-never become objects of Python. Called by `parse` on each request, and through `next_turn_prompt` when a
-sampled answer has been read.
+Equal content gives equal bytes whether it came as a string or as one text part. JSON values stay as they were
+sent. Only values whose text is a part of the prompt are decoded: numbers, pictures and arguments of tools
+never become Python objects. Called by `parse` on each request, and through `next_turn_prompt` when a sampled
+answer has been read.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""How much work a body makes, told before anything is decoded:
-a body that would take too long is not read at all.
+"""Estimates the work of reading a body before anything is decoded. A body that would take too long is not
+read at all.
 
 A JSON decoder takes a hundred times as long for a body of brackets as for a text of the same size, and a
 hundred times as much memory. So one pass over the bytes counts what the body holds, and an estimate in
-nanoseconds follows from the counts. A body is read if the estimate is within ten times what plain text of its
-size takes, and within what the event loop may be held for. The work of `parse` for one thing that is counted
-here must stay within the price of that thing (tests/property/request/test_request_cost.py).
+nanoseconds follows from the counts. A body is read if the estimate is at most ten times the time of plain
+text of its size, and at most the time for which the event loop may be held. The work of `parse` for each
+counted item must stay within the price of this item (tests/property/request/test_request_cost.py).
 
-The prices are of a core of 2024; they are the same on every machine,
-so that a body is read by every replica or by none. Pure. Called by `parse`.
+The prices are those of a core of 2024. They are the same on every machine, so that either every replica reads
+a body or none does. Pure. Called by `parse`.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@ and arrays of token ids to their numbers.
 
 A long text that is not all ASCII costs CPython 3.11 a nanosecond for each character to encode, and as much to
 decode: 0.9 ms for 400 KB, half of what such a request cost the picker; and a `str` takes four bytes for each
-letter as soon as there is one emoji in it. `_jsontext.c` takes the bytes as they stand, 0.1 ms; it answers
-None for whatever it does not plainly know, so that one decoder alone judges what is wrong. Where the picker
-was installed without a C compiler every answer is None: the same results, more slowly, and `COMPILED` says
-so. Called by `canonical`, `prompts` and `parse`.
+letter as soon as there is one emoji in it. `_jsontext.c` works on the bytes directly, in 0.1 ms. It returns
+None for everything that it does not know for certain, so that only one decoder judges errors. If the picker
+was installed without a C compiler, every answer is None: the results are the same, but take longer, and
+`COMPILED` says so. Called by `canonical`, `prompts` and `parse`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What of a prompt tells its tokens: its bytes, how many of them continue a letter beyond ASCII,
-and what is only named by hash.
+"""Measures the properties of a prompt that predict its tokens: its bytes, the bytes that continue a letter
+beyond ASCII, and the parts that are only named by a hash.
 
 A tokenizer makes a token of about four letters of English and of about one of Chinese, so bytes alone mislead
 where both occur. Long prompts are sampled, a few thousand bytes for any length: this runs on every request.

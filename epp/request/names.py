@@ -1,9 +1,9 @@
-"""Names that clients choose: models, adapters, cache salts, sessions.
-A long one is replaced by a digest at the door.
+"""Names that clients choose: models, adapters, cache salts, sessions. A long name is replaced by a digest
+when it is read.
 
-Names are keys and labels further in, and some are kept after the request has ended. A client may send one of
-many megabytes, so nothing behind the door ever sees a name of more than `MAX_NAME_CHARS` + 1 characters.
-Called by `parse` for the body's fields and by `extproc` for headers.
+Other modules use names as keys and labels, and keep some of them after the request has ended. A client may
+send a name of many megabytes. So no other module ever gets a name of more than `MAX_NAME_CHARS` + 1
+characters. Called by `parse` for the body's fields and by `extproc` for headers.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Reads a request body once: which API, which model, the canonical prompt,
-and the few fields that routing uses.
+"""Reads a request body once: its API, its model, the canonical prompt, and the few fields that routing uses.
 
-Strict about what makes the prompt, lenient about the rest, as the model servers are: a number written as a
-string passes, an unknown field passes, and a body that is no known API passes as `ApiKind.OTHER`. The body
-itself goes on unchanged, so what is read here decides only the route. Nothing but BadRequestError leaves this
-module, whatever the bytes.
+Strict about fields that make the prompt, and lenient about all others, as the model servers are: a number
+written as a string passes, an unknown field passes, and a body of no known API passes as `ApiKind.OTHER`. The
+body itself is sent on unchanged, so the result decides only the route. For any bytes, this module raises no
+other error than BadRequestError.
 
-Every body is weighed first (`cost`); one that would take too long comes back unread, with the reason. What is
-read of the others is decoded field by field: a field that the prompt is not made of stays the bytes that were
+Every body is first estimated (`cost`). A body that would take too long is returned unread, with the reason.
+All other bodies are decoded field by field. A field that is not part of the prompt stays the bytes that were
 sent.
 
 Escapes of lone surrogates, which have no UTF-8, are read as U+FFFD: the server may still judge them its own

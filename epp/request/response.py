@@ -1,8 +1,8 @@
-"""Reads the answer to a sampled request as it streams by:
-first token's time, the text, and the usage that it reports.
+"""Reads the answer to a sampled request while it streams through the picker: the time of the first token, the
+text, and the reported usage.
 
-Understands server-sent events and plain JSON of each API; compressed bodies and other types are passed over.
-Nothing that a server sends makes it raise, and what it holds is bounded: `max_text_bytes` of text and
+It understands server-sent events and plain JSON of each API, and skips compressed bodies and other types.
+Nothing that a server sends makes it raise an error. Its memory is bounded: `max_text_bytes` of text and
 MAX_EVENT_BYTES of one event. The same bytes give the same feedback in whatever pieces they come, except for
 the time, which is that of the piece in which the first event with generated text was complete. Time comes in
 as an argument.

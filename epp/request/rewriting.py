@@ -1,10 +1,10 @@
-"""Other names for models: an alias, or a weighted split between several,
-in place of the name that a client sent.
+"""Other names for models: replaces the name that a client sent by one target, or by one of several targets
+with weights.
 
-`Rewrites` decides; `with_model` changes a body. A conversation stays with its target: the session decides,
-else the prompt up to the end of its first user message, which all turns of a conversation share. A prompt
-without messages is known by its first `_OPENING_BYTES`. The same request has the same target in every picker.
-Only one rule applies to a request; a target is not looked up again. Pure.
+`Rewrites` decides; `with_model` changes a body. All turns of a conversation have the same target. It depends
+on the session, or without a session on the prompt up to the end of its first user message, which all turns
+share. For a prompt without messages it depends on the first `_OPENING_BYTES`. The same request has the same
+target in every picker. Only one rule applies to a request; a target is not looked up again. Pure.
 """
 
 from __future__ import annotations

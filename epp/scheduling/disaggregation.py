@@ -1,10 +1,10 @@
-"""Whether a prompt is computed where it is answered, or by a prefill endpoint that then hands over its KV
-cache (P/D).
+"""Decides whether the answering endpoint computes a prompt itself, or a prefill endpoint computes it and then
+sends its KV cache (P/D).
 
-Both are priced by the least-cost rule's own expression, in seconds. The prefill endpoint's price has the
-transfer on top: the tokens that the answering endpoint lacks, times the bytes of a token, over the bandwidth.
-A prefill-only endpoint writes no answers, so a prompt stalls none there. Pure; called by `prefilling` after
-the rule has chosen who answers.
+The expression of the least-cost rule gives both prices, in seconds. The price of the prefill endpoint also
+includes the transfer: the tokens that the answering endpoint lacks, times the bytes of a token, divided by
+the bandwidth. A prefill-only endpoint writes no answers, so a prompt stalls no answers there. Pure; called by
+`prefilling` after the rule has chosen the answering endpoint.
 """
 
 from __future__ import annotations

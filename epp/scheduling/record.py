@@ -1,5 +1,5 @@
-"""The record of a decision that people are shown.
-Made from what was decided on; called by `picker` after each choice.
+"""Makes the record of a decision that people see, from the inputs of the decision. Called by `picker` after
+each choice.
 """
 
 from __future__ import annotations

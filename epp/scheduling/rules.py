@@ -1,9 +1,9 @@
-"""The routing rules: each puts the candidates in order, best first,
-and says in a word why the first is first.
+"""The routing rules. Each puts the candidates in order, best first, and gives the reason of the choice in one
+word.
 
-A rule is one class and one line in `RULES`; most are one expression over the columns of a snapshot. Rules
-keep no reference to endpoints between picks. Equals are ordered by chance, since a fixed order is a bias that
-feeds itself. Called by `schedule`.
+A rule is one class and one line in `RULES`. Most rules are one expression over the columns of a snapshot.
+Rules keep no references to endpoints between picks. Equal candidates are in random order, since a fixed order
+would be a bias that strengthens itself. Called by `schedule`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""One decision: a request and a snapshot of its candidates in, the best candidates and the reason out.
+"""Makes one decision: takes a request and a snapshot of its candidates, and returns the best candidates and
+the reason.
 
-`Scheduler(policy.spec, rng).schedule(request, snapshot)` is pure, but for the turns that a rule remembers and
-the random numbers that it draws: it books nothing, and asking twice sends nothing anywhere. The picker asks
-once for each request and commits the answer; a policy in dry run is asked beside; whoever holds requests back
-may ask before it lets one go.
+`Scheduler(policy.spec, rng).schedule(request, snapshot)` is pure, except for the turns that a rule remembers
+and the random numbers that it draws. It books nothing and sends nothing, so it may be called twice. The
+picker calls it once for each request and commits the result. A policy in dry run is called with the same
+inputs. Flow control may call it before it lets a request go.
 
-The order is the same for every rule: the gain threshold says whether matches count, servers whose answers
-fail are left out, the load thresholds leave out more, the rule ranks what is left. What unknown means is said
-here and nowhere else: a NaN is over no threshold.
+The steps are the same for every rule: the gain threshold decides whether matches count, failing servers are
+left out, the load thresholds leave out more servers, and the rule ranks the others. Only this module says
+what unknown values mean: a NaN is over no threshold.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What a rule may know of the endpoints at one moment: columns of numbers, one place for each candidate.
+"""The facts about endpoints that a rule may use, at one moment: columns of numbers, with one place for each
+candidate.
 
-Nobody writes to the arrays, so a snapshot stays as it was made. Unknown is NaN. A candidate is named by its
-place in the snapshot; its slot says where it stands in the fleet. Made by `endpoints.fleet`, read by
+No code writes to the arrays, so a snapshot never changes. Unknown values are NaN. A candidate is identified
+by its place in the snapshot; its slot is its position in the fleet. Made by `endpoints.fleet`, read by
 `scheduling.schedule` and the rules.
 """
 

@@ -1,15 +1,15 @@
 """Reads the few numbers that routing needs from a model server's metrics page.
 
-Owns the names of several servers: vLLM (old and new spellings), llm-d-inference-sim, which speaks vLLM's,
-SGLang, and TensorRT-LLM, by itself (`trtllm-serve`) and in Triton. Which one it is shows on the page, so a
-pool may hold all of them. This is a scan, not a parser of the exposition format: it jumps from one `# TYPE`
-line to the next and reads only the families that it knows, since most of a 70 KB page is histogram buckets
-that nobody here asks for. A page written without `# TYPE` lines is read by jumping from one known namespace
-to the next instead.
+Owns the metric names of several servers: vLLM (old and new spellings), llm-d-inference-sim (with vLLM's
+names), SGLang, and TensorRT-LLM, by itself (`trtllm-serve`) and in Triton. The page shows which server it is,
+so a pool may contain all of them. This is a scan, not a parser of the exposition format: it jumps from one `#
+TYPE` line to the next and reads only the families that it knows, since most of a 70 KB page is histogram
+buckets that routing does not need. A page written without `# TYPE` lines is read by jumping from one known
+namespace to the next instead.
 
-Any bytes may come in. What cannot be believed is a MetricsError, never a zero: a page of another program, a
-load gauge that is not a number, more lines than any server writes. Called by `scraper` and by the contract
-tests.
+The page may be any bytes. If it cannot be trusted, the result is a MetricsError and never a zero: a page of
+another program, a load gauge that is not a number, more lines than any server writes. Called by `scraper` and
+by the contract tests.
 """
 
 from __future__ import annotations

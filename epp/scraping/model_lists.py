@@ -1,11 +1,11 @@
 """Asks every server for its list of models, slowly, off the pick path.
 
-One loop looks twice a second who is due, more often while a new server has not been asked yet. It asks at
-most `_AT_ONCE` of them at a time: a server that hangs holds one place for the timeout, and no other server
-up. What came in is handed on in portions, since each portion costs the fleet a new index. A server keeps its
-last list while it cannot be asked. Where a request named a model that no server lists, they are asked again
-soon, for an adapter may have been loaded since; however many such requests come, no more than `_SOON_PER_S`
-servers are asked in a second.
+One loop checks twice a second which servers are due, and more often while a new server has not been asked
+yet. It asks at most `_AT_ONCE` servers at a time: a server that hangs occupies one place until its timeout,
+and does not delay the others. Lists are passed on in portions, since each portion makes the fleet build a new
+index. While a server cannot be asked, its last list stays. If a request names a model that no server lists,
+the servers are asked again soon, because an adapter may have been loaded since. For any number of such
+requests, at most `_SOON_PER_S` servers are asked in a second.
 
 Called by `app`; everything runs on the event loop's thread.
 """

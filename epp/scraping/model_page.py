@@ -1,8 +1,8 @@
 """A server's answer to `GET /v1/models`: OpenAI's list of models, as vLLM and others write it.
 
-Strict about what routing uses (`id`, `parent`), lenient about the rest: a field of the wrong type is left
-out. A list that is too long or names nothing is no list, so that its server counts as one that has not said
-what it has. Pure; called by `model_lists`.
+Strict about fields that routing uses (`id`, `parent`), and lenient about all others: a field of the wrong
+type is left out. A list that is too long or empty is refused, so the list of this server counts as unknown.
+Pure; called by `model_lists`.
 """
 
 from __future__ import annotations

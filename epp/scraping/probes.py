@@ -1,8 +1,8 @@
-"""Asks servers that have failed for one token, off the pick path: do they fail still?
+"""Sends requests of one token to servers that have failed, off the pick path, to see whether they still fail.
 
-Which servers, and what follows from their answers, `endpoints.failures` knows; here are only the requests. A
-probe reads the whole answer, so that one whose body never comes fails as well. Called by `app`; everything
-runs on the event loop's thread.
+`endpoints.failures` decides which servers to probe, and what follows from their answers. This module only
+sends the requests. A probe reads the whole answer, so a probe also fails if the body never comes. Called by
+`app`; everything runs on the event loop's thread.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Reads every model server's metrics page at its own pace, off the pick path.
 
-One task for each endpoint: what one server does (hang, send garbage, send without end) ends in that task's
-own timeout and bounds, and the others never wait for it. First scrapes are spread over one interval and later
-ones jittered, so that a fleet is not read in one burst. A server where nothing runs is read less often until
-it gets a request. The settings are asked for again at least once a second, so a changed policy applies to
-scrapes already waiting.
+Each endpoint has one task. If a server hangs, sends garbage or sends without end, the timeout and the bounds
+of its task end this, and the other endpoints never wait. First scrapes are spread over one interval and later
+scrapes are jittered, so that a fleet is not read in one burst. A server where nothing runs is read less often
+until it gets a request. The settings are asked for again at least once a second, so a changed policy applies
+to scrapes already waiting.
 
-The scraper keeps no numbers: it hands each page's to `on_metrics`, None for a scrape that failed, and
-remembers only when each endpoint last answered and why it last did not. Called by `app`; everything runs on
-the event loop's thread.
+The scraper keeps no metrics: it passes the numbers of each page to `on_metrics`, or None for a failed scrape.
+It remembers only when each endpoint last answered, and the error of its last failed scrape. Called by `app`;
+everything runs on the event loop's thread.
 """
 
 from __future__ import annotations
