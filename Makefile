@@ -91,7 +91,7 @@ bench-gpu: $(VENV)/.dev $(if $(findstring --tiny,$(ARGS)),engine-env vllm-env) #
 bench-peers: engine-env vllm-env ## our engine against transformers' continuous batching and vLLM on the CPU, a few minutes; ARGS="--help"
 	@$(BIN)/python -m tests.engine_env run bench.model_server.peers $(ARGS)
 
-bench-routing: $(VENV)/.dev ## the picker against 25 published rules in a simulated fleet; ARGS="--help"
+bench-routing: $(VENV)/.dev ## the picker against 27 other rules in a simulated fleet; ARGS="--help"
 	@$(BIN)/python -m bench.routing $(or $(ARGS),--quick)
 
 bench-live: $(VENV)/.dev ## in small on real processes, beside the simulator on the same requests: some minutes; ARGS="--help"
