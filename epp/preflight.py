@@ -36,7 +36,7 @@ def inspect(config: Config) -> list[str]:
         _check_folder(_nearest(Path(config.envoy.eds_file).absolute().parent), field="envoy.edsFile")
     if config.hash_secret_file:
         hash_secret(config, hub=None)
-    return [*_of_dialect(config), *_of_pools(config), *_of_certificates(config)]
+    return [*_of_transport(config), *_of_dialect(config), *_of_pools(config), *_of_certificates(config)]
 
 
 def contradictions(config: Config, policy: Policy) -> list[str]:
@@ -81,6 +81,18 @@ def _of_waits(config: Config, policy: Policy) -> list[str]:
             f"after {bound_s:g} s, nine tenths of envoy.{field}; raise this, or lower flow.ttlSeconds and flow.ttlByPriority"
         )
     return [remark]
+
+
+def _of_transport(config: Config) -> list[str]:
+    """A remark on a transport that cannot tell when the picker has too much to do."""
+    if config.listen.transport != "grpcio":
+        return []
+    return [
+        (
+            "listen.transport: with grpcio the picker cannot see that it is overloaded: requests wait inside gRPC until the "
+            "gateway's time-out; use http2, the default"
+        )
+    ]
 
 
 def _of_dialect(config: Config) -> list[str]:
