@@ -27,7 +27,8 @@ from epp.decision import Pick, PickRequest
 from epp.endpoints.backlog import Booking
 from epp.errors import PickError
 from epp.extproc.pump import Pump
-from epp.gate import Claim, Gate, Ticket
+from epp.gate import Claim, Gate
+from epp.model_queue import Ticket
 from epp.picker import Picker
 
 SERVERS: Final = 8

@@ -49,6 +49,9 @@ class BodyTooLargeError(PickError):
     reason = "body_too_large"
     error_type = "invalid_request_error"
 
+    def __init__(self, *, limit_bytes: int) -> None:
+        super().__init__(f"The request body is over the limit of {limit_bytes} bytes; send a shorter one.")
+
 
 class NoEndpointError(PickError):
     """No endpoint is ready, or none in the subset that the data plane allows."""

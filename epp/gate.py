@@ -10,36 +10,27 @@ Invariant: a request that waits is decided once, by its `Decided`, or leaves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from math import inf
 from typing import Final
 
 from epp.commit import Considered
-from epp.config.flow import Flow, Waiting
+from epp.config.flow import Flow
 from epp.config.policy import Policy
 from epp.decision import DIRECT, Pick, PickRequest, Queued
 from epp.dry_run import DryRun
 from epp.endpoints.served_models import forget_models
 from epp.errors import FlowRefusedError, PickError
-from epp.flow.control import FlowControl
 from epp.flow.elsewhere import FlowKey, Row, Telling
 from epp.flow.queues import OTHERS, Load
-from epp.flow.request import Forecast, Held, LetGo, Pool, RefusedFor, Verdict
-from epp.flow.settings import Bound, FlowSettings, Order, WhenLate
+from epp.flow.request import Held, LetGo, RefusedFor, Verdict
 from epp.flow.shares import OTHER
 from epp.flow.status import FlowStatus, WaitingTenant
+from epp.model_queue import Decided, ModelQueue, Ticket, forecast_of, settings_of
 from epp.picker import Picker
-from epp.server_caches import Prompt
 
-Decided = Callable[[Pick | PickError, float], None]
-"""Called once for a request that waited, with its pick or its refusal and the time."""
-
-_RIDES_S: Final = 0.05
-"""See `FlowSettings.rides_s`."""
-_ORDERS: Mapping[str, Order] = {"Arrival": "arrival", "Deadline": "deadline", "Shortest": "shortest"}
-_WHEN_LATE: Mapping[str, WhenLate] = {"Refuse": "refuse", "Demote": "demote"}
 _MOST_TENANTS: Final = 32
 """That are shown to people, of all that wait."""
 _MESSAGES: Mapping[RefusedFor, str] = {
@@ -72,24 +63,6 @@ class Claim:
 NO_CLAIM: Final = Claim()
 
 
-class Ticket:
-    """A request that waits, for `leave`."""
-
-    __slots__ = ("decided", "held", "model", "prompt", "request", "since", "would")
-
-    def __init__(
-        self, request: PickRequest, prompt: Prompt, model: str, decided: Decided, *, since: float
-    ) -> None:
-        self.request = request
-        self.prompt = prompt
-        self.model = model
-        self.decided = decided
-        self.since = since
-        self.held: Held[Ticket] | None = None
-        self.would = ""
-        """What the flow control of a policy in dry run would have done with it."""
-
-
 class Gate:
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
@@ -99,17 +72,16 @@ class Gate:
         """Whether anybody asks for what other pickers are to be told."""
         self._objectives: Mapping[str, int] = {}
         self._policy: Policy | None = None
-        self._flows: dict[str, _ModelFlow] = {}
+        self._flows: dict[str, ModelQueue] = {}
         self._draining = False
         self._tried_with: DryRun | None = None
-        self._tried_flows: dict[str, _ModelFlow] = {}
+        self._tried_flows: dict[str, ModelQueue] = {}
         """Of the policy in dry run, by base model. Nothing waits in them."""
 
     @property
     def on(self) -> bool:
         """Whether requests have to be offered here. Where they have not, nothing here costs anything."""
-        holds = self._picker.policy.spec.flow.mode == "Hold"
-        return (holds or self.tried is not None) and not self._draining
+        return (self._holds or self.tried is not None) and not self._draining
 
     @property
     def _holds(self) -> bool:
@@ -164,7 +136,7 @@ class Gate:
             )
         model, ttft_s = considered.base_model, claim.ttft_s
         control = (self._flows.get(model) or self._flow(model)).control
-        forecast = _forecast_of(
+        forecast = forecast_of(
             considered, left_s=(spec.deadline_seconds or inf) if ttft_s is None else ttft_s
         )
         priority = self._priority(spec, claim, request)
@@ -276,12 +248,12 @@ class Gate:
 
     # -- parts -----------------------------------------------------------------------------------------------
 
-    def _flow(self, model: str) -> _ModelFlow:
+    def _flow(self, model: str) -> ModelQueue:
         flow = self._flows.get(model)
         if flow is None:
             self._forget_models()
             settings = settings_of(self._picker.policy.spec.flow)
-            flow = self._flows[model] = _ModelFlow(self._picker, model, settings)
+            flow = self._flows[model] = ModelQueue(self._picker, model, settings)
             if self._tells:
                 flow.control.take_charges()  # from now on it counts what others are to be told
         return flow
@@ -316,13 +288,13 @@ class Gate:
         if flow is None:
             self._forget_models()
             model = considered.base_model
-            flow = self._tried_flows[model] = _ModelFlow(self._picker, model, settings_of(spec))
+            flow = self._tried_flows[model] = ModelQueue(self._picker, model, settings_of(spec))
         claim = claim.within(spec)
         left_s = (spec.deadline_seconds or inf) if claim.ttft_s is None else claim.ttft_s
         demoted = flow.control.demoted
         held, verdict = flow.control.offer(
             Ticket(request, considered.prompt, considered.base_model, _nobody, since=now),
-            _forecast_of(considered, left_s=left_s),
+            forecast_of(considered, left_s=left_s),
             priority=self._priority(spec, claim, request),
             tenant=claim.tenant,
             size_bytes=size_bytes,
@@ -357,7 +329,7 @@ class Gate:
                 return spec.paths[begun]
         return -request.inference.priority if "BodyPriority" in spec.claims else 0
 
-    def _carry_out(self, flow: _ModelFlow, verdict: Verdict[Ticket], *, now: float) -> None:
+    def _carry_out(self, flow: ModelQueue, verdict: Verdict[Ticket], *, now: float) -> None:
         ticket = verdict.held.payload
         if not isinstance(verdict, LetGo):
             waited_s = now - verdict.held.arrived_at
@@ -391,41 +363,6 @@ class Gate:
                 self._carry_out(flow, verdict, now=now)
 
 
-class _ModelFlow:
-    """The queue of one base model, and what the picker foretells for it."""
-
-    def __init__(self, picker: Picker, model: str, settings: FlowSettings) -> None:
-        self._picker = picker
-        self._model = model
-        self._last: tuple[Ticket, Considered] | None = None
-        self.control: FlowControl[Ticket] = FlowControl(settings, self)
-
-    def least_wait_s(self, *, now: float) -> float:
-        undone_tokens, rate = self._picker.queued(self._model, now=now)
-        return float((undone_tokens / rate).min()) if len(rate) else 0.0
-
-    def pool(self, *, now: float) -> Pool:
-        undone_tokens, rate = self._picker.queued(self._model, now=now)
-        tokens_per_s = float(rate.sum()) or 1.0
-        return Pool(len(rate), float(undone_tokens.sum()) / tokens_per_s, tokens_per_s)
-
-    def forecast(self, payload: Ticket, *, now: float) -> Forecast:
-        try:
-            considered = self._picker.consider(payload.request, prompt=payload.prompt, now=now)
-        except PickError:
-            return Forecast(0.0, 0.0, 0.0, 1)
-        self._last = (payload, considered)
-        left_s = payload.held.deadline - now if payload.held is not None else 0.0
-        return _forecast_of(considered, left_s=left_s)
-
-    def considered(self, ticket: Ticket, *, now: float) -> Considered:
-        """As the forecast by which it was let go a moment ago. PickError: no server can take it any more."""
-        last, self._last = self._last, None
-        if last is not None and last[0] is ticket:
-            return last[1]
-        return self._picker.consider(ticket.request, prompt=ticket.prompt, now=now)
-
-
 def _longest(loads: Mapping[FlowKey, Load]) -> Sequence[WaitingTenant]:
     longest = nlargest(_MOST_TENANTS, loads.items(), key=lambda item: item[1].tokens)
     return [
@@ -443,42 +380,6 @@ def _longest(loads: Mapping[FlowKey, Load]) -> Sequence[WaitingTenant]:
 def _readable(tenant: str) -> str:
     """For people: the tenants beyond the limit have a name that no header can carry."""
     return OTHER if tenant == OTHERS else tenant
-
-
-def settings_of(spec: Flow) -> FlowSettings:
-    return FlowSettings(
-        headroom_s=spec.headroom_seconds or None,
-        rides_s=_RIDES_S,
-        order=_ORDERS[spec.order],
-        ttft_s=spec.deadline_seconds or inf,
-        when_late=_WHEN_LATE[spec.when_late],
-        ttl_s=spec.ttl_seconds,
-        ttl_by_priority_s={int(priority): ttl_s for priority, ttl_s in spec.ttl_by_priority.items()},
-        in_all=_bound(spec.in_all),
-        per_priority=_bound(spec.per_priority),
-        per_tenant=_bound(spec.per_tenant),
-        max_tenants=spec.max_tenants,
-        goal_s=spec.goal_seconds,
-    )
-
-
-def _bound(spec: Waiting) -> Bound:
-    return Bound(requests=spec.max_requests, size_bytes=spec.max_bytes)
-
-
-def _forecast_of(considered: Considered, *, left_s: float) -> Forecast:
-    """left_s: time to the deadline. Only where the chosen server would miss it are the others looked at."""
-    snapshot, choice = considered.snapshot, considered.choice
-    place = choice.places[0]
-    rate, tokens = snapshot.rate.item(place), choice.uncached_tokens.item(place)
-    wait_s, own_s, load_s = snapshot.undone_tokens.item(place) / rate, tokens / rate, choice.load_s
-    if load_s is not None:
-        own_s += load_s.item(place)
-    soonest_s = wait_s + own_s
-    if soonest_s > left_s:
-        each_s = (snapshot.undone_tokens + choice.uncached_tokens) / snapshot.rate
-        soonest_s = float((each_s if load_s is None else each_s + load_s).min())
-    return Forecast(wait_s, soonest_s, own_s, int(tokens))
 
 
 def _nobody(_fate: Pick | PickError, _now: float) -> None:

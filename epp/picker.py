@@ -26,6 +26,7 @@ from epp.endpoints.recently_left import RecentlyLeft
 from epp.endpoints.served_models import ModelList
 from epp.endpoints.state import EndpointState
 from epp.errors import NoEndpointError
+from epp.hurried import choose_hurriedly
 from epp.picker_events import Hangs, Listener, Listeners, Restarted
 from epp.prefix_index.hashing import Roots
 from epp.prefix_index.kv_reports import KvReport
@@ -33,8 +34,6 @@ from epp.prefix_index.secret import HashSecret
 from epp.prefix_index.table import PrefixTable
 from epp.request.response import ResponseFeedback
 from epp.request.rewriting import Rewrites
-from epp.routed_request import RoutedRequest
-from epp.scheduling.record import hurried_decision
 from epp.scheduling.schedule import Request as Asked
 from epp.scheduling.schedule import Scheduler
 from epp.scheduling.snapshot import NO_SERVERS, Floats
@@ -71,16 +70,18 @@ class Picker:
         """Listeners that record requests.
         While there is one, the header of tenants is read though flow control is off."""
         self._unix_offset_s = unix_offset_s
-        self._fleet = Fleet(refuses_unknown_models=refuses_unknown_models)
+        self.fleet = Fleet(refuses_unknown_models=refuses_unknown_models)
+        """For reading, and for what other pickers say: the state of every endpoint."""
         self.rewrites = Rewrites()
         """Applied by the streams, before a prompt is hashed."""
         self._recently_left = RecentlyLeft()
         self.caches = ServerCaches(policy.spec, secret=secret)
         self._commits = Commits(
-            self._fleet, self.caches, self._listeners, policy=policy, rng=rng, unix_offset_s=unix_offset_s
+            self.fleet, self.caches, self._listeners, policy=policy, rng=rng, unix_offset_s=unix_offset_s
         )
         self._apply(policy)
-        self._dry_run: DryRun | None = None
+        self.dry_run: DryRun | None = None
+        """The policy that is scored beside, and how often it agreed. For reading."""
 
     def subscribe(self, listener: Listener) -> None:
         """Call `listener` with every event from now on, in order, and before any other work is done."""
@@ -91,15 +92,6 @@ class Picker:
         self._listeners.remove(listener)
 
     # -- what the sources say --------------------------------------------------------------------------------
-
-    @property
-    def policy(self) -> Policy:
-        return self._policy
-
-    @property
-    def fleet(self) -> Fleet:
-        """For reading, and for what other pickers say: the state of every endpoint."""
-        return self._fleet
 
     def learned(self, model: str) -> Learned:
         """For reading: what the servers of a model have taught."""
@@ -112,7 +104,7 @@ class Picker:
 
     def set_secret(self, secret: HashSecret) -> None:
         """Hash by another secret from the next pick on. The table starts anew."""
-        self.caches.set_secret(secret, self._fleet.states())
+        self.caches.set_secret(secret, self.fleet.states())
         self._recently_left.clear()
         self._align()
 
@@ -133,10 +125,10 @@ class Picker:
         """Every endpoint serves the same models, so that a request can be routed without knowing its
         model.
         """
-        return self._fleet.one_model and not self.rewrites
+        return self.fleet.one_model and not self.rewrites
 
     def endpoints(self) -> list[Endpoint]:
-        return [s.endpoint for s in self._fleet.states()]
+        return [s.endpoint for s in self.fleet.states()]
 
     def set_policy(self, policy: Policy, *, now: float) -> None:  # noqa: ARG002 - one shape for all events
         """Route by another policy from the next pick on.
@@ -144,18 +136,13 @@ class Picker:
         """
         self._apply(policy)
         self._commits.apply(policy)
-        if not self.caches.apply(policy.spec, self._fleet.states()):
+        if not self.caches.apply(policy.spec, self.fleet.states()):
             self._recently_left.clear()
             self._align()
 
-    @property
-    def dry_run(self) -> DryRun | None:
-        """The policy that is scored beside, and how often it agreed."""
-        return self._dry_run
-
     def set_dry_run(self, policy: Policy | None) -> None:
         """Score every pick by `policy` as well, without acting on it; None: stop that."""
-        self._dry_run = DryRun(policy) if policy is not None else None
+        self.dry_run = DryRun(policy) if policy is not None else None
 
     def set_endpoints(
         self, endpoints: Sequence[Endpoint], *, now: float, pools: AbstractSet[str] = frozenset()
@@ -163,8 +150,8 @@ class Picker:
         """Follow the source's list of endpoints.
         pools: the InferencePools that exist, with or without endpoints.
         """
-        before = {state.endpoint.name: state.endpoint for state in self._fleet.states()}
-        change = self._fleet.set_endpoints(endpoints, spec=self._spec, now=now, pools=pools)
+        before = {state.endpoint.name: state.endpoint for state in self.fleet.states()}
+        change = self.fleet.set_endpoints(endpoints, spec=self._spec, now=now, pools=pools)
         for name in change.removed:
             self.caches.forget_server(name)
             if not self._recently_left.leave(before[name], now=now):
@@ -180,33 +167,33 @@ class Picker:
             if same is not None:
                 self.table.drop_endpoint(name)
             self.caches.add(state)
-        self.caches.forget_models(self._fleet.models)
+        self.caches.forget_models(self.fleet.models)
         self._align()
 
     def take_lists(self, lists: Mapping[EndpointName, ModelList | None], *, now: float) -> None:
         """What servers list at `/v1/models` from now on; None: it was asked, and does not say."""
-        for name in self._fleet.take_lists(lists, spec=self._spec, now=now):
+        for name in self.fleet.take_lists(lists, spec=self._spec, now=now):
             self.table.clear_endpoint(name)
         for name in lists:
-            state = self._fleet.get(name)
+            state = self.fleet.get(name)
             if state is not None:
                 self.caches.fit(state)
-        self.caches.forget_models(self._fleet.models)
+        self.caches.forget_models(self.fleet.models)
 
     def set_rewrites(self, rewrites: Rewrites) -> None:
         """Other names for models, from the next request on. They are listed with the servers' own."""
         self.rewrites = rewrites
-        self._fleet.set_aliases(rewrites.aliases)
+        self.fleet.set_aliases(rewrites.aliases)
 
     def model_list(self, subset: frozenset[Address] | None = None) -> bytes | None:
         """The answer to `GET /v1/models`, of the servers at these addresses if some are given.
         None: no server has said.
         """
-        return self._fleet.model_list(subset)
+        return self.fleet.model_list(subset)
 
     def observe(self, name: EndpointName, metrics: EndpointMetrics | None, *, now: float) -> None:
         """Take in one scrape; None: it failed."""
-        state = self._fleet.get(name)
+        state = self.fleet.get(name)
         if state is None:
             return
         if metrics is None:
@@ -215,27 +202,27 @@ class Picker:
         before = state.metrics
         if before is not None and restarted(before, metrics):
             state.forget_server(now=now)
-            self._fleet.failures.forget(state)
+            self.fleet.failures.forget(state)
             self.table.clear_endpoint(name)
             before = None
             self._listeners.tell(Restarted(now, state))
-        if self._fleet.failures.page(state, before, metrics, settings=self._spec.failures, now=now):
+        if self.fleet.failures.page(state, before, metrics, settings=self._spec.failures, now=now):
             self._listeners.tell(Hangs(now, state))
         state.observe(metrics, now=now)
         self.caches.observe(state, before, metrics, now=now)
 
     def heard_answer(self, state: EndpointState, *, failed: bool, now: float) -> None:
         """Another picker got an answer from this server, good or bad."""
-        self._fleet.failures.answered(state, failed=failed, settings=self._spec.failures, now=now)
+        self.fleet.failures.answered(state, failed=failed, settings=self._spec.failures, now=now)
 
     def heard_hang(self, state: EndpointState, *, now: float) -> None:
         """Requests of another picker hang at this server."""
-        self._fleet.failures.hangs(state, now=now)
+        self.fleet.failures.hangs(state, now=now)
 
     def take_in(self, findings: Sequence[KvReport]) -> None:
         """Correct the table by what servers' own events say of their caches."""
         for name in self.caches.take_in(findings):
-            state = self._fleet.get(name)
+            state = self.fleet.get(name)
             if state is None:
                 self.caches.forget_server(name)
             else:
@@ -250,23 +237,23 @@ class Picker:
 
     def left_out(self, *, now: float) -> Mapping[EndpointState, str]:
         """Servers that get only trial requests, and why."""
-        return self._fleet.failures.why(list(self._fleet.states()), settings=self._spec.failures, now=now)
+        return self.fleet.failures.why(list(self.fleet.states()), settings=self._spec.failures, now=now)
 
     def probes_due(self, *, now: float) -> Sequence[Probe]:
         """Servers that have failed, to be asked for one token."""
-        return self._fleet.failures.probes_due(settings=self._spec.failures, now=now)
+        return self.fleet.failures.probes_due(settings=self._spec.failures, now=now)
 
     def probed(self, probe: Probe, verdict: Verdict, *, now: float) -> None:
         """What came of one of them."""
-        self._fleet.failures.probed(probe, verdict, settings=self._spec.failures, now=now)
+        self.fleet.failures.probed(probe, verdict, settings=self._spec.failures, now=now)
 
     def housekeep(self, *, now: float) -> None:
         """Work that no request should wait for: eviction, in bounded portions;
         a look for answers that do not come.
         """
-        for state in self._fleet.failures.look(now=now):
+        for state in self.fleet.failures.look(now=now):
             self._listeners.tell(Hangs(now, state))
-        self._fleet.housekeep(now=now)
+        self.fleet.housekeep(now=now)
         self.table.evict(now)
         for name in self._recently_left.give_up(now=now):
             self.table.drop_endpoint(name)
@@ -275,10 +262,10 @@ class Picker:
         """Assert that every part is sound, and that the table has a share for each endpoint and each that is
         waited for.
         """
-        self._fleet.check_integrity()
+        self.fleet.check_integrity()
         self.table.check_integrity()
         self._recently_left.check_integrity()
-        present = {state.endpoint.name for state in self._fleet.states()}
+        present = {state.endpoint.name for state in self.fleet.states()}
         assert not present & self._recently_left.names()
         assert set(self.table.endpoints()) == present | self._recently_left.names()
 
@@ -287,7 +274,16 @@ class Picker:
     def pick(self, request: PickRequest, *, now: float) -> Pick:
         """Choose, book and record. Raises NoEndpointError or SaturatedError, with nothing booked."""
         if request.hurried:
-            return self._pick_hurried(request, now=now)
+            state, decision, prompt = choose_hurriedly(
+                request,
+                self.fleet,
+                self.caches,
+                self._rng,
+                policy=self.policy,
+                at_unix_s=now + self._unix_offset_s,
+                now=now,
+            )
+            return self._commits.send(state, decision, request=request, prompt=prompt, now=now)
         return self.commit(self.consider(request, now=now), now=now)
 
     def consider(self, request: PickRequest, *, prompt: Prompt | None = None, now: float) -> Considered:
@@ -296,7 +292,7 @@ class Picker:
 
         Raises NoEndpointError or SaturatedError.
         """
-        inference, fleet, spec = request.inference, self._fleet, self._spec
+        inference, fleet, spec = request.inference, self.fleet, self._spec
         adapter = fleet.adapter(inference.model) if inference.model else ""
         slots = fleet.candidates(
             inference.model, subset=request.subset, failures_to_eject=spec.scrape.failures_to_eject
@@ -315,8 +311,8 @@ class Picker:
             matched=cached is not self.caches.nothing,
             prescribed=snapshot.places_of(request.prescribed) if request.prescribed else None,
         )
-        if self._dry_run is not None:
-            self._dry_run.follow(self._rng)
+        if self.dry_run is not None:
+            self.dry_run.follow(self._rng)
         return Considered(
             request, prompt, adapter, snapshot, asked, self._scheduler.schedule(asked, snapshot)
         )
@@ -328,14 +324,14 @@ class Picker:
         # No await since the candidates were looked at, nor anywhere in this module:
         # the state that is scored is the state booked.
         would_pick = (
-            None if self._dry_run is None else self._would_pick(self._dry_run, considered, queued, now=now)
+            None if self.dry_run is None else self._would_pick(self.dry_run, considered, queued, now=now)
         )
         return self._commits.commit(considered, would_pick=would_pick, queued=queued, now=now)
 
     def _would_pick(self, tried: DryRun, considered: Considered, queued: Queued, *, now: float) -> WouldPick:
         """The choice of the policy in dry run among the same servers."""
         request, _, adapter, snapshot, asked, choice = considered
-        as_tried = self._fleet.snapshot(
+        as_tried = self.fleet.snapshot(
             snapshot.slots, model=request.inference.model, adapter=adapter, spec=tried.policy.spec, now=now
         )
         asked_too = Asked(asked.prompt_tokens, asked.cached_tokens, asked.session, asked.beginning)
@@ -362,67 +358,30 @@ class Picker:
 
     def queued(self, model: str, *, now: float) -> tuple[Floats, Floats]:
         """B and V of each server of this base model; empty where there is none."""
-        if model not in self._fleet.models:
+        if model not in self.fleet.models:
             return NO_SERVERS, NO_SERVERS  # they are gone, or call themselves otherwise by now
         try:
-            slots = self._fleet.candidates(
+            slots = self.fleet.candidates(
                 model, subset=None, failures_to_eject=self._spec.scrape.failures_to_eject
             )
         except NoEndpointError:
             return NO_SERVERS, NO_SERVERS
-        snapshot = self._fleet.snapshot(slots, model=model, adapter="", spec=self._spec, now=now)
+        snapshot = self.fleet.snapshot(slots, model=model, adapter="", spec=self._spec, now=now)
         return snapshot.undone_tokens, snapshot.rate
-
-    def _pick_hurried(self, request: PickRequest, *, now: float) -> RoutedRequest:
-        """The less loaded of two by chance, whatever the rule and the prompt. Nobody is scored."""
-        inference, fleet, spec = request.inference, self._fleet, self._spec
-        adapter = fleet.adapter(inference.model) if inference.model else ""
-        slots = fleet.candidates(
-            inference.model, subset=request.subset, failures_to_eject=spec.scrape.failures_to_eject
-        )
-        failures, most = fleet.failures, min(spec.max_destinations, request.max_destinations)
-        few = [fleet.in_slot(slot) for slot in _some(slots, max(most, 2), self._rng)]
-        if len(few) > 1 and few[1].load(few[1].metrics) < few[0].load(few[0].metrics):
-            few[0], few[1] = few[1], few[0]
-        if failures.known:
-            few.sort(key=lambda state: round(failures.share(state, now=now), 1))
-        state = few[0]
-        prompt = self.caches.prompt(inference, base_model=state.model, body_bytes=request.body_bytes)
-        decision = hurried_decision(
-            request,
-            [each.endpoint for each in few[:most]],
-            prompt_tokens=prompt.tokens,
-            adapter=adapter,
-            policy=self._policy,
-            at_unix_s=now + self._unix_offset_s,
-        )
-        return self._commits.send(state, decision, request=request, prompt=prompt, now=now)
 
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _apply(self, policy: Policy) -> None:
-        self._policy = policy
+        self.policy = policy
+        """In force. For reading."""
         self._spec: PolicySpec = policy.spec
         self._scheduler = Scheduler(policy.spec, self._rng)
 
     def _align(self) -> None:
         """Servers have come or gone: the table's bits mean other slots now."""
-        self.caches.align(self._fleet.columns.roster.names)
+        self.caches.align(self.fleet.columns.roster.names)
 
     def _state(self, name: EndpointName) -> EndpointState:
-        state = self._fleet.get(name)
+        state = self.fleet.get(name)
         assert state is not None, "asked for an endpoint that the fleet does not hold"
         return state
-
-
-def _some(slots: Sequence[int], most: int, rng: random.Random) -> list[int]:
-    """Two of them by chance and, where more are asked for, those that follow the first.
-    `rng.sample` takes five times as long.
-    """
-    n = len(slots)
-    first = int(rng.random() * n)
-    if n == 1:
-        return [slots[0]]
-    second = (first + 1 + int(rng.random() * (n - 1))) % n
-    others = [at % n for at in range(first + 1, first + min(n, most)) if at % n != second]
-    return [slots[first], slots[second], *[slots[at] for at in others[: most - 2]]]

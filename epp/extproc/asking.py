@@ -35,6 +35,8 @@ from epp.extproc.reading import (
     LENGTH,
     REQUEST_ID,
     RequestHead,
+    asks_for_models,
+    model_list_answer,
     not_set,
     read_addresses,
     read_head,
@@ -42,7 +44,8 @@ from epp.extproc.reading import (
     refusal,
 )
 from epp.extproc.response import PickerPort, StreamSettings
-from epp.gate import Claim, Ticket
+from epp.gate import Claim
+from epp.model_queue import Ticket
 from epp.request.rewriting import with_model
 from epp.types import Address, InferenceRequest
 
@@ -179,6 +182,13 @@ class Asking:
             return offered
         self._ticket, self._slot = offered, slot
         return (Delay(longest_s),) if settings.longest_delay_s > 0 and longest_s < inf else ()
+
+    def model_list(self, event: RequestHeaders) -> Refuse | None:
+        """The answer to `GET /v1/models`. None: it is another request, or no server has said."""
+        if not (self._settings.answers_list and asks_for_models(event.headers, self.head.path)):
+            return None
+        listed = self._picker.model_list(None if event.subset is None else read_addresses(event.subset))
+        return None if listed is None else model_list_answer(listed)
 
     def answer_after(self, actions: Sequence[Action]) -> None:
         """Once the request that waits is picked, and after the answer that says so."""

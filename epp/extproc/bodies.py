@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from epp.errors import BadRequestError
-from epp.extproc.events import Echo, Slot
+from epp.extproc.events import PLAIN, Action, BodyMode, Echo, RequestBody, Slot
 from epp.request.parse import parse_request, skim_request
 from epp.types import ApiKind, InferenceRequest
 
@@ -151,6 +151,13 @@ def read_body(path: str, body: bytes | memoryview, *, partial: bool) -> Inferenc
 def skim_body(path: str, body: bytes | memoryview, *, partial: bool) -> InferenceRequest:  # noqa: ARG001 - as `read_body`
     """Of a body that there is no time to read: which API and which model."""
     return skim_request(path, body, unread=OVERLOADED.unread)
+
+
+def passed_on(event: RequestBody, mode: BodyMode) -> Sequence[Action]:
+    """A piece of a request's body that says nothing any more goes on as it came."""
+    if mode.echoed:
+        return pieces(Slot.REQUEST_BODY, event.data, end_of_stream=event.end_of_stream)
+    return PLAIN[Slot.REQUEST_BODY]
 
 
 def pieces(slot: Slot, data: bytes | memoryview, *, end_of_stream: bool) -> Sequence[Echo]:

@@ -138,7 +138,7 @@ class Conversation:
     `half_close` is the end that the data plane makes in good order.
     """
 
-    __slots__ = ("_deliver", "_names", "_picked", "_streams", "let_go", "stream")
+    __slots__ = ("_deliver", "_names", "_streams", "let_go", "picked", "stream")
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Conversation:
         self._streams = streams
         self._deliver = deliver
         self._names = streams.wanted()
-        self._picked = False
+        self.picked = False
         self.let_go = let_go
         self.stream = HttpStream(
             streams.picker,
@@ -175,8 +175,8 @@ class Conversation:
             data, names=self._names, response_names=RESPONSE_NAMES, first=stream.phase is Phase.START
         )
         answers = [encode(action) for action in stream.receive(event, now=now)]
-        if not self._picked and stream.picked:
-            self._picked = True
+        if not self.picked and stream.pick is not None:
+            self.picked = True
             self._streams.picked()
         if stream.phase is Phase.WAITING:
             self._streams.room()
@@ -184,14 +184,10 @@ class Conversation:
 
     def _later(self, actions: Sequence[Action]) -> None:
         """Flow control has decided on a request that waited."""
-        if self.stream.picked:
-            self._picked = True
+        if self.stream.pick is not None:
+            self.picked = True
             self._streams.picked()
         self._deliver([encode(action) for action in actions])
-
-    @property
-    def picked(self) -> bool:
-        return self._picked
 
     @property
     def may_end(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from typing import Final
 
 from msgspec import Struct
 
@@ -140,6 +141,10 @@ class Answer(Struct, frozen=True, gc=False):
     """In place of the request's body, whole; None: it goes on as it came."""
     stream_response: bool = False
     """Ask, for this request alone, that the answer's body be streamed here."""
+
+
+PLAIN: Final = {slot: (Answer(slot),) for slot in Slot}
+"""Go on without any change."""
 
 
 class Echo(Struct, frozen=True, gc=False):

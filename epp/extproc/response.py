@@ -14,8 +14,10 @@ from typing import Final, Protocol
 from epp.config.dialects import MOST_DESTINATIONS
 from epp.config.policy import Policy
 from epp.decision import Observer, Outcome, Pick, PickRequest
-from epp.extproc.bodies import BodyRoom
+from epp.extproc.bodies import BodyRoom, pieces
 from epp.extproc.events import (
+    PLAIN,
+    Action,
     Answer,
     BodyMode,
     Modes,
@@ -31,9 +33,6 @@ from epp.request.blocked import BlockedPaths
 from epp.request.response import ResponseFeedback, ResponseReader
 from epp.request.rewriting import Rewrites
 from epp.types import Address, ApiKind, Endpoint
-
-PLAIN: Final = {slot: (Answer(slot),) for slot in Slot}
-"""Go on without any change."""
 
 _SILENT_FULL_DUPLEX: Final = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
 
@@ -176,11 +175,27 @@ class ResponseHalf:
         """The body is read as it streams by: it is sampled, or is to name the model as the client did."""
         return self._reader is not None or self._names is not None
 
-    def sent_on(self, data: bytes, *, end: bool) -> bytes:
+    def _sent_on(self, data: bytes, *, end: bool) -> bytes:
         """What the client gets of a piece of the body: the model has the name that the client sent."""
         return data if self._names is None else self._names.feed(data, end=end)
 
-    def feed(self, event: ResponseBody, *, now: float) -> None:
+    def body(self, event: ResponseBody, *, echoed: bool, now: float) -> Sequence[Action]:
+        """A piece of the body came.
+        What goes on of it, where the data plane keeps no copy (`echoed`).
+        """
+        self._feed(event, now=now)
+        if not echoed:
+            return PLAIN[Slot.RESPONSE_BODY]
+        data = self._sent_on(event.data, end=event.end_of_stream)
+        return pieces(Slot.RESPONSE_BODY, data, end_of_stream=event.end_of_stream)
+
+    def trailers(self, *, echoed: bool, now: float) -> Sequence[Action]:
+        """The response ends with trailers."""
+        self._finish(now=now)
+        held = self._sent_on(b"", end=True) if echoed else b""
+        return (*pieces(Slot.RESPONSE_BODY, held, end_of_stream=False), *PLAIN[Slot.RESPONSE_TRAILERS])
+
+    def _feed(self, event: ResponseBody, *, now: float) -> None:
         if self.phase is ResponsePhase.AWAITED:
             self._observer.protocol_error("body_before_response_headers")
         if self._reader is not None:
@@ -188,9 +203,9 @@ class ResponseHalf:
                 self._enter(ResponsePhase.READING)
             self._reader.feed(event.data, now=now)
         if event.end_of_stream:
-            self.finish(now=now)
+            self._finish(now=now)
 
-    def finish(self, *, now: float) -> None:
+    def _finish(self, *, now: float) -> None:
         """The response is over."""
         self.give_feedback(now=now)
         if self.phase in (ResponsePhase.BEGUN, ResponsePhase.READING):

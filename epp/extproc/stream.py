@@ -22,8 +22,9 @@ from collections.abc import Callable, Sequence
 from epp.decision import Observer, Outcome, Pick
 from epp.errors import BlockedPathError, BodyTooLargeError, NoRoomError, PickError
 from epp.extproc.asking import Asking, GatePort
-from epp.extproc.bodies import NO_BODY, NO_ROOM, NOT_SEEN, OVERLOADED, Body, pieces
+from epp.extproc.bodies import NO_BODY, NO_ROOM, NOT_SEEN, OVERLOADED, Body, passed_on, pieces
 from epp.extproc.events import (
+    PLAIN,
     Action,
     Answer,
     BodyMode,
@@ -40,8 +41,8 @@ from epp.extproc.events import (
     StreamProtocolError,
 )
 from epp.extproc.phases import DECIDED, FOLLOWS, Phase, ResponsePhase
-from epp.extproc.reading import RESERVED, RequestHead, asks_for_models, model_list_answer, read_addresses
-from epp.extproc.response import PLAIN, PickerPort, ResponseHalf, StreamSettings
+from epp.extproc.reading import RESERVED, RequestHead
+from epp.extproc.response import PickerPort, ResponseHalf, StreamSettings
 from epp.types import InferenceRequest
 
 
@@ -54,7 +55,7 @@ class HttpStream:
     """
 
     __slots__ = (
-        "_asking", "_body", "_deliver", "_modes", "_observer", "_pick", "_picker", "_response", "_settings", "hold", "passes", "phase",
+        "_asking", "_body", "_deliver", "_modes", "_observer", "_picker", "_response", "_settings", "hold", "passes", "phase", "pick",
     )  # fmt: skip
 
     def __init__(
@@ -98,14 +99,14 @@ class HttpStream:
         self.phase = Phase.START
         self._modes = settings.assumed_modes
         self._body = Body(settings.room)
-        self._pick: Pick | None = None
+        self.pick: Pick | None = None
         self._response = ResponseHalf(picker, observer, settings=settings)
 
     def hurry(self) -> None:
         """There is no time to read the body after all: as `unread`.
         Changes nothing once the request is picked.
         """
-        if self._pick is None:
+        if self.pick is None:
             self._asking.hurried, self.hold = True, False
 
     def receive(self, event: Event, *, now: float) -> Sequence[Action]:
@@ -129,16 +130,12 @@ class HttpStream:
                 return self._on_response_trailers(now=now)
 
     @property
-    def picked(self) -> bool:
-        return self._pick is not None
-
-    @property
     def can_detach(self) -> bool:
         """What must be answered is answered and no body needs us:
         the stream may end without harm to the request.
         """
         echoed = self._modes.request_body.echoed
-        if self._pick is not None and self._asking.hurried and not echoed:
+        if self.pick is not None and self._asking.hurried and not echoed:
             return True  # The data plane sends what is left of the request without us.
         response = self._response
         if response.phase is ResponsePhase.AWAITED:
@@ -151,8 +148,8 @@ class HttpStream:
         """Let go of the request on purpose while its answer runs on."""
         if self._response.phase is ResponsePhase.DONE:
             self.close(now=now)
-        elif self._release() and self._pick is not None:
-            self._picker.detach(self._pick, now=now)
+        elif self._release() and self.pick is not None:
+            self._picker.detach(self.pick, now=now)
 
     def half_close(self, *, now: float) -> None:
         """The data plane has ended its side in good order:
@@ -167,19 +164,19 @@ class HttpStream:
         """Release what the request holds.
         Idempotent. broken: the picker itself failed, not the data plane or client.
         """
-        if self._release() and self._pick is not None:
+        if self._release() and self.pick is not None:
             self._response.give_feedback(now=now)
             outcome: Outcome = "failed" if broken else self._response.outcome()
-            self._picker.end(self._pick, outcome=outcome, now=now)
+            self._picker.end(self.pick, outcome=outcome, now=now)
 
     def check_integrity(self) -> None:
         gathers = self.phase in (Phase.BODY, Phase.HOLDING)
         assert self._body.size_bytes == 0 or self.phase is not Phase.START
         assert len(self._body) <= self._settings.max_body_bytes
         assert not len(self._body) or gathers
-        assert (self._pick is not None) == (self.phase is Phase.PICKED) or self.phase is Phase.CLOSED
+        assert (self.pick is not None) == (self.phase is Phase.PICKED) or self.phase is Phase.CLOSED
         assert self._asking.waits == (self.phase is Phase.WAITING)
-        assert self.phase is not Phase.CLOSED or self._pick is None or self._pick.over
+        assert self.phase is not Phase.CLOSED or self.pick is None or self.pick.over
         self._asking.check_integrity()
         self._response.check_integrity()
 
@@ -212,21 +209,20 @@ class HttpStream:
         if self._settings.blocked.refuse(head.path):
             return self._refuse(BlockedPathError("not served by this gateway"))
         if head.declared_bytes > self._settings.max_body_bytes and not event.end_of_stream:
-            return self._refuse(self._too_large())
+            return self._refuse(BodyTooLargeError(limit_bytes=self._settings.max_body_bytes))
         if event.end_of_stream:
-            return self._without_body(event, head, now=now)
+            return self._without_body(event, now=now)
         if not self._modes.body_first or (self._asking.hurried and self._picker.one_model):
             instead = OVERLOADED if self._asking.hurried else NOT_SEEN
             return self._decide(Slot.REQUEST_HEADERS, instead=instead, now=now)
         return self._await_body(head)
 
-    def _without_body(self, event: RequestHeaders, head: RequestHead, *, now: float) -> Sequence[Action]:
+    def _without_body(self, event: RequestHeaders, *, now: float) -> Sequence[Action]:
         """The headers are all of the request."""
-        if self._settings.answers_list and asks_for_models(event.headers, head.path):
-            listed = self._picker.model_list(None if event.subset is None else read_addresses(event.subset))
-            if listed is not None:
-                self._enter(Phase.REFUSED)
-                return (model_list_answer(listed),)
+        listed = self._asking.model_list(event)
+        if listed is not None:
+            self._enter(Phase.REFUSED)
+            return (listed,)
         return self._decide(Slot.REQUEST_HEADERS, instead=NO_BODY, now=now)
 
     def _await_body(self, head: RequestHead) -> Sequence[Action]:
@@ -249,9 +245,9 @@ class HttpStream:
         if self.phase is Phase.REFUSED:
             return ()
         if self.phase in DECIDED:
-            return _body_answers(event, self._modes.request_body)
+            return passed_on(event, self._modes.request_body)
         if self._body.size_bytes + len(event.data) > self._settings.max_body_bytes:
-            return self._refuse(self._too_large())
+            return self._refuse(BodyTooLargeError(limit_bytes=self._settings.max_body_bytes))
         if not self._body.add(event.data):
             return self._without_room(end_of_stream=event.end_of_stream, now=now)
         mode = self._modes.request_body
@@ -356,7 +352,7 @@ class HttpStream:
             self._deliver((*self._picked(slot, decided), *after))
 
     def _picked(self, slot: Slot, pick: Pick) -> Sequence[Action]:
-        self._pick = pick
+        self.pick = pick
         self._enter(Phase.PICKED)
         return (self._asking.answer(slot, pick),)
 
@@ -368,9 +364,7 @@ class HttpStream:
     def _pass_on(self, slot: Slot) -> Sequence[Action]:
         """Go on without a destination, and without one that the client made up."""
         self._enter(Phase.PASSED)
-        if slot is Slot.REQUEST_HEADERS:
-            return (Answer(slot, remove_headers=RESERVED),)
-        return PLAIN[slot]
+        return (Answer(slot, remove_headers=RESERVED),) if slot is Slot.REQUEST_HEADERS else PLAIN[slot]
 
     # -- the response ----------------------------------------------------------------------------------------
 
@@ -381,7 +375,7 @@ class HttpStream:
             self._enter(Phase.PASSED)
         answers = self._response.begin(
             event,
-            pick=self._pick,
+            pick=self.pick,
             modes=self._modes,
             kind=self._asking.kind,
             debug=self._asking.debug,
@@ -393,29 +387,13 @@ class HttpStream:
 
     def _on_response_body(self, event: ResponseBody, *, now: float) -> Sequence[Action]:
         self._learn(event.modes)
-        self._response.feed(event, now=now)
-        if not self._modes.response_body.echoed:
-            return PLAIN[Slot.RESPONSE_BODY]
-        data = self._response.sent_on(event.data, end=event.end_of_stream)
-        return pieces(Slot.RESPONSE_BODY, data, end_of_stream=event.end_of_stream)
+        return self._response.body(event, echoed=self._modes.response_body.echoed, now=now)
 
     def _on_response_trailers(self, *, now: float) -> Sequence[Action]:
-        self._response.finish(now=now)
-        held = self._response.sent_on(b"", end=True) if self._modes.response_body.echoed else b""
-        return (*pieces(Slot.RESPONSE_BODY, held, end_of_stream=False), *PLAIN[Slot.RESPONSE_TRAILERS])
+        return self._response.trailers(echoed=self._modes.response_body.echoed, now=now)
 
     # -- shared ----------------------------------------------------------------------------------------------
 
     def _learn(self, modes: Modes | None) -> None:
         if modes is not None:
             self._modes, self.passes = modes, False
-
-    def _too_large(self) -> BodyTooLargeError:
-        limit = self._settings.max_body_bytes
-        return BodyTooLargeError(f"The request body is over the limit of {limit} bytes; send a shorter one.")
-
-
-def _body_answers(event: RequestBody, mode: BodyMode) -> Sequence[Action]:
-    if mode.echoed:
-        return pieces(Slot.REQUEST_BODY, event.data, end_of_stream=event.end_of_stream)
-    return PLAIN[Slot.REQUEST_BODY]

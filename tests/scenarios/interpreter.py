@@ -20,7 +20,8 @@ import msgspec
 from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Policy
 from epp.decision import Candidate, Pick, PickRequest
 from epp.errors import FlowRefusedError, NoEndpointError, PickError, SaturatedError
-from epp.gate import Claim, Gate, Ticket
+from epp.gate import Claim, Gate
+from epp.model_queue import Ticket
 from epp.picker import Picker
 from epp.request.response import ResponseFeedback
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest

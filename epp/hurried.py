@@ -1,0 +1,64 @@
+"""The choice for a request that the picker has no time to read: by load alone, and nobody is scored.
+
+Pure but for the random numbers; called by `picker`, which books the choice.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from epp.config.policy import Policy
+from epp.decision import Decision, PickRequest
+from epp.endpoints.fleet import Fleet
+from epp.endpoints.state import EndpointState
+from epp.scheduling.record import hurried_decision
+from epp.server_caches import Prompt, ServerCaches
+
+
+def choose_hurriedly(
+    request: PickRequest,
+    fleet: Fleet,
+    caches: ServerCaches,
+    rng: random.Random,
+    *,
+    policy: Policy,
+    at_unix_s: float,
+    now: float,
+) -> tuple[EndpointState, Decision, Prompt]:
+    """The less loaded of two by chance, whatever the rule and the prompt."""
+    inference, spec = request.inference, policy.spec
+    adapter = fleet.adapter(inference.model) if inference.model else ""
+    slots = fleet.candidates(
+        inference.model, subset=request.subset, failures_to_eject=spec.scrape.failures_to_eject
+    )
+    failures, most = fleet.failures, min(spec.max_destinations, request.max_destinations)
+    few = [fleet.in_slot(slot) for slot in _some(slots, max(most, 2), rng)]
+    if len(few) > 1 and few[1].load(few[1].metrics) < few[0].load(few[0].metrics):
+        few[0], few[1] = few[1], few[0]
+    if failures.known:
+        few.sort(key=lambda state: round(failures.share(state, now=now), 1))
+    state = few[0]
+    prompt = caches.prompt(inference, base_model=state.model, body_bytes=request.body_bytes)
+    decision = hurried_decision(
+        request,
+        [each.endpoint for each in few[:most]],
+        prompt_tokens=prompt.tokens,
+        adapter=adapter,
+        policy=policy,
+        at_unix_s=at_unix_s,
+    )
+    return state, decision, prompt
+
+
+def _some(slots: Sequence[int], most: int, rng: random.Random) -> list[int]:
+    """Two of them by chance and, where more are asked for, those that follow the first.
+    `rng.sample` takes five times as long.
+    """
+    n = len(slots)
+    first = int(rng.random() * n)
+    if n == 1:
+        return [slots[0]]
+    second = (first + 1 + int(rng.random() * (n - 1))) % n
+    others = [at % n for at in range(first + 1, first + min(n, most)) if at % n != second]
+    return [slots[first], slots[second], *[slots[at] for at in others[: most - 2]]]

@@ -1,0 +1,118 @@
+"""The queue of one base model in front of the picker, and what the picker foretells for it.
+
+`flow` knows no servers and asks `ModelQueue` for its forecasts, which are the picker's own choices. Owned by
+`gate`, which has one for each base model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import Final
+
+from epp.commit import Considered
+from epp.config.flow import Flow, Waiting
+from epp.decision import Pick, PickRequest
+from epp.errors import PickError
+from epp.flow.control import FlowControl
+from epp.flow.request import Forecast, Held, Pool
+from epp.flow.settings import Bound, FlowSettings, Order, WhenLate
+from epp.picker import Picker
+from epp.server_caches import Prompt
+
+Decided = Callable[[Pick | PickError, float], None]
+"""Called once for a request that waited, with its pick or its refusal and the time."""
+
+_RIDES_S: Final = 0.05
+"""See `FlowSettings.rides_s`."""
+_ORDERS: Mapping[str, Order] = {"Arrival": "arrival", "Deadline": "deadline", "Shortest": "shortest"}
+_WHEN_LATE: Mapping[str, WhenLate] = {"Refuse": "refuse", "Demote": "demote"}
+
+
+class Ticket:
+    """A request that waits, for `leave`."""
+
+    __slots__ = ("decided", "held", "model", "prompt", "request", "since", "would")
+
+    def __init__(
+        self, request: PickRequest, prompt: Prompt, model: str, decided: Decided, *, since: float
+    ) -> None:
+        self.request = request
+        self.prompt = prompt
+        self.model = model
+        self.decided = decided
+        self.since = since
+        self.held: Held[Ticket] | None = None
+        self.would = ""
+        """What the flow control of a policy in dry run would have done with it."""
+
+
+class ModelQueue:
+    """The queue of one base model, and what the picker foretells for it."""
+
+    def __init__(self, picker: Picker, model: str, settings: FlowSettings) -> None:
+        self._picker = picker
+        self._model = model
+        self._last: tuple[Ticket, Considered] | None = None
+        self.control: FlowControl[Ticket] = FlowControl(settings, self)
+
+    def least_wait_s(self, *, now: float) -> float:
+        undone_tokens, rate = self._picker.queued(self._model, now=now)
+        return float((undone_tokens / rate).min()) if len(rate) else 0.0
+
+    def pool(self, *, now: float) -> Pool:
+        undone_tokens, rate = self._picker.queued(self._model, now=now)
+        tokens_per_s = float(rate.sum()) or 1.0
+        return Pool(len(rate), float(undone_tokens.sum()) / tokens_per_s, tokens_per_s)
+
+    def forecast(self, payload: Ticket, *, now: float) -> Forecast:
+        try:
+            considered = self._picker.consider(payload.request, prompt=payload.prompt, now=now)
+        except PickError:
+            return Forecast(0.0, 0.0, 0.0, 1)
+        self._last = (payload, considered)
+        left_s = payload.held.deadline - now if payload.held is not None else 0.0
+        return forecast_of(considered, left_s=left_s)
+
+    def considered(self, ticket: Ticket, *, now: float) -> Considered:
+        """As the forecast by which it was let go a moment ago. PickError: no server can take it any more."""
+        last, self._last = self._last, None
+        if last is not None and last[0] is ticket:
+            return last[1]
+        return self._picker.consider(ticket.request, prompt=ticket.prompt, now=now)
+
+
+def settings_of(spec: Flow) -> FlowSettings:
+    return FlowSettings(
+        headroom_s=spec.headroom_seconds or None,
+        rides_s=_RIDES_S,
+        order=_ORDERS[spec.order],
+        ttft_s=spec.deadline_seconds or inf,
+        when_late=_WHEN_LATE[spec.when_late],
+        ttl_s=spec.ttl_seconds,
+        ttl_by_priority_s={int(priority): ttl_s for priority, ttl_s in spec.ttl_by_priority.items()},
+        in_all=_bound(spec.in_all),
+        per_priority=_bound(spec.per_priority),
+        per_tenant=_bound(spec.per_tenant),
+        max_tenants=spec.max_tenants,
+        goal_s=spec.goal_seconds,
+    )
+
+
+def _bound(spec: Waiting) -> Bound:
+    return Bound(requests=spec.max_requests, size_bytes=spec.max_bytes)
+
+
+def forecast_of(considered: Considered, *, left_s: float) -> Forecast:
+    """left_s: time to the deadline. Only where the chosen server would miss it are the others looked at."""
+    snapshot, choice = considered.snapshot, considered.choice
+    place = choice.places[0]
+    rate, tokens = snapshot.rate.item(place), choice.uncached_tokens.item(place)
+    wait_s, own_s, load_s = snapshot.undone_tokens.item(place) / rate, tokens / rate, choice.load_s
+    if load_s is not None:
+        own_s += load_s.item(place)
+    soonest_s = wait_s + own_s
+    if soonest_s > left_s:
+        each_s = (snapshot.undone_tokens + choice.uncached_tokens) / snapshot.rate
+        soonest_s = float((each_s if load_s is None else each_s + load_s).min())
+    return Forecast(wait_s, soonest_s, own_s, int(tokens))
