@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _ABOUT = """\
 An OpenAI-compatible model server. Block pool, chained block hashes, continuous batching and preemption
-work as in vLLM, under vLLM's metric names. Who computes is --runner's choice:
-  cost  nobody: the time a step takes comes from a cost model, and the words of the answers are made up
+work as in vLLM, under vLLM's metric names. --runner chooses what computes the answers:
+  cost  a cost model: it gives the time of each step, and the words of the answers are made up
         (the same prompt always gets the same answer). Needs neither torch nor a GPU; shows what a
         gateway's routing gains.
   hf    a real model of the Llama, Qwen, GPT-2 or OPT family, through transformers, on CPU or CUDA.

@@ -102,7 +102,7 @@ def _add_kv_store(group: argparse._ArgumentGroup) -> None:
         type=float,
         default=1.0,
         metavar="GB",
-        help="main memory for parts of it that are used often (default %(default)s)",
+        help="main memory for often used parts of the store (default %(default)s)",
     )
     group.add_argument(
         "--kv-store-device-size",

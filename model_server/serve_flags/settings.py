@@ -85,7 +85,10 @@ def _add_address(group: argparse._ArgumentGroup) -> None:
 
 def _add_model(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--runner", choices=("cost", "hf"), default="cost", help="who computes (default %(default)s)"
+        "--runner",
+        choices=("cost", "hf"),
+        default="cost",
+        help="what computes the answers (default %(default)s)",
     )
     group.add_argument(
         "--model",

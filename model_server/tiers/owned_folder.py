@@ -1,4 +1,6 @@
-"""Whose a store's folder is: one process's, by a lock, and one layout's, by a manifest. Caller: the store."""
+"""Reserves the folder of a store for one process, by a lock, and for one layout, by a manifest. Caller: the
+store.
+"""
 
 from __future__ import annotations
 

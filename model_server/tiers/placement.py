@@ -1,10 +1,11 @@
-"""Which chunks the fast tiers keep: by score, with a lazily updated min-heap for each tier.
+"""Decides which chunks the fast tiers keep: by score, with a lazily updated min-heap for each tier.
 
-Disk holds a full copy of every chunk, so whatever falls out of a tier is just dropped: nothing here can write
-back. A chunk that is used enters the fastest tier whose weakest chunks it beats; what it displaces there
-tries the next tier in the same way. Uses of chunks are counted as long as disk has them, in a tier or not. A
-request reads the chunks of a node one after the other, and each would be stronger by that one use than those
-that it has not come to: among chunks of one node, the use that is just made is left out.
+The disk holds a full copy of every chunk, so a chunk that leaves a tier is just dropped, and nothing is
+written back. A used chunk enters the fastest tier whose weakest chunks have a lower score. The chunks that it
+displaces there try the next tier in the same way. Uses of a chunk are counted as long as the disk has it, in
+a tier or not. A request reads the chunks of a node one after the other, so each chunk would have one use more
+than the chunks that the request has not reached yet. Therefore this last use does not count when chunks of
+one node are compared.
 
 Scores: `by_uses_and_importance`, the default; `by_importance` (important tokens x uses: the document's); for
 comparison `by_uses` (LFU, with the same full history) and `by_age` (LRU). Decision 0106 has their figures.

@@ -1,12 +1,12 @@
 """Prefixes read through the tiers: probed keys of every token, then only the chunks that hold chosen ones.
 
-`TieredReader` owns the fast tiers over one store: what is resident, what every token of a node mattered so
-far, and one thread that does all reads. While a layer computes, that thread already fetches the probed keys
-of the next ones and the chunks that nearly every request reads of the next one. A `TieredPrefix` is what one
-request has of all this.
+`TieredReader` owns the fast tiers above one store: the resident chunks, the importance of every token of a
+node so far, and one thread that does all reads. While a layer computes, that thread already fetches the
+probed keys of the next ones and the chunks that nearly every request reads of the next one. A `TieredPrefix`
+is the view of one request.
 
-What is owned here is touched in that thread alone, so nothing needs a lock;
-who calls from another one waits for it, but not for ever.
+Only that thread uses the state of the reader, so no lock is needed. Callers on other threads wait for it, but
+not for ever.
 
 Invariants (`check_integrity`, between requests): exactly the chunks that are placed in a fast tier are held,
 each of its size; only segments that the store has are known.

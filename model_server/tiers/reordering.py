@@ -1,9 +1,8 @@
-"""When nodes are reordered in the background:
-while the engine is idle, and otherwise for a bounded share of the time.
+"""Reorders nodes in the background: while the engine is idle, and otherwise for a bounded share of the time.
 
-One thread, one node after the other; a node is at most `writer.NODE_TOKENS` tokens, so a request that comes
-meanwhile waits for one node's share of the interpreter at most. After a failure, of the disk or any other,
-nothing is tried for a while. Caller: the served tiers.
+One thread reorders one node after the other. A node has at most `writer.NODE_TOKENS` tokens, so a request
+that comes meanwhile waits for the interpreter during one node at most. After a failure of the disk or of
+anything else, the thread pauses for a while. Caller: the served tiers.
 """
 
 from __future__ import annotations

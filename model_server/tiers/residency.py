@@ -1,7 +1,7 @@
-"""Which nodes the fast tiers hold as a whole, told as it changes.
+"""Reports which nodes the fast tiers hold as a whole, when this changes.
 
-A node is told of when all its chunks, of all layers, are in a fast tier,
-and again when the first one leaves. Pure. Caller: the tiered reader, in its own thread.
+A node is reported when all its chunks of all layers are in a fast tier, and again when the first chunk
+leaves. Pure. Caller: the tiered reader, in its own thread.
 
 Invariants (`check_integrity`, with the chunks that are held): counts are those of the held chunks;
 told are the whole nodes.

@@ -1,5 +1,5 @@
-"""The tiers under a running engine: what its blocks no longer hold is loaded back,
-and what it computes is stored.
+"""The tiers under a running engine: prefixes that its blocks no longer hold are loaded back, and computed
+prefixes are stored.
 
 Three threads come here, each for its own part:
 - the loader's (`fetch`, `learn_from`, `listen`, `close`), which may wait for the disk: the prefix of a
@@ -10,13 +10,13 @@ Three threads come here, each for its own part:
   the writer;
 - the event loop's (`num_held`, `status`): looks, and waits for nobody.
 
-A prefix is stored when its prompt is computed, not when its blocks are about to be reused: the eviction would
-have to wait for the copy in the middle of a step, and a process that dies would take with it all that was
-still in memory.
+A prefix is stored when its prompt is computed, not when its blocks are about to be reused. Otherwise the
+eviction would have to wait for the copy in the middle of a step, and a process that dies would lose
+everything that was still in memory.
 
-Stored are exact prefixes. One of an adapter is kept with a digest of the adapter's files, as they were when
-it was loaded: they may change under its name and path while the server is down, and then the prefix is as
-good as gone.
+Only exact prefixes are stored. The prefix of an adapter is stored with a digest of the adapter's files at the
+time of loading. These files may change under the same name and path while the server is down, and then the
+prefix is not used any more.
 
 Callers: the server.
 """

@@ -1,7 +1,7 @@
-"""What a selective load and a server's store are told.
+"""The settings of selective loads and of a server's store.
 
-Plain values, checked once. Callers: everything that selects,
-the hash key under which approximate results are kept, the server's flags.
+Plain values, checked once. Used by all code that selects tokens, by the hash key of approximate results, and
+by the server's flags.
 """
 
 from __future__ import annotations

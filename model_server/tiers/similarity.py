@@ -1,4 +1,5 @@
-"""Whether a few heads may speak for all: likeness of their top-k sets, against what chance alone would give.
+"""Decides whether a few heads can stand for all heads: compares the similarity of their top-k sets with that
+of random sets.
 
 Two random sets of k out of n tokens have an expected Jaccard index near j = (k/n) / (2 - k/n). Heads have to
 agree more than that: the threshold is j ** alpha, with alpha < 1. Pure; called by the selection and by

@@ -1,5 +1,5 @@
-"""What a running store can say of itself. Plain numbers since the start.
-Callers: the served tiers (make), metrics (tell).
+"""The status of a running store: plain numbers since the start. The served tiers fill it in, and metrics show
+it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One request's prefix in the tiers, as its view reads it:
 layer by layer, the probed keys first, then what was chosen.
 
-What is read, and in which thread, is the reader's business;
-here is what is wanted, and where each token is in what came. Callers: the tiered reader (makes them), views.
+The reader decides what is read and in which thread. This module knows which data is wanted, and where each
+token is in the data that came. Made by the tiered reader, and used by views.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Keys in the order of their scores, weakest first:
 a min-heap that is brought up to date only where it is looked at.
 
-A score that rises, as scores of what is used do, costs nothing until its key comes up as the weakest;
-one that falls is told with `lowered`. Of equal scores the one filed first goes first.
+A rising score, such as that of a used chunk, costs nothing until its key appears as the weakest. A falling
+score must be reported with `lowered`. Of equal scores, the key that was added first comes first.
 
 Invariants (`check_integrity`): every key has a heap entry, and none stands above its score.
 

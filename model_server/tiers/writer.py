@@ -1,9 +1,10 @@
-"""Prefixes on their way to the store: one thread writes them, and nobody waits for it.
+"""Writes prefixes to the store in one thread, for which nothing waits.
 
-What waits is bounded in bytes; what does not fit is not stored, and counted. A disk that fails is left alone
-for a while (`health`), and what comes meanwhile is not stored either: a request never notices. Whatever else
-goes wrong with one prefix is logged, and the thread goes on. It is a daemon, since a disk that hangs must not
-keep a process from ending: the store survives a write that is cut off.
+The waiting prefixes are bounded in bytes. A prefix that does not fit is counted and not stored. After a
+failure of the disk, nothing is written for a while (`health`), and prefixes that come meanwhile are not
+stored either. Requests are not affected. Any other failure with one prefix is logged, and the thread goes on.
+It is a daemon thread, since a disk that hangs must not keep the process from ending. The store survives an
+incomplete write.
 
 Invariants (`check_integrity`): what waits adds up to `waiting_bytes`, and is at most `capacity_bytes`.
 Callers: the served tiers (offer, from the step thread), the server (drain).

@@ -1,1 +1,1 @@
-"""What real vLLM pods need beside vLLM: a checked launch profile, and a cache policy for its offload tier."""
+"""Additions for real vLLM pods: a checked launch profile, and a cache policy for vLLM's offload tier."""

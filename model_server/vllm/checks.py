@@ -1,4 +1,4 @@
-"""What a launch profile may not say, because routing would go wrong without an error anywhere.
+"""Checks a launch profile for settings with which routing would go wrong without any error.
 
 Each check yields problems and looks at one thing; `problems` runs them all, so that a profile is mended in
 one go. The rules are those of vLLM 0.32. Caller: the command `model-server profile`.

@@ -1,5 +1,5 @@
-"""What is wrong with a launch profile: every problem at once,
-each with its reason and what to write instead.
+"""The error for a launch profile: it lists all problems at once, each with its reason and what to write
+instead.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a request to vLLM says of its important tokens:
-`kv_transfer_params: {"important_tokens": [[0, 4], [96, 128]]}`.
+"""Reads the important tokens from a request to vLLM: `kv_transfer_params: {"important_tokens": [[0, 4], [96,
+128]]}`.
 
 vLLM hands `kv_transfer_params` of a request through to its offload tier as they are. Ranges are half-open and
 in tokens of the prompt, as vLLM counts them. Pure. Callers: the cache policy, the ranking.

@@ -3,9 +3,9 @@
 `eviction_policy` names the class, `cache_policy_module_path` this module.
 It keeps vLLM's records of chunks and leaves the choice to `offload_ranking`.
 
-Runs in vLLM's process, on its scheduler's thread; what a request says of its important tokens may be
-anything, and never stops it. Nothing here imports more than the standard library and vLLM, so that vLLM's
-image needs no package of ours but this one. vLLM's interface is marked experimental; written for 0.32.
+Runs in vLLM's process, on the thread of its scheduler. The important tokens of a request may be any value,
+and never stop this thread. Nothing here imports more than the standard library and vLLM, so that vLLM's image
+needs no package of ours but this one. vLLM's interface is marked experimental; written for 0.32.
 
 Caller: vLLM. Nothing else in this repository may import it, for vLLM is not installed where the rest runs.
 """

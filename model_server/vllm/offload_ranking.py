@@ -1,17 +1,18 @@
-"""Which chunk of vLLM's CPU offload tier goes first:
-`by_importance` of the tiers, fed with what vLLM tells its cache policies.
+"""Decides which chunk of vLLM's CPU offload tier is evicted first: by `by_importance` of the tiers, with the
+facts that vLLM gives to its cache policies.
 
-vLLM tells which chunks a request used and where they end in its prompt; it never tells which tokens mattered.
-So important tokens are what requests say themselves (`important_tokens`), as a running mean over those that
-said anything, and all tokens of a chunk as long as none did: then the score is the number of uses.
+vLLM says which chunks a request used and where they end in its prompt, but never which tokens mattered. So
+requests have to name their important tokens (`important_tokens`). The score uses a running mean over the
+requests that named any. As long as none did, all tokens of a chunk count, and the score is the number of
+uses.
 
 vLLM finds a prefix from its head on and never past a chunk that is missing. So what uses a chunk uses those
 before it, seen or not (vLLM does not tell of chunks that its GPU cache answers for), and a chunk is as
 important as what can only be found behind it. Of equal scores the one used longest ago goes first, of one
 prompt its tail.
 
-Uses are halved at intervals, or what was popular once would stay for ever;
-those of chunks that left are remembered for a while.
+Uses are halved at intervals, because otherwise a chunk that was popular once would stay for ever. Uses of
+chunks that left are remembered for a while.
 
 Invariants (`check_integrity`): exactly the idle chunks of the tier are ranked;
 memory of chunks outside it is bounded.

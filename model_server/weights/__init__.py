@@ -1,3 +1,3 @@
-"""Where models' files come from: a folder somebody names, or a small model fetched and converted once.
-No torch on import.
+"""Finds the files of a model: in a given folder, or from a small model that is fetched and converted once. No
+torch on import.
 """

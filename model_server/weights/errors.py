@@ -1,4 +1,4 @@
-"""Why a model's files cannot be had; the message says what to do."""
+"""The error if the files of a model cannot be found or fetched. The message says what to do."""
 
 from __future__ import annotations
 

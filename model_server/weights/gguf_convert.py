@@ -1,4 +1,6 @@
-"""A quantised GGUF file into a transformers folder: half-precision safetensors, tokenizer, chat template."""
+"""Converts a quantised GGUF file into a transformers folder: half-precision safetensors, tokenizer, chat
+template.
+"""
 
 from __future__ import annotations
 
