@@ -25,6 +25,7 @@ from redis.credentials import CredentialProvider
 
 from epp.config.sharing import Redis
 from epp.sharing.link import LinkError, Received
+from epp.sharing.redis_replies import BoundedParser
 
 _T = TypeVar("_T")
 _FIELD: Final = b"b"
@@ -63,6 +64,8 @@ class RedisLink:
         """Clients that the first one stands on: the sentinels."""
         self._channel = ""
         self._position = _START
+        self._said = _START
+        """What this picker said last."""
         self._ahead_ms = 0.0
         """Redis's clock less ours."""
 
@@ -88,12 +91,20 @@ class RedisLink:
                 approximate=True,
             )
         )
+        self._said = entry
         self._ahead_ms = _milliseconds(entry) - self._clock() * 1000
 
     async def read(self) -> list[Received]:
-        answer = await self._call(
-            lambda client: client.xread({self._stream: self._position}, count=_READ_BATCHES, block=_BLOCK_MS)
-        )
+        try:
+            answer = await self._call(
+                lambda client: client.xread(
+                    {self._stream: self._position}, count=_READ_BATCHES, block=_BLOCK_MS
+                )
+            )
+        except LinkError as error:
+            if error.reason == "refused" and _order(self._said) > _order(self._position):
+                self._position = self._said  # past what cannot be read; what others said between is lost
+            raise
         entries = answer[0][1] if answer else []
         if entries:
             self._position = entries[-1][0]
@@ -188,19 +199,27 @@ def _connect(settings: Redis) -> tuple[Any, list[Any]]:
     tls = _tls(settings)
     if target.kind == "single":
         host, port = target.hosts[0]
-        return aredis.Redis(host=host, port=port, db=target.database, **options, **tls), []
+        return _bounded(aredis.Redis(host=host, port=port, db=target.database, **options, **tls)), []
     if target.kind == "cluster":
         nodes = [ClusterNode(host, port) for host, port in target.hosts]
         # One retry: after a failover the first attempt only learns where the slot is now.
         options["retry"] = Retry(NoBackoff(), 1)
-        return RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options, **tls), []
+        cluster = RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options, **tls)
+        cluster.connection_kwargs["parser_class"] = BoundedParser
+        return cluster, []
     sentinel = {
         **options,
         **tls,
         "credential_provider": _credentials(settings.sentinel_username, settings.sentinel_password_file),
     }
     master_of = Sentinel(target.hosts, sentinel_kwargs=sentinel, **options, **tls)  # type: ignore[no-untyped-call]  # redis-py
-    return master_of.master_for(target.master, db=target.database), list(master_of.sentinels)
+    return _bounded(master_of.master_for(target.master, db=target.database)), list(master_of.sentinels)
+
+
+def _bounded(client: Any) -> Any:
+    """The same client, which reads no reply over the bound."""
+    client.connection_pool.connection_kwargs["parser_class"] = BoundedParser
+    return client
 
 
 def _credentials(username: str, password_file: str) -> CredentialProvider | None:

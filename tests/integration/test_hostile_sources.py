@@ -124,3 +124,25 @@ async def test_a_file_that_no_parser_can_read_is_refused_and_ends_nothing(tmp_pa
         assert await picker.metric("epp_endpoint_ready") == 1
         assert await picker.metric("epp_source_failures_total") == 0
         assert await picker.process.terminate() == 0
+
+
+async def test_a_huge_value_in_redis_is_not_read_and_ends_nothing(tmp_path: Path) -> None:
+    """An entry of 200 MB took a picker from 75 to 683 MiB; Redis takes entries of 512 MB."""
+    async with (
+        running_redis(tmp_path) as redis,
+        running_backend("s0") as backend,
+        picker_on(tmp_path, backend, redis) as picker,
+    ):
+        await counted(picker, "epp_sharing_tables_total", what="stored")
+        client = aredis.from_url(redis.url)
+        await client.xadd(f"{channel()}:stream", {b"b": b"x" * 100_000_000})
+        await client.aclose()
+        await counted(picker, "epp_sharing_errors_total", reason="refused")
+        status = Path(f"/proc/{picker.process.pid}/status").read_text().split()
+        assert int(status[status.index("VmHWM:") + 1]) < 250_000, "kB"
+        stored = await picker.metric("epp_sharing_tables_total", what="stored")
+
+        async def so() -> bool:
+            return await picker.metric("epp_sharing_tables_total", what="stored") > stored
+
+        await wait_until(so, what="it shares again")

@@ -1,0 +1,41 @@
+"""Bounds what one answer of Redis may hold, before it is read: whoever may write there could otherwise fill
+this process's memory with one value of 512 MB.
+
+Redis says the size of each value before the value. A reply that goes over the bound ends its connection. The
+parser is redis-py's own for RESP2; `redis_link` gives it to its clients.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from redis import exceptions
+from redis._parsers import _AsyncRESP2Parser
+
+from epp.sharing.batches import MOST_TABLE_BYTES
+
+_MOST_LIST_BYTES: Final = 64 * 2**20
+"""Of a reply that is a list: as many batches as are read at once."""
+
+
+class BoundedParser(_AsyncRESP2Parser):
+    """InvalidResponse, which ends the connection, where a reply is too large."""
+
+    __slots__ = ("_left",)
+
+    async def read_response(self, disable_decoding: bool = False) -> Any:  # noqa: FBT001, FBT002 - redis-py calls it
+        self._left = MOST_TABLE_BYTES + 1024
+        return await super().read_response(disable_decoding=disable_decoding)
+
+    async def _readline(self) -> bytes:
+        line: bytes = await super()._readline()
+        if line.startswith(b"*"):
+            self._left = min(self._left, _MOST_LIST_BYTES)
+        return line
+
+    async def _read(self, length: int) -> bytes:
+        self._left -= length
+        if self._left < 0:
+            raise exceptions.InvalidResponse(f"a value of {length} bytes in a reply is too large to be read")
+        value: bytes = await super()._read(length)
+        return value
