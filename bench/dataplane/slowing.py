@@ -64,6 +64,7 @@ def by_quota(core: float, pid: int) -> Iterator[None]:
         else:
             (group / "cpu.max").write_text(f"{quota_us} {_QUOTA_PERIOD_US}")
         _run(pid, (os.cpu_count() or 1) - 1, os.SCHED_OTHER, priority=0)
+        _ahead(pid)
         (group / "cgroup.procs").write_text(str(pid))
         yield
     finally:
