@@ -330,7 +330,9 @@ class Failures:
         for _, _, state, about, mark in sorted(due)[: max(0, free)]:
             if model := about or mark.asked_model or state.answered_model or state.model:
                 mark.probing, mark.probed_at = True, now
-                probes.append(Probe(state, model, about, queued=_has_queue(state, now=now)))
+                # A queue explains nothing where the counters stand still for longer than it should take.
+                queued = not (mark.stalls or mark.may_stall) and _has_queue(state, now=now)
+                probes.append(Probe(state, model, about, queued=queued))
         return probes
 
     def probed(self, probe: Probe, verdict: Verdict, *, settings: Settings, now: float) -> None:

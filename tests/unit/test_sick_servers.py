@@ -347,6 +347,18 @@ def test_a_late_answer_to_a_probe_proves_nothing_where_requests_wait(waiting: in
     assert probe.queued == bool(waiting)
 
 
+def test_a_queue_explains_no_late_answer_of_a_server_whose_counters_stand_still() -> None:
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
+    picker.set_endpoints([Endpoint(EndpointName("a"), Address("10.0.0.1", 1))], now=0.0)
+    pick = picker.pick(ask(), now=0.5)
+    picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=0.6)
+    for at in (1.0, 2.0, 3.0, 4.0):
+        page = EndpointMetrics(scraped_at=at, generated_tokens=1.0, waiting=5)
+        picker.observe(EndpointName("a"), page, now=at)
+    [probe] = picker.probes_due(now=4.0)
+    assert not probe.queued
+
+
 def ask() -> PickRequest:
     return PickRequest("r", InferenceRequest(kind=ApiKind.CHAT, model="m", stream=True))
 
