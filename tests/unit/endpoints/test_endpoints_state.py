@@ -139,6 +139,27 @@ def test_work_counted_by_the_server_leaves_the_backlog() -> None:
     assert len(state.backlog) == 1
 
 
+@pytest.mark.parametrize("booked_at", [0.5, 1.5], ids=["busy all the time", "idle at first"])
+def test_a_server_that_had_work_all_the_time_teaches_how_fast_it_is(booked_at: float) -> None:
+    """It computes 500 tokens a second, where the policy says 1,000."""
+    state = a_state()
+    for _ in range(60):
+        book(state, 500, now=booked_at)
+    for n in range(1, 31):
+        counted = 500.0 * (n - 1)
+        metrics = EndpointMetrics(
+            scraped_at=float(n),
+            running=60,
+            prompt_tokens=counted,
+            cached_prompt_tokens=0.0,
+            ttft_count=n - 1.0,
+        )
+        state.observe(metrics, now=float(n))
+        if n == 2:
+            assert (state.rate.tokens_per_s < 1000) == (booked_at < 1)
+    assert state.rate.tokens_per_s == pytest.approx(550, rel=0.1)
+
+
 def test_a_first_token_ends_a_booking_whatever_the_prompt_was_thought_to_hold() -> None:
     state = a_state()
     state.observe(page(0.0, prompt_tokens=0.0, begun=0), now=0.0)
