@@ -28,6 +28,8 @@ Written by `make bench-dataplane ARGS="--page docs/bench-dataplane.md"`. Machine
 - **The floor with our settings** runs on those of `epp/process.py` instead: gRPC's older listener, which
   hands no message from thread to thread, and an allocator that keeps freed memory. Between the two floors
   lies what settings alone are worth; between this one and ours what the picker's own code costs.
+- **Compiled** is our picker as its image runs it, the hot path compiled by mypyc
+  (docs/decisions/0008-the-image-is-compiled.md). The other rows of our picker are plain Python, as in a checkout.
 - **Load**: 4 requests in flight for answers of 1 chunk, 16 for 100 chunks and 32 for 1,000, a chunk each
   millisecond; full duplex 4 throughout, as it would fall behind. Chat requests in JSON, some escapes and
   letters beyond ASCII in the text.
@@ -47,8 +49,8 @@ _AFTER: Final = """
 ## What stands between ours and the floor
 
 - **Python with cold caches.** Replayed alone (`python -m bench.bench_path`), a request of 1 KB takes the
-  picker's code 0.16 ms; between Envoy and a client, which take the caches in turn, more. Compiling half of it
-  took 41 % of the instructions away and 4 % of the CPU (docs/decisions/0003).
+  picker's code 0.16 ms; between Envoy and a client, which take the caches in turn, more. The rows *compiled* say what
+  compiling it takes away.
 - **Where a request of 1 KB spends it**: some 800 calls, none of which takes more than a twenty-fifth. Of a
   profile of the whole way without sockets: the choice 16 %, booking it and recording the prompt 10, frames,
   windows and writes 21, messages to events and back 9, the end and the answer's headers 12, streams and

@@ -20,6 +20,7 @@ import yaml
 from epp.config.settings import Config
 from epp.process import GRPC_EXPERIMENTS
 from epp.types import Address
+from tests.compiled_env import variables
 from tests.harness.envoy import EnvoyProcess, bootstrap_document, cluster, connection_manager, running_envoy
 from tests.harness.gateway import config_in, write_policy
 from tests.harness.ports import free_ports
@@ -28,6 +29,7 @@ from tests.harness.processes import ManagedProcess, connects, managed_process
 Process = Literal[
     "ours",
     "grpcio",
+    "compiled",
     "other",
     "sampling",
     "tracing-1",
@@ -45,12 +47,14 @@ VariantName = Literal[
     "floor-tuned",
     "ours",
     "grpcio",
+    "compiled",
     "other",
     "sampling",
     "tracing-1",
     "tracing-100",
     "floor-duplex",
     "ours-duplex",
+    "compiled-duplex",
     "grpcio-duplex",
 ]
 
@@ -86,12 +90,14 @@ VARIANTS: Final = {
         Variant("floor-tuned", "Envoy, floor with our settings", picker="floor-tuned"),
         Variant("ours", "Envoy, our picker", picker="ours"),
         Variant("grpcio", "Envoy, our picker on grpcio", picker="grpcio"),
+        Variant("compiled", "Envoy, our picker, compiled", picker="compiled"),
         Variant("other", "Envoy, the other picker", picker="other"),
         Variant("sampling", "Envoy, our picker, every answer sampled", picker="sampling"),
         Variant("tracing-1", "Envoy, our picker, 1 % of the picks traced", picker="tracing-1"),
         Variant("tracing-100", "Envoy, our picker, every pick traced", picker="tracing-100"),
         Variant("floor-duplex", "Envoy full duplex, floor echo", picker="floor", duplex=True),
         Variant("ours-duplex", "Envoy full duplex, our picker", picker="ours", duplex=True),
+        Variant("compiled-duplex", "Envoy full duplex, our picker, compiled", picker="compiled", duplex=True),
         Variant("grpcio-duplex", "Envoy full duplex, our picker on grpcio", picker="grpcio", duplex=True),
     )
 }
@@ -126,10 +132,16 @@ class Rig:
 
 @asynccontextmanager
 async def running_rig(
-    directory: Path, *, endpoints: int, other: Path | None = None, profile: Path | None = None
+    directory: Path,
+    *,
+    endpoints: int,
+    other: Path | None = None,
+    compiled: Path | None = None,
+    profile: Path | None = None,
 ) -> AsyncIterator[Rig]:
-    """`other`: a second checkout whose picker takes part as a variant; `profile`:
-    cProfile of ours goes to this file."""
+    """`other`: a second checkout whose picker takes part as a variant; `compiled`: the folder of this
+    checkout's compiled package (`tests.compiled_env`), which then takes part; `profile`: cProfile of ours
+    goes to this file."""
     ports = free_ports(MAX_ENDPOINTS)
     addresses = [Address("127.0.0.1", port) for port in ports]
     async with AsyncExitStack() as stack:
@@ -141,7 +153,9 @@ async def running_rig(
             )
         )
         await upstream.wait_ready(lambda: connects("127.0.0.1", ports[-1]))
-        pickers = _written_pickers(directory, addresses[:endpoints], other=other)
+        pickers = _written_pickers(
+            directory, addresses[:endpoints], other=other, compiled=compiled is not None
+        )
         running: dict[Process, ManagedProcess] = {"upstream": upstream}
         sockets = await _start(
             stack,
@@ -150,6 +164,7 @@ async def running_rig(
             directory,
             addresses[:endpoints],
             other=other,
+            compiled=compiled,
             profile=profile,
             collector=ports[-1],
         )
@@ -185,10 +200,14 @@ async def _start(
     addresses: Sequence[Address],
     *,
     other: Path | None,
+    compiled: Path | None,
     profile: Path | None,
     collector: int,
 ) -> dict[Process, Path]:
     """Start pickers and floors; where each listens. collector: the port of who takes spans."""
+    envs = {name: _traced(share, collector=collector) for name, share in _SHARES.items()}
+    if compiled is not None:
+        envs["compiled"] = variables(compiled)
     for name, config in pickers.items():
         running[name] = await stack.enter_async_context(
             running_picker(
@@ -196,7 +215,7 @@ async def _start(
                 directory=directory / name,
                 checkout=other if name == "other" else None,
                 profile=profile if name == "ours" else None,
-                env=_traced(_SHARES[name], collector=collector) if name in _SHARES else None,
+                env=envs.get(name),
             )
         )
     sockets = {name: _socket(config) for name, config in pickers.items()}
@@ -211,7 +230,7 @@ async def _start(
 
 
 def _written_pickers(
-    directory: Path, addresses: Sequence[Address], *, other: Path | None
+    directory: Path, addresses: Sequence[Address], *, other: Path | None, compiled: bool
 ) -> dict[Process, Config]:
     """The configuration of each picker that takes part."""
 
@@ -225,13 +244,15 @@ def _written_pickers(
         "tracing-1": written("tracing-1", tracing=True),
         "tracing-100": written("tracing-100", tracing=True),
     }
+    if compiled:
+        pickers["compiled"] = written("compiled")
     if other is not None:
         pickers["other"] = written("other")
         _forget_transport(directory / "other" / "config.yaml")
     return pickers
 
 
-def _traced(share: float, *, collector: int) -> dict[str, str]:
+def _traced(share: float, *, collector: int) -> Mapping[str, str]:
     """Spans go over HTTP to a model server, which takes and forgets them as a collector would."""
     return {
         "OTEL_TRACES_SAMPLER": "traceidratio",

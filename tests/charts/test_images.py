@@ -77,6 +77,12 @@ def test_the_picker_has_its_c_extensions(built_images: Images) -> None:
     assert list(packages.glob("epp/extproc/_wire.*.so"))
 
 
+def test_the_picker_is_compiled(built_images: Images) -> None:
+    packages = packages_in(built_images["picker"])
+    assert list(packages.glob("epp/http2/connection.*.so"))
+    assert not list(packages.glob("mypy*")), "what compiles it stays outside"
+
+
 @EACH
 def test_its_bill_of_materials_lists_every_locked_package_and_the_bases(
     built_images: Images, name: str

@@ -1,0 +1,72 @@
+"""What is given to mypyc (setup.py) keeps its meaning there, and a checkout is never compiled in place."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from epp import process
+
+ROOT = Path(__file__).parents[2]
+MODULES: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["prefix-gateway"][
+    "compiled"
+]
+
+
+def _tree(module: str) -> ast.Module:
+    return ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text())
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_class_has_options_which_mypyc_drops(module: str) -> None:
+    """`class Prompt(Struct, frozen=True)` would be one that anybody may change."""
+    classes = [node for node in ast.walk(_tree(module)) if isinstance(node, ast.ClassDef)]
+    assert [each.name for each in classes if each.keywords] == []
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_annotation_is_read_at_run_time(module: str) -> None:
+    """mypyc keeps `int` of `Annotated[int, counter(...)]`: the metric would be gone from the page."""
+    assert not [
+        node for node in ast.walk(_tree(module)) if isinstance(node, ast.Name) and node.id == "Annotated"
+    ]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_function_calls_itself(module: str) -> None:
+    """In C nothing counts the depth: input that drives it would end the process."""
+    tree = _tree(module)
+    for function in tree.body:
+        if isinstance(function, ast.FunctionDef):
+            assert function.name not in _called(function)
+    methods = (part for each in tree.body if isinstance(each, ast.ClassDef) for part in each.body)
+    for method in methods:
+        if isinstance(method, ast.FunctionDef):
+            assert f"self.{method.name}" not in _called(method)
+
+
+def _called(function: ast.FunctionDef) -> set[str]:
+    return {ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
+
+
+def test_the_module_that_tells_is_one_of_them() -> None:
+    assert process.HOT_MODULE in MODULES
+
+
+def test_an_editable_install_is_never_compiled() -> None:
+    done = subprocess.run(
+        [sys.executable, "setup.py", "editable_wheel"],
+        cwd=ROOT,
+        env={**os.environ, "PREFIX_GATEWAY_COMPILE": "1"},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "not for editable installs" in done.stderr
