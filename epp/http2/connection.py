@@ -17,9 +17,10 @@ from typing import Final
 
 from epp.http2 import frames, headers
 from epp.http2.call_events import Event, Fault, Gone, HalfClosed, Message, Opened, Over
+from epp.http2.control_frames import ControlFrames
 from epp.http2.flow_control import Sender, Windows
 from epp.http2.frame_reader import FrameError, FrameReader
-from epp.http2.frames import Code, Flag, Kind, Setting
+from epp.http2.frames import Code, Kind
 from epp.http2.headers import (
     HeaderReader,
     ListTooLargeError,
@@ -43,9 +44,6 @@ from epp.http2.table import StreamTable
 ALL: Final = 2**31
 _LATELY: Final = 1_000
 _ARE_YOU_THERE: Final = b"quiet..."
-_DRAINING: Final = b"draining"
-_FRAME_BYTES: Final = {Kind.RST_STREAM: 4, Kind.PING: 8, Kind.WINDOW_UPDATE: 4}
-_OF_THE_CONNECTION: Final = frozenset((Kind.SETTINGS, Kind.PING, Kind.GOAWAY))
 
 
 class Connection:
@@ -61,16 +59,14 @@ class Connection:
         self._sender = Sender()
         self._windows = Windows(limits, self._sender)
         self._table = StreamTable(limits, self._sender, self._windows, now=now)
+        self._control = ControlFrames(self._table, self._sender)
         self._streams = self._table.streams
-        self._settings_acked = False
         self._block_since = now
         self._into: Stream | None = None
         """Whose DATA frame is being read; None: nobody's, it is passed over."""
         self._into_size = 0
         self._into_ends = False
         self._asked_at: float | None = None
-        self._leaving = False
-        self._left_for_good = False
         self._over = ""
         self._sender.hello(limits)
 
@@ -94,12 +90,12 @@ class Connection:
     @property
     def drained(self) -> bool:
         """The peer knows that we leave, and nothing is open any more."""
-        return self._left_for_good and not self._streams
+        return self._control.left_for_good and not self._streams
 
     @property
     def ends(self) -> bool:
         """It is to be closed: it is over or drained."""
-        return bool(self._over) or (self._left_for_good and not self._streams)
+        return bool(self._over) or (self._control.left_for_good and not self._streams)
 
     def is_open(self, stream_id: int) -> bool:
         """Whether an answer on it can still reach the peer."""
@@ -133,10 +129,8 @@ class Connection:
         The second follows by itself, when what it sent before has come.
         """
         self._table.now = now
-        if not self._leaving and not self._over:
-            self._leaving = True
-            self._sender.control(frames.goaway(frames.MAX_STREAM_ID, Code.NO_ERROR))
-            self._sender.control(frames.frame(Kind.PING, _DRAINING))
+        if not self._over:
+            self._control.leave()
 
     def close(self, *, now: float) -> list[Event]:
         """At once: the streams that are open are gone."""
@@ -271,24 +265,7 @@ class Connection:
             self._table.stream_error(number, Code.PROTOCOL_ERROR, "malformed_headers")
 
     def frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        if kind in _OF_THE_CONNECTION and number:
-            raise FrameError(Code.PROTOCOL_ERROR, "bad_stream_number")
-        if len(payload) != _FRAME_BYTES.get(kind, len(payload)):
-            raise FrameError(Code.FRAME_SIZE_ERROR, "bad_frame_size")
-        if kind == Kind.WINDOW_UPDATE:
-            self._on_window_update(number, frames.read_u32(payload)[0] & 0x7FFFFFFF)
-        elif kind == Kind.RST_STREAM:
-            self._on_reset(number)
-        elif kind == Kind.PING:
-            self._on_ping(flags, payload)
-        elif kind == Kind.SETTINGS:
-            self._on_settings(flags, payload)
-        elif kind == Kind.PRIORITY:
-            self._on_priority(number, payload)
-        elif kind == Kind.GOAWAY:
-            self._on_goaway(payload)
-        else:
-            raise FrameError(Code.PROTOCOL_ERROR, "push_promise")
+        self._control.frame(kind, flags, number, payload)
 
     def unknown_frame(self) -> None:
         self._table.too_many("unneeded_frame_flood")
@@ -300,8 +277,8 @@ class Connection:
         request = self._headers.request(block)
         if depends_on_itself or (ends and request.declared_bytes):
             raise MalformedRequestError
-        if self._left_for_good or len(self._streams) >= self._limits.max_streams:
-            self._table.last_id = before if self._left_for_good else number
+        if self._control.left_for_good or len(self._streams) >= self._limits.max_streams:
+            self._table.last_id = before if self._control.left_for_good else number
             self._table.stream_error(number, Code.REFUSED_STREAM, "too_many_streams")
             return
         stream = self._streams[number] = Stream(
@@ -356,83 +333,6 @@ class Connection:
         else:
             self._table.events.append(HalfClosed(stream.number))
 
-    def _on_priority(self, number: int, payload: bytes) -> None:
-        self._table.too_many("unneeded_frame_flood")
-        if not number:
-            raise FrameError(Code.PROTOCOL_ERROR, "bad_stream_number")
-        if len(payload) != 5:
-            self._table.stream_error(number, Code.FRAME_SIZE_ERROR, "bad_frame_size")
-        elif frames.read_u32(payload)[0] & 0x7FFFFFFF == number:
-            self._table.stream_error(number, Code.PROTOCOL_ERROR, "depends_on_itself")
-
-    def _on_reset(self, number: int) -> None:
-        stream = self._streams.get(number)
-        if stream is None:
-            self._table.unexpected(number, Kind.RST_STREAM)
-            return
-        if not stream.answered:
-            self._table.too_many("rapid_reset")
-        told = stream.lingers_until is None and stream.end is None
-        self._table.forget(stream)
-        if told:
-            self._table.events.append(Gone(number, "reset"))
-
-    def _on_settings(self, flags: int, payload: bytes) -> None:
-        if len(payload) % 6 or (flags & Flag.ACK and payload):
-            raise FrameError(Code.FRAME_SIZE_ERROR, "bad_frame_size")
-        self._table.too_many("settings_flood")
-        if flags & Flag.ACK:
-            self._settings_acked = True
-            return
-        values = dict(frames.read_setting(payload, at) for at in range(0, len(payload), 6))
-        if values.get(Setting.ENABLE_PUSH, 0) > 1:
-            raise FrameError(Code.PROTOCOL_ERROR, "bad_setting")
-        frame_bytes = values.get(Setting.MAX_FRAME_SIZE, self._sender.frame_bytes)
-        if not frames.DEFAULT_FRAME_BYTES <= frame_bytes <= frames.MAX_FRAME_BYTES:
-            raise FrameError(Code.PROTOCOL_ERROR, "bad_setting")
-        self._sender.frame_bytes = frame_bytes
-        window = values.get(Setting.INITIAL_WINDOW_SIZE, self._sender.initial_window)
-        if window > frames.MAX_WINDOW:
-            raise FrameError(Code.FLOW_CONTROL_ERROR, "bad_setting")
-        self._sender.control(frames.SETTINGS_ACK)
-        more, self._sender.initial_window = window - self._sender.initial_window, window
-        if more:
-            for stream in list(self._streams.values()):
-                self._table.widen(stream, more, whole=True)
-
-    def _on_ping(self, flags: int, payload: bytes) -> None:
-        self._table.too_many("ping_flood")
-        if not flags & Flag.ACK:
-            self._sender.control(frames.frame(Kind.PING, payload, flags=Flag.ACK))
-        elif payload == _DRAINING and self._leaving and not self._left_for_good:
-            # Second step: streams that the peer opens from now on are refused.
-            self._left_for_good = True
-            self._sender.control(frames.goaway(self._table.last_id, Code.NO_ERROR))
-
-    def _on_goaway(self, payload: bytes) -> None:
-        """The peer opens no more streams; those that are open go on."""
-        self._table.too_many("unneeded_frame_flood")
-        if len(payload) < 8:
-            raise FrameError(Code.FRAME_SIZE_ERROR, "bad_frame_size")
-
-    def _on_window_update(self, number: int, more: int) -> None:
-        if number:
-            stream = self._streams.get(number)
-            if stream is None:
-                self._table.unexpected(number, Kind.WINDOW_UPDATE)
-            elif not more:
-                self._table.reset(stream, Code.PROTOCOL_ERROR, "window_overflow")
-            else:
-                self._table.widen(stream, more, whole=False)
-            return
-        if not more:
-            raise FrameError(Code.PROTOCOL_ERROR, "window_overflow")
-        self._sender.window += more
-        if self._sender.window > frames.MAX_WINDOW:
-            raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overflow")
-        while (stream := self._sender.next_waiting()) is not None:
-            self._table.pump(stream)
-
     # -- faults and time -------------------------------------------------------------------------------------
 
     def _fail(self, code: Code, reason: str) -> None:
@@ -454,7 +354,7 @@ class Connection:
         if not self._frames.hello_seen:
             if now - self._started > limits.hello_s:
                 raise FrameError(Code.PROTOCOL_ERROR, "no_hello")
-        elif not self._settings_acked and now - self._started > limits.settings_s:
+        elif not self._control.settings_acked and now - self._started > limits.settings_s:
             raise FrameError(Code.SETTINGS_TIMEOUT, "settings_not_acknowledged")
         if self._frames.in_block and now - self._block_since > limits.header_s:
             raise FrameError(Code.ENHANCE_YOUR_CALM, "unfinished_headers")
