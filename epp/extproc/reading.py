@@ -57,8 +57,7 @@ def request_names(spec: PolicySpec, *, read: Flow | None = None, traced: bool = 
     flow = _claimed(spec, read)
     if flow is None:
         return names
-    claimed = {"Tenant": (flow.tenant_header,), "Deadline": (TTFT_MS,), "Objective": OBJECTIVES}
-    return names.union(*(claimed.get(claim, ()) for claim in flow.claims))
+    return names.union(*_claim_headers(flow).values())
 
 
 def collect(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
@@ -85,7 +84,9 @@ class RequestHead(Struct, gc=False):
     encoded: bool
     """The body is compressed, so it cannot be read."""
     reserved: tuple[str, ...]
-    """Of `RESERVED`, what the client sent. It must not reach a server."""
+    """What the client sent of `RESERVED`, and of the claims that the policy does not believe. It must not
+    reach a server.
+    """
     session: str
     debug: bool
     prescribed: str
@@ -111,13 +112,23 @@ def read_head(
         request_id=found.get(REQUEST_ID, "").strip()[:_MAX_REQUEST_ID_CHARS],
         declared_bytes=int(length) if length.isascii() and length.isdigit() and len(length) < 19 else 0,
         encoded=found.get("content-encoding", "").strip().lower() not in ("", "identity"),
-        reserved=() if _RESERVED.isdisjoint(found) else tuple(name for name in RESERVED if name in found),
+        reserved=_to_remove(found, spec.flow),
         session=bounded_name(found.get(spec.session_header, "")),
         debug=bool(spec.debug_header) and spec.debug_header in found,
         prescribed=found.get(TEST_SELECTION, ""),
         trace=bounded_trace(found.get(TRACEPARENT, "")),
         claim=NO_CLAIM if flow is None else _claim(found, flow),
     )
+
+
+def _to_remove(found: Mapping[str, str], flow: Flow) -> tuple[str, ...]:
+    """See `RequestHead.reserved`."""
+    removed = () if _RESERVED.isdisjoint(found) else tuple(name for name in RESERVED if name in found)
+    if flow.mode == "Hold":
+        for claim, names in _claim_headers(flow).items():
+            if claim not in flow.claims:
+                removed += tuple(name for name in names if name in found)
+    return removed
 
 
 def not_set(reserved: tuple[str, ...], headers: Sequence[tuple[str, str]]) -> tuple[str, ...]:
@@ -147,6 +158,11 @@ def bounded_trace(text: str) -> str:
 def _claimed(spec: PolicySpec, read: Flow | None) -> Flow | None:
     """The flow control whose headers are read: that of the policy in force where it holds requests."""
     return spec.flow if spec.flow.mode == "Hold" else read
+
+
+def _claim_headers(flow: Flow) -> dict[str, tuple[str, ...]]:
+    """The headers by which a client claims something, by claim."""
+    return {"Objective": OBJECTIVES, "Tenant": (flow.tenant_header,), "Deadline": (TTFT_MS,)}
 
 
 def _claim(found: Mapping[str, str], flow: Flow) -> Claim:

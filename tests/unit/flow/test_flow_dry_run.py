@@ -69,3 +69,19 @@ def test_the_headers_that_the_tried_policy_reads_are_read() -> None:
     headers = [(TTFT_MS, "1500")]
     assert read_head(headers, spec).claim.ttft_s is None
     assert read_head(headers, spec, read=tried).claim.ttft_s == 1.5
+
+
+def test_a_claim_that_the_policy_does_not_believe_does_not_reach_a_server() -> None:
+    names = ("x-llm-d-inference-objective", "x-gateway-inference-objective", TTFT_MS, "who")
+    headers = [(name, "1") for name in names]
+
+    def removed(flow: Flow, *, read: Flow | None = None) -> set[str]:
+        spec = PolicySpec(flow=flow)
+        assert read is not None or request_names(spec).issuperset(names) == (flow.mode == "Hold")
+        return {*read_head(headers, spec, read=read).reserved}
+
+    nobody = Flow(mode="Hold", claims=(), tenant_header="who")
+    assert removed(nobody) == {*names}
+    assert removed(Flow(mode="Hold", claims=("Tenant",), tenant_header="who")) == {*names[:3]}
+    assert removed(Flow(mode="Hold", tenant_header="who")) == set()
+    assert removed(Flow(), read=nobody) == set()  # a policy that is only tried changes no request
