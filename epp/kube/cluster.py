@@ -164,7 +164,12 @@ class Cluster:
         """Follows one kind of object in the picker's namespace."""
         return Reflector(
             api,
-            Source(what=what, kind=kind, path=path.format(namespace=self._namespace)),
+            Source(
+                what=what,
+                kind=kind,
+                path=path.format(namespace=self._namespace),
+                free_form=kind is PolicyObject,
+            ),
             sink=sink,
             on_change=on_change,
             on_state=self._hooks.followed,

@@ -24,11 +24,13 @@ import msgspec
 
 from epp.kube.api import ApiError, Query
 from epp.kube.objects import Failure, ObjectMeta
+from epp.request.bounded_json import CostlyJsonError, check_cost
 from epp.sources import Pauses
 
 _log = logging.getLogger(__name__)
 
 _PAGE: Final = "500"
+_GONE: Final = 410
 _WATCH_S: Final = (240, 360)
 """A watch ends after so many seconds and is opened anew; not all at the same time."""
 _IDLE_S: Final = 100.0
@@ -69,6 +71,8 @@ class Source(Generic[T]):
     kind: type[T]
     path: str
     selectors: tuple[tuple[str, str], ...] = ()
+    free_form: bool = False
+    """Objects hold values of any shape, so each is weighed before it is decoded."""
 
 
 class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
@@ -76,9 +80,9 @@ class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
     continue_: str = msgspec.field(name="continue", default="")
 
 
-class _Page(msgspec.Struct, Generic[T], frozen=True):
+class _Page(msgspec.Struct, frozen=True):
     metadata: _ListMeta
-    items: list[T] = []
+    items: list[msgspec.Raw] = []
 
 
 class _Event(msgspec.Struct, frozen=True):
@@ -118,7 +122,9 @@ class Reflector(Generic[T]):
         """Where a watch may go on; empty: nowhere, list first."""
         self._complaint = ""
         self._answers: bool | None = None
-        self._page = msgspec.json.Decoder(_Page[source.kind])  # type: ignore[name-defined]  # a type made at run time
+        self._unreadable = ""
+        """What was said last of an object that cannot be read."""
+        self._page = msgspec.json.Decoder(_Page)
         self._object = msgspec.json.Decoder(source.kind)
         self._event = msgspec.json.Decoder(_Event)
         self.synced = False
@@ -144,7 +150,7 @@ class Reflector(Generic[T]):
             except ApiError as error:
                 if loop.time() - started >= _LIVED_S:
                     self._pauses.reset()
-                if error.status == 410:
+                if error.status == _GONE:
                     self._version = ""
                 else:
                     self._complain(error)
@@ -162,8 +168,8 @@ class Reflector(Generic[T]):
             if token:
                 query.append(("continue", token))
             text = await self._reader.request("GET", self._source.path, query=query)
-            page: _Page[T] = self._decode(self._page, text)
-            found += page.items
+            page: _Page = self._decode(self._page, text)
+            found += [one for item in page.items if (one := self._read(item)) is not None]
             token = page.metadata.continue_
             if not token:
                 break
@@ -197,13 +203,28 @@ class Reflector(Generic[T]):
             bookmark = self._decode(msgspec.json.Decoder(_Versioned), event.object)
             self._version = bookmark.metadata.resource_version
             return
-        found: T = self._decode(self._object, event.object)
+        found = self._read(event.object)
+        if found is None:
+            # Which object it is, is not known: a new list holds all that can be read.
+            raise ApiError("an object cannot be read", status=_GONE)
         if event.type == "DELETED":
             self._sink.remove(found)
         else:
             self._sink.put(found)
         self._version = found.metadata.resource_version  # type: ignore[attr-defined]  # every kind has one
         self._on_change()
+
+    def _read(self, text: msgspec.Raw) -> T | None:
+        """One object. None: it cannot be read, which must not keep the others out."""
+        try:
+            if self._source.free_form:
+                check_cost(bytes(text))
+            return self._object.decode(text)
+        except (CostlyJsonError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            if str(error) != self._unreadable:
+                self._unreadable = str(error)
+                _log.error("one of the %s cannot be read and does not count: %s", self._source.what, error)
+            return None
 
     def _decode(self, decoder: msgspec.json.Decoder[Any], text: bytes | msgspec.Raw) -> Any:
         try:

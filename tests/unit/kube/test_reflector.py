@@ -91,12 +91,12 @@ class Names:
         self.states.append(answers)
 
 
-async def play(*script: object) -> tuple[Server, Names, Reflector[Pod]]:
+async def play(*script: object, free_form: bool = False) -> tuple[Server, Names, Reflector[Pod]]:
     """Follow until the script is played."""
     server, names = Server(*script), Names()
     reflector = Reflector(
         server,
-        Source(what="pods", kind=Pod, path="/pods"),
+        Source(what="pods", kind=Pod, path="/pods", free_form=free_form),
         sink=names,
         on_change=names.changed,
         on_state=names.state,
@@ -143,6 +143,31 @@ async def test_what_a_watch_has_missed_is_listed_anew() -> None:
     assert server.asked == ["list", "watch 5", "list", "watch 9"]
     assert names.names == {"b"}
     assert names.states == [True], "nothing was wrong"
+
+
+UNREADABLE = {"metadata": {"name": 5, "resourceVersion": "6"}}
+
+
+async def test_an_object_that_cannot_be_read_keeps_no_other_out(caplog: pytest.LogCaptureFixture) -> None:
+    server, names, reflector = await play(
+        page(5, raw("a", 1), UNREADABLE, raw("b", 2)),
+        [event("MODIFIED", UNREADABLE)],
+        page(9, raw("a", 1), UNREADABLE, raw("c", 8)),
+    )
+    assert server.asked == ["list", "watch 5", "list", "watch 9"]
+    assert names.names == {"a", "c"}
+    assert names.states == [True]
+    assert reflector.synced
+    said = [r.getMessage() for r in caplog.records if "does not count" in r.getMessage()]
+    assert len(said) == 1, "once, not at every list"
+
+
+async def test_an_object_of_any_shape_is_not_decoded_where_that_takes_long() -> None:
+    costly = {**raw("a", 1), "status": {"lastAccepted": {"spec": {"x": [0] * 200_000}}}}
+    _, names, _ = await play(page(5, costly, raw("b", 2)), free_form=True)
+    assert names.names == {"b"}
+    _, names, _ = await play(page(5, costly, raw("b", 2)))
+    assert names.names == {"a", "b"}, "a kind that is read by its fields skips the rest at once"
 
 
 @pytest.mark.parametrize("last", [GONE, b"<html>"], ids=["too old", "unreadable"])
