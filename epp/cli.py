@@ -88,39 +88,8 @@ def _parser() -> argparse.ArgumentParser:
         help="write the bootstrap to this file instead of printing "
         "it; the file is replaced as a whole or not at all",
     )
-    explain = commands.add_parser("explain", help=_EXPLAIN, description=_EXPLAIN)
-    _add_admin(explain)
-    explain.add_argument(
-        "--window",
-        type=int,
-        default=600,
-        metavar="SECONDS",
-        help="count the requests of the last SECONDS seconds, 900 at most (default 600)",
-    )
-    explain.add_argument("--json", action="store_true", help="print JSON")
-    record = commands.add_parser("record", help=_RECORD, description=_RECORD)
-    _add_admin(record)
-    record.add_argument(
-        "file",
-        type=Path,
-        metavar="FILE",
-        help="file to write; a FILE that exists already, or is full, is renamed to FILE.1",
-    )
-    record.add_argument(
-        "--for",
-        dest="seconds",
-        type=float,
-        metavar="SECONDS",
-        help="stop after SECONDS seconds (default: record until Ctrl-C)",
-    )
-    record.add_argument(
-        "--max-bytes",
-        type=int,
-        default=2**28,
-        metavar="N",
-        help="largest size of FILE and FILE.1 together (default %(default)s); beyond this the oldest "
-        "requests are lost",
-    )
+    _add_explain(commands.add_parser("explain", help=_EXPLAIN, description=_EXPLAIN))
+    _add_record(commands.add_parser("record", help=_RECORD, description=_RECORD))
     _add_replay(commands.add_parser("replay", help=_REPLAY, description=_REPLAY))
     pages = commands.add_parser(
         "reference",
@@ -128,6 +97,43 @@ def _parser() -> argparse.ArgumentParser:
     )
     pages.add_argument("page", choices=sorted(reference.PAGES))
     return parser
+
+
+def _add_explain(command: argparse.ArgumentParser) -> None:
+    _add_admin(command)
+    command.add_argument(
+        "--window",
+        type=int,
+        default=600,
+        metavar="SECONDS",
+        help="count the requests of the last SECONDS seconds, 900 at most (default 600)",
+    )
+    command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_record(command: argparse.ArgumentParser) -> None:
+    _add_admin(command)
+    command.add_argument(
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="file to write; a FILE that exists already, or is full, is renamed to FILE.1",
+    )
+    command.add_argument(
+        "--for",
+        dest="seconds",
+        type=float,
+        metavar="SECONDS",
+        help="stop after SECONDS seconds (default: record until Ctrl-C)",
+    )
+    command.add_argument(
+        "--max-bytes",
+        type=int,
+        default=2**28,
+        metavar="N",
+        help="largest size of FILE and FILE.1 together (default %(default)s); beyond this the oldest "
+        "requests are lost",
+    )
 
 
 def _add_admin(command: argparse.ArgumentParser) -> None:

@@ -26,6 +26,7 @@ import aiohttp
 from epp.config.models import Models
 from epp.endpoints.served_models import ModelList
 from epp.scraping.model_page import ModelPageError, parse_model_page
+from epp.scraping.sessions import session_for_questions
 from epp.types import Endpoint, EndpointName
 
 logger = logging.getLogger(__name__)
@@ -121,16 +122,7 @@ class ModelLists:
             await asyncio.get_running_loop().create_future()
         for server in self._servers.values():
             server.asking = False
-        session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=0, force_close=True
-            ),  # asked once a minute, none is kept open
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers=_HEADERS,
-            auto_decompress=False,
-            timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
-            trust_env=False,
-        )
+        session = session_for_questions(headers=_HEADERS, timeout_s=_TIMEOUT_S)
         async with session, asyncio.TaskGroup() as group:
             while True:
                 self._hand_on()

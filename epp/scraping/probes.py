@@ -17,6 +17,7 @@ import msgspec
 
 from epp.endpoints.failures import Probe, Verdict
 from epp.routed_request import is_fault
+from epp.scraping.sessions import session_for_questions
 
 _LOOK_S: Final = 0.25
 _TIMEOUT_S: Final = 3.0
@@ -50,14 +51,7 @@ class Probes:
         return self._counts
 
     async def run(self) -> None:
-        session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers=_HEADERS,
-            auto_decompress=False,
-            timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
-            trust_env=False,
-        )
+        session = session_for_questions(headers=_HEADERS, timeout_s=_TIMEOUT_S)
         async with session, asyncio.TaskGroup() as group:
             while True:
                 for probe in self._due():

@@ -1,0 +1,21 @@
+"""HTTP sessions for questions that model servers are asked seldom. Called by `model_lists` and `probes`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import aiohttp
+
+
+def session_for_questions(*, headers: Mapping[str, str], timeout_s: float) -> aiohttp.ClientSession:
+    """Keeps no connection open, follows no proxy of the environment, and unpacks no answer: one that unpacks
+    without end stays a bounded answer of garbage. timeout_s: for each question with its answer.
+    """
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, force_close=True),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers=headers,
+        auto_decompress=False,
+        timeout=aiohttp.ClientTimeout(total=timeout_s),
+        trust_env=False,
+    )
