@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - argparse has no public name for it
 
 _ABOUT = """\
-An OpenAI-compatible model server. Block pool, chained block hashes, continuous batching and preemption
-work as in vLLM, under vLLM's metric names. --runner chooses what computes the answers:
-  cost  a cost model: it gives the time of each step, and the words of the answers are made up
-        (the same prompt always gets the same answer). Needs neither torch nor a GPU; shows what a
-        gateway's routing gains.
-  hf    a real model of the Llama, Qwen, GPT-2 or OPT family, through transformers, on CPU or CUDA.
-        Needs the extra: pip install 'prefix-gateway[engine]'
+An OpenAI-compatible model server. Its block pool, chained block hashes, continuous batching and preemption
+work as in vLLM, and its metrics have vLLM's names. --runner chooses what computes the answers:
+  cost  A cost model gives the time of each step, and the words of the answers are made up. The same
+        prompt always gets the same answer. This runner needs neither torch nor a GPU. Use it to see
+        what a gateway's routing gains.
+  hf    A real model of the Llama, Qwen, GPT-2 or OPT family computes the answers, through transformers,
+        on CPU or CUDA. Install the extra first: pip install 'prefix-gateway[engine]'
 """
 
 _EXAMPLES = """\
@@ -39,15 +39,15 @@ examples:
   model-server serve --port 8000 --model demo
       then: curl localhost:8000/v1/completions -d '{"model": "demo", "prompt": "Hello"}'
   model-server serve --port 0 --port-file port.txt --lora style --lora law=/adapters/law --max-loras 2
-      any free port, written to port.txt; two LoRA adapters, both of which fit in one batch
+      takes any free port and writes its number to port.txt; two LoRA adapters, and one batch may hold both
   model-server serve --num-blocks 512 --prefill-tokens-per-s 2000 --decode-step-ms 40
-      a small, slow card: 8,192 tokens of cache, half a second for 1,000 prompt tokens
+      simulates a small, slow card: 8,192 tokens of cache, half a second for 1,000 prompt tokens
   model-server serve --speed 10
-      everything ten times as fast as the costs say
+      runs every step ten times as fast as the costs say
   model-server serve --runner hf --model smollm2
-      SmolLM2-135M-Instruct on the CPU; the first time fetches 93 MB and converts them, a minute or two
+      runs SmolLM2-135M-Instruct on the CPU; the first start fetches 93 MB and converts them in a minute or two
   model-server serve --runner hf --model /models/qwen --device cuda --num-blocks 8192
-      any folder with config.json, *.safetensors and tokenizer.json
+      runs the model in a folder that has config.json, *.safetensors and tokenizer.json
 """
 
 
@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_serve(commands: Commands) -> None:
     run = commands.add_parser(
         "serve",
-        help="serve until a signal comes (model-server serve --help lists the settings)",
+        help="run the server until SIGTERM or SIGINT (model-server serve --help lists the settings)",
         usage="model-server serve [OPTIONS]",  # all of them would bury the one line that says what is wrong
         description=_ABOUT,
         epilog=_EXAMPLES,
@@ -120,33 +120,37 @@ def _add_serve(commands: Commands) -> None:
 def _add_fetch(commands: Commands) -> None:
     fetch = commands.add_parser(
         "fetch",
-        help="fetch and convert a model that is known by name now, not when a server first wants it",
-        description="Fetch and convert a model into the cache, and print the folder it is in.",
+        help="download and convert a named model now, so that the first start of a server need not",
+        description="Download and convert a model into the cache, then print the model's folder.",
     )
     fetch.set_defaults(run=_fetch)
-    fetch.add_argument("model", metavar="MODEL", help="smollm2 (93 MB to fetch, 275 MB converted)")
+    fetch.add_argument(
+        "model",
+        metavar="MODEL",
+        help="name of the model: smollm2 (93 MB to download, 275 MB after conversion)",
+    )
 
 
 def _add_others(commands: Commands) -> None:
     profile = commands.add_parser(
         "profile",
-        help="from one YAML file, how to start real vLLM pods that can be routed to; refuses what breaks routing",
-        description="Read a launch profile, refuse what breaks routing, and print what starts vLLM (docs/vllm-pods.md).",
+        help="read a YAML file, refuse settings that break routing, and print the arguments that start vLLM pods",
+        description="Read a launch profile, refuse settings that break routing, and print the arguments that start vLLM (docs/vllm-pods.md).",
     )
     profile.set_defaults(run=vllm_profile.run)
     vllm_profile.add_flags(profile)
     calibration = commands.add_parser(
         "calibrate",
-        help="measure a running server and fit the cost model to it: a file for serve --cost",
+        help="measure a running server, fit the cost model to it, and write a file for serve --cost",
         description=calibrate.__doc__,
     )
     calibration.set_defaults(run=calibrate.run)
     calibrate.add_flags(calibration)
     sync = commands.add_parser(
         "lora-sync",
-        help="a sidecar that makes a server's LoRA adapters equal a file",
-        description="Load and unload adapters of one running server until it serves what a file lists, and keep it so while the "
-        "file changes.",
+        help="run as a sidecar that loads and unloads a server's LoRA adapters as a file lists them",
+        description="Load and unload the adapters of one running server until the server has exactly the adapters that a file lists. "
+        "Do so again whenever the file changes.",
     )
     sync.set_defaults(run=lora_sync.run)
     lora_sync.add_flags(sync)

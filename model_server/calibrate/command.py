@@ -1,8 +1,9 @@
-"""Fit the cost model to a running server: measures prefill, decoding, and both together, over its OpenAI API.
+"""Fit the cost model to a running server. The command measures prefill, decoding, and both together, over the
+server's OpenAI API.
 
-The server should have nothing else to do meanwhile. Any server will do that streams one token an event and
-takes token ids as prompts and `ignore_eos`: this one with --runner hf, or vLLM. The file it writes is what
-`serve --cost FILE` reads.
+The server should do nothing else during the measurement. It has to stream one token in each event, and to
+accept token ids as prompts and `ignore_eos`. This model server does so with --runner hf, and so does vLLM.
+`serve --cost FILE` reads the file that this command writes.
 """
 
 from __future__ import annotations
@@ -24,31 +25,41 @@ from model_server.calibrate.probes import Probe, Sample, fastest, plan, sample_o
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", required=True, metavar="URL", help="the server: http://127.0.0.1:8000")
-    parser.add_argument("--model", metavar="NAME", help="its model (default: the first it lists)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the costs here (default: print them)")
+    parser.add_argument(
+        "--url", required=True, metavar="URL", help="address of the server, for example http://127.0.0.1:8000"
+    )
+    parser.add_argument(
+        "--model", metavar="NAME", help="model to measure (default: the first in the server's list)"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="file to write the costs to (default: print them)"
+    )
     parser.add_argument(
         "--max-prompt-tokens",
         type=int,
         default=2048,
         metavar="N",
-        help="longest prompt asked; it should take many times as long as a decode step (default %(default)s)",
+        help="longest prompt that is sent, in tokens; its prefill should take many times as long as a decode step (default %(default)s)",
     )
     parser.add_argument(
-        "--max-batch", type=int, default=8, metavar="N", help="most requests at once (default %(default)s)"
+        "--max-batch",
+        type=int,
+        default=8,
+        metavar="N",
+        help="most requests that are sent at the same time (default %(default)s)",
     )
     parser.add_argument(
         "--repeats",
         type=int,
         default=3,
         metavar="N",
-        help="of every measurement, whose fastest counts (default %(default)s)",
+        help="how often each measurement is made; the fastest one counts (default %(default)s)",
     )
     parser.add_argument(
         "--api-key-env",
         default="VLLM_API_KEY",
         metavar="NAME",
-        help="variable that holds the server's API key, if it wants one (default %(default)s)",
+        help="environment variable that holds the server's API key, if the server asks for a key (default %(default)s)",
     )
 
 

@@ -1,6 +1,4 @@
-"""The flags of `model-server serve`: what may be set, said once, and turned into settings.
-Caller: the command line.
-"""
+"""The flags of `model-server serve`, and the settings that they become. Caller: the command line."""
 
 from model_server.serve_flags.settings import add_flags, settings
 

@@ -1,4 +1,4 @@
-"""Who computes: a real model, or a cost model and what its steps take. Caller: `settings`."""
+"""Flags for the runner: a real model, or a cost model and the times of its steps. Caller: `settings`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,30 @@ from model_server.runners.cost import CostModel
 from model_server.server.backends import CostSettings, HfSettings
 
 _COST_FLAGS = (
-    ("--prefill-tokens-per-s", "N", "prefill_tokens_per_s", 1.0, "at the start of a prompt"),
+    ("--prefill-tokens-per-s", "N", "prefill_tokens_per_s", 1.0, "speed of prefill at the start of a prompt"),
     (
         "--context-knee-tokens",
         "N",
         "context_knee_tokens",
         1.0,
-        "prefill takes twice as long this far into a prompt",
+        "position in a prompt at which prefill takes twice as long for each token",
     ),
-    ("--decode-step-ms", "MS", "decode_step_s", 1e-3, "a step that decodes one request"),
-    ("--decode-per-request-ms", "MS", "decode_per_request_s", 1e-3, "what each further request adds"),
-    ("--interference", "X", "interference", 1.0, "share by which prefill is dearer beside decoding"),
-    ("--lora-load-ms", "MS", "lora_load_s", 1e-3, "bringing in an adapter"),
+    ("--decode-step-ms", "MS", "decode_step_s", 1e-3, "time of a step that decodes one request"),
+    (
+        "--decode-per-request-ms",
+        "MS",
+        "decode_per_request_s",
+        1e-3,
+        "time that each further request adds to such a step",
+    ),
+    (
+        "--interference",
+        "X",
+        "interference",
+        1.0,
+        "share of extra time that prefill takes in a step that also decodes",
+    ),
+    ("--lora-load-ms", "MS", "lora_load_s", 1e-3, "time to load an adapter into a batch"),
     ("--speed", "FACTOR", "speed", 1.0, "divide all durations by this"),
 )
 """Flag, its unit, the field of `CostModel`, what one of the flag's units is in the field's,
@@ -31,7 +43,11 @@ and what it means."""
 
 def add_groups(run: argparse.ArgumentParser) -> None:
     _add_hf(run.add_argument_group("real model", "with --runner hf"))
-    _add_costs(run.add_argument_group("costs", "with --runner cost: how long steps take, before --speed"))
+    _add_costs(
+        run.add_argument_group(
+            "costs", "with --runner cost: the time that steps take; --speed divides all of these times"
+        )
+    )
 
 
 def backend(args: argparse.Namespace) -> CostSettings | HfSettings:
@@ -44,19 +60,19 @@ def _add_hf(group: argparse._ArgumentGroup) -> None:
         "--device",
         default="auto",
         metavar="NAME",
-        help="cpu, cuda, cuda:1 ... (default auto: a GPU where torch sees one)",
+        help="device of the model: cpu, cuda, cuda:1 ... (default auto: a GPU if torch finds one)",
     )
     group.add_argument(
         "--dtype",
         choices=("auto", "float32", "bfloat16", "float16"),
         default="auto",
-        help="of weights and cache (default auto: float32 on a CPU, bfloat16 on a GPU)",
+        help="number format of weights and cache (default auto: float32 on a CPU, bfloat16 on a GPU)",
     )
     group.add_argument(
         "--threads",
         type=int,
         metavar="N",
-        help="of torch on a CPU; engines that share cores want one each (default: half of the cores)",
+        help="torch's threads on a CPU; give engines that share cores one thread each (default: half of the cores)",
     )
 
 
@@ -66,7 +82,8 @@ def _add_costs(group: argparse._ArgumentGroup) -> None:
         "--cost",
         type=Path,
         metavar="FILE",
-        help="costs as `model-server calibrate` wrote them; the flags below go before it (default: an 8B model on one GPU)",
+        help="file of costs that `model-server calibrate` wrote; the flags below override the file (default: costs of an 8B model on "
+        "one GPU)",
     )
     for flag, unit, name, factor, meaning in _COST_FLAGS:
         default = getattr(costs, name) / factor
@@ -82,7 +99,7 @@ def _add_costs(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=128,
         metavar="N",
-        help="mean length of an answer that nothing cuts (default %(default)s)",
+        help="mean length of an answer that no limit cuts short, in tokens (default %(default)s)",
     )
 
 

@@ -1,5 +1,5 @@
-"""What goes beyond the cache: prefixes to a store below it, and word of its content to subscribers.
-Caller: `settings`.
+"""Flags for the parts around the cache: the store of prefixes below it, the transfer of blocks to other
+servers, and KV events. Caller: `settings`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,22 @@ from model_server.tiers.settings import FEW_CHUNKS, KvStoreSettings
 
 def add_groups(run: argparse.ArgumentParser) -> None:
     store = run.add_argument_group(
-        "KV store", "with --runner hf: prefixes beyond the KV cache, in main memory and on disk"
+        "KV store",
+        "with --runner hf: keeps prefixes that the KV cache has no room for, in main memory and on disk",
     )
     _add_kv_store(store)
     _add_mode(store)
     _add_approximation(store)
     _add_kv_transfer(
         run.add_argument_group(
-            "prefill and decode apart", "with --runner cost: prompts computed by other servers"
+            "prefill and decode apart", "with --runner cost: other servers compute the prompts"
         )
     )
-    _add_kv_events(run.add_argument_group("KV events", "what the cache holds, over ZeroMQ, as vLLM sends it"))
+    _add_kv_events(
+        run.add_argument_group(
+            "KV events", "messages over ZeroMQ, in vLLM's format, that tell which blocks the cache holds"
+        )
+    )
 
 
 def kv_store(args: argparse.Namespace) -> KvStoreSettings | None:
@@ -68,22 +73,23 @@ def _add_kv_transfer(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--kv-transfer",
         action="store_true",
-        help="obey x-prefiller-host-port: have a prompt computed there and take its blocks over; hand blocks over to others. "
-        "Only behind a gateway that removes this header from clients' requests",
+        help="obey the header x-prefiller-host-port: let the server at that address compute the prompt, and fetch the prompt's "
+        "blocks from it; also hand out blocks to other servers. Use this only behind a gateway that removes the header "
+        "from clients' requests",
     )
     group.add_argument(
         "--kv-transfer-bytes-per-token",
         type=float,
         default=131_072.0,
         metavar="BYTES",
-        help="KV of one token (default %(default)s)",
+        help="size of one token's KV cache, in bytes (default %(default)s)",
     )
     group.add_argument(
         "--kv-transfer-rate",
         type=float,
         default=1e10,
         metavar="BYTES",
-        help="bytes a second that a transfer takes (default %(default)s)",
+        help="speed of a transfer, in bytes a second (default %(default)s)",
     )
 
 
@@ -92,24 +98,30 @@ def _add_kv_store(group: argparse._ArgumentGroup) -> None:
         "--kv-store",
         type=Path,
         metavar="DIR",
-        help="store the KV of every computed prefix here, and load it where the cache has lost it (default: no store)",
+        help="folder of the store: the server stores the KV cache of every computed prefix in this folder, and loads a prefix from "
+        "it when the cache has evicted the prefix (default: no store)",
     )
     group.add_argument(
-        "--kv-store-size", type=float, default=20.0, metavar="GB", help="most on disk (default %(default)s)"
+        "--kv-store-size",
+        type=float,
+        default=20.0,
+        metavar="GB",
+        help="most disk space of the store (default %(default)s)",
     )
     group.add_argument(
         "--kv-store-cpu-size",
         type=float,
         default=1.0,
         metavar="GB",
-        help="main memory for often used parts of the store (default %(default)s)",
+        help="main memory for parts of the store that are used often (default %(default)s)",
     )
     group.add_argument(
         "--kv-store-device-size",
         type=float,
         default=0.0,
         metavar="GB",
-        help="memory of the model's device for them, beside --num-blocks; with a ratio under 1 (default %(default)s)",
+        help="memory of the model's device for such parts, in addition to --num-blocks; only with --kv-store-ratio under 1 "
+        "(default %(default)s)",
     )
 
 
@@ -118,8 +130,8 @@ def _add_mode(group: argparse._ArgumentGroup) -> None:
         "--kv-store-mode",
         choices=("load", "auto"),
         default="load",
-        help="load: whatever is stored is loaded; auto: a prefix is computed again where that is expected to take less time than its "
-        "load, by this server's own speeds as it learns them; with a ratio of 1 (default %(default)s)",
+        help="load: the server loads every stored prefix; auto: the server computes a prefix again where it expects that to take "
+        "less time than the load, by the speeds that it measures; auto needs --kv-store-ratio 1 (default %(default)s)",
     )
 
 
@@ -129,24 +141,24 @@ def _add_approximation(group: argparse._ArgumentGroup) -> None:
         type=float,
         default=1.0,
         metavar="R",
-        help="1: load stored prefixes whole, answers are exact; 0.5: read only the half of their tokens that matters most to the "
-        "request, answers are approximate (default %(default)s)",
+        help="share of a stored prefix's tokens that is read. 1: the whole prefix is loaded, and answers are exact; 0.5: only the "
+        "half of the tokens that matters most to the request is read, and answers are approximate (default %(default)s)",
     )
     group.add_argument(
         "--kv-store-chunk-share",
         type=float,
         default=FEW_CHUNKS,
         metavar="S",
-        help="with a ratio under 1, read only the chunks on disk that hold this share of the chosen tokens' weight, and as many tokens "
-        "from them; 1 reads each chunk that holds a chosen token (default %(default)s)",
+        help="with --kv-store-ratio under 1: read only the chunks on disk that hold this share of the chosen tokens' weight, and "
+        "read as many tokens from those chunks; 1 reads every chunk that holds a chosen token (default %(default)s)",
     )
     group.add_argument(
         "--kv-store-reorder-share",
         type=float,
         default=0.05,
         metavar="S",
-        help="with a ratio under 1, the share of the time in which important tokens are packed together on disk while requests "
-        "are computed; 0 never does it (default %(default)s)",
+        help="with --kv-store-ratio under 1: share of the time in which the server packs important tokens together on disk while it "
+        "computes requests; 0 turns this off (default %(default)s)",
     )
 
 
@@ -154,18 +166,20 @@ def _add_kv_events(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--kv-events-endpoint",
         metavar="ADDRESS",
-        help="publish KV events here: tcp://*:5557, for example (default: publish none)",
+        help="address to publish KV events at, for example tcp://*:5557 (default: publish none)",
     )
     group.add_argument(
         "--kv-events-replay-endpoint",
         metavar="ADDRESS",
-        help="answer subscribers here that ask for what they missed",
+        help="address at which subscribers ask for events that they missed",
     )
-    group.add_argument("--kv-events-topic", default="", metavar="TEXT", help="first frame of each message")
+    group.add_argument(
+        "--kv-events-topic", default="", metavar="TEXT", help="topic: the first frame of each message"
+    )
     group.add_argument(
         "--kv-events-buffer",
         type=int,
         default=DEFAULT_BUFFER_BATCHES,
         metavar="N",
-        help="messages kept for replay, of about 20 KB after 2,048 new tokens (default %(default)s)",
+        help="messages that are kept for replay; a message about 2,048 new tokens has some 20 KB (default %(default)s)",
     )

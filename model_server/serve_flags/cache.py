@@ -1,4 +1,6 @@
-"""The prefix cache and the batch: how large, how blocks are found and forgotten. Caller: `settings`."""
+"""Flags for the prefix cache and the batch: their sizes, and how blocks are found and evicted.
+Caller: `settings`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ def add_groups(run: argparse.ArgumentParser) -> None:
     _add_blocks(size)
     _add_batch(size)
     policy = run.add_argument_group(
-        "cache policy", "how the prefix cache finds and forgets; the defaults are vLLM's"
+        "cache policy", "how the prefix cache finds and evicts blocks; the defaults are vLLM's"
     )
     _add_hashing(policy)
     _add_eviction(policy)
@@ -51,15 +53,19 @@ def _add_blocks(group: argparse._ArgumentGroup) -> None:
         "--num-blocks",
         type=int,
         metavar="N",
-        help=f"blocks in the KV cache (default {DEFAULT_COST_BLOCKS}; {DEFAULT_HF_BLOCKS} with --runner hf, where they take memory)",
+        help=f"blocks in the KV cache (default {DEFAULT_COST_BLOCKS}; {DEFAULT_HF_BLOCKS} with --runner hf, whose blocks take real memory)",
     )
     group.add_argument(
         "--kv-cache-max-concurrency",
         type=int,
         metavar="N",
-        help="instead of --num-blocks: as many blocks as N requests of --max-model-len tokens fill",
+        help="use instead of --num-blocks: the cache gets as many blocks as N requests of --max-model-len tokens fill",
     )
-    group.add_argument("--no-prefix-caching", action="store_true", help="compute every prompt from its start")
+    group.add_argument(
+        "--no-prefix-caching",
+        action="store_true",
+        help="do not cache prefixes: compute every prompt from its first token",
+    )
 
 
 def _add_batch(group: argparse._ArgumentGroup) -> None:
@@ -67,28 +73,28 @@ def _add_batch(group: argparse._ArgumentGroup) -> None:
         "--max-model-len",
         type=int,
         metavar="N",
-        help="longest prompt plus answer, in tokens (default: what the cache holds and the model allows)",
+        help="most tokens of a prompt and its answer together (default: the most that the cache holds and the model allows)",
     )
     group.add_argument(
         "--max-num-seqs",
         type=int,
         default=256,
         metavar="N",
-        help="requests in one batch (default %(default)s)",
+        help="most requests in one batch (default %(default)s)",
     )
     group.add_argument(
         "--max-num-batched-tokens",
         type=int,
         default=2048,
         metavar="N",
-        help="tokens computed in one step; longer prompts take several (default %(default)s)",
+        help="most tokens that one step computes; a longer prompt takes several steps (default %(default)s)",
     )
     group.add_argument(
         "--max-loras",
         type=int,
         default=4,
         metavar="N",
-        help="different adapters in one batch (default %(default)s)",
+        help="most different adapters in one batch (default %(default)s)",
     )
 
 
@@ -97,13 +103,14 @@ def _add_hashing(group: argparse._ArgumentGroup) -> None:
         "--prefix-caching-hash-algo",
         choices=HASH_ALGORITHMS,
         default="sha256",
-        help="how blocks are named: sha256 and sha256_cbor as in vLLM; xxh3 is faster and can be forged (default %(default)s)",
+        help="hash function of the block hashes: sha256 and sha256_cbor give vLLM's hashes; xxh3 is faster, but its hashes can be "
+        "forged (default %(default)s)",
     )
     group.add_argument(
         "--hash-seed",
         default=DEFAULT_SEED,
         metavar="TEXT",
-        help="what the chain of hashes starts from, PYTHONHASHSEED in vLLM; servers whose events are compared need the same "
+        help="start of the chain of block hashes, as PYTHONHASHSEED in vLLM; give servers whose events are compared the same seed "
         "(default %(default)s)",
     )
 
@@ -113,14 +120,14 @@ def _add_eviction(group: argparse._ArgumentGroup) -> None:
         "--eviction",
         choices=EVICTION_NAMES,
         default="lru",
-        help="what goes first of what nobody uses: lru, what was let go of first; last-touch, the same with ties broken by the "
-        "longest prefix; lfu, what was used least often (default %(default)s)",
+        help="which unused block is evicted first: lru, the block that was freed first; last-touch, as lru, but of "
+        "blocks last used in the same step the one with the longest prefix goes first; lfu, the block that was used least often (default %(default)s)",
     )
     group.add_argument(
         "--free-queue",
         choices=tuple(QUEUES),
         default="linked",
-        help="how lru keeps its order: a linked list, or two variants with removals put off, for comparison "
+        help="data structure of lru's order: linked is a linked list; lazy and deferred put removals off and serve as comparisons "
         "(default %(default)s)",
     )
 
@@ -129,27 +136,28 @@ def _add_more_reuse(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--partial-blocks",
         action="store_true",
-        help="find blocks that are not full too, token by token: prompts shorter than a block are hits, others hit a little "
-        "more; not with KV events, which name full blocks",
+        help="reuse blocks that are not full too, token by token: prompts shorter than a block then hit, and longer prompts hit a "
+        "little more; not possible with KV events, since those name full blocks only",
     )
     group.add_argument(
         "--max-unused-blocks",
         type=int,
         metavar="N",
-        help="keep the content of at most so many blocks that no request holds (default: of all)",
+        help="keep the content of at most N blocks that no request uses (default: of all such blocks)",
     )
     group.add_argument(
         "--prompt-cache-size",
         type=int,
         default=0,
         metavar="N",
-        help="keep so many whole prompts with the logits after them: the same prompt again is answered without computing any "
-        "of it, and its blocks, a tail that is not full included, stay until others need them (default %(default)s: none)",
+        help="keep N whole prompts with the logits after their last token: the same prompt is then answered without any prefill; "
+        "the prompt's blocks, its last and partly filled block included, stay until other requests need them "
+        "(default %(default)s: keep no prompt)",
     )
     group.add_argument(
         "--preallocated-blocks",
         type=int,
         default=0,
         metavar="N",
-        help="spare blocks that a request takes with each new one, while there are free ones (default %(default)s)",
+        help="spare blocks that a request takes together with each new block, while blocks are free (default %(default)s)",
     )

@@ -1,5 +1,5 @@
-"""All flags of `model-server serve`, those of serving itself, and the settings that they come to.
-Caller: the command line.
+"""All flags of `model-server serve`, and the settings that they become. The flags of serving itself stand
+here. Caller: the command line.
 """
 
 from __future__ import annotations
@@ -79,8 +79,15 @@ def _check(args: argparse.Namespace) -> None:
 
 def _add_address(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--host", default="127.0.0.1", help="address to bind (default %(default)s)")
-    group.add_argument("--port", type=int, default=8000, help="0 takes a free one (default %(default)s)")
-    group.add_argument("--port-file", type=Path, metavar="PATH", help="write the port here once listening")
+    group.add_argument(
+        "--port", type=int, default=8000, help="port to listen on; 0 takes a free port (default %(default)s)"
+    )
+    group.add_argument(
+        "--port-file",
+        type=Path,
+        metavar="PATH",
+        help="write the port's number to this file once the server listens",
+    )
 
 
 def _add_model(group: argparse._ArgumentGroup) -> None:
@@ -93,34 +100,35 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--model",
         metavar="NAME",
-        help="with --runner cost any name (default made-up); with hf a folder, or smollm2 (the default)",
+        help="with --runner cost, any name (default made-up); with --runner hf, a model's folder or smollm2 (default smollm2)",
     )
     group.add_argument(
         "--served-model-name",
         action="append",
         default=[],
         metavar="NAME",
-        help="name that requests use instead of --model; may be repeated, the first is the metrics' label",
+        help="name that requests use instead of --model; repeat the flag for several names; the first name is the label in the metrics",
     )
     group.add_argument(
         "--lora",
         action="append",
         default=[],
         metavar="NAME[=PATH]",
-        help="LoRA adapter served from the start; may be repeated",
+        help="LoRA adapter that the server loads at its start; repeat the flag for several adapters",
     )
     group.add_argument(
         "--allow-runtime-lora-updating",
         action="store_true",
         help="let clients load and unload adapters at /v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM does with "
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING; a client can then name any folder that this process can read (default: 404)",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING; a client can then name any folder that this process can read "
+        "(default: these paths answer 404)",
     )
     group.add_argument(
         "--max-adapters",
         type=int,
         default=DEFAULT_MAX_ADAPTERS,
         metavar="N",
-        help="adapters that may be loaded at the same time (default %(default)s)",
+        help="most adapters that are loaded at the same time (default %(default)s)",
     )
 
 
@@ -130,28 +138,28 @@ def _add_bounds(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=1024,
         metavar="N",
-        help="requests that may wait; further ones get 429 (default %(default)s)",
+        help="most requests that wait; further requests get 429 (default %(default)s)",
     )
     group.add_argument(
         "--stream-interval",
         type=int,
         default=1,
         metavar="N",
-        help="tokens in one event of a streamed answer; the first always comes alone (default %(default)s)",
+        help="tokens in each event of a streamed answer; the first event always has one token (default %(default)s)",
     )
     group.add_argument(
         "--max-body-bytes",
         type=int,
         default=64 * 1024 * 1024,
         metavar="N",
-        help="larger requests get 413 (default %(default)s)",
+        help="longest body of a request; a longer body gets 413 (default %(default)s)",
     )
     group.add_argument(
         "--drain-timeout-s",
         type=float,
         default=30.0,
         metavar="S",
-        help="on SIGTERM, how long requests under way may take to finish (default %(default)s)",
+        help="after SIGTERM, the time that running requests have to finish, in seconds (default %(default)s)",
     )
 
 

@@ -24,38 +24,57 @@ from model_server.sync.plan import Backoff
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--server", required=True, metavar="URL", help="the model server, http://127.0.0.1:8000"
+        "--server",
+        required=True,
+        metavar="URL",
+        help="address of the model server, for example http://127.0.0.1:8000",
     )
     parser.add_argument(
-        "--file", type=Path, required=True, metavar="PATH", help="YAML: adapters: [{name: sql, path: /a/sql}]"
+        "--file",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="YAML file that lists the adapters: adapters: [{name: sql, path: /a/sql}]",
     )
     parser.add_argument(
-        "--interval-s", type=float, default=5.0, metavar="S", help="between looks (default %(default)s)"
+        "--interval-s",
+        type=float,
+        default=5.0,
+        metavar="S",
+        help="time between two passes (default %(default)s)",
     )
     parser.add_argument(
         "--max-backoff-s",
         type=float,
         default=60.0,
         metavar="S",
-        help="longest wait before what failed is tried again; the first is 1 s (default %(default)s)",
+        help="longest wait before a failed adapter is tried again; the first wait is 1 s (default %(default)s)",
     )
     parser.add_argument(
-        "--prune", action="store_true", help="unload also adapters that this process did not load"
+        "--prune", action="store_true", help="also unload adapters that this process did not load"
     )
     parser.add_argument(
-        "--once", action="store_true", help="one pass; exit code 0 if the adapters then equal the file"
+        "--once",
+        action="store_true",
+        help="make one pass and end; the exit code is 0 if the server's adapters then equal the file",
     )
     parser.add_argument(
-        "--status-port", type=int, metavar="PORT", help="serve /status (JSON) and /ready here"
+        "--status-port",
+        type=int,
+        metavar="PORT",
+        help="port at which this process serves /status (JSON) and /ready",
     )
     parser.add_argument(
-        "--status-host", default="127.0.0.1", metavar="HOST", help="address of it (default %(default)s)"
+        "--status-host",
+        default="127.0.0.1",
+        metavar="HOST",
+        help="address at which --status-port listens (default %(default)s)",
     )
     parser.add_argument(
         "--api-key-env",
         default="VLLM_API_KEY",
         metavar="NAME",
-        help="variable that holds the server's API key, if it wants one (default %(default)s)",
+        help="environment variable that holds the server's API key, if the server asks for a key (default %(default)s)",
     )
 
 

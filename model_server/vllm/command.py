@@ -30,10 +30,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--output",
         choices=OUTPUTS,
         default="check",
-        help="check: only say whether it is sound; args: what follows `vllm serve`, quoted for a shell; "
-        "env: NAME=value lines; pod-patch: a strategic merge patch (default %(default)s)",
+        help="what to print. check: only whether the profile is valid; args: the arguments after `vllm serve`, quoted for a shell; "
+        "env: lines NAME=value; pod-patch: a strategic merge patch (default %(default)s)",
     )
-    parser.add_argument("--pool", metavar="NAME", help="of which pool, where the profile has pools")
+    parser.add_argument("--pool", metavar="NAME", help="the pool to print; needed if the profile has pools")
 
 
 def run(args: argparse.Namespace) -> int:
