@@ -29,20 +29,28 @@ from epp.sources import Sources
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 from tests.unit.scraping.metric_pages import EngineState, LoraSeries, vllm_page
 
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n\r\n"
+_PROCESS = b"""\
+# HELP process_cpu_seconds_total Total user and system CPU time spent in seconds.
+# TYPE process_cpu_seconds_total counter
+process_cpu_seconds_total %.2f
+"""
+
 
 class _Answers(asyncio.Protocol):
-    """Sends the same page for whatever arrives: the cheapest server there is."""
+    """Sends the same page for whatever arrives, but for its CPU seconds: the cheapest server there is."""
 
     def __init__(self, page: bytes) -> None:
-        self._answer = (
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n\r\n" % len(page) + page
-        )
+        self._page = page
+        self._answers = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's own class, which is no subclass
 
     def data_received(self, data: bytes) -> None:
-        self._transport.write(self._answer)
+        self._answers += 1
+        process = _PROCESS % (self._answers / 100)
+        self._transport.write(_HEAD % (len(process) + len(self._page)) + process + self._page)
 
 
 def _serve(servers: int, page: bytes, ports: Connection) -> None:

@@ -17,7 +17,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
+
+from xxhash import xxh3_64_intdigest
 
 from epp.types import EndpointMetrics
 
@@ -95,7 +98,10 @@ def _family(name: str) -> str:
 _KNOWN: Final = frozenset(name.partition("{")[0].encode() for names in _NAMES.values() for name in names)
 _FAMILIES: Final = _KNOWN | {_family(name.decode()).encode() for name in _KNOWN}
 _NAMESPACES: Final = (b"vllm:", b"sglang:", b"trtllm_", b"nv_trt_llm_")
+assert all(name.startswith(_NAMESPACES) for name in _KNOWN), "a known name has no namespace"
 _TYPE: Final = b"\n# TYPE "
+_HEAD_BYTES: Final = 16_384
+"""The first line that is read is looked for in these; a server writes some 3 KB before it."""
 _SAMPLE: Final = re.compile(
     # after the name: labels in braces (quotes may hold anything, escaped quotes too), value; a timestamp may
     # follow. Possessive: a line of broken quotes costs one pass, not one for each way to split it.
@@ -161,6 +167,30 @@ def parse_page(page: bytes, *, scraped_at: float) -> EndpointMetrics:
         active_adapters=active,
         loaded_adapters=found.loaded_adapters(),
     )
+
+
+class PageReader:
+    """Reads the pages of one server.
+
+    An idle server writes the same page each time, but for numbers of its process (CPU, memory, garbage
+    collections), which stand before the first line that is read. A page that is equal from there on is not
+    parsed again. The reader remembers a hash of the part and not the part: a page has 70 KB.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[int, EndpointMetrics] | None = None
+        self.unchanged = 0
+        """Pages that were equal to the page before, and not parsed."""
+
+    def read(self, page: bytes, *, scraped_at: float) -> EndpointMetrics:
+        """As `parse_page`."""
+        digest = xxh3_64_intdigest(memoryview(page)[_unread_bytes(page) :])
+        if self._last is not None and self._last[0] == digest:
+            self.unchanged += 1
+            return replace(self._last[1], scraped_at=scraped_at)
+        metrics = parse_page(page, scraped_at=scraped_at)
+        self._last = digest, metrics
+        return metrics
 
 
 class _Found:
@@ -309,6 +339,15 @@ def _collect(page: bytes) -> _Samples:
         # not an idle server.
         raise MetricsError("this is a page of vLLM, but vllm:num_requests_running is missing")
     return samples
+
+
+def _unread_bytes(page: bytes) -> int:
+    """How much of the page's start is whole lines that name no namespace: no number in them is read."""
+    end = min(_HEAD_BYTES, len(page))
+    for namespace in _NAMESPACES:
+        at = page.find(namespace, 0, end)
+        end = at if at >= 0 else end
+    return page.rfind(b"\n", 0, end) + 1
 
 
 def _families(page: bytes, steps: Callable[[], None]) -> Iterator[tuple[int, int]]:

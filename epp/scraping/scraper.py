@@ -16,14 +16,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
 import aiohttp
+from yarl import URL
 
 from epp.config.observing import Scrape
-from epp.scraping.metrics_page import MetricsError, parse_page
+from epp.scraping.metrics_page import MetricsError, PageReader
 from epp.sources import Keep
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 
@@ -62,6 +63,16 @@ class _Target:
     error: str = ""
     idle: bool = False
     """Its last page says that nothing runs or waits there."""
+    reader: PageReader = field(default_factory=PageReader)
+    url: tuple[str, URL] = ("", URL())
+    """Its last URL, as text and parsed: parsing it anew would be a tenth of what a scrape costs."""
+
+    def url_at(self, path: str) -> URL:
+        """Of its page. path: where the endpoint names no other."""
+        text = _url(self.endpoint, path)
+        if text != self.url[0]:
+            self.url = text, URL(text)
+        return self.url[1]
 
 
 class Scraper:
@@ -159,7 +170,7 @@ class Scraper:
             # From start to start, so that a slow server is not also read less often.
             started_at = self._clock()
             wait = 1 + self._rng.uniform(-_JITTER, _JITTER)
-            self._report(target, await self._scrape(target.endpoint))
+            self._report(target, await self._scrape(target))
 
     async def _nap(self, target: _Target, since: float, *, intervals: float) -> None:
         """Sleep until `intervals` after `since`, in short naps: the interval may change meanwhile."""
@@ -175,12 +186,12 @@ class Scraper:
             return max(settings.interval_seconds, settings.idle_interval_seconds)
         return settings.interval_seconds
 
-    async def _scrape(self, endpoint: Endpoint) -> EndpointMetrics | str:
+    async def _scrape(self, target: _Target) -> EndpointMetrics | str:
         """One page, or why there is none."""
         settings = self._settings()
         try:
-            page = await self._fetch(_url(endpoint, settings), settings)
-            return parse_page(page, scraped_at=self._clock())
+            page = await self._fetch(target.url_at(settings.path), settings)
+            return target.reader.read(page, scraped_at=self._clock())
         except TimeoutError:
             return f"no answer within {settings.timeout_seconds:g} s"
         except MetricsError as error:
@@ -190,7 +201,7 @@ class Scraper:
             # Some quote what the server sent: on one line, and not much of it.
             return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
-    async def _fetch(self, url: str, settings: Scrape) -> bytes:
+    async def _fetch(self, url: URL, settings: Scrape) -> bytes:
         assert self._session is not None, "scrapes run only inside run()"
         timeout = aiohttp.ClientTimeout(total=settings.timeout_seconds)
         async with self._session.get(url, timeout=timeout, allow_redirects=False) as response:
@@ -227,10 +238,10 @@ class Scraper:
             self._on_metrics(target.endpoint.name, None)
 
 
-def _url(endpoint: Endpoint, settings: Scrape) -> str:
-    port, slash, path = endpoint.metrics.partition("/")
+def _url(endpoint: Endpoint, path: str) -> str:
+    port, slash, own_path = endpoint.metrics.partition("/")
     address = Address(endpoint.address.host, int(port[1:])) if port else endpoint.address
-    return f"http://{address}{slash}{path}" if slash else f"http://{address}{settings.path}"
+    return f"http://{address}{slash}{own_path}" if slash else f"http://{address}{path}"
 
 
 def _same_server(new: Endpoint, old: Endpoint) -> bool:

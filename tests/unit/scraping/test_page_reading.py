@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 
-from epp.scraping.metrics_page import MetricsError, parse_page
+from epp.scraping.metrics_page import MetricsError, PageReader, parse_page
+from epp.types import EndpointMetrics
 from tests.unit.scraping.metric_pages import EngineState, LoraSeries, vllm_page, without_metadata
 
 BUSY = EngineState(
@@ -51,6 +55,14 @@ sglang:time_to_first_token_seconds_sum{model_name="m"} 4.5
 # TYPE sglang:lora_pool_slots_total gauge
 sglang:lora_pool_slots_total{model_name="m"} 8.0
 """
+
+
+PROCESS = b"""\
+# HELP process_cpu_seconds_total Total user and system CPU time spent in seconds.
+# TYPE process_cpu_seconds_total counter
+process_cpu_seconds_total %.2f
+"""
+"""What a server's page begins with. The number grows from page to page."""
 
 
 def test_a_page_of_vllm_gives_every_field() -> None:
@@ -302,3 +314,54 @@ def test_an_older_trtllm_serve_says_nothing_of_its_load() -> None:
     )
     got = parse_page(page, scraped_at=0)
     assert (got.running, got.waiting, got.kv_usage) == (None, None, 0.5)
+
+
+def test_a_page_where_only_numbers_of_the_process_changed_is_not_parsed_again() -> None:
+    reader, page = PageReader(), vllm_page([BUSY])
+    first = reader.read(PROCESS % 9.5 + page, scraped_at=1.0)
+    second = reader.read(PROCESS % 10.5 + page, scraped_at=2.0)
+    assert (second, reader.unchanged) == (replace(first, scraped_at=2.0), 1)
+
+
+def test_a_reader_of_pages_says_of_each_page_what_a_parse_says() -> None:
+    """One page after another, each with one line changed: a number, a name, a comment, or the line's end."""
+    lines = (PROCESS % 1.0 + vllm_page([BUSY]) + SGLANG).splitlines(keepends=True)
+    reader = PageReader()
+    for at, line in enumerate(lines):
+        if b"_bucket" in line:
+            continue
+        changes = (line.replace(b"TYPE", b"HELP"), line.replace(b"} ", b"} 1"), b"x" + line, line[:-1])
+        for changed in changes if at < 10 else changes[at % 4 : at % 4 + 1]:
+            for now in (line, changed):
+                page = b"".join((*lines[:at], now, *lines[at + 1 :]))
+                assert _said(reader.read, page) == _said(parse_page, page)
+
+
+@pytest.mark.parametrize(
+    "head", [b"", b"#" * 16_380 + b"\n", b"#" * 16_400 + b"\n", b"#" * 16_384, b"# a vllm: metric\n" * 2_000]
+)
+def test_a_change_is_seen_whatever_stands_before_it(head: bytes) -> None:
+    reader = PageReader()
+    for running in (1, 2):
+        page = head + b"vllm:num_requests_running %d\n" % running * 3
+        assert _said(reader.read, page) == _said(parse_page, page)
+
+
+def test_a_change_before_the_name_in_the_first_line_is_seen() -> None:
+    reader, page = PageReader(), b"vllm:num_requests_running 1\n"
+    for changed in (page, b"x" + page, page):
+        assert _said(reader.read, changed) == _said(parse_page, changed)
+
+
+def test_a_page_that_is_refused_is_not_remembered() -> None:
+    reader = PageReader()
+    good, bad = vllm_page([BUSY]), b"vllm:num_requests_running NaN\n"
+    for page in (good, bad, bad, good, bad):
+        assert _said(reader.read, page) == _said(parse_page, page)
+
+
+def _said(read: Callable[..., EndpointMetrics], page: bytes) -> EndpointMetrics | str:
+    try:
+        return read(page, scraped_at=1.0)
+    except MetricsError as error:
+        return str(error)
