@@ -7,7 +7,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import rmtree
+from tempfile import mkdtemp
+from weakref import finalize
 
 import msgspec
 
@@ -37,8 +39,9 @@ class Recordings:
     )
 
     def __init__(self) -> None:
-        self._folder = TemporaryDirectory()
-        self._path = Path(self._folder.name) / "recording"
+        folder = Path(mkdtemp())
+        finalize(self, rmtree, folder)
+        self._path = folder / "recording"
         record(self._path, requests=12)
         whole = self._path.read_bytes()
         rows = [json.loads(row) for row in whole.splitlines()]
