@@ -10,7 +10,7 @@
 typedef unsigned char byte;
 
 /* Wire tags: field number times eight plus the wire type. */
-enum { RESPONSE_BODY = 0x2A, METADATA = 0x42, ATTRIBUTES = 0x4A };
+enum { RESPONSE_BODY = 0x2A };
 enum { REQUEST_SLOT = 0x1A, RESPONSE_SLOT = 0x22, COMMON_RESPONSE = 0x0A, BODY_MUTATION = 0x1A, STREAMED_RESPONSE = 0x1A };
 enum { FIRST = 0x0A, RAW_VALUE = 0x1A, HEADERS_END = 0x18, BODY_END = 0x10 };
 
@@ -293,30 +293,18 @@ echo(PyObject *Py_UNUSED(self), PyObject *args)
     return made;
 }
 
-/* Whether a message holds a piece of a response's body that is not the last, and nothing else that matters. */
-static int
-is_piece(const byte *start, Py_ssize_t size, Span *body)
-{
-    Span rest = {start, start + size}, around;
-    if (rest.at == rest.end || *start != RESPONSE_BODY || find_body(&rest, body) != 0)
-        return 0;
-    while (rest.at < rest.end)
-        if (!take_field(&rest, METADATA, &around) && !take_field(&rest, ATTRIBUTES, &around))
-            return 0;
-    return 1;
-}
-
 static PyObject *
 echo_of(PyObject *Py_UNUSED(self), PyObject *args)
 {
     Py_buffer view;
     Py_ssize_t most;
-    Span body;
-    PyObject *made = Py_None;
     if (!PyArg_ParseTuple(args, "y*n", &view, &most))
         return NULL;
-    if (is_piece(view.buf, view.len, &body) && left(&body) <= most)
-        made = echo_bytes(RESPONSE_SLOT, body.at, (size_t)left(&body), 0);
+    const byte *start = view.buf;
+    Span rest = {start, start + view.len}, body;
+    PyObject *made = Py_None;
+    if (view.len > 0 && *start == RESPONSE_BODY && find_body(&rest, &body) == 0 && left(&body) <= most)
+        made = Py_BuildValue("Nn", echo_bytes(RESPONSE_SLOT, body.at, (size_t)left(&body), 0), (Py_ssize_t)(rest.at - start));
     else
         Py_INCREF(made);
     PyBuffer_Release(&view);
@@ -328,7 +316,7 @@ static PyMethodDef methods[] = {
     {"fields_of", fields_of, METH_VARARGS, "The fields of a message from a place on, by tag."},
     {"body_of", body_of, METH_O, "Of a message with a body: where it begins and ends, whether the stream ends, and where the rest begins."},
     {"echo", echo, METH_VARARGS, "The answer by which a body goes on as it came."},
-    {"echo_of", echo_of, METH_VARARGS, "That answer to a message that holds a piece of a response's body and nothing else."},
+    {"echo_of", echo_of, METH_VARARGS, "That answer to a message with a piece of a response's body that is not the last, and where the rest begins."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -108,7 +108,11 @@ def echo_of(data: bytes) -> bytes | None:
     """The answer to a piece of a response's body that goes on as it came, without an object for either.
     None: decode the message.
     """
-    return wire.echo_of(data, MAX_PIECE_BYTES)
+    found = wire.echo_of(data, MAX_PIECE_BYTES)
+    if found is None:
+        return None
+    answer, rest = found
+    return answer if rest == len(data) or _says_nothing_of_bodies(data[rest:]) else None
 
 
 def _cut_body(data: bytes) -> RequestBody | ResponseBody | None:
@@ -116,10 +120,8 @@ def _cut_body(data: bytes) -> RequestBody | ResponseBody | None:
     if found is None:
         return None
     start, end, end_of_stream, rest = found
-    if rest < len(data):
-        around = _around(data[rest:])
-        if around is None or around[2] is not None:
-            return None
+    if rest < len(data) and not _says_nothing_of_bodies(data[rest:]):
+        return None
     if data[0] == _REQUEST_BODY_TAG:
         return RequestBody(memoryview(data)[start:end], end_of_stream)
     return ResponseBody(data[start:end], end_of_stream)
@@ -168,6 +170,12 @@ _Around = tuple[tuple[str, ...] | None, str | None, Modes | None]
 def _around(data: bytes) -> _Around | None:
     """None: this is more than what stands around a part, or broken."""
     return _kept_around(data) if len(data) <= _KEPT_BYTES else _read_around(data)
+
+
+def _says_nothing_of_bodies(data: bytes) -> bool:
+    """What stands around a body changes nothing of what it means."""
+    around = _around(data)
+    return around is not None and around[2] is None
 
 
 def _read_around(data: bytes) -> _Around | None:

@@ -29,7 +29,7 @@ except ImportError:
     def body_of(_message: bytes | memoryview, /) -> tuple[int, int, bool, int] | None:
         return None
 
-    def echo_of(_message: bytes | memoryview, _most_bytes: int, /) -> bytes | None:
+    def echo_of(_message: bytes | memoryview, _most_bytes: int, /) -> tuple[bytes, int] | None:
         return None
 
     def echo(is_response: bool, data: bytes | memoryview, ends: bool, /) -> bytes:  # noqa: FBT001 - as in C

@@ -323,7 +323,7 @@ def test_an_echo_by_hand_is_what_protobuf_writes(slot: Slot, data: bytes, end: b
 
 @given(
     st.binary(max_size=300) | st.integers(0, 62_000).map(bytes),
-    st.lists(st.sampled_from([b"\x42\x00", b"\x4a\x03abc"]), max_size=3).map(b"".join),
+    st.lists(st.sampled_from([b"\x42\x00", b"\x4a\x00", b"\x4a\x03\x0a\x01a"]), max_size=3).map(b"".join),
 )
 def test_a_piece_that_goes_on_as_it_came_needs_no_objects(piece: bytes, around: bytes) -> None:
     message = ext_proc.ProcessingRequest()
@@ -334,7 +334,10 @@ def test_a_piece_that_goes_on_as_it_came_needs_no_objects(piece: bytes, around: 
 
 @pytest.mark.parametrize(
     "change",
-    ["ends", "request", "tells the modes", "too long", "cut", "another part", "cut metadata", "empty"],
+    [
+        *("ends", "request", "tells the modes", "too long", "cut", "another part", "cut metadata", "empty"),
+        *("corrupt metadata", "corrupt attributes"),
+    ],
 )
 def test_other_pieces_are_decoded(change: str) -> None:
     message = ext_proc.ProcessingRequest()
@@ -344,6 +347,12 @@ def test_other_pieces_are_decoded(change: str) -> None:
     if change == "tells the modes":
         message.protocol_config.response_body_mode = 4
     data = message.SerializeToString()
-    damaged = {"cut": data[:-1], "another part": data + b"\x2a\x00", "cut metadata": data + b"\x42\x4a\x00"}
+    damaged = {
+        "cut": data[:-1],
+        "another part": data + b"\x2a\x00",
+        "cut metadata": data + b"\x42\x4a\x00",
+        "corrupt metadata": data + b"\x42\x01\xff",
+        "corrupt attributes": data + b"\x4a\x03abc",
+    }
     data = b"" if change == "empty" else damaged.get(change, data)
     assert echo_of(data) is None
