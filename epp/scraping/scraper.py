@@ -3,12 +3,13 @@
 Each endpoint has one task. If a server hangs, sends garbage or sends without end, the timeout and the bounds
 of its task end this, and the other endpoints never wait. First scrapes are spread over one interval and later
 scrapes are jittered, so that a fleet is not read in one burst. A server where nothing runs is read less often
-until it gets a request. The settings are asked for again at least once a second, so a changed policy applies
-to scrapes already waiting.
+until it gets a request. One more task looks at the waiting scrapes once a second, so a changed policy applies
+to them, too.
 
-The scraper keeps no metrics: it passes the numbers of each page to `on_metrics`, or None for a failed scrape.
-It remembers only when each endpoint last answered, and the error of its last failed scrape. Called by `app`;
-everything runs on the event loop's thread.
+The scraper passes the numbers of each page to `on_metrics`, or None for a failed scrape. It answers no
+question about them: it remembers when each endpoint last answered, the error of its last failed scrape, and
+the numbers of its last page for the next one, which may be equal. Called by `app`; everything runs on the
+event loop's thread.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 logger = logging.getLogger(__name__)
 
 _JITTER: Final = 0.1
-_LONGEST_NAP_S: Final = 1.0
+_SHORTEST_NAP_S: Final = 0.002
+"""Timers of the event loop may end this much too early."""
+_WATCH_S: Final = 1.0
+_PARTS: Final = 10
 _HEADERS: Final = {
     # The classic text format, uncompressed: unpacking costs more CPU than a local network does.
     "Accept": "text/plain;version=0.0.4",
@@ -53,6 +57,18 @@ class ScrapeAge:
     """Why the last scrape failed; empty: it did not."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Nap:
+    """The wait for the next scrape."""
+
+    over: asyncio.Future[None]
+    until: float
+
+    def end(self) -> None:
+        if not self.over.done():
+            self.over.set_result(None)
+
+
 @dataclass(slots=True)
 class _Target:
     """One endpoint being scraped. Its task is None until the scraper runs."""
@@ -63,6 +79,12 @@ class _Target:
     error: str = ""
     idle: bool = False
     """Its last page says that nothing runs or waits there."""
+    started_at: float = 0.0
+    """When its last scrape began; before the first one, when its task did."""
+    intervals: float = 0.0
+    """From then to the next scrape."""
+    nap: _Nap | None = None
+    """None: it is being scraped."""
     reader: PageReader = field(default_factory=PageReader)
     url: tuple[str, URL] = ("", URL())
     """Its last URL, as text and parsed: parsing it anew would be a tenth of what a scrape costs."""
@@ -118,6 +140,7 @@ class Scraper:
             try:
                 for target in self._targets.values():
                     self._start(target)
+                group.create_task(self._keep("scrape", self._watch), name="watch of the scrapes")
                 await asyncio.get_running_loop().create_future()  # until cancelled
             finally:
                 # Before the group waits for its tasks: one started from now on would never be cancelled.
@@ -163,22 +186,41 @@ class Scraper:
 
     async def _follow(self, target: _Target) -> None:
         """Scrape one endpoint for ever, at the pace of the settings of the moment."""
-        started_at = self._clock()
-        wait = self._rng.random()
+        target.started_at = self._clock()
+        target.intervals = self._rng.random()
         while True:
-            await self._nap(target, started_at, intervals=wait)
+            await self._nap(target)
             # From start to start, so that a slow server is not also read less often.
-            started_at = self._clock()
-            wait = 1 + self._rng.uniform(-_JITTER, _JITTER)
+            target.started_at = self._clock()
+            target.intervals = 1 + self._rng.uniform(-_JITTER, _JITTER)
             self._report(target, await self._scrape(target))
 
-    async def _nap(self, target: _Target, since: float, *, intervals: float) -> None:
-        """Sleep until `intervals` after `since`, in short naps: the interval may change meanwhile."""
+    async def _nap(self, target: _Target) -> None:
+        """Sleep until the next scrape is due. `_watch` ends the nap where the interval became shorter."""
+        loop = asyncio.get_running_loop()
+        while (left_s := self._due_at(target) - self._clock()) > _SHORTEST_NAP_S:
+            target.nap = nap = _Nap(loop.create_future(), self._clock() + left_s)
+            timer = loop.call_later(left_s, nap.end)
+            try:
+                await nap.over
+            finally:
+                timer.cancel()
+                target.nap = None
+
+    async def _watch(self) -> None:
+        """Look once a second at every nap: a policy may have changed, or an idle server may have work.
+        A part of the fleet at a time, so that what wakes all servers does not read them in one burst.
+        """
         while True:
-            left_s = since + intervals * self._interval_s(target) - self._clock()
-            await asyncio.sleep(min(max(0.0, left_s), _LONGEST_NAP_S))
-            if left_s <= _LONGEST_NAP_S:
-                return
+            targets = list(self._targets.values())
+            for part in range(_PARTS):
+                await asyncio.sleep(_WATCH_S / _PARTS)
+                for target in targets[part::_PARTS]:
+                    if target.nap is not None and self._due_at(target) < target.nap.until - _SHORTEST_NAP_S:
+                        target.nap.end()
+
+    def _due_at(self, target: _Target) -> float:
+        return target.started_at + target.intervals * self._interval_s(target)
 
     def _interval_s(self, target: _Target) -> float:
         settings = self._settings()

@@ -252,6 +252,8 @@ async def test_a_changed_policy_applies_to_scrapes_already_waiting() -> None:
     watched = Watched(Scrape(interval_seconds=60))
     async with Server(http(PAGE)).running() as server, watched.running():
         watched.scraper.set_endpoints([endpoint(str(n), server.address) for n in range(3)])
+        for _ in range(5):
+            await asyncio.sleep(0)  # the tasks start, and wait
         watched.settings = Scrape(interval_seconds=0.05, path="/other")
         await watched.until(lambda: all(len(watched.seen[str(n)]) >= 2 for n in range(3)))
         assert all(head.startswith("GET /other ") for head in server.heads)
