@@ -57,7 +57,7 @@ def request_names(spec: PolicySpec, *, read: Flow | None = None, traced: bool = 
     flow = _claimed(spec, read)
     if flow is None:
         return names
-    return names.union(*_claim_headers(flow).values())
+    return names.union(OBJECTIVES, (TTFT_MS, flow.tenant_header))
 
 
 def collect(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
@@ -84,8 +84,8 @@ class RequestHead(Struct, gc=False):
     encoded: bool
     """The body is compressed, so it cannot be read."""
     reserved: tuple[str, ...]
-    """What the client sent of `RESERVED`, and of the claims that the policy does not believe. It must not
-    reach a server.
+    """What the client sent of `RESERVED`, and of the objectives and deadlines that the policy does not
+    believe. It must not reach a server.
     """
     session: str
     debug: bool
@@ -125,7 +125,7 @@ def _to_remove(found: Mapping[str, str], flow: Flow) -> tuple[str, ...]:
     """See `RequestHead.reserved`."""
     removed = () if _RESERVED.isdisjoint(found) else tuple(name for name in RESERVED if name in found)
     if flow.mode == "Hold":
-        for claim, names in _claim_headers(flow).items():
+        for claim, names in (("Objective", OBJECTIVES), ("Deadline", (TTFT_MS,))):
             if claim not in flow.claims:
                 removed += tuple(name for name in names if name in found)
     return removed
@@ -158,11 +158,6 @@ def bounded_trace(text: str) -> str:
 def _claimed(spec: PolicySpec, read: Flow | None) -> Flow | None:
     """The flow control whose headers are read: that of the policy in force where it holds requests."""
     return spec.flow if spec.flow.mode == "Hold" else read
-
-
-def _claim_headers(flow: Flow) -> dict[str, tuple[str, ...]]:
-    """The headers by which a client claims something, by claim."""
-    return {"Objective": OBJECTIVES, "Tenant": (flow.tenant_header,), "Deadline": (TTFT_MS,)}
 
 
 def _claim(found: Mapping[str, str], flow: Flow) -> Claim:

@@ -104,6 +104,8 @@ class FlowControl(Generic[T]):
             elif forecast.wait_s > self._headroom.of_request(forecast, headroom_s, left_s=due_s, first=True):
                 return None
         if settings.when_late == "demote":
+            if not self._elsewhere.in_all.requests:
+                self._demoted.none_waits()
             self._demoted.came(forecast, now=now)
         self._charge(flow, forecast, late=hopeless, now=now)
         return priority, tenant
@@ -149,10 +151,10 @@ class FlowControl(Generic[T]):
             return held, self._refusal(held, "deadline", now=now)
         if held.late:
             self._place_late(held, forecast, now=now)
-        self._demoted.came(forecast, now=now)
         victims = self._bounds.admit(held)
         if held in victims:
             return held, self._refusal(held, "full", now=now)
+        self._demoted.came(forecast, now=now)
         self._shed.extend([self._refusal(victim, "full", now=now) for victim in victims])
         self._alarms.set(held, forecast, now=now)
         self._search.due_at = min(self._search.due_at, now)

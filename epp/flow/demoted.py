@@ -40,8 +40,12 @@ class Demoted:
         self._servers = 0
         """0: not known before the first look at them."""
 
+    def none_waits(self) -> None:
+        """Here and elsewhere: in order of arrival a newcomer would wait for what is being computed alone."""
+        self._in_order_s = 0.0
+
     def came(self, forecast: Forecast, *, now: float) -> None:
-        """A request of whatever fate."""
+        """A request that goes or waits, in time or not."""
         if self._servers:
             self._drain(now=now)
             self._in_order_s += (1 + self._elsewhere.pickers) * forecast.own_s / self._servers
