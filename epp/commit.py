@@ -306,6 +306,8 @@ class Commits:
         return booking
 
     def _failed(self, routed: RoutedRequest, *, now: float) -> None:
+        if routed.state.process != routed.process:
+            return  # another process serves there now
         self._fleet.failures.answered(
             routed.state,
             failed=True,

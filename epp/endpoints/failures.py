@@ -89,6 +89,8 @@ class Probe:
     """To ask for; never empty."""
     about: str
     """The failures are about this model alone; empty: about the server."""
+    mark: Mark
+    """What is known of the server as the probe goes."""
     queued: bool = False
     """Other requests wait there, so that a late answer proves nothing."""
 
@@ -197,6 +199,8 @@ class Failures:
         """A server answered well or failed.
         model: the failure is about this model alone; asked_model: what the request asked for, if known.
         """
+        if state.gone:
+            return
         mark = self._marks.get((state, model))
         if mark is not None and mark.stalls and not failed:
             return
@@ -300,6 +304,8 @@ class Failures:
 
     def hangs(self, state: EndpointState, *, now: float) -> bool:
         """A server hangs, as this picker or another found. True: it was not known."""
+        if state.gone:
+            return False
         mark = self._marks.setdefault((state, ""), Mark())
         news = not mark.hangs
         mark.share, mark.at, mark.hangs = 1.0, now, True
@@ -332,12 +338,12 @@ class Failures:
                 mark.probing, mark.probed_at = True, now
                 # A queue explains nothing where the counters stand still for longer than it should take.
                 queued = not (mark.stalls or mark.may_stall) and _has_queue(state, now=now)
-                probes.append(Probe(state, model, about, queued=queued))
+                probes.append(Probe(state, model, about, mark, queued=queued))
         return probes
 
     def probed(self, probe: Probe, verdict: Verdict, *, settings: Settings, now: float) -> None:
         mark = self._marks.get((probe.state, probe.about))
-        if mark is None or not mark.probing:
+        if mark is not probe.mark:
             return  # Another mark than the one that it was sent for.
         mark.probing = False
         if verdict == "ill" and mark.may_stall:

@@ -107,6 +107,7 @@ class Fleet:
         for name in removed:
             gone = self._states.pop(name)
             gone.rate.leave()
+            gone.gone = True
             self.failures.forget(gone)
             self._away.leave(gone.endpoint, gone.listed, now=now)
         self._away.keep(pools)

@@ -41,6 +41,8 @@ class Stalls:
         """The last two servers whose counters grew, and when: one of them is not the server in question."""
         self._in_use: set[EndpointState] = set()
         """Where requests were open at the last page."""
+        self._done: set[EndpointState] = set()
+        """Whose counters have grown since the last request was sent there."""
 
     def page(
         self,
@@ -55,9 +57,14 @@ class Stalls:
         grew = before is None or _grew(before, after)
         if grew:
             self._went_on = [(state, now), *(one for one in self._went_on if one[0] is not state)][:2]
+        if state.picks_since_scrape:
+            self._done.discard(state)
+        elif grew:
+            self._done.add(state)
         was_in_use = state in self._in_use
         (self._in_use.add if state.in_flight else self._in_use.discard)(state)
-        if before is None or grew or not state.in_flight or not hang_seconds:
+        read_slowly = after.inside == 0 and state in self._done  # it has computed all that it was sent
+        if before is None or grew or read_slowly or not state.in_flight or not hang_seconds:
             self._stalls.pop(state, None)
             return "grew" if grew else "idle"
         stall = self._stalls.get(state)
@@ -76,6 +83,7 @@ class Stalls:
     def forget(self, state: EndpointState) -> None:
         self._stalls.pop(state, None)
         self._in_use.discard(state)
+        self._done.discard(state)
         self._went_on = [one for one in self._went_on if one[0] is not state]
 
 

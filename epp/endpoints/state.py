@@ -61,6 +61,8 @@ class EndpointState:
     """Answers that have begun, for requests of this picker."""
     answered_model: str = ""
     """The model of its last good answer; empty: not known."""
+    gone: bool = False
+    """It has left the fleet. Requests that it still has open say nothing of the servers that are there."""
     slot: int = -1
     """Its place in the fleet's columns; -1: it is not in the fleet."""
     listed: ModelList | None = None

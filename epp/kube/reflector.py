@@ -162,6 +162,7 @@ class Reflector(Generic[T]):
 
     async def _list(self) -> None:
         found: list[T] = []
+        listed = 0
         token = ""
         while True:
             query = [*self._source.selectors, ("limit", _PAGE)]
@@ -170,9 +171,12 @@ class Reflector(Generic[T]):
             text = await self._reader.request("GET", self._source.path, query=query)
             page: _Page = self._decode(self._page, text)
             found += [one for item in page.items if (one := self._read(item)) is not None]
+            listed += len(page.items)
             token = page.metadata.continue_
             if not token:
                 break
+        if listed and not found:
+            raise ApiError(f"none of {listed} objects can be read")
         self._sink.replace(found)
         self._version = page.metadata.resource_version
         self.synced = True

@@ -81,7 +81,7 @@ async def _ask(session: aiohttp.ClientSession, probe: Probe) -> Verdict:
                     response.close()
                     return "unclear"
             return verdict_of(response.status, about_model=bool(probe.about))
-    except aiohttp.ClientConnectorError:
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
         return "unclear"  # Its scrapes fail as well, and say so.
     except TimeoutError:
         return "unclear" if probe.queued else "ill"

@@ -9,13 +9,14 @@ import aiohttp
 
 def session_for_questions(*, headers: Mapping[str, str], timeout_s: float) -> aiohttp.ClientSession:
     """Keeps no connection open, follows no proxy of the environment, and unpacks no answer: one that unpacks
-    without end stays a bounded answer of garbage. timeout_s: for each question with its answer.
+    without end stays a bounded answer of garbage.
+    timeout_s: for each question with its answer; a connection must be there after half of it.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, force_close=True),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=headers,
         auto_decompress=False,
-        timeout=aiohttp.ClientTimeout(total=timeout_s),
+        timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=timeout_s / 2),
         trust_env=False,
     )

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from epp.endpoints.failures import Probe, Verdict
+from epp.endpoints.failures import Mark, Probe, Verdict
 from epp.endpoints.prefill_rate import ModelRate
 from epp.endpoints.state import EndpointState
 from epp.scraping.probes import Probes
@@ -61,7 +61,7 @@ async def verdict_on(address: Address, *, about: str = "", queued: bool = False)
         Endpoint(EndpointName("a"), address), model_rate=ModelRate(start=1000.0), now=0.0
     )
     heard: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-    due = [Probe(state, "m", about, queued=queued)]
+    due = [Probe(state, "m", about, Mark(), queued=queued)]
     probes = Probes(
         due=lambda: [due.pop()] if due else [], on_verdict=lambda _, verdict: heard.set_result(verdict)
     )

@@ -393,3 +393,81 @@ def test_a_request_is_not_remembered_for_as_long_as_a_server_says_that_it_takes(
     assert failures.remembered == 100
     failures.look(now=1000.0)
     assert failures.remembered == 0
+
+
+def started(incarnation: str = "") -> Picker:
+    """With four servers and 24 requests open, `a` of them the one that something happens to."""
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
+    picker.set_endpoints(four(incarnation), now=0.0)
+    return picker
+
+
+def four(incarnation: str = "") -> list[Endpoint]:
+    return [
+        Endpoint(
+            EndpointName(name), Address(f"10.0.0.{n}", 1), incarnation=incarnation if name == "a" else ""
+        )
+        for n, name in enumerate("abcd", 1)
+    ]
+
+
+def test_requests_that_break_with_a_removed_server_are_held_against_nobody() -> None:
+    picker = started()
+    picks = [picker.pick(ask(), now=0.1) for _ in range(24)]
+    picker.set_endpoints(four()[1:], now=1.0)
+    for pick in picks:
+        picker.end(pick, outcome="failed" if pick.decision.chosen == "a" else "ended", now=1.1)
+    picker.housekeep(now=60.0)  # what never answered is looked for as well
+    assert not picker.probes_due(now=60.0)
+    chosen: Counter[tuple[str, str]] = Counter()
+    for n in range(300):
+        now = 60.0 + n
+        pick = picker.pick(ask(), now=now)
+        chosen[pick.decision.chosen, pick.decision.reason] += 1
+        picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now)
+        picker.end(pick, outcome="ended", now=now)
+    assert {reason for _, reason in chosen} == {"load"}
+    assert min(chosen.values()) > 60
+
+
+def test_requests_that_break_with_the_old_process_are_not_held_against_the_new_one() -> None:
+    picker = started("1")
+    picks = [picker.pick(ask(), now=0.1) for _ in range(24)]
+    picker.set_endpoints(four("2"), now=1.0)
+    for pick in picks:
+        picker.end(pick, outcome="failed" if pick.decision.chosen == "a" else "ended", now=1.1)
+    assert not picker.left_out(now=1.2)
+    assert not picker.probes_due(now=1.2)
+
+
+def test_a_probe_of_the_old_process_says_nothing_of_the_new_one() -> None:
+    picker = started()
+    failures, settings = picker.fleet.failures, picker.policy.spec.failures
+    state = picker.fleet.get(EndpointName("a"))
+    assert state is not None
+    failures.answered(state, failed=True, asked_model="m", settings=settings, now=1.0)
+    [old] = picker.probes_due(now=1.0)
+    failures.forget(state)
+    failures.answered(state, failed=True, asked_model="m", settings=settings, now=2.0)
+    before = failures.share(state, now=2.0)
+    [_] = picker.probes_due(now=2.0)
+    picker.probed(old, "ill", now=2.0)
+    assert failures.share(state, now=2.0) == before
+
+
+def test_a_server_whose_client_reads_slowly_does_not_hang() -> None:
+    picker = started()
+    held = picker.pick(ask(), now=0.1)
+    picker.on_response_headers(held, status=200, served=held.destinations[0], now=0.2)
+    for n in range(300):
+        now = 1.0 + 0.2 * n
+        for endpoint in four():
+            busy = endpoint.name != held.decision.chosen or n < 10
+            tokens = float(5 * (n if busy else 10))
+            page = EndpointMetrics(
+                scraped_at=now, running=0, waiting=0, generated_tokens=tokens, prompt_tokens=1.0, finished=1.0
+            )
+            picker.observe(endpoint.name, page, now=now)
+        picker.housekeep(now=now)
+        assert not picker.left_out(now=now)
+        assert not picker.probes_due(now=now)

@@ -162,6 +162,14 @@ async def test_an_object_that_cannot_be_read_keeps_no_other_out(caplog: pytest.L
     assert len(said) == 1, "once, not at every list"
 
 
+async def test_where_no_object_can_be_read_the_last_known_ones_stay() -> None:
+    _, names, _ = await play(
+        page(5, raw("a", 1)), [event("MODIFIED", UNREADABLE)], page(9, UNREADABLE), page(9)
+    )
+    assert names.states == [True, False, True]
+    assert names.changes == 2, "the first list and the last"
+
+
 async def test_an_object_of_any_shape_is_not_decoded_where_that_takes_long() -> None:
     costly = {**raw("a", 1), "status": {"lastAccepted": {"spec": {"x": [0] * 200_000}}}}
     _, names, _ = await play(page(5, costly, raw("b", 2)), free_form=True)
