@@ -38,7 +38,7 @@ class Run(Struct, eq=False):
     """Unsigned 64-bit, never empty."""
     start: int
     parent: Run | None
-    """The run that ends where this one starts; None for the first of a chain."""
+    """The run that ends where this run starts. None: this run is the first of a chain."""
     holders: int = 0
     """Bit mask of the mirrors that hold it; a subset of the parent's holders."""
     children: int = 0
@@ -57,7 +57,7 @@ class Use(Struct, eq=False):
     leaf: Run | None
     """The deepest run of the chain; None: anonymous bytes."""
     size_bytes: int = 0
-    """Of anonymous bytes; a chain's size follows from its runs."""
+    """Size of anonymous bytes. The size of a chain follows from its runs."""
     older: Use | None = None
     newer: Use | None = None
 
@@ -69,14 +69,14 @@ class Mirror:
     name: EndpointName
     capacity_bytes: int
     bit: int = 0
-    """In `Run.holders`; the forest assigns it."""
+    """The mirror's bit in `Run.holders`. The forest assigns it."""
     used_bytes: int = 0
     entries: int = 0
     """Chunks held."""
     evicted: int = 0
     """Chunks evicted so far."""
     last_use: dict[Run, Use] = field(default_factory=dict)
-    """For every run that it holds."""
+    """The last use of every run that the mirror holds."""
     oldest: Use | None = None
     newest: Use | None = None
 
@@ -99,7 +99,7 @@ class Mirror:
         self.oldest = use
 
     def unlink(self, use: Use) -> None:
-        """Take `use` out; nothing points to it any more, or its bytes are gone."""
+        """Remove `use`, because no run points to it any more or its bytes are gone."""
         if use.older is None:
             self.oldest = use.newer
         else:
@@ -111,7 +111,9 @@ class Mirror:
         use.older = use.newer = None
 
     def assign(self, run: Run, use: Use) -> None:
-        """`run` was last used by `use`; a use that has lost its deepest run has lost all of them."""
+        """Record that `use` was the last use of `run`. A use that has lost its deepest run has lost all
+        its runs.
+        """
         before = self.last_use.get(run)
         self.last_use[run] = use
         if before is not None and before.leaf is run:
@@ -160,7 +162,7 @@ class RunForest:
         self._mirrors[slot], mirror.bit = mirror, 1 << slot
 
     def strike(self, mirror: Mirror) -> None:
-        """The mirror holds nothing any more and leaves."""
+        """Remove a mirror that holds nothing any more."""
         assert not mirror.last_use, "release its runs first"
         self._mirrors[mirror.bit.bit_length() - 1] = None
 
@@ -217,7 +219,7 @@ class RunForest:
         runs.append(run)
 
     def hold(self, mirror: Mirror, run: Run) -> None:
-        """`mirror` holds `run` from now on; it holds the parent already."""
+        """Record that `mirror` holds `run`. The mirror holds the run's parent already."""
         # The common mask of one holder is the mirror's own integer, not a new one for each run.
         run.holders = run.holders | mirror.bit if run.holders else mirror.bit
         mirror.entries += len(run.hashes)
@@ -252,8 +254,8 @@ class RunForest:
         mirror.clear()
 
     def held_below(self, mirror: Mirror, run: Run) -> list[Run]:
-        """What the mirror holds below a run, each before what it continues.
-        Takes a look at every run of the mirror.
+        """The runs that the mirror holds below a run; each comes before the run that it continues.
+        Looks at every run of the mirror.
         """
         children: dict[Run, list[Run]] = {}
         for held in mirror.last_use:
@@ -266,7 +268,7 @@ class RunForest:
         return found
 
     def mend(self, runs: Sequence[Run]) -> None:
-        """Join neighbours of a path that nothing tells apart any more, so that old splits do not add up."""
+        """Join neighbouring runs of a path that no longer differ, so that old splits do not accumulate."""
         for upper, lower in pairwise(runs):
             if upper.children == 1 and upper.holders == lower.holders and self._used_alike(upper, lower):
                 self._absorb(upper, lower)

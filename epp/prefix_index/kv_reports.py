@@ -16,7 +16,7 @@ that the prompt is missing proves nothing."""
 
 
 class Tier(enum.IntEnum):
-    """Where a server has a block, the fastest first."""
+    """The tiers in which a server can have a block, the fastest first."""
 
     GPU = 0
     CPU = 1
@@ -49,7 +49,7 @@ class LookupReport:
     sure: AbstractSet[EndpointName]
     """Servers that hold no more than `held` says, but for what they got in the last `UNDER_WAY_S`."""
     from_chunk: int
-    """Shorter prefixes hold no whole block: nothing is known of them."""
+    """The report says nothing about prefixes of fewer chunks: such prefixes hold no whole block."""
     to_chunk: int
     """No server ever stored a longer prefix, so its names may be wrong:
     nothing is taken away beyond this chunk."""
@@ -58,11 +58,11 @@ class LookupReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerReport:
-    """What is known of one server as a whole."""
+    """Facts about one server as a whole."""
 
     server: EndpointName
     live: bool
-    """Its events are followed, and it names blocks as we do."""
+    """Whether the picker follows the server's events and the server names blocks as the picker does."""
     known_bytes: int = 0
     """Prompt text that the server holds by its own account."""
     moved: Mapping[ChunkHash, Tier] = field(default_factory=dict)

@@ -34,11 +34,11 @@ class Recorded(Struct, frozen=True, gc=False):
     """What one `record` did, for `undo`."""
 
     first_added: int
-    """Index of the first chunk that was not there before."""
+    """Index of the first chunk that the table did not have before."""
     added: int
-    """Chunks that were not there before; they are the tail of the chain."""
+    """Number of chunks that the table did not have before. They are the tail of the chain."""
     unused_s: float
-    """How long the part that was there had not been used; 0 where nothing was there."""
+    """Time since the last use of the part that the table had already. 0: it had no part."""
     _mirror: Mirror | None
     _use: Use | None
 
@@ -95,7 +95,7 @@ class PrefixTable:
         return self._mirrors[name].capacity_bytes
 
     def used_bytes(self, name: EndpointName) -> int:
-        """Chunks and anonymous bytes; over the capacity until `evict` has caught up."""
+        """Bytes of chunks and anonymous bytes. They may exceed the capacity until `evict` has run."""
         return self._mirrors[name].used_bytes
 
     def entries(self, name: EndpointName) -> int:
@@ -192,8 +192,8 @@ class PrefixTable:
             self._use(mirror, runs, now=now)
 
     def undo(self, recorded: Recorded) -> None:
-        """Take back the entries that `record` added and nobody has recorded or touched since.
-        Any number of times.
+        """Remove the entries that `record` added, unless they were recorded or touched since.
+        May be called any number of times.
         """
         mirror, use = recorded._mirror, recorded._use  # noqa: SLF001 - the handle is this module's own
         if mirror is None or use is None or use.leaf is None or mirror.last_use.get(use.leaf) is not use:
@@ -258,7 +258,7 @@ class PrefixTable:
         return before - mirror.entries
 
     def _shorten(self, mirror: Mirror, run: Run, *, keep_to: int) -> None:
-        """The server keeps no more of a run, and holds nothing below it: its last use ends there."""
+        """The server drops the rest of a run and everything below it, so the run's last use ends there."""
         use, above = mirror.last_use[run], run.parent
         kept = self._forest.release(mirror, run, keep_to=keep_to)
         self._retreat(mirror, use, kept or above)
@@ -291,7 +291,9 @@ class PrefixTable:
         return use
 
     def _advance(self, now: float) -> float:
-        """Time never goes back here, so the order of uses is the order of times."""
+        """The later of the last time and `now`. The table's time never goes back, so uses are ordered by
+        time.
+        """
         self._now = max(self._now, now)
         return self._now
 

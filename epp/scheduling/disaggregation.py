@@ -22,21 +22,22 @@ from epp.scheduling.snapshot import Floats, Snapshot
 
 
 class Elsewhere(NamedTuple):
-    """The prefill endpoint that is worth it."""
+    """The prefill endpoint that should compute a prompt, since that is faster."""
 
     place: int
-    """In the snapshot of prefill endpoints."""
+    """The endpoint's place in the snapshot of prefill endpoints."""
     uncached_tokens: int
     transfer_s: float
     cost_s: float
     instead_of_s: float
     trial: bool
-    """Its answers fail; it is asked to find out whether they still do."""
+    """Whether this request is a trial: the endpoint's answers fail, and the trial shows whether they still
+    do."""
 
 
 def transfer_s(tokens: float, settings: Disaggregation) -> float:
-    """From the decision until the other endpoint has the KV cache of so many tokens,
-    their computation left out.
+    """Time from the decision until the decode endpoint has the KV cache of `tokens`, without the time to
+    compute it.
     """
     return (
         settings.overhead_seconds + tokens * settings.kv_bytes_per_token / settings.transfer_bytes_per_second
@@ -52,10 +53,11 @@ def computed_elsewhere(
     spec: PolicySpec,
     rng: random.Random,
 ) -> Elsewhere | None:
-    """Who should compute the prompt for the first of `choice`, a place in `answering`.
-    None: it should do so itself.
+    """The prefill endpoint that should compute the prompt for the first endpoint of `choice`, a place in
+    `answering`.
+    None: the first endpoint should compute the prompt itself.
 
-    request: as prefill endpoints see it, a cached part for each place in `prefilling`.
+    request: the request as prefill endpoints see it, with a cached part for each place in `prefilling`.
     """
     chosen = choice.places[0]
     lacking = float(choice.uncached_tokens[chosen])
@@ -90,8 +92,8 @@ def computed_elsewhere(
 
 
 def _prices_s(uncached: Floats, prefilling: Snapshot, spec: PolicySpec) -> Floats:
-    """Of computing the prompt at each prefill endpoint.
-    Requests in flight are other prompts, unless it writes answers too.
+    """Price of computing the prompt at each prefill endpoint.
+    Its requests in flight are other prompts, unless the endpoint writes answers too.
     """
     answers = np.where(prefilling.of(prefilling.roster.answers), prefilling.in_flight, 0.0)
     price_s = cost_s(

@@ -18,7 +18,7 @@ from epp.scheduling.snapshot import Floats, Snapshot
 from epp.types import Endpoint
 
 _SHOWN_CHARS = 256
-"""Of a model's name: clients choose it, and decisions are kept."""
+"""Longest part of a model's name that is kept: clients choose the name, and decisions stay in memory."""
 
 
 def decision_of(
@@ -33,7 +33,7 @@ def decision_of(
     would_pick: WouldPick | None,
     at_unix_s: float,
 ) -> Decision:
-    """The record of a pick: the first of `choice.places` gets the request."""
+    """The record of a pick. The first of `choice.places` gets the request."""
     inference, spec, places = request.inference, policy.spec, choice.places
     most = min(spec.max_destinations, request.max_destinations)
     chosen = places[0]
@@ -66,7 +66,9 @@ def hurried_decision(
     policy: Policy,
     at_unix_s: float,
 ) -> Decision:
-    """The record of a choice by load alone, the first of `endpoints`: nobody was scored."""
+    """The record of a choice by load alone. The first of `endpoints` gets the request, and no endpoint was
+    scored.
+    """
     inference = request.inference
     return Decision(
         request_id=request.request_id,
@@ -88,9 +90,10 @@ def hurried_decision(
 
 
 class Shown(Sequence[Candidate]):
-    """The best candidates, written out when somebody looks: of a thousand decisions, people read a few.
+    """The best candidates. They are formatted only when somebody reads the decision, since people read few
+    decisions.
 
-    Of many candidates only the few that are shown are kept until then.
+    If there are many candidates, only those that are shown are kept until then.
     """
 
     __slots__ = ("_asked", "_best", "_choice", "_made", "_snapshot", "_spec")
@@ -108,7 +111,7 @@ class Shown(Sequence[Candidate]):
 
     @property
     def best_cached_tokens(self) -> int:
-        """The most that any candidate held of the prompt, shown or not."""
+        """The most tokens of the prompt that any candidate held, whether it is shown or not."""
         return int(max(self._best.tolist()))  # numpy's own takes ten times as long for a few
 
     def __len__(self) -> int:

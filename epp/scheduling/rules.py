@@ -23,35 +23,37 @@ from epp.config.routing import Cost
 from epp.scheduling.snapshot import Bools, Floats, Ints, Snapshot
 
 MOST: int = 10
-"""Candidates that are put in order: enough for every fallback list, and for the record of the decision."""
+"""Number of candidates that a rule puts in order: enough for every fallback list and for the decision's
+record."""
 _DISPLACING = 2.0
-"""Loads that an adapter costs where no slot is free: its own, and that of the one it drops."""
+"""Loads that count if no slot is free: the adapter's own, and the next load of the adapter that it
+displaces."""
 
 
 _NEAR = 1.05
-"""Costs are estimates: one that is at most this many times the least is as good as the least."""
+"""Costs are estimates, so a cost of at most this many times the least cost counts as equally good."""
 _NO_WEIGHTS = {"weight": 0.0, "stall": 0.0, "running_tokens": 0.0}
 Number = TypeVar("Number", Floats, float)
 
 
 class Weighed(Struct, frozen=True, eq=False, gc=False):
-    """What a rule decides on: one request beside the candidates that it may go to."""
+    """The input of a rule: one request and the candidates that may serve it."""
 
     seen: Snapshot
     prompt_tokens: int
     uncached_tokens: Floats
-    """U: prompt tokens that each candidate would have to compute;
-    all of them where a match saves too little to count."""
+    """U: prompt tokens that each candidate would have to compute.
+    All tokens of the prompt, if a match saves too little to count."""
     load_s: Floats | None = None
     """Time that loading the request's adapter costs each candidate; None: the request names no adapter."""
     session: str = ""
     beginning: int = 0
     """Hash of the prompt's first bytes; 0: it is too short, or could not be read."""
     matched: bool = True
-    """Some candidate may hold a part of the prompt. False: none does."""
+    """Whether any candidate may hold a part of the prompt."""
 
     def narrowed(self, places: Ints) -> Weighed:
-        """The same request beside some of the candidates."""
+        """The same request with only some of the candidates."""
         load_s = self.load_s[places] if self.load_s is not None else None
         uncached = self.uncached_tokens[places]
         return Weighed(
@@ -66,18 +68,18 @@ class Weighed(Struct, frozen=True, eq=False, gc=False):
 
 
 class Ranked(NamedTuple):
-    """What a rule answers."""
+    """The output of a rule."""
 
     places: list[int]
-    """Of the best candidates, the best first; `MOST` of them, or all if there are fewer."""
+    """Places of the best candidates, the best first: `MOST` of them, or all if there are fewer."""
     reason: str
     score_s: Floats | None = None
-    """Predicted cost of each candidate in seconds, for rules that foretell it."""
+    """Predicted cost of each candidate in seconds, for rules that predict a cost."""
 
 
 class Rule(Protocol):
     gated: ClassVar[bool]
-    """Whether the load thresholds narrow the candidates first; the plain rules go without."""
+    """Whether the load thresholds narrow the candidates first. The plain rules do not use thresholds."""
 
     def rank(self, weighed: Weighed) -> Ranked: ...
 
@@ -116,7 +118,7 @@ def _without_some_equals(places: Ints, at_edge: Bools, rng: random.Random | None
 def loading_s(seen: Snapshot, *, load_s: float) -> Floats | None:
     """Time that loading the request's adapter costs each candidate.
 
-    Dropping another adapter for it is paid for when that one is loaded again.
+    If another adapter has to be dropped, the cost of loading that adapter again counts too.
     """
     if seen.has_adapter is None or seen.free_slot is None:
         return None
@@ -154,8 +156,8 @@ def cost_parts_s(
     *,
     cost: Cost,
 ) -> dict[str, float]:
-    """What one candidate's `cost_s` is the sum of:
-    the same expression, with all but one reason for it taken away.
+    """The parts that add up to one candidate's `cost_s`.
+    Each part is the same expression with only one cause of cost left in.
     """
 
     def part(
@@ -173,8 +175,9 @@ def cost_parts_s(
 
 
 class LeastCost:
-    """Least predicted cost in seconds: `cost_s`. Of costs that are nearly the least, the one of the candidate
-    that holds most of the prompt: a copy elsewhere gains next to nothing, and takes room from other prefixes.
+    """Chooses the least predicted cost in seconds (`cost_s`). If several costs are nearly the least, chooses
+    the candidate of these that holds most of the prompt: a copy on another server gains next to nothing, and
+    takes room from other prefixes.
     """
 
     gated: ClassVar[bool] = True
@@ -213,7 +216,9 @@ class LeastCost:
 
 
 def _holder_first(places: list[int], score_s: Floats, uncached: Floats) -> list[int]:
-    """The best candidates, where one that costs nearly the least and has less to compute goes first."""
+    """The best candidates. A candidate whose cost is nearly the least and that has less to compute goes
+    first.
+    """
     first = places[0]
     if uncached[first] <= uncached.min():
         return places
@@ -225,8 +230,8 @@ def _holder_first(places: list[int], score_s: Floats, uncached: Floats) -> list[
 
 
 class Affinity:
-    """The 0602 proposal's plain rule: where the adapter is, else where a slot is free; the longest match;
-    the least load.
+    """The 0602 proposal's plain rule. It prefers servers that hold the adapter, then servers with a free slot
+    for the adapter; among these the longest match; among equal matches the least load.
     """
 
     gated: ClassVar[bool] = True
@@ -247,7 +252,7 @@ class Affinity:
 
 
 class RoundRobin:
-    """Each in turn, by name."""
+    """Chooses each candidate in turn, in the order of names."""
 
     gated: ClassVar[bool] = False
 
@@ -264,7 +269,7 @@ class RoundRobin:
 
 
 class Random:
-    """Any, each as likely as another."""
+    """Chooses by chance, each candidate with the same probability."""
 
     gated: ClassVar[bool] = False
 
@@ -276,7 +281,7 @@ class Random:
 
 
 class LeastLoad:
-    """Fewest requests in flight."""
+    """Chooses the candidate with the fewest requests in flight."""
 
     gated: ClassVar[bool] = False
 
@@ -288,7 +293,7 @@ class LeastLoad:
 
 
 class PowerOfTwo:
-    """Two by chance, the less loaded of them first, the other second."""
+    """Draws two candidates by chance. The less loaded one is the first choice, the other the second."""
 
     gated: ClassVar[bool] = False
 
@@ -359,7 +364,7 @@ def _distance(key: int, seen: Snapshot) -> Floats:
 
 
 def _some(weighed: Weighed, rng: random.Random) -> list[int]:
-    """Candidates by chance."""
+    """Some candidates, drawn by chance."""
     candidates = range(len(weighed.seen))
     return rng.sample(candidates, min(MOST, len(candidates)))
 
@@ -374,4 +379,4 @@ RULES: Mapping[RuleName, Callable[[PolicySpec, random.Random], Rule]] = {
     "round-robin": RoundRobin,
     "random": Random,
 }
-"""By the policy's name for it."""
+"""The rules by their names in the policy."""

@@ -30,46 +30,47 @@ class Request(Struct, frozen=True, eq=False, gc=False):
     """What one request asks of the servers, as far as scheduling is concerned."""
 
     prompt_tokens: int
-    """An estimate; a batch's other prompts count."""
+    """Estimated tokens of the prompt, including the other prompts of a batch."""
     cached_tokens: Floats
     """Prompt tokens that each candidate of the snapshot holds, as far as the prefix table knows."""
     session: str = ""
     beginning: int = 0
     """Hash of the prompt's first bytes; 0: it is too short, or could not be read."""
     matched: bool = True
-    """Some server may hold a part of the prompt. False: none does."""
+    """Whether any server may hold a part of the prompt."""
     prescribed: Sequence[int] | None = None
-    """Conformance runs only: places in the snapshot that the test names, in its order;
-    the rule is asked and not followed."""
+    """In conformance runs only: places in the snapshot that the test names, in the test's order.
+    The rule still runs, but its order is not used."""
 
 
 class Choice(Struct, frozen=True, eq=False, gc=False):
-    """Where a request should go, best first.
-    All lists are by rank; `places` are places in the snapshot, at most `MOST`.
+    """The endpoints for a request, best first.
+    All lists are in the order of rank. `places` holds at most `MOST` places in the snapshot.
     """
 
     places: list[int]
     reason: str
     """A short label: prefix, load, lora, hash, session, turn, chance, prescribed, saturated, trial."""
     uncached_tokens: Floats
-    """U as the rule saw it, of every candidate."""
+    """U of every candidate, as the rule saw it."""
     score_s: Floats | None
-    """Of every candidate that was ranked; None: the rule does not score. NaN: it was left out."""
+    """Score of every candidate. NaN: the candidate was left out. None: the rule gives no scores."""
     load_s: Floats | None
     """Time that loading the request's adapter costs each candidate; None: the request names no adapter."""
     left_out: dict[str, Bools]
-    """By reason (failing, or the threshold), who was left out; empty: nobody."""
+    """The candidates that were left out, by reason (failing, or the threshold). Empty: no candidate was
+    left out."""
     saturated: bool
-    """Every candidate that does not fail is over a load threshold, and all of these were ranked."""
+    """Whether every candidate that does not fail is over a load threshold. All of these were then ranked."""
 
     def excluded(self, place: int) -> str:
-        """What a candidate was left out for; empty: it was considered."""
+        """Why a candidate was left out. Empty: the candidate was considered."""
         return next((name for name, over in self.left_out.items() if over[place]), "")
 
 
 def over_limits(load: Load, snapshot: Snapshot) -> dict[str, Bools]:
-    """Who is over which load threshold; thresholds that nobody is over are not named.
-    Unknown load is not over any.
+    """The candidates over each load threshold. Thresholds that no candidate exceeds are missing.
+    Unknown load exceeds no threshold.
     """
     found = {}
     if snapshot.most_waiting > load.max_waiting:
@@ -82,13 +83,13 @@ def over_limits(load: Load, snapshot: Snapshot) -> dict[str, Bools]:
 
 
 def any_of(masks: Mapping[str, Bools]) -> Bools:
-    """Who is in one of the masks."""
+    """The candidates that are in at least one of the masks."""
     whole: Bools = np.logical_or.reduce(list(masks.values()))
     return whole
 
 
 def uncached_tokens(request: Request, gain: Gain) -> Floats:
-    """U of every candidate. Where even the best match saves too little, no match counts."""
+    """U of every candidate. If even the best match saves too little, no match counts."""
     cached = request.cached_tokens
     if not request.matched:
         return _all_of(cached, request.prompt_tokens)
@@ -99,7 +100,7 @@ def uncached_tokens(request: Request, gain: Gain) -> Floats:
 
 
 def _all_of(cached: Floats, prompt_tokens: int) -> Floats:
-    """The whole prompt, for every candidate."""
+    """U if no match counts: the whole prompt for every candidate."""
     whole = np.empty(len(cached))
     whole.fill(prompt_tokens)
     return whole
@@ -147,8 +148,8 @@ class Scheduler:
         return Choice(places, reason, uncached, score_s, load_s, left_out, saturated)
 
     def _left_out(self, snapshot: Snapshot, over: dict[str, Bools]) -> tuple[dict[str, Bools], bool]:
-        """Who is left out, by reason, and whether all that do not fail are over a load threshold.
-        Somebody always remains.
+        """The candidates that are left out, by reason, and whether all candidates that do not fail are
+        over a load threshold. At least one candidate always remains.
         """
         failing: dict[str, Bools] = {"failing": snapshot.failing} if snapshot.failing is not None else {}
         if not over:
@@ -165,8 +166,8 @@ class Scheduler:
         return failing, True
 
     def _rank_some(self, weighed: Weighed, light: Ints) -> Ranked:
-        """Rank the candidates in `light`;
-        behind them, where there is room, the others by load, and those that fail last.
+        """Rank the candidates in `light`.
+        If there is room behind them, the others follow by load, and failing candidates come last.
         """
         seen = weighed.seen
         ranked = self._rule.rank(weighed.narrowed(light))

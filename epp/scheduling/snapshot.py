@@ -22,17 +22,19 @@ from epp.types import Address, Endpoint, EndpointName
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 NO_SERVERS: Floats = np.empty(0)
-"""A column of no servers."""
+"""An empty column, for no servers."""
 Bools = npt.NDArray[np.bool_]
 Hashes = npt.NDArray[np.uint64]
 Array = TypeVar("Array", Floats, Ints, Hashes, Bools)
 
 _AS_REQUESTS = 10.0
-"""A server whose answers all fail looks as busy as if it had so many more requests."""
+"""Requests that are added to the load of a server whose answers all fail."""
 
 
 class Roster:
-    """Who has which slot in the fleet. Immutable: each new list of endpoints makes another one."""
+    """The slot of each endpoint in the fleet. A roster is immutable: each new list of endpoints makes a
+    new roster.
+    """
 
     __slots__ = ("addresses", "answers", "by_name", "everyone", "models", "names", "names_hashed", "turn")
 
@@ -62,29 +64,30 @@ class Snapshot(Struct, frozen=True, eq=False, gc=False):
     slots: Sequence[int]
     """The slot of each candidate; never empty."""
     undone_tokens: Floats
-    """B: prompt tokens sent there and not yet computed, as an estimate."""
+    """B: estimated prompt tokens that were sent to the server and that it has not computed yet."""
     rate: Floats
-    """V: prompt tokens computed in a second."""
+    """V: prompt tokens that the server computes in a second."""
     in_flight: Floats
-    """L: requests running or waiting there; where the metrics are stale, those that pickers know of."""
+    """L: requests that run or wait at the server. If the metrics are stale, the requests that pickers know
+    of."""
     waiting: Floats
-    """Requests in the server's queue; NaN where the metrics are stale."""
+    """Requests in the server's queue. NaN: the metrics are stale."""
     kv_usage: Floats
-    """Share of the KV cache in use; NaN where the metrics are stale."""
+    """Share of the KV cache in use. NaN: the metrics are stale."""
     most_waiting: float = inf
-    """No candidate has more requests in its queue."""
+    """Upper bound of the candidates' requests in the queue."""
     most_kv_usage: float = inf
-    """No candidate has more of its KV cache in use."""
+    """Upper bound of the candidates' share of the KV cache in use."""
     has_adapter: Bools | None = None
-    """Whether the request's adapter is loaded there; None: the request names no adapter."""
+    """Whether the server has loaded the request's adapter. None: the request names no adapter."""
     free_slot: Bools | None = None
     """Whether one more adapter can be loaded without dropping another; None: the request names no adapter."""
     failure_share: Floats | None = None
-    """Share of each candidate's recent answers that failed; None: none did."""
+    """Share of each candidate's recent answers that failed. None: no answer failed."""
     failing: Bools | None = None
-    """Candidates that are left out because their answers fail; None: none of them."""
+    """Candidates that are left out because their answers fail. None: no candidate is left out."""
     trials: Sequence[int] = ()
-    """Places of failing candidates that may be tried again now."""
+    """Places of failing candidates that may get a trial request now."""
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -119,11 +122,13 @@ class Snapshot(Struct, frozen=True, eq=False, gc=False):
         )
 
     def of(self, by_slot: Array) -> Array:
-        """Of a number for each slot, those of the candidates."""
+        """The candidates' values of a column that has a value for each slot."""
         return by_slot if self.slots is self.roster.everyone else by_slot[self.slots]
 
     def narrowed(self, places: Ints) -> Snapshot:
-        """Of some candidates only, in the order of `places`; none of them is said to fail."""
+        """A snapshot of some candidates only, in the order of `places`. In it no candidate counts as
+        failing.
+        """
         return Snapshot(
             self.roster,
             [self.slots[place] for place in places.tolist()],
