@@ -35,13 +35,20 @@ _PROCESS = b"""\
 # TYPE process_cpu_seconds_total counter
 process_cpu_seconds_total %.2f
 """
+_TOKENS = b"""\
+# TYPE vllm:more_tokens_total counter
+vllm:more_tokens_total %d
+"""
 
 
 class _Answers(asyncio.Protocol):
-    """Sends the same page for whatever arrives, but for its CPU seconds: the cheapest server there is."""
+    """Sends its page for whatever arrives: the cheapest server there is. From page to page its CPU seconds
+    grow and, while it works, its tokens.
+    """
 
-    def __init__(self, page: bytes) -> None:
+    def __init__(self, page: bytes, *, works: bool) -> None:
         self._page = page
+        self._works = works
         self._answers = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -50,13 +57,18 @@ class _Answers(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._answers += 1
         process = _PROCESS % (self._answers / 100)
-        self._transport.write(_HEAD % (len(process) + len(self._page)) + process + self._page)
+        tokens = _TOKENS % (self._answers * self._works)
+        size = len(process) + len(self._page) + len(tokens)
+        self._transport.write(_HEAD % size + process + self._page + tokens)
 
 
-def _serve(servers: int, page: bytes, ports: Connection) -> None:
+def _serve(servers: int, page: bytes, ports: Connection, *, works: bool) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        listening = [await loop.create_server(lambda: _Answers(page), "127.0.0.1", 0) for _ in range(servers)]
+        listening = [
+            await loop.create_server(lambda: _Answers(page, works=works), "127.0.0.1", 0)
+            for _ in range(servers)
+        ]
         ports.send([server.sockets[0].getsockname()[1] for server in listening])
         await loop.create_future()
 
@@ -118,7 +130,7 @@ def main() -> None:
     print(f"{'loop':10} {'page':>5} {'servers':>8} {'pages/s':>8} {'failed':>7} {'cores':>7} {'us/page':>8}")
     for name, run in (("uvloop", uvloop.run), ("asyncio", asyncio.run)):
         for state, shown in pages.items():
-            with _serving(servers, shown) as ports:
+            with _serving(servers, shown, works=state == "busy") as ports:
                 cores, good, failed = run(_scrape(ports, seconds))
             each_us = cores * seconds / max(1, good) * 1e6
             print(
@@ -127,10 +139,12 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def _serving(servers: int, page: bytes) -> Iterator[list[int]]:
+def _serving(servers: int, page: bytes, *, works: bool) -> Iterator[list[int]]:
     """Their ports, in another process."""
     here, there = multiprocessing.Pipe()
-    server = multiprocessing.Process(target=_serve, args=(servers, page, there), daemon=True)
+    server = multiprocessing.Process(
+        target=_serve, args=(servers, page, there), kwargs={"works": works}, daemon=True
+    )
     server.start()
     try:
         yield here.recv()
