@@ -3,8 +3,8 @@
 Each endpoint has one task. If a server hangs, sends garbage or sends without end, the timeout and the bounds
 of its task end this, and the other endpoints never wait. First scrapes are spread over one interval and later
 scrapes are jittered, so that a fleet is not read in one burst. A server where nothing runs is read less often
-until it gets a request. One more task looks at the waiting scrapes once a second, so a changed policy applies
-to them, too.
+until it gets a request, and servers that become idle together are spread over that longer interval. One more
+task looks at the waiting scrapes once a second, so a changed policy applies to them, too.
 
 The scraper passes the numbers of each page to `on_metrics`, or None for a failed scrape. It answers no
 question about them: it remembers when each endpoint last answered, the error of its last failed scrape, and
@@ -193,7 +193,11 @@ class Scraper:
             # From start to start, so that a slow server is not also read less often.
             target.started_at = self._clock()
             target.intervals = 1 + self._rng.uniform(-_JITTER, _JITTER)
+            was_idle = target.idle
             self._report(target, await self._scrape(target))
+            if target.idle and not was_idle:
+                # Servers that became idle together are spread over the longer interval from now on.
+                target.intervals = self._rng.random()
 
     async def _nap(self, target: _Target) -> None:
         """Sleep until the next scrape is due. `_watch` ends the nap where the interval became shorter."""

@@ -27,6 +27,7 @@ Handler = Callable[[str, Reader, Writer], Awaitable[None]]
 """Answers one request, whose head it is given; the connection closes when it returns without `keep`."""
 
 PAGE = b"vllm:num_requests_running 2\nvllm:num_requests_waiting 1\n"
+IDLE_PAGE = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
 FAST = Scrape(interval_seconds=0.05, timeout_seconds=0.2, max_page_bytes=65536)
 PATIENCE_S = 20.0
 
@@ -260,11 +261,10 @@ async def test_a_changed_policy_applies_to_scrapes_already_waiting() -> None:
 
 
 async def test_a_server_where_nothing_runs_is_read_less_often_until_it_is_sent_something() -> None:
-    idle = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
-    settings = msgspec.structs.replace(FAST, idle_interval_seconds=60.0)
+    settings = msgspec.structs.replace(FAST, idle_interval_seconds=6000.0)
     async with (
         Server(http(PAGE)).running() as busy,
-        Server(http(idle)).running() as free,
+        Server(http(IDLE_PAGE)).running() as free,
         Watched(settings).running() as watched,
     ):
         watched.scraper.set_endpoints([endpoint("busy", busy.address), endpoint("free", free.address)])
@@ -272,6 +272,14 @@ async def test_a_server_where_nothing_runs_is_read_less_often_until_it_is_sent_s
         assert len(watched.seen["free"]) == 1
         watched.in_use.add("free")
         await watched.until(lambda: len(watched.seen["free"]) >= 3)
+
+
+async def test_servers_that_become_idle_together_are_spread_over_the_idle_interval() -> None:
+    """The jitter alone would leave them in one burst: the first of them would be read after 54 s."""
+    settings = msgspec.structs.replace(FAST, timeout_seconds=5.0, idle_interval_seconds=60.0)
+    async with Server(http(IDLE_PAGE)).running() as server, Watched(settings).running() as watched:
+        watched.scraper.set_endpoints([endpoint(str(n), server.address) for n in range(100)])
+        await watched.until(lambda: any(len(seen) >= 2 for seen in watched.seen.values()))
 
 
 async def test_a_server_may_have_its_page_at_another_port_and_path() -> None:
