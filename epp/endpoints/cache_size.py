@@ -50,7 +50,7 @@ class HitWindow:
     fresh_tokens: float = 0.0
     stale_tokens: float = 0.0
     other_tokens: float = 0.0
-    """Of prompts, not predicted to be cached."""
+    """Prompt tokens that were not predicted to be cached."""
     requests: int = 0
     stale_requests: int = 0
     predicted_tokens: int = 0
@@ -58,7 +58,7 @@ class HitWindow:
 
 
 class CacheSize:
-    """Of all servers of one model. `factor` is the size over what is stated or assumed."""
+    """Cache size of the servers of one model. `factor` is the size divided by the stated or assumed size."""
 
     __slots__ = ("_evidence", "_fit", "_stale_s", "_typical_tokens", "factor")
 

@@ -46,20 +46,20 @@ _STEP: Final = 0.2
 _TRIAL_STEP: Final = 0.4
 """How far a good answer moves the share of a server that is left out: two bring it back under a half."""
 _HALF_LIFE_S: Final = 5.0
-"""Of the share of a server that is not left out."""
+"""Half-life of the share of a server that is not left out."""
 _NOTHING: Final = 0.06
 """A smaller share is forgotten: 9 s after a single failure. On an idle fleet servers differ by less than even
 a small share costs, so a server that is well again would wait for its next request until then.
 """
 _ABOVE_MEAN: Final = 0.2
-"""A server that is left out fails by so much more than the average of the candidates."""
+"""A server is left out only if its share is this much over the average of the candidates."""
 _TRIAL_PICKS: Final = 64
 """Requests from one trial to the next, unless `_LONGEST_TRIALS` trial intervals have passed."""
 _LONGEST_TRIALS: Final = 4.0
 _SUSPECT_PROBES_S: Final = 0.5
-"""Between two probes of a server that has failed and is not left out."""
+"""Time between two probes of a server that has failed and is not left out."""
 _MOST_PROBES: Final = 32
-"""At a time, by one picker."""
+"""The most probes that one picker has open at a time."""
 _QUEUE_S: Final = 0.5
 """Time that a server needs for its undone prompt tokens, above which a probe may have to wait for it."""
 _SERVED_MODELS: Final = 256
@@ -69,7 +69,7 @@ _LONGEST_FORETOLD_S: Final = 600.0
 """Each request is remembered until its first byte is overdue:
 that must not be as late as a server's figures may say."""
 _TIMES_TYPICAL: Final = 3.0
-"""A first byte that takes so many times as long as others' is overdue."""
+"""A first byte is overdue if it takes this many times as long as other first bytes."""
 _OTHERS: Final = 3
 """Answers of other servers since a request was sent that make its own overdue answer suspicious."""
 _OVERDUE: Final = 2
@@ -77,7 +77,7 @@ _OVERDUE: Final = 2
 
 
 Verdict = Literal["well", "ill", "unclear"]
-"""What a probe says. unclear: the server does not take such requests, or could not be connected to."""
+"""The result of a probe. unclear: the server does not accept such requests, or no connection was possible."""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,13 +86,13 @@ class Probe:
 
     state: EndpointState
     model: str
-    """To ask for; never empty."""
+    """The model that the probe asks for. Never empty."""
     about: str
-    """The failures are about this model alone; empty: about the server."""
+    """The model that failed, if only one model fails. Empty: the server fails at all models."""
     mark: Mark
-    """What is known of the server as the probe goes."""
+    """What the picker knows of the server when it sends the probe."""
     queued: bool = False
-    """Other requests wait there, so that a late answer proves nothing."""
+    """Whether other requests wait at the server, so that a late answer proves nothing."""
 
 
 class Wait(Struct, eq=False, gc=False):
@@ -102,31 +102,32 @@ class Wait(Struct, eq=False, gc=False):
     sent_at: float
     streams: bool
     own_before: int
-    """Answers of this server when the request was sent."""
+    """Number of answers of this server at the time when the request was sent."""
     others_before: int
     over: bool = False
-    """The answer began, or nobody waits any more."""
+    """Whether the answer began, or nobody waits for it any more."""
 
 
 @dataclass(slots=True, eq=False)
 class Mark:
-    """How much one server fails: at everything, or at one model."""
+    """How often one server fails, at all models or at one model."""
 
     share: float = 0.0
     at: float = 0.0
     """When the share was true; it halves every `_HALF_LIFE_S` from then on, unless the server is left out."""
     out: bool = False
-    """The share was over the limit and has not come back."""
+    """Whether the share was over the limit and has not come back under it."""
     hangs: bool = False
     stalls: bool = False
-    """It hangs, and its answers begin all the same: they prove nothing."""
+    """Whether the server hangs although its answers begin. Such beginnings prove nothing."""
     tried_at: float = 0.0
     """When the last trial was sent, or the server got over the limit."""
     tried_picks: int = 0
     may_stall: bool = False
-    """So its counters say, and no other server is busy: the next probe decides."""
+    """Whether the counters say that the server hangs while no other server is busy. The next probe
+    decides."""
     asked_model: str = ""
-    """What the last failed request asked for; empty: not known."""
+    """The model that the last failed request asked for. Empty: not known."""
     verdict: Verdict | None = None
     """Of the last probe; None: there was none since the last failure, or since the server was left out."""
     probed_at: float = -inf
@@ -176,7 +177,7 @@ class Failures:
         return wait
 
     def began(self, wait: Wait, *, now: float) -> None:
-        """The first byte came, of whatever answer."""
+        """Record that the first byte of an answer came."""
         if wait.over:
             return
         wait.over = True
@@ -246,7 +247,7 @@ class Failures:
         self._stalls.forget(state)
 
     def tried(self, state: EndpointState, model: str, *, now: float) -> None:
-        """A trial request was sent there."""
+        """Record that a trial request was sent to the server."""
         for key in ((state, ""), (state, model)):
             mark = self._marks.get(key)
             if mark is not None:
@@ -404,14 +405,14 @@ class Failures:
         return bool(self._marks)
 
     def share(self, state: EndpointState, *, now: float) -> float:
-        """Of a server's last answers, the part that failed, as far as it counts now."""
+        """The share of a server's last answers that failed, as far as it still counts now."""
         mark = self._marks.get((state, ""))
         return mark.now(now) if mark is not None else 0.0
 
     def why(
         self, states: Sequence[EndpointState], *, settings: Settings, now: float
     ) -> dict[EndpointState, str]:
-        """Servers that are left out for all models, and why."""
+        """Servers that are left out for all models, and the reasons."""
         marks = {n: m for n, s in enumerate(states) if (m := self._marks.get((s, ""))) is not None}
         if not marks:
             return {}
@@ -428,7 +429,7 @@ class Failures:
 
 
 def _recovered(mark: Mark, *, now: float) -> None:
-    """As after one failure."""
+    """The mark of a server that has recovered: the same as after one failure."""
     mark.out = mark.hangs = mark.stalls = False
     mark.share, mark.at = min(mark.share, _STEP), now
 
@@ -438,12 +439,14 @@ def _allow_trial(mark: Mark, *, settings: Settings, now: float) -> None:
 
 
 def _takes_probes(state: EndpointState) -> bool:
-    """A server that answers clients by itself. Ranks of a server share one address."""
+    """Whether the endpoint answers clients itself. Ranks of a server share one address."""
     return state.endpoint.role.answers and state.endpoint.rank is None
 
 
 def _has_queue(state: EndpointState, *, now: float) -> bool:
-    """By the server's own page, or by the prompt tokens that it still has to compute."""
+    """Whether the server has a queue, by its own page or by the prompt tokens that it still has to
+    compute.
+    """
     rate = state.rate.tokens_per_s
     waiting = state.metrics.waiting if state.metrics is not None else None
     return bool(waiting) or state.backlog.undone_tokens(now=now, rate=rate) > rate * _QUEUE_S

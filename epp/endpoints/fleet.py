@@ -32,7 +32,7 @@ class FleetChange:
     added: tuple[EndpointName, ...]
     removed: tuple[EndpointName, ...]
     restarted: tuple[EndpointName, ...]
-    """Same name, another process or address: nothing that was known of its cache holds."""
+    """Endpoints with the same name but another process or address. What was known of their caches is void."""
 
 
 class Fleet:
@@ -80,7 +80,7 @@ class Fleet:
 
     @property
     def one_model(self) -> bool:
-        """Every endpoint serves the same base model, and the same adapters."""
+        """Whether every endpoint serves the same base model and the same adapters."""
         return self._serving.one_model
 
     def get(self, name: EndpointName) -> EndpointState | None:
@@ -168,11 +168,11 @@ class Fleet:
         return restarted
 
     def housekeep(self, *, now: float) -> None:
-        """Off the pick path."""
+        """Work that must not delay a pick."""
         self._away.give_up({state.endpoint.pool for state in self._in_slots}, now=now)
 
     def _start_anew(self, state: EndpointState, *, now: float) -> None:
-        """Another process serves under this name."""
+        """Reset the state, because another process serves under this name."""
         state.forget_server(now=now)
         state.failures = 0
         self.failures.forget(state)
@@ -220,7 +220,7 @@ class Fleet:
         return EndpointState.new(endpoint, model_rate=self._model_rate(endpoint.model, spec=spec), now=now)
 
     def _new_rate(self, state: EndpointState, *, spec: PolicySpec) -> None:
-        """It serves another model."""
+        """Give the state a new rate, because the endpoint serves another model."""
         state.rate.leave()
         state.rate = PrefillRate(self._model_rate(state.model, spec=spec))
 
@@ -260,7 +260,7 @@ class Fleet:
 
     @property
     def disaggregated(self) -> bool:
-        """Some endpoints compute prompts for others."""
+        """Whether some endpoints compute prompts for others."""
         return bool(self._prefilling)
 
     def prefillers(
@@ -303,10 +303,10 @@ class Fleet:
         return self._in_slots[slot]
 
     def healthy(self, slots: Sequence[int], *, failures_to_eject: int) -> Sequence[int]:
-        """Those of `slots` that may be picked.
+        """The slots of `slots` that may be picked.
 
-        When every endpoint's scrapes fail, the scrapes are the likelier fault:
-        all stay, and Envoy's retries sort them.
+        If every endpoint's scrapes fail, the fault is probably in the scrapes. All slots then stay,
+        and Envoy's retries find those that work.
         """
         failing = self._followed().failing(times=failures_to_eject)
         if not failing or len(failing) == len(self._states):
@@ -314,7 +314,7 @@ class Fleet:
         return [slot for slot in slots if slot not in failing]
 
     def ready(self, *, failures_to_eject: int) -> set[EndpointState]:
-        """All that may be picked, whatever they serve."""
+        """All endpoints that may be picked, whatever they serve."""
         everyone = self._columns.roster.everyone
         return {self._in_slots[slot] for slot in self.healthy(everyone, failures_to_eject=failures_to_eject)}
 

@@ -36,7 +36,7 @@ _PRIOR_REQUESTS = 20.0
 """The constant part starts as nothing, with the weight of so many requests: where prompts are all of one
 length and the two cannot be told apart, it is the rate that explains their time."""
 _PRIOR_LOADS = 1.0
-"""Loads take no time, with the weight of one."""
+"""The prior says that adapter loads take no time, with the weight of one load."""
 _NAILED = 1e12
 """A weight that leaves a coefficient at its prior."""
 _PRIOR_BUSY_TOKENS = 4000.0
@@ -50,10 +50,11 @@ _UNLIKE = 1.25
 _KEEP_REQUESTS = 2000.0
 """Evidence beyond this is scaled down, so that a change of hardware or traffic shows."""
 _OWN_PRIOR_S = 3.0
-"""A server is as fast as its model, with the weight of so many seconds of prefill."""
+"""The prior says that a server is as fast as its model's others, with the weight of this many seconds of
+prefill."""
 _OWN_HALF_LIFE_S = 60.0
 _LEAST_S = 1e-9
-"""A prefill is never foretold to take less: a counter may grow by next to nothing."""
+"""Least predicted time of a prefill, because a counter may grow by almost nothing."""
 _MOST_SLOWNESS = 8.0
 _KEEP_WRONG = 0.95
 """Of what a line was taught that is wrong about most servers, at each new observation."""
@@ -89,7 +90,7 @@ class ModelRate:
         self.tokens_per_s = start
 
     def foretold_s(self, *, requests: float, tokens: float, adapter_loads: int) -> float:
-        """Seconds of some prefills together."""
+        """Predicted seconds of some prefills together."""
         return self.per_request_s * requests + tokens / self.tokens_per_s + self.per_load_s * adapter_loads
 
     def observe(
@@ -132,7 +133,7 @@ class ModelRate:
         self._busy_foretold_s = _KEEP_BUSY * self._busy_foretold_s + foretold_s
 
     def leave(self, server: PrefillRate) -> None:
-        """It is gone, or of another model."""
+        """Forget a server that is gone or that has another model now."""
         if server in self._said:
             self._counts[self._said.pop(server)] -= 1
 

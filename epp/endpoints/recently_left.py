@@ -13,17 +13,17 @@ from typing import Final
 from epp.types import Endpoint, EndpointName
 
 KEPT_S: Final = 60.0
-"""Longer than a readiness probe takes to make up its mind, shorter than a cache takes to be another."""
+"""Longer than a readiness probe takes to decide, and shorter than a cache takes to change its content."""
 
 
 class RecentlyLeft:
-    """By name, who left and when."""
+    """The endpoints that left, by name, and when they left."""
 
     def __init__(self) -> None:
         self._left: dict[EndpointName, tuple[Endpoint, float]] = {}
 
     def names(self) -> set[EndpointName]:
-        """Who is waited for."""
+        """Names of the endpoints that may still come back."""
         return set(self._left)
 
     def leave(self, endpoint: Endpoint, *, now: float) -> bool:
@@ -46,7 +46,7 @@ class RecentlyLeft:
         )
 
     def give_up(self, *, now: float) -> list[EndpointName]:
-        """Those that have been away for too long, and are forgotten now."""
+        """Forget the endpoints that have been away for too long, and return their names."""
         if not self._left:
             return []
         gone = [name for name, (_, at) in self._left.items() if now - at >= KEPT_S]

@@ -32,8 +32,8 @@ class Bounds(Generic[T]):
         self._pool_shed_at = 0.0
 
     def admit(self, held: Held[T]) -> list[Held[T]]:
-        """Let it wait, and take out whoever is worth least where that passes a bound;
-        itself alone if that is worth least.
+        """Let the newcomer wait. If this passes a bound, take out the requests that are worth least, or
+        only the newcomer if it is worth least.
         """
         self._queues.put(held)
         victims: list[Held[T]] = []
@@ -90,7 +90,7 @@ class Bounds(Generic[T]):
             yield victim
 
     def over_by_settings(self) -> Iterator[Held[T]]:
-        """Take out what waits over bounds that have become smaller."""
+        """Take out the requests that are over bounds that have become smaller."""
         for scope in self.scopes_over():
             while self.over(*scope):
                 victim = self._queues.worst(priority=scope[0], tenant=scope[1])

@@ -43,7 +43,7 @@ while these cannot be told, others are not counted."""
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """For people and metrics: what waits at one priority."""
+    """The requests that wait at one priority, for people and metrics."""
 
     requests: int
     size_bytes: int
@@ -211,7 +211,7 @@ class FlowControl(Generic[T]):
         return charges or {}
 
     def loads(self) -> Mapping[FlowKey, Load]:
-        """What waits here."""
+        """The requests that wait at this picker."""
         return {(-band[0], tenant, band[1]): load for band, tenant, load in self._queues.flows()}
 
     def hear(self, picker: bytes, rows: Sequence[Row], *, now: float) -> None:
@@ -237,12 +237,12 @@ class FlowControl(Generic[T]):
     # -- figures ---------------------------------------------------------------------------------------------
 
     def waiting(self) -> Mapping[int, Waiting]:
-        """By priority."""
+        """The waiting requests, by priority."""
         return {of: Waiting(*load.as_tuple()) for of, load in self._queues.by_priority.items()}
 
     @property
     def shares(self) -> Shares:
-        """What each tenant has had. For reading."""
+        """The tokens that each tenant has had. Callers must not change them."""
         return self._shares
 
     @property
@@ -307,7 +307,7 @@ class FlowControl(Generic[T]):
         return held
 
     def _tenant(self, tenant: str, priority: int, *, late: bool) -> str:
-        """The name that its requests are kept under."""
+        """The name under which the tenant's requests are kept."""
         return self._queues.tenant(
             tenant, priority=priority, late=late, max_tenants=self._settings.max_tenants
         )
@@ -333,7 +333,9 @@ class FlowControl(Generic[T]):
         return self._demoted.busy_s(self._forecaster.pool(now=now), self._settings.goal_s, now=now) == 0
 
     def _count_late(self, forecast: Forecast, *, due_s: float, now: float) -> None:
-        """One that no idle server could serve in time says nothing of the servers."""
+        """Count a late request. A request that no idle server could serve in time says nothing of the
+        servers.
+        """
         if forecast.own_s <= due_s:
             self._pace.too_late(forecast.tokens, now=now)
             if self._settings.when_late == "demote":
@@ -359,7 +361,7 @@ class FlowControl(Generic[T]):
         return LetGo(held)
 
     def _charge(self, flow: Flow[T], forecast: Forecast, *, late: bool, now: float) -> None:
-        """A request of this tenant goes now."""
+        """Charge the tenant for a request that goes now."""
         tokens = forecast.tokens or 1
         flow.charge(tokens)
         if late:

@@ -30,7 +30,7 @@ class Row(NamedTuple):
     tenant: str
     late: bool
     let_go_tokens: int
-    """Since the last row about it."""
+    """Tokens let go since the last row about this tenant."""
     requests: int
     """That wait now; `size_bytes` and `tokens` likewise."""
     size_bytes: int
@@ -46,8 +46,8 @@ class Telling:
     def rows(
         self, waiting: Mapping[FlowKey, Load], charges: Mapping[FlowKey, int], *, anew: bool
     ) -> Sequence[Row]:
-        """What they have not been told. charges: tokens let go since the last call;
-        anew: they know nothing.
+        """The rows that other pickers do not know yet. charges: tokens let go since the last call;
+        anew: the other pickers know nothing.
         """
         told = {} if anew else self._told
         now = self._told = {key: load.as_tuple() for key, load in waiting.items()}
@@ -95,7 +95,7 @@ class Elsewhere:
         return sum(load.tokens for of, load in self.by_priority.items() if of >= priority)
 
     def hear(self, picker: bytes, row: Row) -> None:
-        """What waits at that picker from now on."""
+        """Replace what is known to wait at that picker."""
         rows = self._by_picker.setdefault(picker, {})
         key = (row.priority, row.tenant, row.late)
         before = rows.pop(key, None)
@@ -107,7 +107,7 @@ class Elsewhere:
             self._count(picker, key, load, 1)
 
     def forget(self, picker: bytes) -> None:
-        """That picker is gone, or tells everything anew."""
+        """Forget a picker that is gone or that sends all its rows again."""
         for key, load in self._by_picker.pop(picker, {}).items():
             self._count(picker, key, load, -1)
 

@@ -24,13 +24,13 @@ OTHERS = "\0others"
 """The tenants beyond the limit, who share one queue. No header can carry this name."""
 
 BandKey = tuple[int, bool]
-"""Minus the priority, and whether demoted: the smaller goes first."""
+"""The negated priority, and whether the requests are demoted. The smaller band goes first."""
 
 _BY_KEY = attrgetter("key")
 
 
 class Load:
-    """So many requests, bytes and tokens wait."""
+    """The number of requests, bytes and tokens that wait."""
 
     __slots__ = ("requests", "size_bytes", "tokens")
 
@@ -114,7 +114,7 @@ class Band(Generic[T]):
         return len(self.flows) < max_tenants
 
     def by_share(self, most: int) -> list[Flow[T]]:
-        """Flows with requests, who had least first."""
+        """Flows with waiting requests. The tenant that has had least comes first."""
         waiting = [flow for flow in self.flows.values() if flow.items]
         return nsmallest(most, waiting, key=attrgetter("tag"))
 
@@ -147,7 +147,7 @@ class Queues(Generic[T]):
                 yield from flow.items
 
     def bands(self) -> Iterator[tuple[BandKey, Band[T]]]:
-        """In order, the first to go first."""
+        """The bands in order. The first band goes first."""
         return ((key, self._bands[key]) for key in self._order)
 
     def flows(self) -> Iterator[tuple[BandKey, str, Load]]:
@@ -194,7 +194,7 @@ class Queues(Generic[T]):
         self._count(held, 1)
 
     def take(self, held: Held[T]) -> None:
-        """Out of its queue, for whatever reason."""
+        """Remove a request from its queue, for whatever reason."""
         band = self.band(held.priority, late=held.late)
         band.tokens -= held.tokens
         flow = band.flows[held.tenant]
@@ -220,7 +220,9 @@ class Queues(Generic[T]):
         return band.flow(tenant if band.knows(tenant, max_tenants=max_tenants) else OTHERS)
 
     def worst(self, *, priority: int | None = None, tenant: str | None = None) -> Held[T] | None:
-        """Who is worth least: lowest priority, demoted before in time, furthest over its share, newest."""
+        """The request that is worth least: lowest priority, demoted before in time, furthest over its
+        share, newest.
+        """
         for key in reversed(self._order):
             if priority is None or key[0] == -priority:
                 held = self._bands[key].worst(tenant)

@@ -15,7 +15,7 @@ RefusedFor = Literal["deadline", "ttl", "full"]
 
 
 class Forecast(Struct, frozen=True):
-    """What would become of a request that was sent now."""
+    """The predicted course of a request if it were sent now."""
 
     wait_s: float
     """Until the server that the rule chooses begins with it: B/V there."""
@@ -29,11 +29,11 @@ class Forecast(Struct, frozen=True):
 
 
 class Pool(NamedTuple):
-    """The servers together."""
+    """Figures of all servers together."""
 
     servers: int
     undone_s: float
-    """Until they have computed all that they were sent, if each had its share."""
+    """Time until the servers have computed everything sent to them, if the work were shared equally."""
     tokens_per_s: float
 
 

@@ -35,7 +35,7 @@ class Search(Generic[T]):
         """When to search again at the latest; whoever brings a request sets it to now."""
 
     def first_of_all(self, *, now: float) -> tuple[Held[T], Forecast] | None:
-        """Whoever is first, whatever the servers have to do."""
+        """The request that is first in order, whatever the servers have to do."""
         for _, band in self._queues.bands():
             for flow in band.by_share(1):
                 held = flow.items[0]

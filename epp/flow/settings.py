@@ -15,7 +15,7 @@ Order = Literal["arrival", "deadline", "shortest"]
 SHORT_S: Final = 0.1
 """The headroom of a request that somebody more pressing may overtake."""
 LEAST_DELAY_S: Final = 0.01
-"""Between two looks at the same request, or at a fleet that has no room."""
+"""Time between two looks at the same request, or at a fleet that has no room."""
 LONGEST_DELAY_S: Final = 1.0
 """A fleet without room is looked at so often even when nothing happens: predictions err."""
 WhenLate = Literal["refuse", "demote"]
@@ -53,11 +53,11 @@ class FlowSettings:
     in_all: Bound = Bound()
     per_priority: Bound = Bound()
     per_tenant: Bound = Bound()
-    """For one tenant's requests of one priority."""
+    """Bound of one tenant's requests of one priority."""
     max_tenants: int = 256
-    """For each priority. Tenants beyond them share one queue."""
+    """The most tenants of each priority. Further tenants share one queue."""
     max_priorities: int = 16
-    """A request of a priority beyond them is kept at the next lower one."""
+    """The most priorities. A request of a further priority is kept at the next lower one in use."""
     looks: int = 4
     """How many of a tenant's requests are tried, in order,
     when the first waits for a server that holds its prefix."""
