@@ -72,7 +72,7 @@ class ServedModels:
             raise ApiError(f"The adapter {name!r} is being loaded already.", param="lora_name")
         if len(self._adapters) + len(self._loading) >= self._max_adapters:
             raise ApiError(
-                f"{self._max_adapters} adapters are loaded, which is all that may be (--max-adapters); unload one first.",
+                f"{self._max_adapters} adapters are loaded, and --max-adapters allows no more; unload one first.",
                 param="lora_name",
             )
 

@@ -88,7 +88,7 @@ class ServerSettings:
             raise ValueError("--prompt-cache-size is a number of prompts; 0 keeps none")
         if self.max_concurrency is not None and (self.num_blocks or not self.max_model_len_tokens):
             raise ValueError(
-                "--kv-cache-max-concurrency needs --max-model-len, and --num-blocks says the same otherwise"
+                "--kv-cache-max-concurrency needs --max-model-len, and replaces --num-blocks: do not give both"
             )
         if self.kv_store is not None:
             self._check_kv_store()
@@ -97,9 +97,11 @@ class ServerSettings:
         if self.kv_events is None:
             return
         if not self.enable_prefix_caching:
-            raise ValueError("KV events tell of the prefix cache, which is switched off")
+            raise ValueError("KV events report on the prefix cache, which is switched off")
         if self.cache.partial_blocks:
-            raise ValueError("KV events name full blocks only, and partial ones are cached too")
+            raise ValueError(
+                "KV events name full blocks only, and --partial-blocks caches partial blocks too"
+            )
 
     @property
     def wanted_blocks(self) -> int | None:

@@ -35,6 +35,6 @@ def read_adapters(file: Path) -> Adapters:
         if not adapter.name or not adapter.path:
             raise AdapterFileError(f"{file}: an adapter needs a name and a path")
         if adapter.name in wanted:
-            raise AdapterFileError(f"{file}: {adapter.name!r} stands there twice")
+            raise AdapterFileError(f"{file}: {adapter.name!r} is listed twice")
         wanted[AdapterName(adapter.name)] = adapter.path
     return wanted

@@ -91,7 +91,7 @@ class KvStoreSettings:
             raise ValueError(f"a chunk holds at least one token, not {self.chunk_tokens}")
         if self.device_bytes and self.ratio == 1:
             raise ValueError(
-                "memory of the device is for prefixes that are read selectively: give a ratio under 1, or none of it"
+                "--kv-store-device-size holds prefixes that are read selectively: give a ratio under 1, or a device size of 0"
             )
         if self.mode == "auto" and self.ratio != 1:
             raise ValueError(

@@ -357,8 +357,8 @@ class PrefixStore:
         kept_bytes = sum(self._segments[name].size_bytes for name in keep)
         if kept_bytes + num_bytes > self.capacity_bytes:
             raise StoreError(
-                f"{num_bytes} bytes do not fit into a store of {self.capacity_bytes}, {kept_bytes} of which hold what stands "
-                "before them; raise its capacity"
+                f"{num_bytes} bytes do not fit into a store of {self.capacity_bytes}, {kept_bytes} of which hold "
+                "the blocks before them; raise its capacity"
             )
         while self.used_bytes + num_bytes > self.capacity_bytes:
             oldest = self._oldest.weakest(self._age)

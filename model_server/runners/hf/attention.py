@@ -47,7 +47,9 @@ def paged_attention(
     assert attention_mask is None, "paged attention masks by itself"
     for name in _BEYOND_CAUSAL:
         if options.get(name) is not None:
-            raise UnsupportedModelError(f"its attention uses {name}, and this engine's is plainly causal")
+            raise UnsupportedModelError(
+                f"the model's attention uses {name}, but this engine computes plainly causal attention only"
+            )
     rows = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return paged.attend(int(module.layer_idx), *rows, scaling=scaling)[None], None
 

@@ -156,7 +156,7 @@ class AdapterBank:
 
     def _part(self, name: str, halves: dict[str, torch.Tensor], scale: float) -> LowRank:
         if halves.keys() != {"lora_A", "lora_B"}:
-            raise AdapterError(f"{name} has {sorted(halves)}, and lora_A and lora_B are wanted")
+            raise AdapterError(f"{name} has {sorted(halves)}, but an adapter's layer needs lora_A and lora_B")
         layer = self._projections.get(name)
         if layer is None:
             raise AdapterError(f"the adapter is for another model: this one has no {name}")
