@@ -95,7 +95,7 @@ def test_commands_that_need_pods_name_what_the_chart_makes(helm: Helm) -> None:
 def test_the_commands_from_nothing_to_the_first_token_are_as_many_as_the_page_says() -> None:
     """`helm test` succeeds when a completion came (tests/cluster/test_built_images.py).
     All blocks up to it count."""
-    section = PAGE.partition("## Five minutes")[2].partition("Then ask it yourself")[0]
+    section = PAGE.partition("## Five minutes")[2].partition("Then send a request yourself")[0]
     blocks = re.findall(r"^```(?:sh|console)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     commands = [line for block in blocks for line in block.splitlines() if line]
     assert commands[-1].startswith("helm test ")

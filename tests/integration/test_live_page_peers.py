@@ -69,7 +69,7 @@ def part_with(more: bytes) -> bytes:
 @pytest.mark.parametrize("costly", [b"1e-310,", b"[],", b'{"a":0},', b'"",'])
 def test_a_part_that_takes_long_to_read_is_not_read(costly: bytes) -> None:
     """Four million bytes of these took 5.1, 1.0, 0.3 and 0.5 s of the event loop."""
-    assert part_of(part_with(b"[" + costly * 100 + b"0]")) is not None
+    assert part_of(part_with(b"[" + costly * 10 + b"0]")) is not None
     assert part_of(part_with(b"[" + costly * (2**17 // len(costly)) + b"0]")) is None
 
 
