@@ -49,9 +49,11 @@ def table(heading: str) -> Mapping[str, list[str]]:
 def test_the_table_of_faults_says_what_is_tested(name: str) -> None:
     refused, dead, killed = table("the picker refuses (503, 429)")[name]
     shape = SHAPES[name]
-    assert (refused == "the client sees it") == shape.shows_refusals
-    assert (dead == "the next of the list serves") == shape.reads_list
-    assert killed.startswith("answers are cut, new requests fail" if shape.duplex else "answers go on")
+    assert (refused == "the client gets the refusal") == shape.shows_refusals
+    assert (dead == "the next endpoint of the list serves") == shape.reads_list
+    assert killed.startswith(
+        "running answers are cut, new requests fail" if shape.duplex else "running answers go on"
+    )
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -60,5 +62,5 @@ def test_the_table_of_models_says_what_is_tested(name: str) -> None:
     bare = SHAPES[name].bare
     assert (unknown == "404") == (not bare)
     assert listed.startswith("one server" if bare else "all models")
-    assert alias == ("goes on as it came" if bare else "replaced")
-    assert prefiller.startswith("never set" if bare else "the picker's")
+    assert alias == ("stays as the client sent it" if bare else "is replaced")
+    assert prefiller.startswith("never set" if bare else "the picker sets it")
