@@ -152,9 +152,10 @@ class Backend:
             assert runner.server
             for site in list(runner.sites):
                 await site.stop()
-            await asyncio.sleep(
-                0.01
-            )  # A connection that is being accepted is one of the server's after this.
+            # A connection that is being accepted is one of the server's some turns of the loop later: the
+            # task, the transport, the protocol. A time instead may pass in one turn on a busy machine.
+            for _ in range(8):
+                await asyncio.sleep(0)
             for connection in list(runner.server.connections):
                 if connection.transport:
                     connection.transport.abort()
