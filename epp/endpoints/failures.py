@@ -240,7 +240,7 @@ class Failures:
             self.answered(state, failed=False, model=model, settings=settings, now=now)
 
     def forget(self, state: EndpointState) -> None:
-        """Another process serves under its name, or it left."""
+        """Forget all marks of a server that has left, or whose name another process has now."""
         for key in [key for key in self._marks if key[0] is state]:
             del self._marks[key]
         self._overdue.pop(state, None)
