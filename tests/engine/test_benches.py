@@ -4,6 +4,7 @@ they run, and the engines they compare do the same work."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -106,6 +107,17 @@ def test_001_6_prompts_of_uneven_lengths_hit_49_percent_in_full_blocks(count: in
     assert max(lengths) - min(lengths) > 200
     blocks = sum((tokens - 1) // BLOCK_TOKENS for tokens in lengths)  # the last token is always computed
     assert blocks * BLOCK_TOKENS / (2 * sum(lengths)) == pytest.approx(0.49, abs=0.005)
+
+
+def test_003_5_both_batched_modes_compute_each_distinct_prompt_once_and_answer_alike() -> None:
+    """13 requests over 3 prompts: a 4.33rd, as in the document."""
+    bench = replace(runs.prepare_shape("tiny", device_name="cpu", num_blocks=1024), requests=13)
+    told = rows.prompt_modes(bench, runs.Kept({}), repeats=1, say=print)
+    assert [line["mode"] for line in told["rows"]] == ["naive", "offline", "online"]
+    for line in told["rows"]:
+        assert (line["prompts computed with"], line["prompts computed without"]) == (3, 13)
+    assert all("prefill ratio" in line for line in told["rows"][1:])
+    assert told["same greedy text in all modes"]
 
 
 def test_003_one_command_prints_the_three_modes_with_their_throughputs(

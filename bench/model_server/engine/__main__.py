@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from bench.model_server.engine import report_rows, rows, runs, serving_row
@@ -42,6 +43,12 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--repeats", type=int, default=5, help="0: only tell what --json FILE holds")
     parser.add_argument("--layers", type=int, default=4, help="SmolLM2's first so many layers; 0: all thirty")
+    parser.add_argument(
+        "--requests",
+        type=int,
+        metavar="N",
+        help="in 001-6 (default 20 prompts, 200 on a GPU) and 003-5 (64), where all layers are too slow for more",
+    )
     parser.add_argument("--shape", choices=list(SHAPES), help="random weights of this shape instead")
     parser.add_argument("--device", default="cpu", help="where --shape computes (default %(default)s)")
     parser.add_argument("--json", type=Path, help="keep every figure in this file, after those that it holds")
@@ -56,6 +63,8 @@ def main() -> None:
         )
     except ModelError as error:
         parser.error(str(error))
+    if args.requests is not None:
+        bench = replace(bench, requests=args.requests, name=f"{bench.name}, {args.requests} requests")
     kept = _kept(args.json, model=bench.name)
     for _ in range(args.repeats):
         for name in args.rows:

@@ -6,7 +6,8 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -17,6 +18,8 @@ from model_server.core.prompt_engine import OfflineScheduler, OnlineScheduler, P
 from model_server.core.request import Request, TokenId
 
 PROMPTS, WHOLE_PROMPTS, WHOLE_ANSWER = 20, 200, 10
+REQUESTS, DISTINCT = 64, 15
+"""Of 003-5. With fewer requests there are as many fewer distinct prompts."""
 
 
 def prompts_twice(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
@@ -25,7 +28,7 @@ def prompts_twice(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figure
 
     The third side caches partial blocks too, and so finds all of a prompt but its last token.
     """
-    count = WHOLE_PROMPTS if bench.whole else PROMPTS
+    count = bench.requests or (WHOLE_PROMPTS if bench.whole else PROMPTS)
     sizes = uneven_lengths(count)
     options = {"with": CacheOptions(), "partial": CacheOptions(partial_blocks=True), "without": None}
 
@@ -53,8 +56,7 @@ def prompts_twice(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figure
             "input tokens/s without": tokens / kept.median("001-6 without"),
             "s with": kept.median(f"001-6 {word}"),
             "s without": kept.median("001-6 without"),
-            "without / with": kept.ratio("001-6 without", f"001-6 {word}"),
-            "of the repeats": kept.spread("001-6 without", f"001-6 {word}"),
+            **kept.ratios("without / with", "001-6 without", f"001-6 {word}"),
             "hits of all prompt tokens": kept.median(f"001-6 hits {word}"),
         }
         for word in ("with", "partial")
@@ -92,50 +94,58 @@ def unique_prompts(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figur
     row = {
         "s to first token with": kept.median("001-8 with"),
         "without": kept.median("001-8 without"),
-        "with / without": kept.ratio("001-8 with", "001-8 without"),
-        "of the repeats": kept.spread("001-8 with", "001-8 without"),
+        **kept.ratios("with / without", "001-8 with", "001-8 without"),
     }
     return {"row": "001-8", "goal": "<= 1.03", "rows": [row]}
+
+
+@dataclass(slots=True)
+class _ModeSide:
+    """One mode of 003-5 on one engine, with kept prompts or without."""
+
+    engine: PromptEngine
+    requests: Sequence[Request]
+    add_s: float = 0.0
+    """Of adding, which is where prompts are computed; the naive mode does not tell it apart."""
+    total_s: float = 0.0
+
+    @property
+    def texts(self) -> list[list[TokenId]]:
+        return [r.token_ids[r.num_prompt_tokens :] for r in self.requests]
 
 
 def prompt_modes(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
     """003-5: 64 requests of 856 tokens over 15 distinct prompts, 16 answered;
     naive, offline and online, with and without."""
-    prompts = [bench.text_of(f"distinct {n}", 856) for n in range(15)]
+    requests = bench.requests or REQUESTS
+    distinct = max(1, round(requests * DISTINCT / REQUESTS))
     texts: list[list[list[TokenId]]] = []
-
-    def serve(_: int, *, mode: str, word: str) -> float:
-        entries = 256 if word == "with" else 0
-        engine = PromptEngine(
-            runs.config_of(bench, cache=False), bench.model, sample=_greedy, prompt_cache_entries=entries
-        )
-        made = [runs.request(str(n), prompts[n % len(prompts)], max_tokens=16) for n in range(64)]
-        started = bench.now_s()
-        added = _run(mode, engine, made, bench=bench)
-        total = bench.now_s() - started
-        kept.add(f"003-5 {mode} prefill {word}", added)
-        texts.append([r.token_ids[r.num_prompt_tokens :] for r in made])
-        kept.add("003-5 same text", float(texts[-1] == texts[0]))
-        return sum(r.num_output_tokens for r in made) / total
-
     rows = []
     for mode in ("naive", "offline", "online"):
         name = f"003-5 {mode}"
-        sides = {
-            f"{name} {word}": functools.partial(serve, mode=mode, word=word) for word in ("with", "without")
-        }
-        kept.in_turns(sides, repeats=repeats, say=say)
+        for _ in range(repeats):
+            sides = _in_turns(bench, mode, requests=requests, distinct=distinct)
+            for word, side in sides.items():
+                kept.add(f"{name} {word}", sum(r.num_output_tokens for r in side.requests) / side.total_s)
+                kept.add(f"{name} prefill {word}", side.add_s)
+                kept.add(f"{name} prompts computed {word}", side.engine.prompt_cache.misses)
+                say(f"{name} {word}: {kept.series[f'{name} {word}'][-1]:.1f} answer tokens/s")
+                texts.append(side.texts)
+                kept.add("003-5 same text", float(texts[-1] == texts[0]))
         row: Figures = {
             "mode": mode,
+            "requests": requests,
+            "prompts computed with": kept.median(f"{name} prompts computed with"),
+            "prompts computed without": kept.median(f"{name} prompts computed without"),
             "answer tokens/s with": kept.median(f"{name} with"),
             "without": kept.median(f"{name} without"),
-            "ratio": kept.ratio(f"{name} with", f"{name} without"),
-            "of the repeats": kept.spread(f"{name} with", f"{name} without"),
+            **kept.ratios("ratio", f"{name} with", f"{name} without"),
         }
         if mode != "naive":
-            row["prefill s with"] = kept.median(f"{name} prefill with")
-            row["prefill without"] = kept.median(f"{name} prefill without")
-            row["prefill ratio"] = kept.ratio(f"{name} prefill without", f"{name} prefill with")
+            over, under = f"{name} prefill without", f"{name} prefill with"
+            row["prefill s with"] = kept.median(under)
+            row["prefill without"] = kept.median(over)
+            row |= {f"prefill {word}": figure for word, figure in kept.ratios("ratio", over, under).items()}
         rows.append(row)
     return {
         "row": "003-5",
@@ -145,24 +155,59 @@ def prompt_modes(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures
     }
 
 
-def _greedy(logits: object, _: Request) -> TokenId:
-    assert isinstance(logits, torch.Tensor)
-    return TokenId(int(logits.argmax()))
+def _in_turns(bench: Bench, mode: str, *, requests: int, distinct: int) -> dict[str, _ModeSide]:
+    """Both sides do the same pieces of work. They take turns at each piece, not at each run: a busy machine
+    changes within a run by more than the row asks for."""
+    prompts = [bench.text_of(f"distinct {n}", 856) for n in range(distinct)]
+
+    def side(own: Bench, *, entries: int) -> _ModeSide:
+        engine = PromptEngine(
+            runs.config_of(own, cache=False), own.model, sample=_greedy, prompt_cache_entries=entries
+        )
+        made = [runs.request(str(n), prompts[n % distinct], max_tokens=16) for n in range(requests)]
+        return _ModeSide(engine, made)
+
+    sides = {"with": side(bench, entries=256), "without": side(bench.twin(), entries=0)}
+    work = [(one, _pieces(mode, one.engine, one.requests)) for one in sides.values()]
+    for turn in itertools.count():
+        ended = [_one_piece(bench, *one) for one in (work if turn % 2 else work[::-1])]
+        if any(ended):
+            assert all(ended), "the sides did other work"
+            break
+    return sides
 
 
-def _run(mode: str, engine: PromptEngine, made: Sequence[Request], *, bench: Bench) -> float:
-    """Seconds of adding, which is where prompts are computed;
-    of the naive mode, which does not tell them apart, 0."""
-    if mode == "naive":
-        run_naive(engine, made)
-        return 0.0
+def _one_piece(bench: Bench, side: _ModeSide, pieces: Iterator[bool]) -> bool:
+    """Do the side's next piece of work and count its time. True: none was left."""
     started = bench.now_s()
+    adding = next(pieces, None)
+    if adding is None:
+        return True
+    taken_s = bench.now_s() - started
+    side.total_s += taken_s
+    side.add_s += taken_s if adding else 0.0
+    return False
+
+
+def _pieces(mode: str, engine: PromptEngine, made: Sequence[Request]) -> Iterator[bool]:
+    """The mode's work, piece by piece: whether the piece that was done added a request."""
+    if mode == "naive":
+        for one in made:
+            run_naive(engine, [one])
+            yield False
+        return
     offline, online = OfflineScheduler(engine), OnlineScheduler(engine, max_batch_size=8)
     for one in made:
         (offline if mode == "offline" else online).add(one)
-    added = bench.now_s() - started
+        yield True
     if mode == "offline":
         offline.run()
+        yield False
     while online.num_unfinished:
         online.step()
-    return added
+        yield False
+
+
+def _greedy(logits: object, _: Request) -> TokenId:
+    assert isinstance(logits, torch.Tensor)
+    return TokenId(int(logits.argmax()))

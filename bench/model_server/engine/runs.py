@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -50,6 +50,8 @@ class Bench:
     """`QUESTION` in the model's tokens, or as many random ones."""
     whole: bool
     """Prompts in the documents' numbers, where the machine is fast enough for them."""
+    requests: int | None = None
+    """So many prompts in 001-6, and requests in 003-5, in place of the row's own number."""
 
     def twin(self) -> Bench:
         """The same weights over a memory of its own, for two engines that run in turns within a run."""
@@ -184,9 +186,17 @@ class Kept:
         """Median of the repeats' own ratios."""
         return median(a / b for a, b in zip(self.series[over], self.series[under], strict=True))
 
-    def spread(self, over: str, under: str) -> str:
+    def ratios(self, word: str, over: str, under: str) -> Figures:
+        """Of the repeats' own ratios: median under `word`, mean and extremes under names of their own."""
         ratios = [a / b for a, b in zip(self.series[over], self.series[under], strict=True)]
-        return f"{min(ratios):.2f} to {max(ratios):.2f}"
+        return {
+            word: median(ratios),
+            "mean": fmean(ratios),
+            "of the repeats": f"{min(ratios):.2f} to {max(ratios):.2f}",
+        }
+
+    def spread(self, over: str, under: str) -> str:
+        return str(self.ratios("", over, under)["of the repeats"])
 
     def in_turns(
         self, sides: Mapping[str, Callable[[int], float]], *, repeats: int, say: Callable[[str], None]
