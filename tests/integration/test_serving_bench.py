@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from bench.model_server.serving import client, turns
+from bench.model_server.serving import client, figures, turns
 from bench.model_server.serving.client import Load, Run, Served
 from bench.model_server.serving.clocks import CpuClock, WallClock
 from model_server.runners.cost import CostModel
@@ -77,6 +77,30 @@ def test_the_sides_turn_around_from_repeat_to_repeat_and_neighbours_share_a_star
         [(True, 2, 0.1), (True, 2, 0.3), (True, 3, 0.1), (True, 3, 0.3)],
         [(False, 3, 0.1), (False, 3, 0.3)],
     ]
+
+
+def test_repeats_become_means_medians_and_extremes_and_the_ratios_of_each_repeats_own_runs() -> None:
+    about = {"engine": "ours", "layers": 30, "requests": 6, "shared": 1, "own": 1, "answered": 1}
+    runs = [
+        {
+            **about,
+            "rate": 0.1,
+            "clock": "cpu",
+            "cache": cache,
+            "seed": seed,
+            "row": {"hits": 0.5, "TTFT ms": ms},
+        }
+        for cache, times in ((True, (10.0, 30.0, 20.0)), (False, (40.0, 40.0, 80.0)))
+        for seed, ms in enumerate(times)
+    ]
+    columns, lines = figures.table(runs)
+    cache, kind, ttft = columns.index("cache"), columns.index(""), columns.index("TTFT ms")
+    told = {(line[cache], line[kind]): line[ttft] for line in lines}
+    assert [told["on", kind] for kind in ("mean", "median", "least", "most")] == [20, 20, 10, 30]
+    ratios = [told["on / off", kind] for kind in ("mean", "median", "least", "most")]
+    assert ratios == pytest.approx([1.25 / 3, 0.25, 0.25, 0.75])
+    _, alone = figures.table(runs[:1])
+    assert [(line[cache], line[kind]) for line in alone] == [("on", "mean")]
 
 
 def test_sides_get_the_same_arrivals_and_repeats_get_others() -> None:

@@ -54,8 +54,8 @@ def first_tokens(row: Recorded, engines: Sequence[str]) -> list[Figures]:
                 "CPU ms to the first token, new": 1e3 * median(new),
                 "seen before": 1e3 * median(seen),
                 "without the cache": 1e3 * median(uncached),
-                "new, of ours": _ratio(new, [pair[0] for pair in ours]),
-                "seen, of ours": _ratio(seen, [pair[1] for pair in ours]),
+                **_ratios("new, of ours", new, [pair[0] for pair in ours]),
+                **_ratios("seen, of ours", seen, [pair[1] for pair in ours]),
                 "tokens hit of those seen": median(_hits_seen(one[f"{engine} with"]) for one in row.repeats),
             }
         )
@@ -63,8 +63,8 @@ def first_tokens(row: Recorded, engines: Sequence[str]) -> list[Figures]:
 
 
 def served(row: Recorded) -> list[Figures]:
-    """A line a side, of a row of `TIMED`: medians of the repeats' means and percentiles;
-    then the cache's over none."""
+    """A line a side, of a row of `TIMED`: means over the repeats of their means and percentiles;
+    then the cache's over none, means of the repeats' own ratios."""
     lines: list[Figures] = []
     for engine in dict.fromkeys(name.rpartition(" ")[0] for one in row.repeats for name in one):
         sides = {
@@ -73,10 +73,10 @@ def served(row: Recorded) -> list[Figures]:
         }
         for word, rows in sides.items():
             lines.append(
-                {"engine": engine, "cache": word, **{name: median(r[name] for r in rows) for name in rows[0]}}
+                {"engine": engine, "cache": word, **{name: fmean(r[name] for r in rows) for name in rows[0]}}
             )
         pairs = list(zip(sides["with"], sides["without"], strict=True))
-        ratios = {name: median(a[name] / b[name] for a, b in pairs) for name in pairs[0][0] if name != "hits"}
+        ratios = {name: fmean(a[name] / b[name] for a, b in pairs) for name in pairs[0][0] if name != "hits"}
         lines.append({"engine": engine, "cache": "with / without", "hits": "", **ratios})
     return lines
 
@@ -105,11 +105,13 @@ def _whole(row: Recorded, engine: str) -> Figures:
         "engine": engine,
         "CPU s with": median(cached),
         "without": median(uncached),
-        "times faster": _ratio(uncached, cached),
+        **_ratios("times faster", uncached, cached),
         "answer tokens/s with": row.answer_tokens / median(cached),
         "without the cache": row.answer_tokens / median(uncached),
-        "tokens/s, of ours": _ratio([sum(one["ours with"].round_cpu_s) for one in row.repeats], cached),
-        "without, of ours": _ratio([sum(one["ours without"].round_cpu_s) for one in row.repeats], uncached),
+        **_ratios("tokens/s, of ours", [sum(one["ours with"].round_cpu_s) for one in row.repeats], cached),
+        **_ratios(
+            "without, of ours", [sum(one["ours without"].round_cpu_s) for one in row.repeats], uncached
+        ),
         "hits": median(sum(one[f"{engine} with"].round_hit_tokens) for one in row.repeats)
         / row.prompt_tokens,
         "same answers": same_answers(row, f"{engine} with"),
@@ -126,6 +128,11 @@ def _hits_seen(turn: Turn) -> float:
     return fmean(turn.round_hit_tokens[len(turn.round_hit_tokens) // 2 + 1 :])
 
 
-def _ratio(over: Sequence[float], under: Sequence[float]) -> float:
-    """Median of the repeats' own ratios."""
-    return median(a / b for a, b in zip(over, under, strict=True))
+def _ratios(word: str, over: Sequence[float], under: Sequence[float]) -> Figures:
+    """Median of the repeats' own ratios under `word`; their mean and extremes under names of their own."""
+    ratios = [a / b for a, b in zip(over, under, strict=True)]
+    return {
+        word: median(ratios),
+        f"{word}, mean": fmean(ratios),
+        f"{word}, of the repeats": f"{min(ratios):.2f} to {max(ratios):.2f}",
+    }

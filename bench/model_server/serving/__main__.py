@@ -11,7 +11,8 @@ vLLM on the CPU, the same SmolLM2 in float32, one thread each, one after the oth
 `--layers 4` takes the model's first four layers. Times are those of the wall's clock, and nothing else should
 run; `--clock cpu` counts the CPU seconds of the server's processes instead and skips idle time, so that a
 machine with other work on it serves too. `--json FILE` keeps every run and adds to those that the file holds,
-so that a run that was cut off goes on with the sides that it lacks; `--repeats 0` tells what it holds.
+so that a run that was cut off goes on with the sides that it lacks; `--repeats 0` tells what it holds: means,
+medians and extremes of the repeats.
 """
 
 from __future__ import annotations
@@ -22,14 +23,12 @@ import json
 import os
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from bench.model_server.peers.first_layers import first_layers
-from bench.model_server.serving import client, servers, turns
+from bench.model_server.serving import client, figures, servers, turns
 from bench.model_server.serving.client import Load
 from bench.model_server.serving.clocks import CpuClock, WallClock
 from bench.model_server.serving.servers import ServerPlan
@@ -79,7 +78,7 @@ def main() -> None:
                     runs.append(run)
                     # Kept at once: a run that is cut off loses one rate of one side.
                     write_json(args.json, {"runs": runs})
-    _tell(runs)
+    show("**Serving** on real servers", *figures.table(runs))
 
 
 def _folder(args: argparse.Namespace, scratch: Path) -> Path:
@@ -117,28 +116,6 @@ def _side(
             told = f"TTFT {row['TTFT ms']:.0f} ms, hits {row['hits']:.3f}"
             _say(f"{engine}, cache {'on' if cache else 'off'}, {about['rate']}/s: {told}")
             yield {**about, "load": os.getloadavg()[0], "row": row}
-
-
-def _tell(runs: Sequence[dict[str, Any]]) -> None:
-    """A line a side: medians of the repeats;
-    then the cache's over none, medians of the repeats' own ratios."""
-    told = ("engine", "layers", "requests", "shared", "own", "answered", "rate", "clock")
-    sides: defaultdict[tuple[Any, ...], dict[bool, dict[int, dict[str, float]]]] = defaultdict(
-        lambda: {True: {}, False: {}}
-    )
-    for run in runs:
-        sides[tuple(run[name] for name in told)][run["cache"]][run["seed"]] = run["row"]
-    names = list(runs[0]["row"]) if runs else []
-    lines: list[list[Any]] = []
-    for side, by_cache in sorted(sides.items(), key=str):
-        for cache, by_seed in by_cache.items():
-            medians = [median(row[name] for row in by_seed.values()) for name in names if by_seed]
-            lines += [[*side, len(by_seed), "on" if cache else "off", *medians]] if by_seed else []
-        on, off = by_cache[True], by_cache[False]
-        if both := sorted(on.keys() & off.keys()):
-            ratios = [median(on[n][name] / off[n][name] for n in both) for name in names if name != "hits"]
-            lines.append([*side, len(both), "on / off", "", *ratios])
-    show("**Serving** on real servers", (*told, "repeats", "cache", *names), lines)
 
 
 def _say(line: str) -> None:
