@@ -14,25 +14,25 @@ from typing import Final
 from epp.http2.call_events import HalfClosed, Message
 
 _EVENT_BYTES: Final = 200
-"""Of an event in this line, beside the message in it."""
+"""Memory that a queued event takes besides its message."""
 
 
 class Beginnings:
     def __init__(self) -> None:
         self.calls: set[int] = set()
-        """That nobody has begun to serve: those that wait, and those of which no message has come.
-        The owner adds a call that was opened, and takes it out where it serves its first message at once."""
+        """Calls that are not served yet: those that wait here, and those without any message so far. The
+        owner adds each opened call, and removes a call whose first message it serves at once."""
         self.held_bytes = 0
         self._line: OrderedDict[int, deque[tuple[float, Message | HalfClosed]]] = OrderedDict()
-        """What came of the calls that wait, with when it came; the oldest call first.
-        (The first key of a plain dict is slow to find once many before it are deleted.)"""
+        """The events of each waiting call and the times when they came, the oldest call first. (A plain dict
+        finds its first key slowly after many deletions before it.)"""
 
     def __bool__(self) -> bool:
         """Whether a call waits."""
         return bool(self._line)
 
     def add(self, event: Message | HalfClosed, *, came_after: float) -> None:
-        """What came for one of `calls` waits with it."""
+        """Queue an event of one of `calls`."""
         line = self._line.get(event.stream_id)
         if line is None:
             line = self._line[event.stream_id] = deque()
@@ -50,7 +50,7 @@ class Beginnings:
         return came_after, event
 
     def gone(self, stream_id: int) -> None:
-        """One of `calls` is over: nobody waits for an answer."""
+        """Forget one of `calls`: nobody waits for its answer any more."""
         self.calls.discard(stream_id)
         for _, event in self._line.pop(stream_id, ()):
             self.held_bytes -= _bytes(event)

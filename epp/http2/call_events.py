@@ -22,14 +22,14 @@ class Message(Struct, frozen=True, gc=False):
 
 
 class HalfClosed(Struct, frozen=True, gc=False):
-    """The peer has sent all that it will."""
+    """The peer has ended its side of the stream."""
 
     stream_id: int
 
 
 class Gone(Struct, frozen=True, gc=False):
-    """The call is over without the owner's doing.
-    `reason`: `reset` where the peer ended it, else the name of a fault.
+    """The call is over, and its owner did not end it.
+    `reason`: `reset` if the peer reset it, else the name of a fault.
     """
 
     stream_id: int
@@ -37,15 +37,15 @@ class Gone(Struct, frozen=True, gc=False):
 
 
 class Fault(Struct, frozen=True, gc=False):
-    """The peer did what a stream or the connection does not survive, or opened what is no call.
-    To be counted.
+    """For the metrics: the peer broke a rule at the cost of a stream or of the connection, or opened a stream
+    that is no gRPC call.
     """
 
     reason: str
 
 
 class Over(Struct, frozen=True, gc=False):
-    """The connection must be closed once what is to be sent is sent."""
+    """The owner must send what is left to send, and then close the connection."""
 
     reason: str
 

@@ -63,7 +63,7 @@ class Connection:
         self._streams = self._table.streams
         self._block_since = now
         self._into: Stream | None = None
-        """Whose DATA frame is being read; None: nobody's, it is passed over."""
+        """The stream whose DATA frame is being read. None: the frame belongs to no stream and is skipped."""
         self._into_size = 0
         self._into_ends = False
         self._asked_at: float | None = None
@@ -74,35 +74,35 @@ class Connection:
 
     @property
     def pending(self) -> bool:
-        """`receive` stopped at its limit: call it again."""
+        """`receive` stopped at its limit and must be called again."""
         return self._frames.pending
 
     @property
     def over(self) -> str:
-        """Why the connection must be closed; empty: it need not."""
+        """Why the connection must be closed. Empty: it need not be closed."""
         return self._over
 
     @property
     def streams(self) -> int:
-        """Open ones."""
+        """Number of open streams."""
         return len(self._streams)
 
     @property
     def drained(self) -> bool:
-        """The peer knows that we leave, and nothing is open any more."""
+        """The peer knows that we leave, and no stream is open any more."""
         return self._control.left_for_good and not self._streams
 
     @property
     def ends(self) -> bool:
-        """It is to be closed: it is over or drained."""
+        """Whether the connection must be closed, because it is over or drained."""
         return bool(self._over) or (self._control.left_for_good and not self._streams)
 
     def is_open(self, stream_id: int) -> bool:
-        """Whether an answer on it can still reach the peer."""
+        """Whether an answer on this stream can still reach the peer."""
         return stream_id in self._streams
 
     def receive(self, data: bytes, *, now: float, limit: int = ALL) -> list[Event]:
-        """Read what came, at most `limit` frames; the rest stays for the next call."""
+        """Read received bytes, at most `limit` frames. The rest stays for the next call."""
         self._table.events = []
         if not self._over:
             self._table.now = self._heard = now
@@ -113,38 +113,38 @@ class Connection:
         return self._taken()
 
     def send(self, stream_id: int, message: bytes) -> None:
-        """One message of the answer. Nothing happens where the stream is gone."""
+        """Send one message of the answer. Does nothing if the stream is gone."""
         stream = self._streams.get(stream_id)
         if stream is not None and stream.end is None:
             self._sender.message(stream, message, now=self._table.now)
 
     def end(self, stream_id: int, status: int = OK, details: str = "") -> None:
-        """End the call. Nothing happens where the stream is gone."""
+        """End the call. Does nothing if the stream is gone."""
         stream = self._streams.get(stream_id)
         if stream is not None:
             self._table.end(stream, status, details)
 
     def leave(self, *, now: float) -> None:
-        """First step: ask the peer to open no more streams.
-        The second follows by itself, when what it sent before has come.
+        """Ask the peer to open no more streams. Once the peer has seen this, later streams are refused
+        without another call.
         """
         self._table.now = now
         if not self._over:
             self._control.leave()
 
     def close(self, *, now: float) -> list[Event]:
-        """At once: the streams that are open are gone."""
+        """Close at once. The open streams are gone."""
         self._table.now, self._table.events = now, []
         if not self._over:
             self._fail(Code.NO_ERROR, "closed")
         return self._taken()
 
     def data_to_send(self) -> bytes:
-        """All that is to be written now, once."""
+        """The bytes to write now. Each byte is returned once."""
         return self._sender.take()
 
     def tick(self, *, now: float) -> list[Event]:
-        """Look at the clock: some times a second."""
+        """Check all time limits. To be called a few times a second."""
         self._table.events = []
         if not self._over:
             self._table.now = now
@@ -157,13 +157,13 @@ class Connection:
         return self._taken()
 
     def check_integrity(self) -> None:
-        """For tests."""
+        """Assert the invariants."""
         assert self._windows.window <= self._limits.connection_window_bytes
         self._table.check_integrity()
         assert not (self._over and self._streams)
 
     def _taken(self) -> list[Event]:
-        """The events, which are not kept: a body must not stay in memory until the next one."""
+        """Take the events out of the table, since a body must not stay in memory until the next event."""
         events, self._table.events = self._table.events, []
         return events
 
@@ -182,7 +182,7 @@ class Connection:
             and PREFIX_BYTES <= size <= stream.window
             and read_prefix(data, at) == (0, size - PREFIX_BYTES)
             and size <= self._limits.max_message_bytes
-        ):  # One whole message, as nearly every frame is.
+        ):  # The frame is one whole message, as nearly always.
             self._windows.take(size)
             stream.window -= size
             self._table.events.append(Message(number, data[start:end]))
@@ -214,7 +214,7 @@ class Connection:
         self._into, self._into_size, self._into_ends = stream, size, ends
 
     def data_part(self, data: bytes, at: int, end: int) -> None:
-        """GRPC's messages in it, whole ones and parts."""
+        """Add a part of a DATA frame, and report the gRPC messages that it completes."""
         stream = self._into
         if stream is None or stream.end is not None or stream.state is State.CLOSED:
             return
@@ -301,7 +301,9 @@ class Connection:
             self._table.events.append(HalfClosed(number))
 
     def _refuse(self, stream: Stream, request: Request) -> None:
-        """Answer what is no gRPC call as HTTP does. It may send its body, which is thrown away."""
+        """Answer a stream that is no gRPC call with an HTTP response. The peer may send its body, which is
+        thrown away.
+        """
         self._table.events.append(Fault("no_grpc_call"))
         stream.lingers_until = self._table.now + self._limits.linger_s
         self._table.lingering[stream.number] = stream
@@ -323,7 +325,7 @@ class Connection:
             self._peer_ended(stream)
 
     def _peer_ended(self, stream: Stream) -> None:
-        """END_STREAM has come, and all before it."""
+        """The peer has sent END_STREAM and everything before it."""
         if stream.assembly is not None:
             self._table.give_up(stream, INTERNAL, "the stream ended within a message", reason="cut_message")
             return
@@ -336,7 +338,7 @@ class Connection:
     # -- faults and time -------------------------------------------------------------------------------------
 
     def _fail(self, code: Code, reason: str) -> None:
-        """The connection is over: GOAWAY, and every open stream is gone."""
+        """End the connection: send GOAWAY and drop every open stream."""
         self._over = reason
         self._frames.drop()
         self._sender.control(frames.goaway(self._table.last_id, code, reason))
@@ -360,7 +362,9 @@ class Connection:
             raise FrameError(Code.ENHANCE_YOUR_CALM, "unfinished_headers")
 
     def _check_quiet(self, now: float) -> None:
-        """A peer that is gone without a word would leave its streams open for ever."""
+        """A peer that disappears without closing would leave its streams open for ever. So a quiet peer gets
+        a PING.
+        """
         if not self._streams or now - self._heard <= self._limits.quiet_s:
             self._asked_at = None
         elif self._asked_at is None:

@@ -21,7 +21,7 @@ _OF_THE_CONNECTION: Final = frozenset((Kind.SETTINGS, Kind.PING, Kind.GOAWAY))
 
 
 class ControlFrames:
-    """Of one connection. Every method may raise FrameError."""
+    """The control frames of one connection. Every method may raise FrameError."""
 
     def __init__(self, table: StreamTable, sender: Sender) -> None:
         self._table = table
@@ -114,7 +114,7 @@ class ControlFrames:
             self._sender.control(frames.goaway(self._table.last_id, Code.NO_ERROR))
 
     def _on_goaway(self, payload: bytes) -> None:
-        """The peer opens no more streams; those that are open go on."""
+        """The peer opens no more streams. Its open streams continue."""
         self._table.too_many("unneeded_frame_flood")
         if len(payload) < 8:
             raise FrameError(Code.FRAME_SIZE_ERROR, "bad_frame_size")

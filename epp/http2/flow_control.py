@@ -14,34 +14,33 @@ from epp.http2.limits import Limits
 from epp.http2.streams import State, Stream
 
 _SHRINK_TABLE = b"\x20"
-"""HPACK: our table has size 0.
-Said in front of our first block, it satisfies whatever size the peer allows."""
+"""HPACK: sets our dynamic table to size 0. In front of our first block this is valid for any size that the
+peer allows."""
 
 
 class Sender:
-    """What goes to the peer: frames in the order of the wire,
-    as far as the peer's windows and frame size allow.
+    """Sends frames to the peer in the order of the wire, as far as the peer's windows and frame size allow.
 
     Owns the bytes to be written, the peer's settings and its window of the connection. An answer that does
-    not fit its windows waits on its stream, in order, and holds back no other stream. `connection` decides
-    when a stream is over.
+    not fit its windows waits on its stream, in order, and delays no other stream. `connection` decides when a
+    stream is over.
     """
 
     def __init__(self) -> None:
         self._out: list[bytes] = []
         self._shrunk = False
         self._waiting: dict[int, Stream] = {}
-        """Streams whose own window is open while the connection's is not."""
+        """Streams whose own window is open while the window of the connection is closed."""
         self._stalled: dict[int, Stream] = {}
-        """Streams that wait for any window."""
+        """Streams that wait for either window."""
         self.window = frames.DEFAULT_WINDOW
-        """What we may still send on the connection."""
+        """How many more bytes we may send on the connection."""
         self.initial_window = frames.DEFAULT_WINDOW
-        """Of each new stream."""
+        """The window of each new stream."""
         self.frame_bytes = frames.DEFAULT_FRAME_BYTES
 
     def hello(self, limits: Limits) -> None:
-        """Our settings and our window, before anything else."""
+        """Queue our settings and our window. Must come first."""
         values = (
             (Setting.HEADER_TABLE_SIZE, 0),
             (Setting.MAX_CONCURRENT_STREAMS, limits.max_streams),
@@ -53,7 +52,7 @@ class Sender:
         self._out.append(frames.window_update(0, limits.connection_window_bytes - frames.DEFAULT_WINDOW))
 
     def take(self) -> bytes:
-        """All that is to be written, once."""
+        """The bytes to write now. Each byte is returned once."""
         out = self._out
         if not out:
             return b""
@@ -61,11 +60,11 @@ class Sender:
         return out[0] if len(out) == 1 else b"".join(out)
 
     def control(self, data: bytes) -> None:
-        """A frame that no window holds back."""
+        """Queue a frame to which no window applies."""
         self._out.append(data)
 
     def message(self, stream: Stream, data: bytes, *, now: float) -> None:
-        """One gRPC message, after the headers of the answer."""
+        """Queue one gRPC message, after the headers of the answer."""
         if not stream.answered:
             stream.answered = True
             self._headers(stream.number, GRPC_RESPONSE, flags=Flag.END_HEADERS)
@@ -89,12 +88,12 @@ class Sender:
         self.pump(stream, now=now)
 
     def end(self, stream: Stream, block: bytes, *, now: float) -> bool:
-        """The block that ends the answer. False: it waits for what must go before it."""
+        """Queue the header block that ends the answer. False: it waits for earlier data."""
         stream.end = block
         return self.pump(stream, now=now)
 
     def refuse(self, stream: Stream, answer: tuple[bytes, bytes], *, now: float) -> bool:
-        """A whole HTTP answer, block and body, to what is no call. False: it waits for the peer's window."""
+        """Queue a whole HTTP answer to a stream that is no call. False: it waits for the peer's window."""
         block, body = answer
         stream.answered = True
         self._headers(stream.number, block, flags=Flag.END_HEADERS)
@@ -104,7 +103,7 @@ class Sender:
         return self.pump(stream, now=now)
 
     def pump(self, stream: Stream, *, now: float) -> bool:
-        """Send what the windows allow of what waits. True: the answer is sent to its end."""
+        """Send as much of the waiting data as the windows allow. True: the answer is sent completely."""
         backlog = stream.backlog
         while backlog:
             first = backlog[0]
@@ -136,17 +135,17 @@ class Sender:
         return stream.end is not None
 
     def next_waiting(self) -> Stream | None:
-        """A stream that waited for the connection's window, while that is open; the longest first."""
+        """The stream that has waited longest for the connection's window, if that is open."""
         if self.window <= 0 or not self._waiting:
             return None
         return self._waiting.pop(next(iter(self._waiting)))
 
     def stalled(self, since: float) -> list[Stream]:
-        """Streams whose answer has waited for a window since then, or longer."""
+        """The streams whose answers have waited for a window since that time or longer."""
         return [s for s in self._stalled.values() if s.stalled_since is not None and s.stalled_since <= since]
 
     def forget(self, stream: Stream) -> None:
-        """The stream is over."""
+        """Forget a stream that is over."""
         self._waiting.pop(stream.number, None)
         self._stalled.pop(stream.number, None)
         stream.backlog = None
@@ -160,11 +159,11 @@ class Sender:
 
 
 class Windows:
-    """Ours: how much the peer may send.
+    """Our own windows: how much the peer may send.
 
-    A window opens again as its bytes are taken in, in steps of half a window. While too much of a stream's
-    answer waits for the peer's own window, what the peer sends on that stream opens nothing: so it cannot
-    make us hold more than a window of it.
+    A window opens again as its bytes are consumed, in steps of half a window. While too much of a stream's
+    answer waits for the peer's window, the bytes that the peer sends on that stream do not open ours. So a
+    peer can make us hold no more than a window of its answer.
     """
 
     def __init__(self, limits: Limits, sender: Sender) -> None:
@@ -173,17 +172,17 @@ class Windows:
         self._stream_step = limits.stream_window_bytes // 2
         self._step = limits.connection_window_bytes // 2
         self.window = limits.connection_window_bytes
-        """What the peer may still send on the connection."""
+        """How many more bytes the peer may send on the connection."""
         self._credit = 0
 
     def take(self, size: int) -> None:
-        """So many bytes come. FrameError where the peer may not send them."""
+        """Count so many received bytes. Raises FrameError if the windows do not allow them."""
         self.window -= size
         if self.window < 0:
             raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overrun")
 
     def taken_in(self, stream: Stream | None, size: int) -> None:
-        """So much of what the peer sent is not held by a window any more."""
+        """Open the window by so many bytes, which have been consumed."""
         if stream is not None:
             if stream.backlog_bytes > self._backlog_bytes:
                 stream.owed += size
@@ -200,7 +199,9 @@ class Windows:
             self._credit = 0
 
     def settle(self, stream: Stream, *, gone: bool) -> None:
-        """Open what was held back, if the answer has gone on or the stream is over."""
+        """Open the window by the bytes that were held back, if the answer has been sent far enough or the
+        stream is over.
+        """
         if stream.owed and (gone or stream.backlog_bytes <= self._backlog_bytes):
             owed, stream.owed = stream.owed, 0
             self.taken_in(None if gone else stream, owed)

@@ -27,25 +27,25 @@ class FrameError(Exception):
 
 
 class Sink(Protocol):
-    """Takes the frames. Every method may raise FrameError."""
+    """Receives the frames. Every method may raise FrameError."""
 
     def data(self, number: int, data: bytes, at: int, end: int, *, ends: bool) -> None:
-        """A whole DATA frame without padding, whose body lies at `data[at:end]`.
-        The same as the next three.
+        """A whole DATA frame without padding; its body is `data[at:end]`. Has the same effect as the next
+        three methods together.
         """
 
     def data_begins(self, number: int, size: int, *, padding: int, ends: bool) -> None:
-        """The head of a DATA frame: `size` bytes in all, of which `padding` are none of the body."""
+        """The header of a DATA frame of `size` bytes, `padding` of which do not belong to the body."""
 
     def data_part(self, data: bytes, at: int, end: int) -> None:
-        """Bytes of its body lie at `data[at:end]`."""
+        """Bytes of the body of this frame: `data[at:end]`."""
 
     def data_ends(self) -> None:
-        """All of that frame has come."""
+        """The frame is complete."""
 
     def header_block(self, number: int, block: bytes, *, ends: bool, depends_on_itself: bool) -> None: ...
     def block_begins(self) -> None:
-        """A header block that goes on in CONTINUATION frames."""
+        """The first part of a header block that continues in CONTINUATION frames."""
 
     def frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         """A frame of any other known kind."""
@@ -61,11 +61,11 @@ class FrameReader:
         self._at = 0
         self._preface_seen = False
         self.hello_seen = False
-        """The preface and the first SETTINGS have come."""
+        """Whether the preface and the first SETTINGS have come."""
         self._left = 0
-        """Of the body of the DATA frame that is being read."""
+        """Bytes still missing from the body of the current DATA frame."""
         self._padding = 0
-        """What is to be thrown away after that."""
+        """Bytes of padding to skip after the body."""
         self._in_data = False
         self._block: bytearray | None = None
         self._block_number = 0
@@ -73,7 +73,7 @@ class FrameReader:
         self._block_ends = False
         self._block_depends = False
         self.pending = False
-        """Whole frames may lie here: `read` stopped at its limit."""
+        """Whether complete frames may be left: `read` stopped at its limit."""
 
     @property
     def in_block(self) -> bool:
@@ -81,11 +81,11 @@ class FrameReader:
         return self._block is not None
 
     def drop(self) -> None:
-        """Nothing of what came matters any more."""
+        """Drop all received bytes."""
         self._data, self._at, self.pending = b"", 0, False
 
     def read(self, data: bytes, *, limit: int) -> None:
-        """Hand on the frames in what has come, at most `limit` of them. FrameError."""
+        """Pass at most `limit` frames of the received bytes to the sink. Raises FrameError."""
         if data:
             self._data = self._data[self._at :] + data if self._at < len(self._data) else data
             self._at = 0
@@ -110,7 +110,7 @@ class FrameReader:
                 and not flags & _PADDED
                 and self._block is None
                 and self.hello_seen
-            ):  # A whole DATA frame, as nearly every frame is.
+            ):  # A complete DATA frame, as nearly always.
                 sink.data(number & _NUMBER, data, at + HEAD_BYTES, after, ends=flags & _END_STREAM != 0)
                 at = after
                 limit -= 1
@@ -136,7 +136,9 @@ class FrameReader:
         return True
 
     def _next(self, data: bytes, at: int, end: int) -> int:
-        """One frame, or the head of a DATA frame; where the next one begins. -1: it is not all there."""
+        """Read one frame, or the header of a DATA frame. Returns where the next one begins, or -1 if it is
+        not complete yet.
+        """
         high, low, kind, flags, number = unpack_head(data, at)
         size: int = high << 8 | low
         number &= _NUMBER
@@ -187,7 +189,7 @@ class FrameReader:
         return self._go_on(data, at, end)
 
     def _go_on(self, data: bytes, at: int, end: int) -> int:
-        """What has come of the frame that is being read; where the rest begins."""
+        """Read more of the unfinished frame. Returns where the rest begins."""
         if self._left:
             stop = min(end, at + self._left)
             self._left -= stop - at

@@ -11,7 +11,7 @@ from typing import Final
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEAD_BYTES: Final = 9
-"""Of every frame: length, kind, flags, stream."""
+"""Size of a frame's header: length, kind, flags, stream."""
 MAX_WINDOW: Final = 2**31 - 1
 MAX_STREAM_ID: Final = 2**31 - 1
 DEFAULT_WINDOW: Final = 65_535
@@ -19,7 +19,7 @@ DEFAULT_FRAME_BYTES: Final = 16_384
 MAX_FRAME_BYTES: Final = 2**24 - 1
 
 unpack_head: Final = struct.Struct(">HBBBL").unpack_from
-"""Upper and lower part of the length, kind, flags, stream."""
+"""Returns upper and lower part of the length, kind, flags, stream."""
 _pack_head: Final = struct.Struct(">HBBBL").pack
 _pack_message: Final = struct.Struct(">HBBBLBL").pack
 read_u32: Final = struct.Struct(">L").unpack_from
@@ -27,7 +27,9 @@ read_setting: Final = struct.Struct(">HL").unpack_from
 
 
 class Kind:
-    """Plain numbers: they are compared for every frame, and an enum's members cost several times as much."""
+    """Kinds of frames. Plain numbers, since each frame compares them, and members of an enum cost several
+    times as much.
+    """
 
     DATA: Final = 0
     HEADERS: Final = 1
@@ -42,7 +44,7 @@ class Kind:
 
 
 class Flag:
-    """Plain numbers, too."""
+    """Flags of frames. Plain numbers for the same reason."""
 
     END_STREAM: Final = 0x1
     ACK: Final = 0x1
@@ -88,7 +90,7 @@ def head(size: int, kind: int, *, flags: int, stream_id: int) -> bytes:
 
 
 def message_head(size: int, stream_id: int) -> bytes:
-    """Heads of a DATA frame and of the one gRPC message of `size` bytes in it."""
+    """The header of a DATA frame, and the prefix of the one gRPC message of `size` bytes in it."""
     whole = size + 5
     return _pack_message(whole >> 8, whole & 0xFF, 0, 0, stream_id, 0, size)
 

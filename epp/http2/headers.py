@@ -31,43 +31,43 @@ _UNIT_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b
 
 
 class UnreadableBlockError(Exception):
-    """The block cannot be decoded, so that no later one can: the connection is lost."""
+    """The block cannot be decoded. No later block can be decoded either, so the connection is lost."""
 
 
 class ListTooLargeError(UnreadableBlockError):
-    """The block decodes to more than a header list may hold."""
+    """The decoded header list is larger than allowed."""
 
 
 class MalformedRequestError(Exception):
-    """The headers are no HTTP request (RFC 9113, section 8): the stream is reset."""
+    """The headers are no HTTP request (RFC 9113, section 8), so the stream is reset."""
 
 
 class Request(Struct, frozen=True):
-    """What a server of gRPC reads of a request's headers."""
+    """The parts of a request's headers that a gRPC server needs."""
 
     path: str
     refuse_status: int = 0
-    """HTTP status for what is no gRPC call; 0: it is one."""
+    """HTTP status of the refusal if the request is no gRPC call. 0: it is one."""
     timeout_s: float | None = None
-    """The caller waits no longer than this; None: it did not say."""
+    """How long the caller waits. None: the caller did not say."""
     bad_timeout: bool = False
     declared_bytes: int | None = None
     """Content-Length."""
     traceparent: str = ""
-    """The caller's trace context, as it came."""
+    """The caller's trace context, unchanged."""
 
 
 class HeaderReader:
-    """One connection's decoder. Blocks must come in the order of the wire, each once."""
+    """The decoder of one connection. It must get every block once, in the order of the wire."""
 
     def __init__(self, *, max_list_bytes: int) -> None:
         self._decoder = Decoder(max_header_list_size=max_list_bytes)
         self._kept: dict[bytes, Request] = {}
         self._pure = False
-        """The peer's table has size 0, so that equal blocks mean the same."""
+        """Whether the peer's table has size 0, so that equal blocks always mean the same."""
 
     def request(self, block: bytes) -> Request:
-        """UnreadableBlockError, MalformedRequestError."""
+        """Raises UnreadableBlockError or MalformedRequestError."""
         pure = self._pure
         if pure:
             known = self._kept.get(block)
@@ -81,19 +81,19 @@ class HeaderReader:
         return request
 
     def trailers(self, block: bytes) -> None:
-        """What comes after a body: read for the sake of the decoder.
-        MalformedRequestError, UnreadableBlockError.
+        """Read the block after a body, only to keep the decoder right. Raises MalformedRequestError or
+        UnreadableBlockError.
         """
         for name, value in self._decode(block):
             _check_field(name, value)
 
     def skip(self, block: bytes) -> None:
-        """A block of a stream that is gone."""
+        """Read a block of a stream that is gone."""
         self._decode(block)
 
     @property
     def kept(self) -> int:
-        """Blocks that are remembered."""
+        """Number of cached blocks."""
         return len(self._kept)
 
     def _decode(self, block: bytes) -> Sequence[tuple[bytes, bytes]]:
@@ -108,7 +108,7 @@ class HeaderReader:
 
 
 def read_request(fields: Iterable[tuple[bytes, bytes]]) -> Request:
-    """MalformedRequestError where they are no request."""
+    """Raises MalformedRequestError if the headers are no request."""
     pseudo: dict[bytes, bytes] = {}
     found: dict[bytes, bytes] = {}
     for name, value in fields:
@@ -139,7 +139,7 @@ def read_request(fields: Iterable[tuple[bytes, bytes]]) -> Request:
 
 
 def read_timeout(text: bytes) -> float | None:
-    """Seconds of a `grpc-timeout`; None: it is none."""
+    """Seconds of a `grpc-timeout`. None: the text is no valid timeout."""
     match = _TIMEOUT(text)
     return None if match is None else int(match[1]) * _UNIT_S[match[2]]
 
@@ -159,7 +159,7 @@ def _check_field(name: bytes, value: bytes) -> None:
 
 
 def encode(fields: Iterable[tuple[str, str]]) -> bytes:
-    """A block that uses no dynamic table, so that it means the same on every connection."""
+    """A header block without the dynamic table, so the same bytes mean the same on every connection."""
     never = [NeverIndexedHeaderTuple(name.encode(), value.encode()) for name, value in fields]
     return Encoder().encode(never, huffman=False)
 
@@ -169,7 +169,7 @@ GRPC_RESPONSE: Final = encode(((":status", "200"), ("content-type", "application
 
 @functools.lru_cache(maxsize=64)
 def trailers(status: int, details: str, *, alone: bool) -> bytes:
-    """The end of a call. alone: no response headers went before it."""
+    """The trailers of a call. alone: no response headers were sent before them."""
     fields = [(":status", "200"), ("content-type", "application/grpc")] if alone else []
     fields.append(("grpc-status", str(status)))
     if details:
@@ -182,7 +182,7 @@ _NO_CALL: Final = b"This port speaks gRPC alone: POST, with content-type applica
 
 @functools.lru_cache(maxsize=16)
 def refusal(http_status: int) -> tuple[bytes, bytes]:
-    """The block and the body of the answer to what is no gRPC call."""
+    """The header block and the body of the answer to a stream that is no gRPC call."""
     fields = (
         (":status", str(http_status)),
         ("content-type", "text/plain"),
@@ -192,6 +192,6 @@ def refusal(http_status: int) -> tuple[bytes, bytes]:
 
 
 def percent_encoded(text: str) -> str:
-    """As gRPC wants the text of `grpc-message`."""
+    """The text as `grpc-message` needs it."""
     data = text.encode()
     return "".join(chr(b) if 0x20 <= b <= 0x7E and b != 0x25 else f"%{b:02X}" for b in data)

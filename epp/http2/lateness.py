@@ -16,40 +16,41 @@ from math import inf
 from typing import Final
 
 _SURELY_BUSY_S: Final = 0.002
-"""From a look until bytes came: with less, it does not matter whether the loop waited."""
+"""If bytes were read within this time after a look, it does not matter whether the loop waited."""
 _BETWEEN_LOOKS_S: Final = 0.001
-"""Each look makes the loop ask the kernel once more.
-A wait is said to be longer than it was by twice this at the most."""
+"""Least time between two looks, since each look makes the loop ask the kernel once more. The reported wait is
+too long by at most twice this time."""
 _BETWEEN_TURNS_S: Final = 0.0005
-"""From the beginning of a turn that is measured to that of the next one.
-The clock of a thread's CPU time is a call to the kernel. With short turns that is two for each chunk."""
+"""Least time from the beginning of one measured turn to the beginning of the next. Reading the CPU time of a
+thread is a call to the kernel; if every short turn were measured, there would be two such calls for each
+chunk."""
 _MOST: Final = 0.5
 _KEEP: Final = 0.9
-"""Of what was measured before, after one more turn."""
+"""Weight of the earlier measurements after one more turn."""
 
 
 class Lateness:
     def __init__(self, clock: Callable[[], float], cpu_clock: Callable[[], float]) -> None:
-        """cpu_clock: of the loop's thread."""
+        """cpu_clock: CPU time of the event loop's thread."""
         self._clock = clock
         self._cpu_clock = cpu_clock
         self.looks = 0
-        """How often the loop has looked since it began."""
+        """Number of looks so far."""
         self._asked = False
         self._looked_at = self._before = clock()
         self._rested_at, self._cpu_at_rest = self._looked_at, cpu_clock()
-        """At the last look or end of a turn: from then on the loop may have waited."""
+        """Time and CPU time of the last look or end of a turn. After that the loop may have waited."""
         self._turn_began, self._cpu_at_turn = -inf, 0.0
         self._measures = False
-        """The turn that goes on is measured."""
+        """Whether the current turn is measured."""
         self._wall_s = self._cpu_s = 0.0
-        """Of the latest turns."""
+        """Wall time of the latest turns."""
 
     def read(self, *, before: float, resumed: int, now: float) -> float:
-        """Bytes of a connection were read. The moment after which they came.
+        """Call this when bytes of a connection are read. Returns the moment after which they came.
 
         before: when the connection was read last;
-        resumed: `looks` when the edge began to read it again after a pause.
+        resumed: the value of `looks` when the edge began to read the connection again after a pause.
         """
         since_s = now - self._rested_at
         self._measures = since_s > _SURELY_BUSY_S or now - self._turn_began >= _BETWEEN_TURNS_S
@@ -65,12 +66,12 @@ class Lateness:
         return before if self.looks - resumed <= 1 else max(before, self._before)
 
     def goes_on(self) -> None:
-        """A turn begins with bytes that were read before."""
+        """Call this when a turn begins with bytes that were read before."""
         self._measures = True
         self._turn_began, self._cpu_at_turn = self._clock(), self._cpu_clock()
 
     def worked(self) -> bool:
-        """What was read has been handled for now. Whatever came meanwhile has waited.
+        """Call this when the bytes read so far are handled. Bytes that came meanwhile have waited.
 
         True: call `look` in the loop's next iteration, before the loop looks for bytes.
         """
@@ -87,7 +88,7 @@ class Lateness:
         return True
 
     def look(self) -> None:
-        """The loop looks for bytes now."""
+        """Call this just before the loop looks for bytes."""
         self._asked = False
         self.looks += 1
         self._before, self._looked_at = self._looked_at, self._clock()

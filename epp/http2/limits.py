@@ -13,23 +13,23 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one connection. Bytes, seconds, counts."""
+    """The limits of one connection, in bytes, seconds and counts."""
 
     max_message_bytes: int
     """A longer gRPC message is answered with RESOURCE_EXHAUSTED."""
     max_streams: int = 10_000
-    """Open at once. A client that needs more opens another connection."""
+    """Streams open at once. A client that needs more opens another connection."""
     max_header_bytes: int = 16_384
-    """Of one header block on the wire, and of the list that it decodes to (RFC 9113, 6.5.2)."""
+    """Size of one header block on the wire, and of its decoded list (RFC 9113, 6.5.2)."""
     max_header_frames: int = 16
     """HEADERS and CONTINUATION frames of one block."""
     stream_window_bytes: int = 2**20
     connection_window_bytes: int = 2**24
     max_frame_bytes: int = 2**20
-    """Of DATA. Other frames are bounded by their kind."""
+    """Size of a DATA frame. The kinds of other frames bound their sizes."""
     backlog_bytes: int = 2**18
-    """While more than this waits for the peer's window on a stream,
-    what the peer sends there is not credited."""
+    """While more than this waits for the peer's window on a stream, bytes that the peer sends there do not
+    open our window."""
     hello_s: float = 10.0
     """From the connection's start to the end of the client's preface and first SETTINGS."""
     header_s: float = 10.0
@@ -37,19 +37,19 @@ class Limits:
     settings_s: float = 30.0
     """From our SETTINGS to their acknowledgement."""
     stalled_s: float = 300.0
-    """A stream whose answer waits for the peer's window for so long is reset."""
+    """A stream is reset if its answer waits this long for the peer's window."""
     linger_s: float = 10.0
-    """A refused call may go on sending for so long."""
+    """How long a peer may go on sending after its call was refused."""
     quiet_s: float = 60.0
-    """A peer that sends nothing for so long while it has streams is asked by a PING whether it is there."""
+    """A peer with open streams that sends nothing for this long gets a PING."""
     answer_s: float = 20.0
     """Longest wait for the answer to that PING."""
 
 
 @dataclass(slots=True)
 class HeldBytes:
-    """Unfinished messages of all connections together.
-    Shared by them; a message that goes beyond `most` is refused.
+    """Bytes of the unfinished messages of all connections together. A message that would exceed `most` is
+    refused.
     """
 
     most: int
@@ -61,7 +61,7 @@ _RATES: Final = {
     "rapid_reset": (
         10_000.0,
         10_000.0,
-    ),  # as many as clients may cause who leave at once: more than one core serves
+    ),  # clients that all leave at once may cause this many; one core serves fewer
     "ping_flood": (2_000.0, 500.0),
     "settings_flood": (50.0, 5.0),
     "empty_frame_flood": (2_000.0, 200.0),
@@ -86,7 +86,7 @@ class Floods:
     _buckets: dict[str, _Bucket] = field(default_factory=dict)
 
     def too_many(self, what: str, *, now: float) -> bool:
-        """Take one token of the bucket `what`. True: there was none."""
+        """Take one token from the bucket `what`. True: the bucket was empty."""
         bucket = self._buckets.get(what)
         if bucket is None:
             most, per_s = _RATES[what]

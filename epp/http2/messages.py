@@ -14,11 +14,11 @@ from epp.http2.limits import HeldBytes
 
 PREFIX_BYTES: Final = 5
 read_prefix: Final = struct.Struct(">BL").unpack_from
-"""Whether the message is compressed, and its length."""
+"""Returns whether the message is compressed, and its length."""
 
 _FEW: Final = 64
 _PART_BYTES: Final = 1024
-"""Parts that are smaller on the average are joined now and then."""
+"""If parts are smaller than this on average, they are joined now and then."""
 
 OK: Final = 0
 UNKNOWN: Final = 2
@@ -30,7 +30,7 @@ INTERNAL: Final = 13
 
 
 class BadMessageError(Exception):
-    """A message that is not taken: the call ends with this status of gRPC. `reason` labels a metric."""
+    """A message is refused, and its call ends with this gRPC status. `reason` labels a metric."""
 
     def __init__(self, status: int, details: str, *, reason: str) -> None:
         super().__init__(details)
@@ -40,7 +40,7 @@ class BadMessageError(Exception):
 
 
 class Assembly:
-    """One message that comes in parts, counted in `held` for as long as it is kept."""
+    """One message that comes in several parts. Its bytes count in `held` while they are kept."""
 
     __slots__ = ("_have", "_held", "_parts", "_prefix", "_size")
 
@@ -48,12 +48,14 @@ class Assembly:
         self._held = held
         self._prefix = b""
         self._size = -1
-        """Of the message; -1: its prefix is not whole."""
+        """Length of the message. -1: its prefix is not complete yet."""
         self._parts: list[bytes] = []
         self._have = 0
 
     def take(self, data: bytes, at: int, end: int, *, max_bytes: int) -> int:
-        """Add what `data[at:end]` holds of this message; where the rest begins. BadMessageError."""
+        """Add the bytes of `data[at:end]` that belong to this message. Returns where the rest begins. Raises
+        BadMessageError.
+        """
         if self._size < 0:
             stop = min(end, at + PREFIX_BYTES - len(self._prefix))
             self._prefix += data[at:stop]
@@ -67,7 +69,7 @@ class Assembly:
         return stop
 
     def whole(self) -> bytes | None:
-        """The message, if all of it is there; it is kept no longer then."""
+        """The message, if it is complete. The assembly then keeps nothing of it."""
         if self._have != self._size:
             return None
         message = b"".join(self._parts)
@@ -75,7 +77,7 @@ class Assembly:
         return message
 
     def drop(self) -> None:
-        """Keep nothing of it."""
+        """Free the parts."""
         self._held.now -= self._have
         self._parts, self._have = [], 0
 
@@ -90,11 +92,11 @@ class Assembly:
                 reason="too_much_held",
             )
         if len(self._parts) > _FEW + self._have // _PART_BYTES:
-            self._parts = [b"".join(self._parts)]  # Tiny parts would cost many times their bytes.
+            self._parts = [b"".join(self._parts)]  # Each tiny part would take many times its size in memory.
 
 
 def message_bytes(data: bytes, at: int, *, max_bytes: int) -> int:
-    """The length of the message whose prefix lies at `at`. BadMessageError where it is not to be taken."""
+    """The length of the message whose prefix is at `at`. Raises BadMessageError if the message is refused."""
     if data[at]:
         if data[at] == 1:
             raise BadMessageError(

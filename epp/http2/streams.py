@@ -19,9 +19,9 @@ class State(enum.Enum):
     IDLE = enum.auto()
     OPEN = enum.auto()
     ANSWERING = enum.auto()
-    """Half-closed (remote): the peer has sent all, our answer goes on."""
+    """Half-closed (remote): the peer has sent everything, and we still send."""
     ANSWERED = enum.auto()
-    """Half-closed (local): we have sent all, the peer has not."""
+    """Half-closed (local): we have sent everything, and the peer has not."""
     CLOSED = enum.auto()
 
     __hash__ = object.__hash__
@@ -29,7 +29,9 @@ class State(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """A frame that must not come now: an error of the stream, or of the whole connection."""
+    """A frame that is not allowed in this state: an error of the stream, or of the whole connection
+    (`whole`).
+    """
 
     code: Code
     whole: bool
@@ -64,7 +66,7 @@ RECEIVED: Final[dict[tuple[State, int], Bad | str]] = {
     (State.CLOSED, Kind.RST_STREAM): IGNORE,
     (State.CLOSED, Kind.WINDOW_UPDATE): IGNORE,
 }
-"""What to do with a frame that comes in a state. PRIORITY may come in any."""
+"""What to do with a frame in each state. PRIORITY is allowed in any state."""
 
 FRAME_NAMES: Final = {
     Kind.DATA: "data",
@@ -78,7 +80,7 @@ AFTER_OUR_END: Final = {State.OPEN: State.ANSWERED, State.ANSWERING: State.CLOSE
 
 
 class Stream:
-    """One open stream. Windows are in bytes and may be negative where the peer has shrunk its own."""
+    """One open stream. Windows are in bytes. They may be negative if the peer has reduced its own."""
 
     __slots__ = (
         "answered", "assembly", "backlog", "backlog_bytes", "credit", "deadline", "declared", "end", "lingers_until",
@@ -89,25 +91,26 @@ class Stream:
         self.number = number
         self.state = State.OPEN
         self.window = window
-        """What the peer may still send."""
+        """How many more bytes the peer may send."""
         self.credit = 0
-        """What was consumed, and may be told to the peer."""
+        """Consumed bytes that the next WINDOW_UPDATE will report to the peer."""
         self.owed = 0
-        """What was consumed while too much of our answer waited; becomes credit when the answer is gone."""
+        """Bytes consumed while too much of our answer waited. They become credit when the answer is sent."""
         self.peer_window = peer_window
-        """What we may still send."""
+        """How many more bytes we may send."""
         self.assembly: Assembly | None = None
-        """The message that has begun and not ended; None: none has."""
+        """The unfinished message. None: there is none."""
         self.backlog: deque[memoryview] | None = None
-        """What waits for the peer's window."""
+        """Frames that wait for the peer's window."""
         self.backlog_bytes = 0
         self.end: bytes | None = None
-        """The trailers' block, to be sent after the backlog; empty: the backlog's last frame is the end."""
+        """The header block of the trailers, to be sent after the backlog. Empty: the last frame of the
+        backlog ends the stream."""
         self.answered = False
-        """Our headers are sent."""
+        """Whether our response headers are sent."""
         self.deadline: float | None = None
         self.declared: int | None = None
-        """Bytes that must still come by Content-Length; None: any number."""
+        """Bytes still to come by Content-Length. None: any number."""
         self.stalled_since: float | None = None
         self.lingers_until: float | None = None
-        """We refused the call; whatever it sends is thrown away until then."""
+        """Set if we refused the call. Everything that the peer sends until then is thrown away."""

@@ -30,25 +30,26 @@ class StreamTable:
         self.now = now
         self.events: list[Event] = []
         self.streams: dict[int, Stream] = {}
-        """By number."""
+        """Open streams by number."""
         self.timed: dict[int, Stream] = {}
-        """Those whose caller waits no longer than some time."""
+        """Streams whose callers have set a time limit."""
         self.lingering: dict[int, Stream] = {}
-        """Those that were refused and have not ended."""
+        """Refused streams whose peers have not ended them yet."""
         self.lately: dict[int, None] = {}
-        """Streams that we reset: what the peer sent before it knew is passed over."""
+        """Streams that we reset a short time ago. Frames that the peer sent before it knew of the reset are
+        ignored."""
         self.last_id = 0
-        """The highest number that the peer has used."""
+        """The highest stream number that the peer has used."""
 
     def end(self, stream: Stream, status: int, details: str) -> None:
-        """Answer with trailers, after all that waits."""
+        """End the answer with trailers, after all waiting data."""
         if stream.end is None:
             block = headers.trailers(status, details, alone=not stream.answered)
             if self._sender.end(stream, block, now=self.now):
                 self.we_ended(stream)
 
     def check_integrity(self) -> None:
-        """For tests."""
+        """Assert the invariants."""
         for number, stream in self.streams.items():
             assert number == stream.number <= self.last_id
             assert stream.state not in (State.IDLE, State.CLOSED)
@@ -60,7 +61,7 @@ class StreamTable:
         assert len(self.lately) <= _LATELY
 
     def unexpected(self, number: int, kind: int) -> None:
-        """A frame on a stream that is not open for it: what the table says."""
+        """Handle a frame on a stream that is not open for it, by the table of states."""
         stream = self.streams.get(number)
         if stream is not None:
             state = stream.state
@@ -75,8 +76,8 @@ class StreamTable:
         self.stream_error(number, verdict.code, reason)
 
     def widen(self, stream: Stream, more: int, *, whole: bool) -> None:
-        """The peer's window of a stream changes.
-        whole: by its settings, so that a mistake is the connection's end.
+        """The peer changes its window of a stream. whole: it did so by its settings, so an overflow is an
+        error of the connection.
         """
         stream.peer_window += more
         if stream.peer_window > frames.MAX_WINDOW:
@@ -93,8 +94,8 @@ class StreamTable:
             self.we_ended(stream)
 
     def we_ended(self, stream: Stream) -> None:
-        """Our answer is sent.
-        A peer that has not ended is asked to stop, or let for a while where it was refused.
+        """Our answer is sent. A peer that still sends is asked to stop; if it was refused, it may go on for a
+        while.
         """
         stream.state = AFTER_OUR_END[stream.state]
         if stream.state is State.ANSWERED:
@@ -127,7 +128,7 @@ class StreamTable:
         self.forget(stream)
         try:
             self.stream_error(stream.number, code, reason)
-        finally:  # Its owner hears of it even where this was one fault too many.
+        finally:  # The owner gets its event even if this was one fault too many.
             if told:
                 self.events.append(Gone(stream.number, reason))
 
