@@ -27,7 +27,7 @@ from math import inf
 from msgspec import Struct
 
 _LEFT_OF_OLDEST = 0.25
-"""Share of the oldest booking that is undone at a scrape whose counters do not show it."""
+"""Share of the oldest booking that counts as not computed if a scrape's counters do not show the booking."""
 
 
 class Booking(Struct, eq=False, gc=False):
@@ -36,7 +36,7 @@ class Booking(Struct, eq=False, gc=False):
     tokens: int
     booked_at: float
     loads: bool = False
-    """An adapter has to be loaded for it, as far as we know."""
+    """Whether an adapter has to be loaded for the request, as far as we know."""
 
 
 class Backlog:
@@ -49,9 +49,10 @@ class Backlog:
         self._total = 0
         self._drained = 0.0
         self._uncounted = 0
-        """Tokens computed and released since the last scrape, which its counters will show."""
+        """Tokens that were computed and released since the last scrape. The next scrape's counters will
+        contain them."""
         self._unbegun = 0
-        """Requests likewise."""
+        """The number of these requests."""
         self._at = now
 
     def __len__(self) -> int:
@@ -59,14 +60,14 @@ class Backlog:
 
     @property
     def undone(self) -> tuple[float, float]:
-        """Estimate of the tokens still to compute, and when it was made;
-        they drain at the prefill rate from then on.
+        """Estimate of the tokens still to compute, and the time of this estimate. The tokens drain at the
+        prefill rate from then on.
         """
         return self._total - self._drained, self._at
 
     @property
     def oldest_at(self) -> float:
-        """When the oldest booking was made; inf: there is none."""
+        """When the oldest booking was made. Infinity: there is no booking."""
         oldest = next(iter(self._bookings), None)
         return oldest.booked_at if oldest is not None else inf
 
@@ -76,29 +77,29 @@ class Backlog:
         return max(0.0, tokens - rate * max(0.0, now - at))
 
     def book(self, booking: Booking, *, now: float, rate: float) -> None:
-        """Add work. Time before it was idle time: it drains nothing of the new booking."""
+        """Add work. The time before it was idle time, so it drains nothing of the new booking."""
         self._advance(now, rate)
         self._bookings[booking] = None
         self._total += booking.tokens
 
     def release(self, booking: Booking, *, computed: bool, now: float, rate: float) -> None:
-        """The request is over, or known to be computed: whatever it still held is gone. Idempotent.
+        """The request is over, or known to be computed: remove what is left of its booking. Idempotent.
 
-        computed: the server did the work, so that its counters will show it.
+        computed: the server did the work, so its counters will show it.
         """
         self._advance(now, rate)
         if booking in self._bookings:
             if computed:
                 self._uncounted += booking.tokens
                 self._unbegun += 1
-            # A drain estimate was made against the oldest booking first; if that is this one, it goes along.
+            # The drain estimate counts against the oldest booking first, so it is removed with this booking.
             if next(iter(self._bookings)) is booking:
                 self._drained = max(0.0, self._drained - booking.tokens)
             self._drop(booking)
             self._drained = min(self._drained, float(self._total))
 
     def begun(self, requests: int, *, now: float, rate: float) -> None:
-        """The server's counters say that so many requests got their first token since the last call."""
+        """The server's counters show so many more first tokens than at the last call."""
         self._advance(now, rate)
         left = requests - self._unbegun
         while left > 0 and self._bookings:
@@ -109,7 +110,7 @@ class Backlog:
         self._keep_oldest_partly_undone()
 
     def confirm(self, tokens: float, *, now: float, rate: float) -> None:
-        """The server's counters say it computed `tokens` since the last call."""
+        """The server's counters show that it computed `tokens` since the last call."""
         self._advance(now, rate)
         tokens = max(0.0, tokens - self._uncounted)
         self.baseline()
@@ -118,18 +119,20 @@ class Backlog:
         self._keep_oldest_partly_undone()
 
     def baseline(self) -> None:
-        """The first counters of a server: all that was released until now is already in them."""
+        """The first counters of a server already contain everything that was released until now."""
         self._uncounted = self._unbegun = 0
 
     def settle(self, *, now: float, rate: float) -> None:
-        """No counters to confirm with: believe the drain estimate."""
+        """The server has no counters, so take the drain estimate as true."""
         self._advance(now, rate)
         self._take(self._drained)
         self._drained = 0.0
         self.baseline()
 
     def clear_before(self, when: float, *, now: float, rate: float) -> None:
-        """Everything booked before `when` is done: the server was idle then, or the booking is long lost."""
+        """Remove every booking made before `when`: the server was idle then, or the booking was lost long
+        ago.
+        """
         self._advance(now, rate)
         while self._bookings:
             if next(iter(self._bookings)).booked_at >= when:
@@ -144,8 +147,8 @@ class Backlog:
             self._at = now
 
     def _take(self, tokens: float) -> None:
-        """Off the oldest ones.
-        Those that hold nothing go, too: a request of unknown size is one, and would stay for ever.
+        """Subtract tokens from the oldest bookings. Bookings without tokens are removed too: those of
+        requests of unknown size would stay for ever.
         """
         left = int(tokens)
         while self._bookings:
@@ -163,7 +166,9 @@ class Backlog:
 
     def _drop_oldest(self) -> None:
         oldest = next(iter(self._bookings))
-        self._drained = max(0.0, self._drained - oldest.tokens)  # the estimate was made against it first
+        self._drained = max(
+            0.0, self._drained - oldest.tokens
+        )  # the estimate counts against the oldest booking first
         self._drop(oldest)
 
     def _drop(self, booking: Booking) -> None:
@@ -172,7 +177,6 @@ class Backlog:
         booking.tokens = 0
 
     def check_integrity(self) -> None:
-        """Assert the invariants named in the module's docstring."""
         assert self._total == sum(b.tokens for b in self._bookings)
         assert 0 <= self._drained <= self._total
         assert all(b.tokens >= 0 for b in self._bookings)

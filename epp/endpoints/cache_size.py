@@ -27,23 +27,23 @@ from dataclasses import dataclass
 from epp.endpoints.least_squares import ThreeTerms
 
 _STALE_SHARE = 0.1
-"""Of predicted tokens: those count as the stalest."""
+"""Share of the predicted tokens that count as the stalest."""
 _STALE_START_S = 30.0
 _STALE_STEP = 0.05
 _TRUE_ENOUGH = 0.6
-"""Of the stalest predictions: where the assumed size rests."""
+"""The assumed size stays as it is when this share of the stalest predictions is right."""
 _GAIN = 0.03
-"""Change of the size's logarithm for each stale prediction that says so in full."""
+"""Growth of the size's logarithm for each stale prediction while all stale predictions are right."""
 _PRIOR = 2.0
-"""Predictions true in full, in requests: what is believed before anything is known."""
+"""Weight of the prior, in requests. The prior says that all predictions are right."""
 _KEEP = 200.0
-"""Evidence beyond so many stale predictions is scaled down."""
+"""Older evidence is scaled down, so that it counts as at most this many stale predictions."""
 _WINDOW_S = 0.5
 
 
 @dataclass(slots=True, eq=False)
 class HitWindow:
-    """Of one server: what was predicted since the last time that predictions and counters met."""
+    """Predictions for one server since the last time that predictions and counters were compared."""
 
     opened_at: float | None = None
     hits_before: float = 0.0
@@ -54,7 +54,7 @@ class HitWindow:
     requests: int = 0
     stale_requests: int = 0
     predicted_tokens: int = 0
-    """Since the server is known: no part of the window, but counted in the same place."""
+    """All tokens predicted since the server is known. The only total here that outlives the window."""
 
 
 class CacheSize:
@@ -65,16 +65,16 @@ class CacheSize:
     def __init__(self) -> None:
         self.factor = 1.0
         self._stale_s = _STALE_START_S
-        """Longer unused than this is stale: follows the quantile of predicted tokens."""
+        """A prefix that was unused for longer is stale. Follows the quantile of predicted tokens."""
         self._typical_tokens = 0.0
-        """Of a prediction."""
+        """Typical number of tokens in a prediction."""
         self._evidence = 0.0
-        """Stale predictions in the fit."""
+        """Number of stale predictions in the fit."""
         self._fit = ThreeTerms()
 
     def predicted(self, window: HitWindow, *, tokens: int, others: int, unused_s: float) -> None:
-        """A request was sent where so many of its tokens are believed cached,
-        in a prefix unused for so long, and others not.
+        """Count a request: `tokens` of its prompt are believed to be cached, in a prefix that was unused for
+        `unused_s`; `others` are not.
         """
         window.requests += 1
         window.other_tokens += others
@@ -101,14 +101,16 @@ class CacheSize:
         span: float,
         now: float,
     ) -> None:
-        """A scrape of one server. bounded: its mirror is full, so that a larger one would hold more;
-        span: of the factor.
+        """Take in a scrape of one server.
+
+        bounded: the server's mirror is full, so a larger one would hold more;
+        span: the factor stays between 1/span and span.
         """
         if window.opened_at is None or hits < window.hits_before:
             _open(window, hits, now)
             return
         if now - window.opened_at < _WINDOW_S or waiting != 0 or not window.requests:
-            return  # what waits is predicted and not yet counted
+            return  # waiting requests are in the predictions and not yet in the counters
         self._learn(window, hits - window.hits_before)
         step = _GAIN * window.stale_requests * (self.truth - _TRUE_ENOUGH) / (1 - _TRUE_ENOUGH)
         if step < 0 or bounded:
@@ -125,7 +127,7 @@ class CacheSize:
 
     @property
     def truth(self) -> float:
-        """How true the stalest predictions are beside the others, 0 to 1."""
+        """How often the stalest predictions are right in proportion to the others, from 0 to 1."""
         trust = _PRIOR * max(1.0, self._typical_tokens) ** 2
         fresh, stale, _ = self._fit.solve(prior=(1.0, 1.0, 0.0), trust=(trust, trust, trust))
         if fresh <= 0:

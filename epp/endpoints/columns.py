@@ -22,30 +22,30 @@ from epp.types import EndpointMetrics
 
 _NEVER = -np.inf
 _ZERO = np.array(0.0)
-"""As an array, which numpy takes faster than a number."""
+"""Zero as an array, since numpy takes an array faster than a number."""
 _NONE: frozenset[str] = frozenset()
 
 
 class Columns:
-    """Of one list of endpoints. All arrays are as long as the roster."""
+    """The columns of one list of endpoints. All arrays are as long as the roster."""
 
     def __init__(self, states: Sequence[EndpointState]) -> None:
         n = len(states)
         self._states = states
         self.roster = Roster([state.endpoint for state in states], models=[state.model for state in states])
         self.changed: set[int] = set(range(n))
-        """Slots whose states have changed since their rows were copied."""
+        """Slots of the states that have changed since their rows were copied."""
         self.block_tokens: Ints = np.ones(n + 1, dtype=np.int64)
-        """Tokens of a KV block; 1 where the server does not say.
-        The last is for servers that have no slot."""
+        """Tokens of a KV block; 1 if the server does not say. The last place is for servers
+        without a slot."""
         self._undone_tokens: Floats = np.zeros(n)
         self._undone_at: Floats = np.zeros(n)
-        """When `_undone_tokens` was true; the tokens drain at the prefill rate from then on."""
+        """The time of each value in `_undone_tokens`. The tokens drain at the prefill rate from then on."""
         self._load: Floats = np.zeros(n)
-        """Requests there, by the last metrics and what happened since."""
+        """Requests at each server, by the last metrics and the events since then."""
         self._known_load: Floats = np.zeros(n)
-        """Requests that pickers know to be there, whatever metrics say."""
-        # What changes with every request is written through views: numpy takes three times as long.
+        """Requests that pickers know to be there, whatever the metrics say."""
+        # Columns that change with every request are memoryviews: numpy writes three times as slowly.
         self._rows = tuple(
             cast("memoryview[float]", column.data)
             for column in (self._undone_tokens, self._undone_at, self._load, self._known_load)
@@ -56,17 +56,17 @@ class Columns:
         self._waiting: Floats = np.full(n, np.nan)
         self._kv_usage: Floats = np.full(n, np.nan)
         self._pages_seen = self._waiting, self._kv_usage
-        """Copies of the two, for snapshots: nobody writes to them."""
+        """Copies of two columns for snapshots, which nobody writes to."""
         self._most = np.inf, np.inf
-        """The largest of each: no candidate has more."""
+        """The largest value of each of these columns. No candidate has a larger one."""
         self._max_adapters: Floats = np.full(n, np.nan)
         self._adapters: Floats = np.zeros(n)
         """Number of adapters loaded."""
         self._loaded: list[AbstractSet[str]] = [_NONE] * n
         self._holders: dict[str, set[int]] = {}
-        """By adapter, the slots that hold it: `_loaded` the other way round."""
+        """For each adapter, the slots of the servers that hold it."""
         self._failing: dict[int, int] = {}
-        """Scrapes failed in a row, of slots where there are any."""
+        """For slots with failed scrapes, the number of scrapes that failed in a row."""
         self._pages: list[EndpointMetrics | None] = [None] * n
         self._models: list[ModelRate] = list({id(s.rate.model): s.rate.model for s in states}.values())
         number = {id(model): k for k, model in enumerate(self._models)}
@@ -80,11 +80,11 @@ class Columns:
     # -- following the states --------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Copy the rows of all states that have changed."""
+        """Copy the rows of all changed states."""
         while self.changed:
             self._copy(self.changed.pop())
         if not self._rates_known:
-            # A page teaches something of its server, and so of every server of the same model.
+            # A page changes the rate of its server, and so of every server of the same model.
             per_model = np.array([model.tokens_per_s for model in self._models])
             self._rate = per_model[self._model_of] / self._slowness
             self._pages_seen = self._waiting.copy(), self._kv_usage.copy()
@@ -134,11 +134,11 @@ class Columns:
     # -- reading; the caller has called `follow` -------------------------------------------------------------
 
     def holders(self, adapter: str) -> AbstractSet[int]:
-        """Slots that hold the adapter, as far as we know."""
+        """Slots of the servers that hold the adapter, as far as we know."""
         return self._holders.get(adapter, set())
 
     def failing(self, *, times: int) -> set[int]:
-        """Slots whose last so many scrapes have failed."""
+        """Slots of the servers whose last `times` scrapes have all failed."""
         if not self._failing:
             return set()
         return {slot for slot, failures in self._failing.items() if failures >= times}
@@ -152,8 +152,8 @@ class Columns:
         stale_after_s: float,
         now: float,
     ) -> Snapshot:
-        """Of some slots; nothing changes in it later.
-        adapter_slots: adapters that a server can hold where it does not say.
+        """A snapshot of some slots. Nothing changes in it later.
+        adapter_slots: number of adapters that a server can hold if it does not say.
         """
         undone = np.maximum(self._undone_tokens - self._rate * (now - self._undone_at), _ZERO)
         if self._all_fresh(now=now, stale_after_s=stale_after_s):
@@ -188,8 +188,8 @@ class Columns:
         return mask
 
     def _all_fresh(self, *, now: float, stale_after_s: float) -> bool:
-        """Whether all metrics are there and fresh.
-        Looks at the column only when the oldest it knew has become stale.
+        """Whether the metrics of all servers are there and fresh. Looks at the whole column only when the
+        oldest known metrics have become stale.
         """
         if now - self._oldest_scrape <= stale_after_s:
             return True
@@ -197,7 +197,6 @@ class Columns:
         return now - self._oldest_scrape <= stale_after_s
 
     def check_integrity(self) -> None:
-        """Assert that every row says what its state says."""
         self.follow()
         holders: Mapping[str, set[int]] = {a: set() for a in self._holders}
         for slot, state in enumerate(self._states):
@@ -216,5 +215,5 @@ class Columns:
 
 
 def _largest(numbers: Floats) -> float:
-    """Of those that are known; minus infinity where none is."""
+    """The largest known value. Minus infinity: none is known."""
     return float(np.fmax.reduce(numbers, initial=-np.inf))

@@ -66,8 +66,8 @@ _SERVED_MODELS: Final = 256
 _MOST_MARKS: Final = 4096
 _TYPICAL_STEP: Final = 0.05
 _LONGEST_FORETOLD_S: Final = 600.0
-"""Each request is remembered until its first byte is overdue:
-that must not be as late as a server's figures may say."""
+"""Upper bound of the predicted time to a first token. A request is remembered until its first byte is
+overdue, and a server's wrong figures must not make that very late."""
 _TIMES_TYPICAL: Final = 3.0
 """A first byte is overdue if it takes this many times as long as other first bytes."""
 _OTHERS: Final = 3
@@ -121,7 +121,7 @@ class Mark:
     stalls: bool = False
     """Whether the server hangs although its answers begin. Such beginnings prove nothing."""
     tried_at: float = 0.0
-    """When the last trial was sent, or the server got over the limit."""
+    """When the last trial was sent, or when the server was first left out."""
     tried_picks: int = 0
     may_stall: bool = False
     """Whether the counters say that the server hangs while no other server is busy. The next probe
@@ -129,7 +129,8 @@ class Mark:
     asked_model: str = ""
     """The model that the last failed request asked for. Empty: not known."""
     verdict: Verdict | None = None
-    """Of the last probe; None: there was none since the last failure, or since the server was left out."""
+    """Result of the last probe. None: there was no probe since the last failure, or since the server was left
+    out."""
     probed_at: float = -inf
     probing: bool = False
 
@@ -138,19 +139,18 @@ class Mark:
 
 
 class Failures:
-    """See the module's docstring."""
-
     def __init__(self) -> None:
         self._marks: OrderedDict[tuple[EndpointState, str], Mark] = OrderedDict()
-        """By server and, for a 404, model; else the empty string. Only those that have failed lately."""
+        """By server and model; the model is empty except for a 404. Only servers that have failed lately are
+        here."""
         self._served: OrderedDict[str, EndpointState] = OrderedDict()
-        """Who last answered for a model; models that were asked for lately."""
+        """The last server that answered for each model that was asked for lately."""
         self._waits: list[tuple[float, int, Wait]] = []
-        """A heap by when the answer is overdue."""
+        """A heap, by the time when the answer is overdue."""
         self._overdue: dict[EndpointState, int] = {}
         self._numbers = 0
         self._answers = 0
-        """By all servers."""
+        """Answers by all servers."""
         self._typical_s = {True: 0.0, False: 0.0}
         """Time to the first byte, for answers that are streamed and for others."""
         self._picks = 0
@@ -220,7 +220,7 @@ class Failures:
             self._leave_out(mark, now=now)
         elif not failed and mark.out:
             if mark.share < settings.share_to_leave_out:
-                _recovered(mark, now=now)  # the trials went well
+                _recovered(mark, now=now)  # the trials succeeded
             _allow_trial(mark, settings=settings, now=now)  # by the next request
 
     def refused_model(self, state: EndpointState, model: str, *, settings: Settings, now: float) -> None:
@@ -254,8 +254,8 @@ class Failures:
                 mark.tried_at, mark.tried_picks = now, self._picks
 
     def look(self, *, now: float) -> Sequence[EndpointState]:
-        """Find requests whose first byte is overdue; forget shares that have come down to nothing.
-        Servers that hang since now.
+        """Find requests whose first byte is overdue, and forget shares that have become very small. Returns
+        the servers that hang from now on.
         """
         found = []
         while self._waits and self._waits[0][0] <= now:
@@ -278,7 +278,7 @@ class Failures:
         settings: Settings,
         now: float,
     ) -> bool:
-        """A metrics page came. True: it says that the server hangs, which was not known."""
+        """Take in a metrics page. True: it shows that the server hangs, and this was not known before."""
         seen = self._stalls.page(state, before, after, hang_seconds=settings.hang_seconds, now=now)
         mark = self._marks.get((state, ""))
         if seen == "grew" and mark is not None:
@@ -295,7 +295,7 @@ class Failures:
         return False
 
     def _suspect(self, wait: Wait) -> bool:
-        """Whether an overdue answer, after others like it, says that its server hangs."""
+        """Whether this overdue answer, together with earlier ones, shows that its server hangs."""
         state = wait.state
         others = self._answers - state.answers - wait.others_before
         if state.answers > wait.own_before or others < _OTHERS:
@@ -304,7 +304,7 @@ class Failures:
         return overdue >= _OVERDUE
 
     def hangs(self, state: EndpointState, *, now: float) -> bool:
-        """A server hangs, as this picker or another found. True: it was not known."""
+        """A server hangs, as this picker or another one found. True: this was not known before."""
         if state.gone:
             return False
         mark = self._marks.setdefault((state, ""), Mark())
@@ -321,8 +321,8 @@ class Failures:
     # -- probes ----------------------------------------------------------------------------------------------
 
     def probes_due(self, *, settings: Settings, now: float) -> Sequence[Probe]:
-        """Probes to send now; tell `probed` of each. A server that has failed is probed until one succeeds
-        or says nothing; one that is left out, until it is back.
+        """The probes to send now. Report the result of each to `probed`. A server that has failed is probed
+        until a probe succeeds or is unclear; a server that is left out, until it is back.
         """
         if not self._marks or not settings.probe:
             return ()
@@ -345,7 +345,7 @@ class Failures:
     def probed(self, probe: Probe, verdict: Verdict, *, settings: Settings, now: float) -> None:
         mark = self._marks.get((probe.state, probe.about))
         if mark is not probe.mark:
-            return  # Another mark than the one that it was sent for.
+            return  # The probe was sent for an earlier mark.
         mark.probing = False
         if verdict == "ill" and mark.may_stall:
             self.hangs(probe.state, now=now)
@@ -361,7 +361,7 @@ class Failures:
     # -- what a pick and people are told ---------------------------------------------------------------------
 
     def onto(self, snapshot: Snapshot, *, model: str, settings: Settings, now: float) -> Snapshot:
-        """The snapshot with what is known of the candidates' failures for a request for `model`."""
+        """The snapshot with the candidates' failures for a request for `model` filled in."""
         if not self._marks:
             return snapshot
         places = snapshot.places_by_slot()
@@ -376,7 +376,7 @@ class Failures:
         out = self._left_out(shares, marks, settings)
         mask = np.zeros(len(snapshot), dtype=np.bool_)
         mask[out] = True
-        # Also of those that others keep in by failing more: their share would stay as it is for ever.
+        # Servers that stay in only because others fail more need trials too: their shares would never fall.
         trials = [p for p, m in marks.items() if m.out and self._trial_is_due(m, settings=settings, now=now)]
         if not settings.max_left_out_share:
             trials = []
@@ -405,7 +405,7 @@ class Failures:
         return bool(self._marks)
 
     def share(self, state: EndpointState, *, now: float) -> float:
-        """The share of a server's last answers that failed, as far as it still counts now."""
+        """The share of a server's last answers that failed. Old answers count less."""
         mark = self._marks.get((state, ""))
         return mark.now(now) if mark is not None else 0.0
 
@@ -429,7 +429,7 @@ class Failures:
 
 
 def _recovered(mark: Mark, *, now: float) -> None:
-    """The mark of a server that has recovered: the same as after one failure."""
+    """The mark of a server that has recovered. It is the same as after one failure."""
     mark.out = mark.hangs = mark.stalls = False
     mark.share, mark.at = min(mark.share, _STEP), now
 

@@ -39,31 +39,31 @@ class Fleet:
     """States by name. Names and addresses are unique; the source checks that."""
 
     def __init__(self, *, refuses_unknown_models: bool = True) -> None:
-        """refuses_unknown_models: where every server's list is known,
-        a model in none of them is an error of the client.
+        """refuses_unknown_models: if every server's list is known, a model in none of the lists is an error
+        of the client.
         """
         self._refuses = refuses_unknown_models
         self.unknown_asked = 0
-        """Requests so far for a model that no server lists: it may have been loaded since."""
+        """Number of requests for a model that no server lists. It may have been loaded since."""
         self._states: dict[EndpointName, EndpointState] = {}
         self._by_address: dict[Address, EndpointState] = {}
         self._model_rates: dict[str, ModelRate] = {}
         self.models: AbstractSet[str] = frozenset()
-        """The base models of the servers, as far as they are known. For reading."""
+        """The known base models of the servers. For reading."""
         self._no_answers: frozenset[int] = frozenset()
-        """Slots of those that are never a destination."""
+        """Slots of endpoints that are never a destination."""
         self.ranked = False
-        """Some endpoints are ranks of a server."""
+        """Whether some endpoints are ranks of a server."""
         self._prefilling: list[int] = []
-        """Slots of those that compute prompts for others."""
+        """Slots of endpoints that compute prompts for others."""
         self._serving = Serving((), (), everyone=range(0))
-        """Who serves which model, kept since every pick asks for it."""
+        """Which server serves which model. Kept, since every pick needs it."""
         self._away = AwayModels()
         self._unions: dict[frozenset[Address] | None, bytes | None] = {}
         """Answers to `GET /v1/models`, by subset."""
         self._aliases: Sequence[ModelCard] = ()
         self.failures = Failures()
-        """Who answers badly, for the picker to tell and people to read."""
+        """Which servers fail. The picker reports to it, and people read it."""
         self._in_slots: list[EndpointState] = []
         self._columns = Columns([])
 
@@ -97,8 +97,8 @@ class Fleet:
         now: float,
         pools: AbstractSet[str] = frozenset(),
     ) -> FleetChange:
-        """Follow the source's new list; states of endpoints that stay are kept.
-        pools: those that exist, with or without endpoints.
+        """Follow the source's new list. States of endpoints that stay are kept.
+        pools: the pools that exist, with or without endpoints.
         """
         wanted = {e.name: e for e in endpoints}
         removed = tuple(name for name in self._states if name not in wanted)
@@ -139,9 +139,9 @@ class Fleet:
     def take_lists(
         self, lists: Mapping[EndpointName, ModelList | None], *, spec: PolicySpec, now: float
     ) -> Sequence[EndpointName]:
-        """What servers list from now on; None: it was asked, and does not say.
+        """Take in the servers' lists of models. None: the server was asked and did not say.
 
-        Those that list another base model than before, and so are other servers now.
+        Returns the servers that list another base model than before, and so are other servers now.
         """
         restarted: list[EndpointName] = []
         renamed = changed = False
@@ -189,15 +189,15 @@ class Fleet:
         )
 
     def set_aliases(self, aliases: Sequence[str]) -> None:
-        """Names that clients may use though no server lists them."""
+        """Set the names that clients may use although no server lists them."""
         self._aliases = [ModelCard(name, owned_by="prefix-gateway") for name in aliases]
         self._unions.clear()
 
     def model_list(self, subset: frozenset[Address] | None = None) -> bytes | None:
-        """What the servers list, all together, as JSON; subset: those at these addresses.
-        None: none of them has said.
+        """The models of all servers together, as JSON. subset: only servers at these addresses. None: no
+        server has said.
 
-        Made once until the lists change, since a client may ask as often as it likes.
+        Made once and kept until the lists change, since a client may ask as often as it likes.
         """
         if subset not in self._unions:
             lists = [
@@ -212,11 +212,11 @@ class Fleet:
 
     @property
     def unlisted(self) -> int:
-        """Servers that have not said yet what they serve."""
+        """Number of servers that have not said yet what they serve."""
         return len(self._serving.unlisted)
 
     def new_state(self, endpoint: Endpoint, *, spec: PolicySpec, now: float) -> EndpointState:
-        """A state that nothing is known about, but for the rate of its model's other servers."""
+        """A new state. Only its rate is known: that of its model's other servers."""
         return EndpointState.new(endpoint, model_rate=self._model_rate(endpoint.model, spec=spec), now=now)
 
     def _new_rate(self, state: EndpointState, *, spec: PolicySpec) -> None:
@@ -235,9 +235,10 @@ class Fleet:
     def candidates(
         self, model: str, *, subset: AbstractSet[Address] | None, failures_to_eject: int
     ) -> Sequence[int]:
-        """Slots of those that may serve a request for `model`, of the addresses in `subset` if there is one.
+        """Slots of the endpoints that may serve a request for `model`, at the addresses in `subset` if there
+        is one.
 
-        NoEndpointError: there are none. UnknownModelError: none of them has such a model.
+        NoEndpointError: there are none. UnknownModelError: no server has such a model.
         """
         slots = self.serving(model) if model else self._columns.roster.everyone
         if self._no_answers:
@@ -266,7 +267,9 @@ class Fleet:
     def prefillers(
         self, model: str, *, subset: AbstractSet[Address] | None, failures_to_eject: int
     ) -> Sequence[int]:
-        """Slots of those that may compute a prompt for `model` that another answers; perhaps none."""
+        """Slots of the endpoints that may compute a prompt for `model` that another endpoint answers. May be
+        empty.
+        """
         able = set(self.serving(model)) if model else set(self._columns.roster.everyone)
         slots = [slot for slot in self._prefilling if slot in able]
         slots = list(self.healthy(slots, failures_to_eject=failures_to_eject))
@@ -282,8 +285,8 @@ class Fleet:
     def snapshot(
         self, slots: Sequence[int], *, model: str, adapter: str, spec: PolicySpec, now: float
     ) -> Snapshot:
-        """What rules may know of some slots for a request for `model`; `adapter`:
-        the same if it is one, else empty.
+        """The snapshot of some slots for a request for `model`.
+        adapter: equal to `model` if that is an adapter, else empty.
         """
         snapshot = self._followed().snapshot(
             slots,
@@ -296,7 +299,7 @@ class Fleet:
 
     @property
     def columns(self) -> Columns:
-        """For reading: what every endpoint's state says now, by slot."""
+        """The current state of every endpoint, by slot. For reading."""
         return self._followed()
 
     def in_slot(self, slot: int) -> EndpointState:
@@ -314,13 +317,13 @@ class Fleet:
         return [slot for slot in slots if slot not in failing]
 
     def ready(self, *, failures_to_eject: int) -> set[EndpointState]:
-        """All endpoints that may be picked, whatever they serve."""
+        """All endpoints that may be picked, whatever models they serve."""
         everyone = self._columns.roster.everyone
         return {self._in_slots[slot] for slot in self.healthy(everyone, failures_to_eject=failures_to_eject)}
 
     def adapter(self, model: str) -> str:
-        """`model` if it is an adapter that some endpoint declares or was seen to hold,
-        else the empty string.
+        """`model` if it is an adapter that some endpoint declares or was seen to hold, else
+        the empty string.
         """
         if self._serving.declares(model):
             return model
@@ -331,10 +334,10 @@ class Fleet:
         return model if any(models[slot] != model for slot in holders) else ""
 
     def serving(self, model: str) -> Sequence[int]:
-        """Slots of those that can serve `model`, ready or not.
-        UnknownModelError: every server says that it does not.
+        """Slots of the servers that can serve `model`, ready or not.
 
-        NoEndpointError: so they do, but servers of a pool that still exists had it.
+        UnknownModelError: every server says that it does not have the model. NoEndpointError: the same, but
+        servers of a pool that still exists had it.
         """
         columns = self._followed()
         try:
@@ -354,7 +357,6 @@ class Fleet:
         return columns
 
     def check_integrity(self) -> None:
-        """Assert that the indexes agree and every state is sound."""
         assert set(self._by_address.values()) == set(self._states.values())
         assert self._in_slots == list(self._states.values())
         assert all(not self._in_slots[slot].endpoint.role.answers for slot in self._no_answers)
@@ -375,5 +377,7 @@ class Fleet:
 
 
 def _process(endpoint: Endpoint) -> tuple[Address, str, str]:
-    """What tells one serving process from the next: another of these, and its cache is another's, too."""
+    """Identifies the serving process: if one of these values differs, the process and its cache are other
+    ones.
+    """
     return endpoint.address, endpoint.incarnation, endpoint.model

@@ -6,17 +6,17 @@ from epp.types import EndpointMetrics
 
 
 def growth(before: float | None, after: float | None) -> float:
-    """How much a counter grew; 0 where either side is unknown or the counter started anew."""
+    """How much a counter grew. 0 if one side is unknown or the counter has started again."""
     return max(0.0, after - before) if before is not None and after is not None else 0.0
 
 
 def computed_growth(before: EndpointMetrics, after: EndpointMetrics) -> float:
-    """Prompt tokens that were computed, not served from the cache, between two scrapes."""
+    """Prompt tokens computed between two scrapes, without those that came from the cache."""
     prompt = growth(before.prompt_tokens, after.prompt_tokens)
     return max(0.0, prompt - growth(before.cached_prompt_tokens, after.cached_prompt_tokens))
 
 
 def restarted(before: EndpointMetrics, after: EndpointMetrics) -> bool:
-    """A counter went down: another process answers, and its cache is cold."""
+    """Whether a counter went down, so that another process answers now and its cache is cold."""
     pairs = ((before.prompt_tokens, after.prompt_tokens), (before.prefix_queries, after.prefix_queries))
     return any(b is not None and a is not None and a < b for b, a in pairs)

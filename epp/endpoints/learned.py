@@ -12,7 +12,9 @@ from epp.endpoints.learning import TokenEstimate
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """Of one model. Its prefill rate is kept by the fleet, since each server deviates from it by itself."""
+    """What is learned about one model. The fleet keeps the prefill rate, since each server has its own
+    deviation.
+    """
 
     tokens: TokenEstimate
     cache: CacheSize

@@ -18,20 +18,21 @@ _WINDOW_REQUESTS = 20
 """Requests between two samples from counters."""
 _PRIOR_TOKENS = 500.0
 _OPAQUE_BYTES = 2000
-"""Text that is about as uncertain as one picture."""
+"""This many bytes of text are about as uncertain as one picture."""
 _PRIOR_OPAQUE = 0.00005
-"""Trust in that a picture takes no tokens: a fraction of that of one request with one."""
+"""Weight of the prior that a picture takes no tokens, as a fraction of the weight of one request with a
+picture."""
 _KEEP_TOKENS = 200_000.0
-"""Evidence beyond this is scaled down, so that a change of traffic shows within some hundred requests."""
+"""Older evidence is scaled down to this, so that a change of traffic shows within some hundred requests."""
 _MOST_BYTES_PER_TOKEN = 64.0
 _MOST_TOKENS_PER_BYTE = 2.0
-"""A tokenizer makes no more tokens than there are bytes; what a chat template adds is the rest."""
+"""A tokenizer makes at most one token of a byte. A chat template adds the rest."""
 _MOST_TOKENS_PER_OPAQUE = 200_000.0
-"""Of a picture or the like; a long film."""
+"""Most tokens of a picture or the like, such as a long film."""
 
 
 class TokenEstimate:
-    """Of one model. Sizes are those of canonical prompts."""
+    """The estimate for one model. Sizes are those of canonical prompts."""
 
     __slots__ = ("_bytes", "_fit", "_start", "_terms", "_tokens")
 
@@ -44,25 +45,25 @@ class TokenEstimate:
 
     @property
     def bytes_per_token(self) -> float:
-        """Mean over all that was learned."""
+        """Mean over everything that was learned."""
         return self._bytes / self._tokens
 
     def tokens(self, size: PromptSize) -> int:
-        """Estimate for one prompt; never below a token for each 64 bytes."""
+        """Estimated tokens of one prompt, at least one for each 64 bytes."""
         a, b, c = self._terms
         told = a * size.text_bytes + b * size.continuation_bytes + c * size.opaque
         return int(max(told, size.text_bytes / _MOST_BYTES_PER_TOKEN))
 
     def learn(self, size: PromptSize, tokens: float) -> None:
-        """A prompt, or several added up, and the tokens that a server counted of it.
-        What cannot be is left out: all servers share this.
+        """Learn from the size of a prompt, or of several together, and the tokens that a server counted.
+        Impossible samples are ignored, since all servers share this estimate.
         """
         most = _MOST_TOKENS_PER_BYTE * size.text_bytes + _MOST_TOKENS_PER_OPAQUE * size.opaque
         if size.text_bytes <= 0 or not max(1.0, size.text_bytes / _MOST_BYTES_PER_TOKEN) <= tokens <= most:
             return
         self._bytes += size.text_bytes
         self._tokens += tokens
-        # What the estimate is off by grows with the prompt, so large ones must not outweigh the many.
+        # The estimate's error grows with the prompt, so a few large prompts must not outweigh the rest.
         weight = 1 / (size.text_bytes + _OPAQUE_BYTES * size.opaque)
         self._fit.add((size.text_bytes, size.continuation_bytes, size.opaque), tokens, weight=weight)
         if self._tokens > _KEEP_TOKENS:
@@ -77,10 +78,10 @@ class TokenEstimate:
 
 
 class CounterWindow:
-    """Pairs our own finished requests with one server's counters, to learn from without sampling.
+    """Pairs our own finished requests with one server's counters, to learn without sampled answers.
 
-    A sample counts only if the server finished as many requests as we sent there:
-    other clients or replicas would otherwise be taken for ours.
+    A sample counts only if the server finished as many requests as we sent there. Otherwise the requests of
+    other clients or replicas would be taken for ours.
     """
 
     __slots__ = ("_own", "_size", "_start")
@@ -100,13 +101,13 @@ class CounterWindow:
         )
 
     def observe(self, after: EndpointMetrics) -> tuple[PromptSize, float] | None:
-        """Size and tokens of a window that was ours alone, if one closes with this scrape."""
+        """If a window closes with this scrape and all its requests were ours: their size and tokens."""
         start = self._start
         if start is None or after.finished is None or after.finished < (start.finished or 0):
             self._restart(after)
             return None
         if self._own < _WINDOW_REQUESTS or after.inside != 0:
-            return None  # counters and ends meet only while nothing is in flight
+            return None  # counters and finished requests agree only while nothing is in flight
         finished = growth(start.finished, after.finished)
         sample = (self._size, growth(start.prompt_tokens, after.prompt_tokens))
         ours_alone = finished == self._own

@@ -8,13 +8,13 @@ Three = tuple[float, float, float]
 
 
 class ThreeTerms:
-    """value = a * x + b * y + c * z, from samples; what is believed beforehand keeps it solvable."""
+    """value = a * x + b * y + c * z, fitted to samples. A prior makes the equations solvable."""
 
     __slots__ = ("_moments",)
 
     def __init__(self) -> None:
         self._moments = [0.0] * 9
-        """Of xx, xy, xz, yy, yz, zz, then of each with the value."""
+        """Weighted sums of xx, xy, xz, yy, yz, zz, and of x, y, z times the value."""
 
     def add(self, terms: Three, value: float, *, weight: float) -> None:
         x, y, z = terms
@@ -22,18 +22,18 @@ class ThreeTerms:
         self._moments = [m + weight * p for m, p in zip(self._moments, products, strict=True)]
 
     def scale(self, keep: float) -> None:
-        """Let older samples count less."""
+        """Reduce the weight of all samples so far."""
         self._moments = [keep * m for m in self._moments]
 
     def solve(self, *, prior: Three, trust: Three) -> Three:
-        """The coefficients: each pulled towards its prior with a weight over 0,
-        in the unit of its own squares.
+        """The coefficients. Each is pulled towards its prior with a weight above 0, in the unit of its own
+        squares.
         """
         xx, xy, xz, yy, yz, zz, xv, yv, zv = self._moments
         xx, yy, zz = xx + trust[0], yy + trust[1], zz + trust[2]
         xv, yv, zv = xv + trust[0] * prior[0], yv + trust[1] * prior[1], zv + trust[2] * prior[2]
         whole = _determinant((xx, xy, xz), (xy, yy, yz), (xz, yz, zz))
-        if whole <= 0:  # only rounding can do this: the trusts make the matrix positive definite
+        if whole <= 0:  # only rounding can cause this, since the trusts make the matrix positive definite
             return prior
         return (
             _determinant((xv, xy, xz), (yv, yy, yz), (zv, yz, zz)) / whole,

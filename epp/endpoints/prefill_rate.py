@@ -31,24 +31,26 @@ from epp.endpoints.least_squares import Three, ThreeTerms
 from epp.types import EndpointMetrics
 
 _PRIOR_TOKENS = 500.0
-"""The policy's rate counts as one prefill of so many tokens: soon outweighed."""
+"""The policy's rate counts as one prefill of this many tokens, so a few real prefills outweigh it."""
 _PRIOR_REQUESTS = 20.0
-"""The constant part starts as nothing, with the weight of so many requests: where prompts are all of one
-length and the two cannot be told apart, it is the rate that explains their time."""
+"""The prior says that the constant part is 0, with the weight of this many requests. If all prompts have one
+length, the two parts cannot be told apart, and the rate then explains the whole time."""
 _PRIOR_LOADS = 1.0
 """The prior says that adapter loads take no time, with the weight of one load."""
 _NAILED = 1e12
 """A weight that leaves a coefficient at its prior."""
 _PRIOR_BUSY_TOKENS = 4000.0
-"""The policy's rate counts as so many tokens beside those of servers that were busy all the time."""
+"""The policy's rate counts as this many tokens, beside the tokens of servers that were busy all the time."""
 _KEEP_BUSY = 0.99
-"""Of what the busy servers together have shown, at each new observation."""
+"""Weight of the busy servers' earlier observations at each new one."""
 _OWN_TIMES_S = 10.0
-"""With prefill times of so many seconds a server's factor needs no comparison of busy servers any more."""
+"""With this many seconds of prefill times, a server's factor no longer uses the comparison
+of busy servers."""
 _UNLIKE = 1.25
-"""Busy servers that differ by less count as alike: what answers they write meanwhile makes as much."""
+"""Busy servers that differ by a smaller factor count as equal, since the answers that they write meanwhile
+cause such differences."""
 _KEEP_REQUESTS = 2000.0
-"""Evidence beyond this is scaled down, so that a change of hardware or traffic shows."""
+"""Older evidence is scaled down to this many requests, so that a change of hardware or traffic shows."""
 _OWN_PRIOR_S = 3.0
 """The prior says that a server is as fast as its model's others, with the weight of this many seconds of
 prefill."""
@@ -57,7 +59,7 @@ _LEAST_S = 1e-9
 """Least predicted time of a prefill, because a counter may grow by almost nothing."""
 _MOST_SLOWNESS = 8.0
 _KEEP_WRONG = 0.95
-"""Of what a line was taught that is wrong about most servers, at each new observation."""
+"""Weight of the line's earlier observations at each new one, while the line is wrong about most servers."""
 
 
 class ModelRate:
@@ -71,22 +73,22 @@ class ModelRate:
     def __init__(self, *, start: float) -> None:
         self._fit = ThreeTerms()
         self._said: dict[PrefillRate, int] = {}
-        """By server, of its last observation:
-        it took far longer than foretold (1), far shorter (-1), or neither (0)."""
+        """The last observation of each server: its prefills took far longer than predicted (1), far shorter
+        (-1), or neither (0)."""
         self._counts = {-1: 0, 0: 0, 1: 0}
-        """Servers by what they said last."""
+        """Number of servers by their last observation."""
         self._requests = 0.0
-        """In the fit."""
+        """Number of requests in the fit."""
         self._guess = start
         """The policy's rate."""
         self._start = start
-        """What the fit begins with."""
+        """The rate from which the fit begins."""
         self._busy_tokens = _PRIOR_BUSY_TOKENS
         self._busy_s = _PRIOR_BUSY_TOKENS / start
         self._busy_taken_s = self._busy_foretold_s = 1.0
         self.per_request_s = 0.0
         self.per_load_s = 0.0
-        """What a request takes longer whose adapter is loaded for it."""
+        """Extra seconds of a request whose adapter has to be loaded first."""
         self.tokens_per_s = start
 
     def foretold_s(self, *, requests: float, tokens: float, adapter_loads: int) -> float:
@@ -96,7 +98,9 @@ class ModelRate:
     def observe(
         self, server: PrefillRate, *, requests: float, tokens: float, seconds: float, adapter_loads: int = 0
     ) -> None:
-        """What the prefills of some requests came to, together, by the server's own account."""
+        """Learn from the prefills of some requests together: their tokens and seconds by the server's own
+        counters.
+        """
         foretold_s = self.foretold_s(requests=requests, tokens=tokens, adapter_loads=adapter_loads)
         ratio = seconds / max(foretold_s, _LEAST_S)
         says = (ratio > _MOST_SLOWNESS) - (ratio < 1 / _MOST_SLOWNESS)
@@ -117,12 +121,14 @@ class ModelRate:
 
     @property
     def busy_slowness(self) -> float:
-        """Seconds that busy servers take for what the line foretells as one: they write answers meanwhile."""
+        """Real seconds of busy servers for each second that the line predicts. They also write answers
+        meanwhile.
+        """
         return self._busy_taken_s / self._busy_foretold_s
 
     def worked(self, *, tokens: float, seconds: float) -> None:
-        """A server computed so much while it had prompts to compute all the time.
-        It moves the rate until the time of a prefill is known.
+        """A server computed so many tokens while it always had prompts to compute. This moves the rate until
+        prefill times are known.
         """
         if not self._requests:
             self._busy_tokens += min(tokens, _MOST_SLOWNESS * self._guess * seconds)
@@ -138,8 +144,8 @@ class ModelRate:
             self._counts[self._said.pop(server)] -= 1
 
     def _heeds(self, says: int) -> bool:
-        """Whether most servers say the same, or none agrees with the line and they do not agree with one
-        another.
+        """Whether the line should learn from this observation: most servers say the same; or no server agrees
+        with the line, and there is no majority.
         """
         for side in (-1, 1):
             if 2 * self._counts[side] > len(self._said):
@@ -148,8 +154,8 @@ class ModelRate:
 
     def _solve(self) -> None:
         per_request, per_token, per_load = self._terms(_PRIOR_REQUESTS, _PRIOR_LOADS)
-        # Nothing takes less than no time.
-        # And where the constant part seems to explain everything, no slope can be told.
+        # No coefficient may be negative.
+        # If the constant part seems to explain everything, the slope is unknown.
         if per_load < 0:
             per_load = 0.0
             per_request, per_token, _ = self._terms(_PRIOR_REQUESTS, _NAILED)
@@ -181,18 +187,20 @@ class PrefillRate:
         self._foretold_s = 0.0
         self._worked_s = 0.0
         self._worked_foretold_s = 0.0
-        """While it was busy all the time."""
+        """Predicted seconds of the work that was done while the server was busy all the time."""
         self._busy_s = 0.0
-        """How long it has had prompts to compute, since its counter of prompt tokens last grew."""
+        """How long the server has been busy since its counter of prompt tokens last grew."""
         self.slowness = 1.0
-        """Seconds this server takes for what its model's line foretells as one."""
+        """Real seconds of this server for each second that its model's line predicts."""
 
     @property
     def tokens_per_s(self) -> float:
         return self.model.tokens_per_s / self.slowness
 
     def observe(self, before: EndpointMetrics, after: EndpointMetrics, *, adapter_loads: int = 0) -> None:
-        """Two scrapes of this server in a row. adapter_loads: of requests that ended between them."""
+        """Take in two scrapes of this server in a row.
+        adapter_loads: adapters loaded for the requests that ended between them.
+        """
         elapsed_s = after.scraped_at - before.scraped_at
         if elapsed_s <= 0:
             return
@@ -209,7 +217,9 @@ class PrefillRate:
         self._sum_up()
 
     def _sum_up(self) -> None:
-        """The factor, by the times of its prefills, and while these are few by how busy servers compare."""
+        """Compute the factor from the server's prefill times. While these are few, also from the comparison
+        of busy servers.
+        """
         worked_s, foretold_s = self._worked_s / self.model.busy_slowness, self._worked_foretold_s
         ratio = (worked_s + _OWN_PRIOR_S) / (foretold_s + _OWN_PRIOR_S)
         trust = max(0.0, 1 - self._foretold_s / _OWN_TIMES_S) if max(ratio, 1 / ratio) > _UNLIKE else 0.0
@@ -220,21 +230,21 @@ class PrefillRate:
 
     def _learn(self, *, requests: float, tokens: float, seconds: float, adapter_loads: int) -> None:
         model = self.model
-        # The line first: before it has learned anything,
-        # the policy's guess would be blamed on whoever is read first.
+        # The line learns first. Otherwise, before it has learned anything,
+        # the error of the policy's guess would count against the server that is read first.
         model.observe(self, requests=requests, tokens=tokens, seconds=seconds, adapter_loads=adapter_loads)
         self._taken_s += seconds
         self._foretold_s += model.foretold_s(requests=requests, tokens=tokens, adapter_loads=adapter_loads)
 
     def worked(self, before: EndpointMetrics, after: EndpointMetrics, *, busy: bool) -> None:
-        """Two scrapes in a row. busy: it had prompts to compute all the time between them."""
+        """Take in two scrapes in a row. busy: the server had prompts to compute all the time between them."""
         if not busy or after.cached_prompt_tokens is None:
             self._busy_s = 0.0
             return
         self._busy_s += max(0.0, after.scraped_at - before.scraped_at)
         tokens = computed_growth(before, after)
         if tokens > 0:
-            # The rate first, as in `_learn`. A counter that leaps says nothing of one server's speed.
+            # The rate learns first, as in `_learn`. A counter that jumps says nothing of a server's speed.
             self.model.worked(tokens=tokens, seconds=self._busy_s)
             foretold_s = tokens / self.model.tokens_per_s
             self._worked_s += self._busy_s
@@ -243,5 +253,5 @@ class PrefillRate:
             self._sum_up()
 
     def leave(self) -> None:
-        """The server is gone, or has another model."""
+        """The server is gone, or has another model now."""
         self.model.leave(self)

@@ -13,7 +13,7 @@ from typing import Final
 from epp.types import Endpoint, EndpointName
 
 KEPT_S: Final = 60.0
-"""Longer than a readiness probe takes to decide, and shorter than a cache takes to change its content."""
+"""Longer than a readiness probe needs to decide, and shorter than a cache needs to change its content."""
 
 
 class RecentlyLeft:
@@ -27,14 +27,16 @@ class RecentlyLeft:
         return set(self._left)
 
     def leave(self, endpoint: Endpoint, *, now: float) -> bool:
-        """It left. False: there is no use in waiting for it."""
+        """An endpoint left. False: it cannot come back as the same process."""
         if not endpoint.incarnation:
             return False
         self._left[endpoint.name] = endpoint, now
         return True
 
     def come_back(self, endpoint: Endpoint) -> bool | None:
-        """One of this name came. True: the same process; False: another; None: none of this name had left."""
+        """An endpoint of this name came. True: the same process as before; False: another process; None: no
+        endpoint of this name had left.
+        """
         left = self._left.pop(endpoint.name, None)
         if left is None:
             return None

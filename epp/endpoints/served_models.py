@@ -24,7 +24,7 @@ from epp.types import Endpoint
 MOST_LISTED: Final = 4096
 """Models in the gateway's answer to `GET /v1/models`; more are left out."""
 _AWAY_S: Final = 300.0
-"""How long a model is waited for whose servers have left a pool that has others."""
+"""How long a missing model counts as away if other servers of its pool are still there."""
 _MOST_GONE: Final = 256
 _MOST_FOUND: Final = 4096
 _NOTHING: Final[frozenset[str]] = frozenset()
@@ -40,21 +40,21 @@ class ModelCard(Struct, frozen=True, gc=False):
     owned_by: str = ""
     root: str | None = None
     parent: str | None = None
-    """The base model of an adapter; None: it is a base model itself."""
+    """The base model of an adapter. None: this is a base model itself."""
     max_model_len: int | None = None
 
 
 @dataclass(frozen=True)
 class ModelList:
-    """What one server lists; never empty. Its sets are made once:
-    an index over a fleet asks for those of all servers.
+    """What one server lists. Never empty. Its sets are made once, because an index over a fleet needs those
+    of all servers.
     """
 
     cards: tuple[ModelCard, ...]
 
     @cached_property
     def base(self) -> str:
-        """The name of its base model; a server may have several names for it, and the first counts."""
+        """The name of the base model. A server may have several names for it, and the first counts."""
         return next((card.id for card in self.cards if card.parent is None), self.cards[0].id)
 
     @cached_property
@@ -67,10 +67,10 @@ class ModelList:
 
 
 def union(lists: Iterable[ModelList], *, more: Iterable[ModelCard] = ()) -> bytes:
-    """The answer to `GET /v1/models` in OpenAI's shape:
-    every model once, as the first server of it says, by name.
+    """The answer to `GET /v1/models` in OpenAI's shape: every model once, by name. The first server that
+    lists a model describes it.
 
-    more: models that no server lists. They give way to those that one does.
+    more: models that no server lists. A model that a server lists replaces one of these.
     """
     cards: dict[str, ModelCard] = {}
     for one in lists:
@@ -83,23 +83,23 @@ def union(lists: Iterable[ModelList], *, more: Iterable[ModelCard] = ()) -> byte
 
 
 class AwayModels:
-    """Models whose servers have left pools that still exist,
-    as in a rollout or when a pool is scaled to none.
+    """Models whose servers have left pools that still exist, as in a rollout or when a pool is scaled to
+    zero.
 
-    A request for such a model is an error of the servers, not of the client. A pool that has no server is
-    waited for as long as it exists, one that has others for `_AWAY_S`: they may serve something else in place
-    of it.
+    A request for such a model is an error of the servers, not of the client. For a pool without servers this
+    holds as long as the pool exists. For a pool with other servers it holds for `_AWAY_S`, since these may
+    serve another model now.
     """
 
     def __init__(self) -> None:
         self._left: dict[str, dict[str, float]] = {}
-        """By pool and model, when its server left; the oldest first."""
+        """By pool and model: when the model's last server left. The oldest first."""
 
     def __contains__(self, model: str) -> bool:
         return any(model in models for models in self._left.values())
 
     def leave(self, endpoint: Endpoint, listed: ModelList | None, *, now: float) -> None:
-        """One of its servers has left."""
+        """A server of the pool has left."""
         models = self._left.setdefault(endpoint.pool, {})
         for model in endpoint.adapters | {endpoint.model} | (listed.names if listed else frozenset()):
             if model:
@@ -109,11 +109,11 @@ class AwayModels:
             del models[next(iter(models))]
 
     def keep(self, pools: AbstractSet[str]) -> None:
-        """Forget what left other pools than these, which exist."""
+        """Forget the models of all pools except these, which exist."""
         self._left = {pool: models for pool, models in self._left.items() if pool in pools}
 
     def give_up(self, pools: AbstractSet[str], *, now: float) -> None:
-        """Forget what left too long ago. pools: those that have servers."""
+        """Forget models that were left too long ago. pools: the pools that have servers."""
         for pool in self._left.keys() & pools:
             models = self._left[pool]
             self._left[pool] = {model: at for model, at in models.items() if now - at < _AWAY_S}
@@ -124,23 +124,23 @@ class AwayModels:
 
 
 class _Found(NamedTuple):
-    """What is known of one model."""
+    """What is known about one model."""
 
     slots: Sequence[int] | None
-    """Who serves it, as far as anybody says; None: nobody is said to."""
+    """The servers that declare or list it. None: there are none."""
     declared: bool
-    """It is an adapter that a source or a server's list names."""
+    """Whether it is an adapter that a source or a server's list names."""
 
 
 class Serving:
-    """`listed`: by slot, what each server lists; None: not known.
+    """Which servers can serve which model.
 
-    A server whose list is not known may have what others list, but only what others of its own pool list, and
-    nothing of that until it has been asked once: the answer comes within a second, and a wrong guess is a
-    404.
+    `listed` has the list of each server by slot; None: not known. A server whose list is not known may have
+    what the other servers of its pool list. But nothing is assumed about it until it has been asked once: its
+    answer comes within a second, and a wrong guess is a 404.
 
-    Who serves a model is looked up when it is first asked for: an index over 100 servers with 512 names each
-    would hold the loop for 150 ms whenever one of them changes its list.
+    The servers of a model are looked up when the model is first asked for. A complete index over 100 servers
+    with 512 names each would hold the loop for 150 ms whenever one of them changes its list.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Serving:
         everyone: range,
         unasked: AbstractSet[int] = frozenset(),
     ) -> None:
-        """everyone: all slots; returned as that very object where everyone serves a model.
+        """everyone: all slots. This same object is returned if every server serves a model.
         unasked: slots of new servers.
         """
         self._everyone = everyone
@@ -161,13 +161,13 @@ class Serving:
         self.unlisted: Sequence[int] = [slot for slot, one in enumerate(listed) if one is None]
         heard_of = {self._pools[slot] for slot, one in enumerate(listed) if one is not None}
         self._wholly_silent = [slot for slot in self.unlisted if self._pools[slot] not in heard_of]
-        """Servers of pools of which nobody has said anything."""
-        # What the source declares is meant to be all, so that only servers without it may have more.
+        """Servers of pools in which no server's list is known."""
+        # A source declares all models of a server. So only servers without a declared model may have more.
         self._silent = [s for s in self.unlisted if not endpoints[s].model and s not in unasked]
         self._found: dict[str, _Found] = {}
-        """Models that were asked for; the names are bounded where they come in."""
+        """Results of earlier look-ups. The names are bounded where they enter the picker."""
         self.one_model = self._same_everywhere()
-        """Every endpoint serves the same models, as far as anybody says."""
+        """Whether every endpoint serves the same models, as far as known."""
 
     def _same_everywhere(self) -> bool:
         everything = [e.adapters | {e.model} for e in self._endpoints]
@@ -212,18 +212,19 @@ class Serving:
         return self._everyone if len(slots) == len(self._everyone) else sorted(slots)
 
     def declares(self, adapter: str) -> bool:
-        """Whether a source or a server's list names an adapter so."""
+        """Whether a source or a server's list names this adapter."""
         return self._find(adapter).declared
 
     def slots(
         self, model: str, *, holders: AbstractSet[int], bases: Sequence[str], refuses: bool
     ) -> Sequence[int]:
-        """Who can serve `model`, ready or not. holders: who was seen to hold it as an adapter;
+        """The servers that can serve `model`, ready or not.
+        holders: the servers that were seen to hold it as an adapter;
         bases: base models by slot.
 
-        An adapter that nobody declares but a server was seen to hold can be on any server of the same pool
-        and base model: having seen it once must not tie it to that server for good. UnknownModelError: no
-        server has it, if `refuses` such models.
+        An adapter that no server declares, but that a server was seen to hold, can be on any server of the
+        same pool and base model: it must not be tied for good to the server where it was seen.
+        UnknownModelError: no server has the model, and `refuses` is set.
         """
         able = self._find(model).slots
         if able is not None:
@@ -237,9 +238,7 @@ class Serving:
         return silent if 0 < len(silent) < len(self._everyone) else self._everyone
 
     def none_serves(self, model: str, slots: Iterable[int]) -> bool:
-        """Whether it is known of all these, of which there is at least one,
-        that they do not serve `model`.
-        """
+        """Whether all these servers are known not to serve `model`, and there is at least one of them."""
         asked = set(slots)
         return (
             bool(asked)
@@ -253,8 +252,8 @@ class Serving:
 
 
 def forget_models(by_model: dict[str, T], present: AbstractSet[str]) -> None:
-    """Forget what is kept of base models that no server has any more, once they are many:
-    servers name themselves as they like.
+    """Forget base models that no server has any more, once there are many. Servers choose their own names, so
+    there may be any number.
     """
     gone = by_model.keys() - present
     if len(gone) > _MOST_GONE:

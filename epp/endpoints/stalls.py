@@ -21,11 +21,11 @@ _TIMES_FORETOLD: Final = 2.0
 _LONGEST_FORETOLD_S: Final = 600.0
 
 _PART_OF_PATIENCE: Final = 0.8
-"""Pages are not read at quite even times."""
+"""Pages are not read at exactly even times, so a little less than the whole time is enough."""
 
 Seen = Literal["grew", "idle", "may stall", "stalls", "stalls alone"]
-"""grew: its counters did. idle: nothing of ours is open there.
-stalls alone: other servers' counters grew since it began to."""
+"""grew: the counters grew. idle: no request of ours is open there.
+stalls alone: the counters of other servers grew since this one stalled."""
 
 
 @dataclass(slots=True)
@@ -38,11 +38,12 @@ class Stalls:
     def __init__(self) -> None:
         self._stalls: dict[EndpointState, _Stall] = {}
         self._went_on: list[tuple[EndpointState, float]] = []
-        """The last two servers whose counters grew, and when: one of them is not the server in question."""
+        """The last two servers whose counters grew, and when. At least one of them is not the server in
+        question."""
         self._in_use: set[EndpointState] = set()
-        """Where requests were open at the last page."""
+        """Servers that had open requests at their last page."""
         self._done: set[EndpointState] = set()
-        """Whose counters have grown since the last request was sent there."""
+        """Servers whose counters have grown since the last request was sent there."""
 
     def page(
         self,
@@ -53,7 +54,7 @@ class Stalls:
         hang_seconds: float,
         now: float,
     ) -> Seen:
-        """A page came. before: the one before it, by the same process."""
+        """Take in a page. before: the page before it, by the same process."""
         grew = before is None or _grew(before, after)
         if grew:
             self._went_on = [(state, now), *(one for one in self._went_on if one[0] is not state)][:2]
@@ -63,7 +64,9 @@ class Stalls:
             self._done.add(state)
         was_in_use = state in self._in_use
         (self._in_use.add if state.in_flight else self._in_use.discard)(state)
-        read_slowly = after.inside == 0 and state in self._done  # it has computed all that it was sent
+        read_slowly = (
+            after.inside == 0 and state in self._done
+        )  # it has computed everything that was sent there
         if before is None or grew or read_slowly or not state.in_flight or not hang_seconds:
             self._stalls.pop(state, None)
             return "grew" if grew else "idle"
@@ -88,7 +91,9 @@ class Stalls:
 
 
 def _grew(before: EndpointMetrics, after: EndpointMetrics) -> bool:
-    """A server that does not count the tokens of its answers is believed to go on."""
+    """Whether the counters grew. A server that does not count the tokens of its answers is
+    assumed to work.
+    """
     if before.generated_tokens is None or after.generated_tokens is None:
         return True
     return (before.generated_tokens, before.prompt_tokens, before.finished) != (

@@ -24,7 +24,7 @@ from epp.types import Endpoint, EndpointMetrics
 
 _BUSY_HALF_LIFE_S = 20.0
 _LOST_BOOKING_S = 600.0
-"""A booking this old was lost (its stream was let go): no prefill takes so long."""
+"""A booking this old was lost (its stream was let go), since no prefill takes so long."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +38,7 @@ class EndpointState:
     hits: HitWindow = field(default_factory=HitWindow)
     metrics: EndpointMetrics | None = None
     failures: int = 0
-    """Scrapes failed in a row."""
+    """Number of scrapes that failed in a row."""
     in_flight: int = 0
     """Our own requests whose streams are open."""
     peers_in_flight: int = 0
@@ -48,29 +48,31 @@ class EndpointState:
     computed_per_s: float = 0.0
     """Prompt tokens that the server computed in a second lately, by its own counters."""
     surplus: float | None = None
-    """Most first tokens over ended and present requests on a page: see `_all_begun`."""
+    """The largest number seen on a page of first tokens minus ended and present requests:
+    see `_all_begun`."""
     process: int = 0
-    """Counts the processes seen to serve under this name: each starts with a cold cache."""
+    """Number of processes seen under this name. Each starts with a cold cache."""
     cold_at: float = -math.inf
-    """When the last of them was noticed; what happened before tells nothing of its cache."""
+    """When the last of these processes was noticed. Earlier events say nothing about its cache."""
     ended_loads: int = 0
-    """Requests that ended since the last scrape and whose adapter had to be loaded for them."""
+    """Adapters loaded for requests that ended since the last scrape."""
     adapters: OrderedDict[str, float] = field(default_factory=OrderedDict)
-    """Adapters we sent there, by last use; bounded by the server's slots."""
+    """Adapters that we sent to the server, by last use; at most as many as it has slots."""
     answers: int = 0
     """Answers that have begun, for requests of this picker."""
     answered_model: str = ""
-    """The model of its last good answer; empty: not known."""
+    """The model of the server's last good answer. Empty: not known."""
     gone: bool = False
-    """It has left the fleet. Requests that it still has open say nothing of the servers that are there."""
+    """Whether the endpoint has left the fleet. Its open requests then say nothing about the servers that
+    stay."""
     slot: int = -1
-    """Its place in the fleet's columns; -1: it is not in the fleet."""
+    """Its slot in the fleet's columns. -1: it is not in the fleet."""
     listed: ModelList | None = None
-    """What it lists at `/v1/models`; None: not known."""
+    """What the server lists at `/v1/models`. None: not known."""
     asked: bool = False
-    """It has been asked for that list, and has answered or failed to."""
+    """Whether the server was asked for this list, and answered or failed."""
     changed: set[int] = field(default_factory=set)
-    """Where every change here notes the slot, for the columns."""
+    """Every change here adds the slot to this set, for the columns."""
 
     @classmethod
     def new(cls, endpoint: Endpoint, *, model_rate: ModelRate, now: float) -> EndpointState:
@@ -83,29 +85,27 @@ class EndpointState:
 
     @property
     def model(self) -> str:
-        """The base model: as the source declares it, else as the server itself lists it;
-        empty: neither says.
-        """
+        """The base model, as the source declares it, else as the server lists it. Empty: neither says."""
         return self.endpoint.model or (self.listed.base if self.listed is not None else "")
 
     def fresh(self, *, now: float, stale_after_s: float) -> EndpointMetrics | None:
-        """The last metrics, unless there are none or they are too old to be believed."""
+        """The last metrics. None: there are none, or they are too old."""
         metrics = self.metrics
         return metrics if metrics is not None and now - metrics.scraped_at <= stale_after_s else None
 
     @property
     def known_load(self) -> int:
-        """Requests that this picker and the others have open there."""
+        """Requests that this picker and the others have open at the server."""
         return self.in_flight + self.peers_in_flight
 
     @property
     def in_use(self) -> bool:
-        """Whether anything was sent there that the last page may not show."""
+        """Whether anything was sent to the server that its last page may not show."""
         return self.known_load > 0 or self.picks_since_scrape > 0
 
     def load(self, metrics: EndpointMetrics | None) -> int:
-        """Requests in flight there: scraped plus picks less ends since;
-        never under what is known to be open.
+        """Requests in flight at the server: by the last scrape, plus picks and minus ends since then, but at
+        least the requests that are known to be open.
         """
         return self.loads(metrics)[0]
 
@@ -120,7 +120,7 @@ class EndpointState:
         return scraped, known
 
     def slots(self, *, spec: PolicySpec) -> int:
-        """Adapters the server holds at once."""
+        """Number of adapters that the server can hold at once."""
         stated = self.metrics.max_lora if self.metrics else None
         return stated or spec.lora.slots_per_endpoint
 
@@ -133,10 +133,8 @@ class EndpointState:
         return set(self.adapters) | (self.metrics.known_adapters if self.metrics else frozenset())
 
     def use_adapter(self, adapter: str, *, spec: PolicySpec, now: float) -> bool:
-        """Remember that the server holds `adapter` now;
-        it drops the least recently used one beyond its slots.
-
-        Whether it has to be loaded for that, as far as we know.
+        """Remember that the server holds `adapter` now. If it has no free slot, it drops the adapter that was
+        unused for longest. Returns whether the adapter has to be loaded, as far as we know.
         """
         self.changed.add(self.slot)
         loads = not self.has_adapter(adapter)
@@ -185,16 +183,19 @@ class EndpointState:
             self.computed_per_s = keep * self.computed_per_s + (1 - keep) * computed
 
     def _forget_unloaded(self, known: AbstractSet[str], *, before: float) -> None:
-        """Adapters that the server does not name, though they were last used so long ago that it would."""
+        """Forget adapters that the server does not name, if they were last used before this time. The server
+        would name them if it still held them.
+        """
         for adapter in [a for a, used_at in self.adapters.items() if used_at < before and a not in known]:
             del self.adapters[adapter]
 
     def _all_begun(self, after: EndpointMetrics) -> bool:
-        """Whether every request in there has its first token, as far as this page can tell.
+        """Whether every request at the server has its first token, as far as this page shows.
 
-        First tokens less ended requests are those that decode, but for a constant: requests that ended
-        without a first token, and what was counted before. So it is the page with the most of them over what
-        is inside that has no prefill.
+        First tokens minus ended requests are the requests that decode, except for a constant: requests that
+        ended without a first token, and counts from before. If we subtract the requests at the server, the
+        number is largest on pages without a request in prefill. So a page with the largest number seen so far
+        has none.
         """
         inside = after.inside
         if inside is None or after.ttft_count is None or after.finished is None:
@@ -205,8 +206,8 @@ class EndpointState:
         return surplus == self.surplus
 
     def scrape_failed(self, *, now: float) -> None:
-        """No page, or none that could be read.
-        Bookings of streams that were let go must not pile up meanwhile.
+        """The scrape brought no page that could be read. Bookings of streams that were let go must not pile
+        up meanwhile.
         """
         self.changed.add(self.slot)
         self.failures += 1
@@ -219,7 +220,7 @@ class EndpointState:
         self.backlog.book(booking, now=now, rate=self.rate.tokens_per_s)
 
     def release(self, booking: Booking, *, computed: bool, now: float) -> None:
-        """The request is over here; computed: the server did its prefill, as far as we know."""
+        """The request is over. computed: the server did its prefill, as far as we know."""
         self.changed.add(self.slot)
         self.in_flight -= 1
         self.ends_since_scrape += 1
@@ -227,19 +228,19 @@ class EndpointState:
         self.backlog.release(booking, computed=computed, now=now, rate=self.rate.tokens_per_s)
 
     def detach(self) -> None:
-        """The stream is let go while the answer runs on:
-        from here on the scrapes count it, and its booking drains.
+        """The stream is let go while the answer continues. From now on the scrapes count it, and its booking
+        drains.
         """
         self.changed.add(self.slot)
         self.in_flight -= 1
 
     def computed(self, booking: Booking, *, now: float) -> None:
-        """The request's prefill is done, as far as we know."""
+        """The prefill of the request is done, as far as we know."""
         self.changed.add(self.slot)
         self.backlog.release(booking, computed=True, now=now, rate=self.rate.tokens_per_s)
 
     def book_peers(self, booking: Booking, *, at: float, now: float) -> None:
-        """Another picker sent a request there, at `at` by our clock."""
+        """Another picker sent a request to the server, at `at` by our clock."""
         self.changed.add(self.slot)
         self.peers_in_flight += 1
         if self._unseen(at):
@@ -247,34 +248,34 @@ class EndpointState:
         self.backlog.book(booking, now=now, rate=self.rate.tokens_per_s)
 
     def release_peers(self, booking: Booking, *, computed: bool, at: float, now: float) -> None:
-        """It is over there, or the picker that sent it is gone."""
+        """A request of another picker is over, or that picker is gone."""
         self.changed.add(self.slot)
         self.detach_peers(at=at)
         self.ended_loads += computed and booking.loads
         self.backlog.release(booking, computed=computed, now=now, rate=self.rate.tokens_per_s)
 
     def detach_peers(self, *, at: float) -> None:
-        """Another picker no longer knows of its request; the booking drains, and scrapes count it."""
+        """Another picker no longer follows its request. The booking drains, and scrapes count the request."""
         self.changed.add(self.slot)
         self.peers_in_flight -= 1
         if self._unseen(at):
             self.ends_since_scrape += 1
 
     def _unseen(self, at: float) -> bool:
-        """Whether the last scrape is older:
-        word of others comes late, and the scrape may have counted it already.
+        """Whether the last scrape was before `at`. Events of other pickers come late, so a scrape may have
+        counted them already.
         """
         return self.metrics is None or at > self.metrics.scraped_at
 
     def heard_of_restart(self, *, at: float) -> None:
-        """Another picker saw it restart. Its metrics stay: our own scrape will tell."""
+        """Another picker saw the server restart. Its metrics stay until our own scrape."""
         self.changed.add(self.slot)
         self.cold_at = at
         self.process += 1
         self.adapters.clear()
 
     def forget_server(self, *, now: float) -> None:
-        """Another process serves under this name: metrics, adapters and backlog were the old one's."""
+        """Another process serves under this name, so forget metrics, adapters and backlog of the old one."""
         self.changed.add(self.slot)
         self.process += 1
         self.cold_at = now

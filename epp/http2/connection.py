@@ -157,7 +157,6 @@ class Connection:
         return self._taken()
 
     def check_integrity(self) -> None:
-        """Assert the invariants."""
         assert self._windows.window <= self._limits.connection_window_bytes
         self._table.check_integrity()
         assert not (self._over and self._streams)

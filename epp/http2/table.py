@@ -49,7 +49,6 @@ class StreamTable:
                 self.we_ended(stream)
 
     def check_integrity(self) -> None:
-        """Assert the invariants."""
         for number, stream in self.streams.items():
             assert number == stream.number <= self.last_id
             assert stream.state not in (State.IDLE, State.CLOSED)
