@@ -49,15 +49,15 @@ class Run(Struct, eq=False):
 
 
 class Use(Struct, eq=False):
-    """One moment at which a server had a whole chain in hand,
-    or when anonymous bytes were written to its cache.
+    """One moment at which a server worked on a whole chain, or at which bytes of unknown content were written
+    to its cache.
     """
 
     at: float
     leaf: Run | None
-    """The deepest run of the chain; None: anonymous bytes."""
+    """The deepest run of the chain. None: bytes of unknown content."""
     size_bytes: int = 0
-    """Size of anonymous bytes. The size of a chain follows from its runs."""
+    """Size of the bytes of unknown content. The size of a chain follows from its runs."""
     older: Use | None = None
     newer: Use | None = None
 
@@ -72,9 +72,9 @@ class Mirror:
     """The mirror's bit in `Run.holders`. The forest assigns it."""
     used_bytes: int = 0
     entries: int = 0
-    """Chunks held."""
+    """Number of chunks that the mirror holds."""
     evicted: int = 0
-    """Chunks evicted so far."""
+    """Number of chunks evicted so far."""
     last_use: dict[Run, Use] = field(default_factory=dict)
     """The last use of every run that the mirror holds."""
     oldest: Use | None = None
@@ -99,7 +99,7 @@ class Mirror:
         self.oldest = use
 
     def unlink(self, use: Use) -> None:
-        """Remove `use`, because no run points to it any more or its bytes are gone."""
+        """Remove `use`: no run points to it any more, or its bytes are gone."""
         if use.older is None:
             self.oldest = use.newer
         else:
@@ -120,14 +120,16 @@ class Mirror:
             self.unlink(before)
 
     def uses(self) -> Iterator[Use]:
-        """Oldest first."""
+        """The uses, the oldest first."""
         use = self.oldest
         while use is not None:
             yield use
             use = use.newer
 
     def clear(self) -> None:
-        """Forget everything, without leaving the linked list to the cyclic garbage collector."""
+        """Forget everything, and break the linked list, so that the garbage collector for
+        cycles has no work.
+        """
         while self.oldest is not None:
             self.unlink(self.oldest)
         self.last_use.clear()
@@ -152,7 +154,7 @@ class RunForest:
         self._index: dict[int, Run] = {}
         self._mirrors: list[Mirror | None] = []
         self.entries = 0
-        """Chunks held, by all mirrors together."""
+        """Number of entries of all mirrors together."""
 
     def enrol(self, mirror: Mirror) -> None:
         """Give the mirror the lowest free bit of `Run.holders`."""
@@ -176,8 +178,8 @@ class RunForest:
             holders ^= 1 << slot
 
     def path(self, chain: Sequence[ChunkHash]) -> tuple[list[Run], int]:
-        """Runs along the chain and the chunks that they share with it;
-        the last run may be shared only in part.
+        """The runs along the chain, and the number of chunks that they share with it. Only the last run may
+        be shared in part.
         """
         runs: list[Run] = []
         find, parent = self._index.get, None
@@ -196,8 +198,8 @@ class RunForest:
         return runs, at
 
     def cut(self, runs: list[Run], covered: int) -> int:
-        """Split the last run of a path where the path leaves it.
-        Chunks covered: fewer if the split was refused.
+        """Split the last run of a path where the path leaves it. Returns the chunks covered, which are fewer
+        if the split was refused.
         """
         if not runs or covered == runs[-1].end:
             return covered
@@ -208,7 +210,7 @@ class RunForest:
         return covered
 
     def grow(self, runs: list[Run], chain: Sequence[ChunkHash], covered: int) -> None:
-        """Continue a whole path with the rest of the chain, as one run that still needs a holder."""
+        """Add the rest of the chain to a path of whole runs, as one run. The new run has no holder yet."""
         if covered == len(chain) or chain[covered] in self._index:
             return
         parent = runs[-1] if runs else None
@@ -220,15 +222,15 @@ class RunForest:
 
     def hold(self, mirror: Mirror, run: Run) -> None:
         """Record that `mirror` holds `run`. The mirror holds the run's parent already."""
-        # The common mask of one holder is the mirror's own integer, not a new one for each run.
+        # All runs with a single holder share the mirror's own integer object.
         run.holders = run.holders | mirror.bit if run.holders else mirror.bit
         mirror.entries += len(run.hashes)
         self.entries += len(run.hashes)
         mirror.used_bytes += self._size_bytes(run.start, run.end)
 
     def release(self, mirror: Mirror, run: Run, *, keep_to: int) -> Run | None:
-        """`mirror` keeps only the chunks before `keep_to` of a run; it holds nothing below it.
-        What it keeps, if anything.
+        """`mirror` drops the chunks of a run from `keep_to` on. It must hold nothing below this run. Returns
+        the run that it keeps, if any.
         """
         if run.start < keep_to < run.end:
             if run.holders == mirror.bit:
@@ -254,8 +256,8 @@ class RunForest:
         mirror.clear()
 
     def held_below(self, mirror: Mirror, run: Run) -> list[Run]:
-        """The runs that the mirror holds below a run; each comes before the run that it continues.
-        Looks at every run of the mirror.
+        """The runs that the mirror holds below a run. Each stands before the run that it continues. Looks at
+        every run of the mirror.
         """
         children: dict[Run, list[Run]] = {}
         for held in mirror.last_use:
@@ -263,7 +265,7 @@ class RunForest:
                 children.setdefault(held.parent, []).append(held)
         found = list(children.get(run, ()))
         for below in found:
-            found += children.get(below, ())  # grows while it is walked
+            found += children.get(below, ())  # the list grows during this loop
         found.reverse()
         return found
 
@@ -281,8 +283,8 @@ class RunForest:
                 run.parent.children -= 1
 
     def _split(self, run: Run, at: int) -> Run | None:
-        """Cut a run before chunk `at`.
-        The upper part is new, the lower part stays `run`, so that uses still end there.
+        """Split a run before chunk `at`. The upper part is a new run. The lower part stays `run`, so that
+        uses still end there.
         """
         key = run.hashes[at - run.start]
         if key in self._index:
@@ -318,7 +320,7 @@ class RunForest:
         return self._schedule.end_bytes(end) - self._schedule.end_bytes(start)
 
     def check_integrity(self) -> None:
-        """Every invariant of the runs, from scratch."""
+        """Assert every invariant of the runs, without trusting any index."""
         assert self.entries == sum(m.entries for m in self._mirrors if m is not None), "entries miscounted"
         children: dict[Run, int] = {}
         held: dict[Run, int] = {}
@@ -351,8 +353,8 @@ class RunForest:
 
 
 def _shared(hashes: array[int], chain: Sequence[ChunkHash], at: int) -> int:
-    """How many chunks of a run the chain shares from `at` on;
-    the first is known to be shared, the next hashes bisected.
+    """How many chunks from `at` on a run shares with the chain. The first one is known to be shared;
+    bisection finds the last.
     """
     low, high = 1, min(len(hashes), len(chain) - at)
     while low < high:

@@ -18,8 +18,8 @@ from xxhash import xxh3_64_intdigest
 from epp.types import ChunkHash
 
 _SCHEME = b"prefix-gateway chain 2"
-"""Change the number with the canonical form of prompts or with anything here:
-old hashes then match nothing."""
+"""Increase this number whenever the canonical form of prompts or anything in this module changes. Old hashes
+then match nothing."""
 _KEPT_SEEDS = 64
 _KEPT_CHARS = 128
 
@@ -34,7 +34,7 @@ class ChunkSchedule:
     later_chunk_bytes: int = 1024
     later_from_bytes: int = 16384
     early_chunks: int = field(init=False, repr=False, compare=False)
-    """How many chunks have the first size; the last of them may reach past `later_from_bytes`."""
+    """Number of chunks of the first size. The last of them may end after `later_from_bytes`."""
 
     def __post_init__(self) -> None:
         if self.chunk_bytes < 1 or self.later_chunk_bytes < 1:
@@ -59,29 +59,30 @@ class ChunkSchedule:
 
 
 class Roots:
-    """The seeds of chains' first hashes: prompts that may not share a server's cache never share a root.
+    """The seeds of the first hashes of chains. Prompts that may not share a server's cache never have the
+    same seed.
 
-    Of what clients send, only the seeds of the last few short names without a salt are remembered:
-    models and salts may be as many as requests.
+    Only the seeds of the last few short names without a salt are remembered, since clients may send as many
+    models and salts as requests.
     """
 
     __slots__ = ("_kept", "_start")
 
     def __init__(self, schedule: ChunkSchedule, *, secret: bytes = b"") -> None:
-        """secret: 64 bytes at most. Who does not know it cannot tell which texts have equal hashes."""
+        """secret: at most 64 bytes. Nobody who lacks it can tell which texts have equal hashes."""
         sizes = (schedule.chunk_bytes, schedule.later_chunk_bytes, schedule.later_from_bytes)
         self._start = blake2b(_framed(_SCHEME, *(b"%d" % n for n in sizes)), digest_size=8, key=secret)
         self._kept: dict[str, int] = {}
 
     @property
     def fingerprint(self) -> str:
-        """Tells schedule, scheme and secret apart, and gives none of them away."""
+        """Differs if schedule, scheme or secret differ, and reveals none of them."""
         name = self._start.copy()
         name.update(b"fingerprint")
         return name.hexdigest()
 
     def seed(self, *, model: str, cache_salt: str = "") -> int:
-        """Of prompts to a model or adapter."""
+        """The seed for prompts to a model or adapter."""
         known = self._kept.get(model) if not cache_salt else None
         if known is not None:
             return known
@@ -96,19 +97,21 @@ class Roots:
 
 
 def _framed(*parts: bytes) -> bytes:
-    """Each part behind its length, so that no two lists of parts give equal bytes."""
+    """Join the parts, each after its length, so that different lists of parts never give equal bytes."""
     return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
 
 
 def hash_chain(prompt: bytes, *, seed: int, schedule: ChunkSchedule) -> list[ChunkHash]:
-    """The hashes of the prompt's full chunks, each seeded with the one before it, the first with `seed`."""
+    """The hashes of the prompt's full chunks. Each is seeded with the hash before it, the
+    first with `seed`.
+    """
     size, last = schedule.chunk_bytes, schedule.end_bytes(schedule.chunks_in(len(prompt)))
     early_end = min(schedule.early_chunks * size, last)
     chain = [
         seed := xxh3_64_intdigest(prompt[start : start + size], seed) for start in range(0, early_end, size)
     ]
     if early_end < last:
-        size, view = schedule.later_chunk_bytes, memoryview(prompt)  # a slice of bytes copies
+        size, view = schedule.later_chunk_bytes, memoryview(prompt)  # slicing bytes would copy them
         chain += [
             seed := xxh3_64_intdigest(view[start : start + size], seed)
             for start in range(early_end, last, size)
@@ -119,8 +122,8 @@ def hash_chain(prompt: bytes, *, seed: int, schedule: ChunkSchedule) -> list[Chu
 def continued_chain(
     chain: Sequence[ChunkHash], rest: bytes, *, seed: int, schedule: ChunkSchedule
 ) -> list[ChunkHash]:
-    """The chain of a longer prompt. rest: its bytes from the end of the chain's last chunk on;
-    `seed` roots an empty chain.
+    """The chain of a longer prompt. rest: the prompt's bytes after the last chunk of `chain`. `seed` is for
+    an empty chain.
     """
     grown, covered, at = list(chain), schedule.end_bytes(len(chain)), 0
     while (end := schedule.end_bytes(len(grown) + 1) - covered) <= len(rest):

@@ -11,8 +11,8 @@ from typing import Final
 from epp.types import ChunkHash, EndpointName
 
 UNDER_WAY_S: Final = 60.0
-"""A server may still be about to store a prompt that it got so recently:
-that the prompt is missing proves nothing."""
+"""A server may still be about to store a prompt that it got less than this time ago, so a missing prompt
+proves nothing yet."""
 
 
 class Tier(enum.IntEnum):
@@ -25,10 +25,10 @@ class Tier(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainReport:
-    """A server came to hold a chain, or lost the end of it, by its own account.
+    """By its own events, a server now holds a chain or lost the end of it.
 
-    The server holds the chunks before `held`. If the chain has more, the server lacks the next one,
-    unless that chunk was used after `at`: a prompt that is being computed is stored soon.
+    The server holds the chunks before `held`. If the chain has more, the server lacks the next one, unless
+    that chunk was used after `at`: a prompt that is being computed is stored soon.
     """
 
     server: EndpointName
@@ -39,20 +39,21 @@ class ChainReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupReport:
-    """How much of one chain each server holds:
-    a prompt was routed, and its blocks were looked up at every server.
+    """How much of one chain each server holds. Made when a prompt was routed and its blocks were looked up at
+    every server.
     """
 
     chain: Sequence[ChunkHash]
     held: Mapping[EndpointName, int]
-    """Chunks by server, for servers that hold any."""
+    """Number of chunks that each server holds, for servers that hold any."""
     sure: AbstractSet[EndpointName]
-    """Servers that hold no more than `held` says, but for what they got in the last `UNDER_WAY_S`."""
+    """Servers that hold no more than `held` says, except for prompts that they got in the
+    last `UNDER_WAY_S`."""
     from_chunk: int
     """The report says nothing about prefixes of fewer chunks: such prefixes hold no whole block."""
     to_chunk: int
-    """No server ever stored a longer prefix, so its names may be wrong:
-    nothing is taken away beyond this chunk."""
+    """No server ever stored a longer prefix, so our names for its blocks may be wrong. Nothing is removed
+    beyond this chunk."""
     at: float
 
 
@@ -64,10 +65,10 @@ class ServerReport:
     live: bool
     """Whether the picker follows the server's events and the server names blocks as the picker does."""
     known_bytes: int = 0
-    """Prompt text that the server holds by its own account."""
+    """Bytes of prompt text that the server holds by its own events."""
     moved: Mapping[ChunkHash, Tier] = field(default_factory=dict)
-    """Chunks that came to another tier since the last report.
-    A chunk that no report names is in the first tier."""
+    """Chunks that moved to another tier since the last report. A chunk that no report names is in the first
+    tier."""
 
 
 KvReport = ChainReport | LookupReport | ServerReport

@@ -21,19 +21,19 @@ class HashSecret(Struct, frozen=True):
     key: bytes = b""
     """At most 64 bytes. Empty: hashes are the same everywhere, for simulations and tests."""
     made_here: bool = False
-    """By the picker itself at start, so that it may take another picker's instead."""
+    """Whether the picker made it at its start, so that it may take another picker's secret instead."""
 
     def told(self) -> bytes:
-        """What other pickers may read of it where they meet:
-        a made one itself, of a given one no more than whether it is theirs.
+        """What the other pickers of the pool may read: the secret itself if it was made here, else only a
+        value by which they can tell whether they have the same secret.
         """
         if self.made_here:
             return _MADE + self.key
         return _GIVEN + blake2b(b"which secret", key=self.key, digest_size=16).digest()
 
     def agreed(self, told: bytes) -> HashSecret | None:
-        """The own secret or another picker's, from what the pool tells; None:
-        the two cannot be brought together.
+        """The secret to use from now on, from what the pool says: our own or another picker's. None: the two
+        secrets do not agree.
         """
         if told == self.told():
             return self
@@ -44,5 +44,5 @@ class HashSecret(Struct, frozen=True):
 
 
 def derived(secret: bytes) -> HashSecret:
-    """From what an operator wrote into a file: any number of bytes."""
+    """The secret that follows from a file of any size."""
     return HashSecret(blake2b(secret, digest_size=KEY_BYTES, person=b"chunk hashes").digest())

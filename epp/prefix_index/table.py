@@ -27,7 +27,7 @@ from epp.prefix_index.hashing import ChunkSchedule
 from epp.types import ChunkHash, EndpointName
 
 _ANY = sys.maxsize
-"""More than any server holds."""
+"""More chunks than any server holds."""
 
 
 class Recorded(Struct, frozen=True, gc=False):
@@ -38,7 +38,7 @@ class Recorded(Struct, frozen=True, gc=False):
     added: int
     """Number of chunks that the table did not have before. They are the tail of the chain."""
     unused_s: float
-    """Time since the last use of the part that the table had already. 0: it had no part."""
+    """Time since the last use of the part that the table had before. 0: the table had no part."""
     _mirror: Mirror | None
     _use: Use | None
 
@@ -46,16 +46,16 @@ class Recorded(Struct, frozen=True, gc=False):
 class PrefixTable:
     def __init__(self, *, schedule: ChunkSchedule, max_entries: int, ttl_s: float) -> None:
         self.schedule = schedule
-        """How the prompts whose chains it holds are cut. For reading."""
+        """How prompts are cut into the chunks of this table's chains. For reading."""
         self._forest = RunForest(schedule=schedule)
         self._mirrors: dict[EndpointName, Mirror] = {}
         self._over: dict[Mirror, None] = {}
-        """Mirrors that may be over their capacity, in the order in which they got there."""
+        """Mirrors that may be over their capacity, in the order in which they exceeded it."""
         self._now = -math.inf
         self.set_bounds(max_entries=max_entries, ttl_s=ttl_s)
 
     def set_bounds(self, *, max_entries: int, ttl_s: float) -> None:
-        """Takes effect with the next `evict`."""
+        """The new bounds take effect with the next `evict`."""
         if max_entries < 0 or not ttl_s > 0:
             raise ValueError(f"bounds that keep nothing: {max_entries=} {ttl_s=}")
         self._max_entries = max_entries
@@ -79,11 +79,11 @@ class PrefixTable:
         self._over.pop(mirror, None)
 
     def clear_endpoint(self, name: EndpointName) -> None:
-        """The server restarted with a cold cache."""
+        """Forget everything that the server held, because it restarted with a cold cache."""
         self._forest.release_all(self._mirrors[name])
 
     def resize(self, name: EndpointName, *, capacity_bytes: int) -> None:
-        """Takes effect with the next `evict`."""
+        """The new size takes effect with the next `evict`."""
         mirror = self._mirrors[name]
         mirror.capacity_bytes = _capacity(capacity_bytes)
         self._over[mirror] = None
@@ -102,19 +102,19 @@ class PrefixTable:
         return self._mirrors[name].entries
 
     def evictions(self) -> dict[EndpointName, int]:
-        """Entries evicted so far, by server, whatever the reason; `undo` and restarts do not count."""
+        """Entries evicted so far, by server. Entries removed by `undo` or a restart do not count."""
         return {name: mirror.evicted for name, mirror in self._mirrors.items()}
 
     def __len__(self) -> int:
-        """Entries of all servers."""
+        """Number of entries of all servers."""
         return self._forest.entries
 
     def uses(self, name: EndpointName) -> Iterator[tuple[Sequence[int], int]]:
-        """What `record` and `charge`, called in this order, would make the server's mirror again:
-        chains, or bytes without one.
+        """Calls of `record` and `charge` that would make the server's mirror again, the oldest first: a
+        chain, or a number of bytes without a chain.
 
-        From the oldest. The table may change between steps:
-        what is gone by then is left out, what is new is not seen.
+        The table may change between steps. Entries that are gone by then are left out, and new ones do not
+        appear.
         """
         mirror = self._mirrors.get(name)
         for use in list(mirror.uses()) if mirror is not None else ():
@@ -126,7 +126,9 @@ class PrefixTable:
     # -- prompts ---------------------------------------------------------------------------------------------
 
     def match(self, chain: Sequence[ChunkHash]) -> dict[EndpointName, int]:
-        """Leading chunks of the chain that each server holds; servers that hold none are left out."""
+        """Number of leading chunks of the chain that each server holds. Servers that hold
+        none are left out.
+        """
         return {
             mirror.name: chunks
             for holders, chunks in self.holders(chain)
@@ -134,8 +136,8 @@ class PrefixTable:
         }
 
     def holders(self, chain: Sequence[ChunkHash]) -> list[tuple[int, int]]:
-        """The same by what they hold: a mask of `bits`,
-        and the leading chunks that each of its servers holds.
+        """The same as `match`, grouped: a mask of `bits`, and the number of leading chunks that each server
+        in the mask holds.
         """
         runs, covered = self._forest.path(chain)
         found = []
@@ -147,15 +149,11 @@ class PrefixTable:
         return found
 
     def bits(self) -> dict[EndpointName, int]:
-        """By server, the number of its bit in the masks of `holders`,
-        as long as servers neither come nor go.
-        """
+        """The number of each server's bit in the masks of `holders`. Valid until a server comes or goes."""
         return {name: mirror.bit.bit_length() - 1 for name, mirror in self._mirrors.items()}
 
     def record(self, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> Recorded:
-        """The chain is assumed cached on the server from now on.
-        A server that has left meanwhile is ignored.
-        """
+        """From now on the server is assumed to hold the chain. A server that has left is ignored."""
         mirror = self._mirrors.get(name)
         if mirror is None or not chain:
             return Recorded(first_added=0, added=0, unused_s=0.0, _mirror=None, _use=None)
@@ -201,16 +199,17 @@ class PrefixTable:
         run: Run | None = use.leaf
         while run is not None and mirror.last_use[run] is use and run.end > recorded.first_added:
             if run.children and self._forest.held_below(mirror, run):
-                break  # the server has said that it holds what continues it
+                break  # by its own events the server holds chunks after this run
             above = run.parent
             run = self._forest.release(mirror, run, keep_to=recorded.first_added) or above
         self._retreat(mirror, use, run)
 
     def credit(self, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> bool:
-        """The server holds the chain already, so what of it was not known was used before all that is known.
+        """The server already holds the chain. The chunks that were not known count as its least recently used
+        ones.
 
-        True if there was something, and room for it: what was sent there since will push it out.
-        A server that has left is ignored.
+        True: there were such chunks, and there was room for them. Prompts sent there since then will evict
+        them. A server that has left is ignored.
         """
         mirror = self._mirrors.get(name)
         if mirror is None or not chain:
@@ -238,10 +237,9 @@ class PrefixTable:
         return True
 
     def forget(self, name: EndpointName, chain: Sequence[ChunkHash], *, keep: int, as_of: float) -> int:
-        """The server does not hold chunk `keep` of the chain, nor what continues it,
-        unless used after `as_of`.
-
-        Entries forgotten. A server that has left is ignored.
+        """The server does not hold chunk `keep` of the chain, nor anything that continues it, unless the
+        chunk was used after `as_of`. Returns the number of entries forgotten. A server that has left is
+        ignored.
         """
         mirror = self._mirrors.get(name)
         runs, covered = self._forest.path(chain[: keep + 1])
@@ -264,16 +262,14 @@ class PrefixTable:
         self._retreat(mirror, use, kept or above)
 
     def charge(self, name: EndpointName, *, size_bytes: int, now: float) -> None:
-        """Bytes that occupy the server's cache without a prompt that we know.
-        A server that has left is ignored.
-        """
+        """Bytes in the server's cache whose prompt we do not know. A server that has left is ignored."""
         mirror = self._mirrors.get(name)
         if mirror is None or size_bytes <= 0:
             return
         newest = mirror.newest
         if newest is not None and newest.leaf is None:
-            # Nothing came between the two, so one use keeps the order,
-            # and a server that only answers stays small.
+            # No other use came between, so one use keeps the order,
+            # and the mirror of a server that only answers stays small.
             newest.at, newest.size_bytes = self._advance(now), newest.size_bytes + size_bytes
         else:
             mirror.append(Use(at=self._advance(now), leaf=None, size_bytes=size_bytes))
@@ -291,14 +287,12 @@ class PrefixTable:
         return use
 
     def _advance(self, now: float) -> float:
-        """The later of the last time and `now`. The table's time never goes back, so uses are ordered by
-        time.
-        """
+        """The table's time: `now`, but never less than before, so that uses are ordered by time."""
         self._now = max(self._now, now)
         return self._now
 
     def _retreat(self, mirror: Mirror, use: Use, run: Run | None) -> None:
-        """The deepest runs of a use are gone: it ends in `run` now, if that was last used by it too."""
+        """The deepest runs of a use are gone. If it was also the last use of `run`, it ends there now."""
         if run is not None and mirror.last_use[run] is use:
             use.leaf = run
         else:
@@ -307,11 +301,10 @@ class PrefixTable:
     # -- eviction --------------------------------------------------------------------------------------------
 
     def evict(self, now: float, *, budget: int = 256) -> int:
-        """Bring the table back into its bounds: age, then each server's capacity, then the total.
-        Entries evicted.
+        """Bring the table back into its bounds: first age, then each server's capacity, then the total.
+        Returns the number of entries evicted.
 
-        `budget` bounds the work in runs and charges removed, about a microsecond each;
-        call again for the rest.
+        `budget` bounds the work: runs and charges removed, about a microsecond each. Call again for the rest.
         """
         now = self._advance(now)
         evicted = 0
@@ -327,7 +320,9 @@ class PrefixTable:
         return evicted + self._bound(budget=budget)
 
     def _expire(self, now: float, *, budget: int) -> tuple[int, int]:
-        """Evict what was not used for the TTL. What is left of the budget, and entries evicted."""
+        """Evict entries that were unused for the TTL. Returns the rest of the budget, and the number of
+        entries evicted.
+        """
         evicted = 0
         if now < self._expiry_due:
             return budget, evicted
@@ -362,8 +357,8 @@ class PrefixTable:
         return excess - left
 
     def _evict_oldest(self, mirror: Mirror, *, most_bytes: int = _ANY, most_entries: int = _ANY) -> int:
-        """Evict from the deepest run of the oldest use, no more than it takes to free the bytes or entries.
-        Entries freed.
+        """Evict from the deepest run of the oldest use, only as much as is needed to free the bytes or
+        entries. Returns the number of entries freed.
         """
         use = mirror.oldest
         assert use is not None, "over a bound with nothing to evict"
@@ -386,7 +381,6 @@ class PrefixTable:
     # -- checks ----------------------------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
-        """Every invariant, from scratch; for tests."""
         self._forest.check_integrity()
         for mirror in self._mirrors.values():
             self._check_mirror(mirror)

@@ -18,7 +18,9 @@ _READABLE: Final = ("application/json", "text/event-stream")
 
 
 class AnswerNames:
-    """`feed` every piece, and send on what it returns. Holds back less than a name's length."""
+    """Pass every piece to `feed`, and send on what it returns. It holds back less than the
+    length of a name.
+    """
 
     def __init__(self, *, served: str, asked: str) -> None:
         old, new = msgspec.json.encode(served), msgspec.json.encode(asked)
@@ -26,7 +28,7 @@ class AnswerNames:
         self._held = b""
 
     def feed(self, data: bytes | memoryview, *, end: bool) -> bytes:
-        """The bytes to send on now. end: nothing comes after them."""
+        """The bytes to send on now. end: no more bytes follow."""
         text = self._held + bytes(data)
         for old, new in self._names:
             text = text.replace(old, new)
@@ -46,5 +48,5 @@ class AnswerNames:
 
 
 def readable(headers: dict[str, str]) -> bool:
-    """Whether an answer with these headers names its model in plain JSON."""
+    """Whether an answer with these headers has its model in plain JSON."""
     return not headers.get("content-encoding", "") and headers.get("content-type", "").startswith(_READABLE)

@@ -82,7 +82,7 @@ class Other(Struct, gc=False):
 
 
 class Telling(Struct, gc=False):
-    """Fields that tell the API of a body where no path does."""
+    """The fields that show which API a body is for if there is no path."""
 
     messages: Raw = NO_RAW
     system: Raw = NO_RAW
@@ -98,13 +98,13 @@ _B = TypeVar("_B", bound=AnyBody)
 
 
 def _decoder(body: type[_B]) -> msgspec.json.Decoder[_B]:
-    # Not strict: 16.0 and "16" are 16 and 1 is true to the model servers;
+    # Not strict: model servers take 16.0 and "16" as 16, and 1 as true;
     # a string field still takes only strings.
     return msgspec.json.Decoder(body, strict=False)
 
 
 class Shaping:
-    """Fields that change what the server makes of the prompt, but for what they do at its end."""
+    """Fields that change how the server renders the prompt, besides changes at its end."""
 
     def __init__(self, *names: str) -> None:
         self._names = names
@@ -112,8 +112,8 @@ class Shaping:
         self._none = (NO_RAW,) * len(names)
 
     def sent(self, body: AnyBody) -> bytes:
-        """Those that are there, as they were sent:
-        a JSON object, or nothing, as with nearly every request.
+        """The fields that the body has, unchanged, as a JSON object. Nearly every request has none: then
+        nothing.
         """
         values = self._values(body)
         if values == self._none:

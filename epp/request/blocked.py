@@ -16,19 +16,19 @@ from typing import Final
 from urllib.parse import unquote
 
 _MAX_CHARS: Final = 2048
-"""A longer path that needs more than one reading is refused unread:
-reading stays under half a millisecond."""
+"""A longer path is refused unread if it needs more than one reading. So reading takes less than half a
+millisecond."""
 _DECODINGS: Final = 3
-"""More than two hops that each decode once more are not to be expected."""
+"""More than two hops that each decode once more are not expected."""
 
 _PLAIN: Final = re.compile(r"(?:/[a-z0-9_-]+)+")
-"""A path with one reading. All of vLLM's own are such."""
+"""A path with only one reading. All of vLLM's own paths are such."""
 _ORIGIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/]*")
 _CLEANED: Final = str.maketrans({"\\": "/"} | dict.fromkeys(map(chr, (*range(33), 127))))
 
 
 class BlockedPaths:
-    """`prefixes` as the configuration lists them: each begins with a slash and does not end with one."""
+    """`prefixes` are as in the configuration: each begins with a slash and does not end with one."""
 
     __slots__ = ("_prefixes",)
 
@@ -36,7 +36,7 @@ class BlockedPaths:
         self._prefixes = tuple(prefix.lower() for prefix in prefixes)
 
     def refuse(self, target: str) -> bool:
-        """Whether a request for `target`, its `:path` as it came, must not go on."""
+        """Whether a request for `target` must be refused. `target` is the `:path` as it came."""
         path = target.partition("?")[0]
         if _PLAIN.fullmatch(path):
             return path.startswith(self._prefixes)
@@ -48,7 +48,7 @@ class BlockedPaths:
 
 
 def _readings(path: str) -> Iterator[str]:
-    """What others may take the path for."""
+    """All paths that another program could read from this one."""
     if not path.startswith("/"):
         path = _ORIGIN.sub("", path, count=1)
     for _ in range(_DECODINGS + 1):
@@ -69,7 +69,7 @@ def _merged(segments: Iterable[str]) -> str:
 
 
 def _resolved(segments: Iterable[str]) -> list[str]:
-    """Without dot segments, as RFC 3986 removes them: an empty segment is one like any other."""
+    """The path without dot segments, as RFC 3986 removes them. An empty segment counts as a segment."""
     kept: list[str] = []
     for segment in segments:
         if segment == "..":

@@ -16,19 +16,19 @@ from epp.request.cost import weigh
 
 _MOST_BYTES: Final = 2**20
 MOST_UNITS: Final = 100_000
-"""Strings, lists, objects and commas."""
+"""Most strings, lists, objects and commas."""
 _ODD_NUMBER: Final = re.compile(rb"[0-9][eE][-+]?[0-9]|[0-9.]{20,}")
-"""What may take 50 us; a text that only looks like such a number counts as well."""
+"""A number that may take 50 us to decode. A text that looks like such a number counts too."""
 _MOST_ODD: Final = 20
 _BYTES_FOR_ONE_MORE: Final = 4096
 
 
 class CostlyJsonError(ValueError):
-    """It would take too long to read."""
+    """Decoding would take too long."""
 
 
 def check_cost(text: bytes, *, most_units: int = MOST_UNITS) -> None:
-    """CostlyJsonError where decoding would take too long."""
+    """Raises CostlyJsonError if decoding would take too long."""
     if len(text) > _MOST_BYTES or weigh(text).units > most_units:
         raise CostlyJsonError("it is too large, or holds too many values")
     left = _MOST_ODD + len(text) // _BYTES_FOR_ONE_MORE
@@ -39,7 +39,7 @@ def check_cost(text: bytes, *, most_units: int = MOST_UNITS) -> None:
 
 
 def decode(text: bytes, *, most_units: int = MOST_UNITS) -> Any:
-    """ValueError: it is no JSON, nested too deeply, or would take too long."""
+    """Raises ValueError if the data is no JSON, is nested too deeply, or would take too long to decode."""
     check_cost(text, most_units=most_units)
     try:
         return msgspec.json.decode(text)

@@ -26,18 +26,19 @@ from epp.request.jsontext import first_byte, text_bytes
 from epp.types import ApiKind, InferenceRequest
 
 Piece = bytes | Raw
-"""Bytes of a prompt; JSON that stands in it as it was sent is not copied before all is joined."""
+"""Bytes of a prompt. JSON that is part of the prompt as it was sent is copied only when all pieces are
+joined."""
 
 SECTION = b"\xff"
 """Starts a message or any other section."""
 BODY = b"\xfe"
 """Ends a section's heading (role, name); its content follows."""
 PART = b"\xfd"
-"""Between the parts of one content."""
+"""Separates the parts of one content."""
 FIELD = b"\xfc"
-"""Before a field that is not plain text: a name, a tool call, a tool's result."""
+"""Stands before a field that is not plain text: a name, a tool call, a tool's result."""
 OPAQUE = b"\xfb"
-"""Before what stands for something else: the hash of a picture, the id of a stored conversation."""
+"""Stands before a substitute: the hash of a picture, the id of a stored conversation."""
 
 NO_RAW = Raw(b"")
 
@@ -55,7 +56,7 @@ _ITEMS = b'"[{]'
 
 
 class _Part(Struct, gc=False):
-    """One part of a content; which of its fields are decoded depends on its type."""
+    """One part of a content. Its type decides which of its fields are decoded."""
 
     type: Raw = NO_RAW
     text: Raw = NO_RAW
@@ -82,7 +83,9 @@ _DECODE_ITEM = msgspec.json.Decoder(_Item)
 
 
 def heading(role: bytes, *, name: bytes = b"", answers: bytes = b"") -> bytes:
-    """What goes before a message's content: its role, its author's name, the tool call that it answers."""
+    """The section's heading before a message's content: its role, its author's name, the tool call that it
+    answers.
+    """
     known = _HEADINGS.get(role)
     if known is not None and not name and not answers:
         return known
@@ -95,29 +98,33 @@ def heading(role: bytes, *, name: bytes = b"", answers: bytes = b"") -> bytes:
 
 
 def label(name: bytes) -> bytes:
-    """The heading of a part of the prompt that is no message, such as the list of tools.
-    No role's can equal it.
+    """The heading of a part that is no message, such as the list of tools. It differs from every heading with
+    a role.
     """
     return SECTION + FIELD + name + BODY
 
 
 def present(raw: Raw) -> bool:
-    """Whether there is anything in a field."""
+    """Whether the field has a value."""
     return len(memoryview(raw)) > _LONGEST_ABSENT or bytes(raw) not in _ABSENT
 
 
 def raw_section(name: bytes, raw: Raw) -> list[Piece]:
-    """A section of JSON as it was sent, if any: other white space costs a hit, not a fault."""
+    """A section with JSON as it was sent, if any. A difference in white space costs a hit
+    and does no harm.
+    """
     return [label(name), raw] if present(raw) else []
 
 
 def raw_call(name: bytes, raw: Raw) -> list[Piece]:
-    """A message's tool calls as they were sent. They follow the content, as the answer's text came first."""
+    """A message's tool calls as they were sent. They follow the content, because the answer's text came
+    first.
+    """
     return [PART + FIELD + name + FIELD, raw] if present(raw) else []
 
 
 def required_text(raw: Raw, *, where: str) -> bytes:
-    """A field that must be a string; `where` names it for the error message."""
+    """The text of a field that must be a string. `where` names the field in the error message."""
     text = text_bytes(raw)
     if text is None:
         raise bad_field(where, "must be a string")
@@ -125,12 +132,12 @@ def required_text(raw: Raw, *, where: str) -> bytes:
 
 
 def optional_text(raw: Raw, *, where: str) -> bytes:
-    """The same for a field that may be missing or null: empty."""
+    """The same for a field that may be missing or null; the text is then empty."""
     return required_text(raw, where=where) if present(raw) else b""
 
 
 def items_of(raw: Raw, *, where: str, expected: str) -> list[Raw]:
-    """The items of a JSON array that begins with a string, a list or an object."""
+    """The items of a JSON array whose first item is a string, a list or an object."""
     if first_byte(raw) != _LIST:
         raise bad_field(where, expected)
     if first_item(raw) not in _ITEMS:
@@ -139,13 +146,13 @@ def items_of(raw: Raw, *, where: str, expected: str) -> list[Raw]:
 
 
 def first_item(raw: Raw) -> int:
-    """The first byte of a list's first item, or of what ends the list."""
+    """The first byte of a list's first item. For an empty list, the byte that ends the list."""
     start = bytes(memoryview(raw)[1:65]).lstrip() or bytes(memoryview(raw)[1:]).lstrip()
     return start[0] if start else 0
 
 
 def content_bytes(raw: Raw, *, where: str, nested: bool = False) -> bytes:
-    """A content: a string, a list of parts, or nothing. nested: it is within a tool's result."""
+    """A content: a string, a list of parts, or nothing. nested: it is inside a tool's result."""
     text = text_bytes(raw)
     if text is not None:
         return text
@@ -163,7 +170,7 @@ def content_bytes(raw: Raw, *, where: str, nested: bool = False) -> bytes:
 
 
 def _part_bytes(raw: Raw, *, where: str, nested: bool) -> bytes | None:
-    """None for thinking, which is no part of later prompts."""
+    """The part's bytes. None for thinking, which later prompts do not contain."""
     if first_byte(raw) != _OBJECT:
         raise bad_field(where, "must be a string or an object with a `type`")
     part = _DECODE_PART.decode(raw)
@@ -182,8 +189,8 @@ def _part_bytes(raw: Raw, *, where: str, nested: bool) -> bytes | None:
 
 
 def item_pieces(raw: Raw, *, where: str) -> list[Piece]:
-    """An item of the responses API's `input`:
-    a message, or a tool call, its output, or something only hashed.
+    """An item of the responses API's `input`: a message, a tool call, a tool's output, or an item of which
+    only a hash counts.
     """
     if first_byte(raw) != _OBJECT:
         raise bad_field(where, "must be an object")
@@ -203,7 +210,7 @@ def item_pieces(raw: Raw, *, where: str) -> list[Piece]:
 
 
 def fingerprint(raw: Raw) -> bytes:
-    """Names a JSON object by hash: its URL or data counts, the order of its keys and cache marks do not."""
+    """A hash of a JSON object. Its URL or data counts; the order of its keys and cache marks do not count."""
     told = xxhash.xxh3_128()
     for key, value in sorted(_DECODE_FIELDS.decode(raw).items()):
         if key not in _INCIDENTAL:
@@ -214,7 +221,8 @@ def fingerprint(raw: Raw) -> bytes:
 
 
 _INCIDENTAL = frozenset({"cache_control", "id", "status"})
-"""Clients move cache marks from turn to turn, and servers add ids: none of it is rendered into the prompt."""
+"""Fields that are not rendered into the prompt: clients move cache marks from turn to turn, and servers add
+ids."""
 
 
 def digest(data: Piece) -> bytes:
@@ -231,11 +239,11 @@ def bad_field(where: str, fault: str) -> BadRequestError:
 
 
 def next_turn_prompt(request: InferenceRequest, answer_text: str) -> bytes | None:
-    """The canonical bytes that the next turn will start with,
-    once the answer has been appended to the request.
+    """The canonical bytes with which the next turn will begin: the request followed by its answer.
 
-    The start of an answer gives the start of those bytes. None where the next turn cannot be foreseen:
-    the server keeps responses' conversations, token ids have no text, and nothing follows an embedding.
+    The beginning of an answer gives the beginning of those bytes. None: the next turn cannot be predicted,
+    because the server keeps the conversations of the responses API, token ids have no text, and nothing
+    follows an embedding.
     """
     answer = answer_text.encode("utf-8", "replace")
     if request.kind in (ApiKind.CHAT, ApiKind.MESSAGES):

@@ -20,41 +20,43 @@ from msgspec import Struct
 from epp.request import jsontext
 
 PLAIN_NS: Final = 0.6
-"""Of one byte of plain text, all the way to the chain of hashes."""
+"""Time for one byte of plain text, up to the chain of hashes."""
 _FLOOR_NS: Final = 1_000_000
-"""What a request may cost however short it is: to carry it costs the picker nearly as much."""
+"""Every request may cost this much, however short it is. The picker needs nearly as much time to transport
+it."""
 _TIMES_PLAIN: Final = 10
 _LONGEST_NS: Final = 12_000_000
-"""Leaves a margin of two fifths to the 20 ms that nothing may hold the loop for."""
+"""Nothing may hold the loop for more than 20 ms, so this leaves a margin of two fifths."""
 
 _BYTE_NS: Final = 1.5 if jsontext.COMPILED else 3.0
 _UNIT_NS: Final = 25 if jsontext.COMPILED else 60
-"""Of each string, list, object and comma: three passes of the decoder; or without C a number of Python."""
+"""Time for each string, list, object and comma: three passes of the decoder, or without C a number as a
+Python object."""
 _CONTAINER_NS: Final = 1200
-"""Of a message, a part of its content, a prompt of a batch: what becomes an object of Python."""
+"""Time for each message, part of its content, or prompt of a batch. Each becomes a Python object."""
 _ITEM_NS: Final = 150
-"""Of each string in them, and of a number where a part should be."""
+"""Time for each string in these, and for each number in the place of a part."""
 _ESCAPE_NS: Final = 10
 
 SMALL_BYTES: Final = 4096
-"""A body of this size cannot cost more than every request may."""
+"""A body of this size cannot cost more than every request may cost."""
 _MOST_UNITS: Final = _LONGEST_NS // _UNIT_NS
-"""Counting stops here; a body with so many is too costly whatever else is in it."""
+"""Counting stops here. A body with so many units is too costly, whatever else it contains."""
 
 
 class Weight(Struct, frozen=True):
-    """What there is to do in a body. Counting stops where the body is too costly already."""
+    """What a body contains. Counting stops when the body is already too costly."""
 
     size_bytes: int
     units: int
-    """Strings, lists, objects and commas."""
+    """Number of strings, lists, objects and commas."""
     containers: int = 0
-    """Lists and objects that `parse` renders, at most."""
+    """Upper bound of the lists and objects that `parse` renders."""
     items: int = 0
-    """Strings in them, and numbers that stand where a part should be, at most."""
+    """Upper bound of the strings in these, and of numbers in the place of a part."""
     escapes: int = 0
     model: bytes = b""
-    """The value of the body's `model`, as JSON, where it was seen and is no longer than a name may be."""
+    """The value of the body's `model` as JSON. Empty: not found, or longer than a name may be."""
 
     @property
     def estimate_ns(self) -> float:
@@ -76,7 +78,9 @@ _MOST_MODEL_BYTES: Final = 8192
 
 
 def weigh(body: bytes | memoryview) -> Weight:
-    """One pass, of a tenth of a nanosecond for each byte of text and three for each byte of anything else."""
+    """Count what the body contains, in one pass: 0.1 ns for each byte of text and 3 ns for
+    each other byte.
+    """
     if len(body) <= SMALL_BYTES:
         return Weight(size_bytes=len(body), units=0)
     if not jsontext.COMPILED:
@@ -94,8 +98,8 @@ def weigh(body: bytes | memoryview) -> Weight:
 
 
 def place_of_model(body: bytes | memoryview) -> tuple[int, int] | None:
-    """Where the value of the body's `model` stands, in a body of any size that is worth reading.
-    None: it was not seen.
+    """Where the value of the body's `model` begins and ends, for any body of a readable size. None: not
+    found.
     """
     if not jsontext.COMPILED:
         return None
@@ -104,8 +108,8 @@ def place_of_model(body: bytes | memoryview) -> tuple[int, int] | None:
 
 
 def _weighed_without_c(given: bytes | memoryview) -> Weight:
-    """The same from whole-body searches:
-    everything counts as rendered, for they do not tell how deep a thing is.
+    """The same by searches of the whole body. These do not show nesting, so every list and object counts as
+    rendered.
     """
     if len(given) * _BYTE_NS > _LONGEST_NS:
         return Weight(size_bytes=len(given), units=0)

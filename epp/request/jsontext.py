@@ -50,31 +50,31 @@ _DECODE_IDS = msgspec.json.Decoder(list[int])
 
 
 class PlainChat(NamedTuple):
-    """A body of the chat API that has nothing but texts in its prompt, as nearly all have."""
+    """A body of the chat API whose prompt holds only texts, as in nearly all chats."""
 
     model: str
     prompt: bytes
-    """Canonical."""
+    """The canonical prompt."""
     stream: int
     include_usage: int
     max_tokens: int
-    """Negative: the body does not say."""
+    """Negative: the body does not say it."""
 
 
 def plain_chat(body: bytes | memoryview) -> PlainChat | None:
-    """One pass over the whole body; None: the ordinary decoder must read it."""
+    """Read the whole body in one pass. None: the ordinary decoder must read it."""
     found = _plain_chat(body) if COMPILED else None
     return None if found is None else PlainChat._make(found)
 
 
 def plain_text(value: Raw) -> bytes | None:
-    """The UTF-8 of one JSON value that is a string; None: it is no string, or not plainly well formed."""
+    """The UTF-8 of one JSON value that is a string. None: it is no string, or not clearly well formed."""
     return text_of(value) if COMPILED else None
 
 
 def text_bytes(value: Raw) -> bytes | None:
-    """The UTF-8 of one JSON value that is a string; None: it is no string.
-    DecodeError where the string is broken.
+    """The UTF-8 of one JSON value that is a string. None: it is no string. Raises DecodeError if the string
+    is malformed.
     """
     text = plain_text(value)
     if text is not None or first_byte(value) != _QUOTE:
@@ -83,8 +83,8 @@ def text_bytes(value: Raw) -> bytes | None:
 
 
 def token_bytes(value: Raw) -> bytes:
-    """A JSON array of token ids as four little-endian bytes each.
-    ValidationError, OverflowError: it is no such array.
+    """A JSON array of token ids, as four little-endian bytes each. Raises ValidationError or OverflowError if
+    it is no such array.
     """
     packed = ids_of(value) if COMPILED else None
     if packed is None:
@@ -93,7 +93,7 @@ def token_bytes(value: Raw) -> bytes:
 
 
 def first_byte(value: Raw) -> int:
-    """What kind of JSON value it is, by its first byte; 0 where there is none."""
+    """The first byte of a JSON value, which shows its kind. 0: there is none."""
     view = memoryview(value)
     return view[0] if view else 0
 

@@ -13,14 +13,16 @@ from epp.types import InferenceRequest, PromptSize
 
 _SAMPLE_BYTES = 2048
 _MOST_UNREAD_BYTES = 256 * 1024
-"""A body that was not read may be any size and is seldom all text:
-more than this would keep its server empty for a minute."""
+"""Bound for an unread body, which may have any size and is seldom all text. If more counted, its server would
+get nothing else for a minute."""
 _MEDIA_BYTES = 4096
-"""A recording or another upload that is no JSON: its size says nothing of the tokens that it makes."""
+"""For a recording or another upload that is no JSON. Its size does not show how many tokens it makes."""
 
 
 def prompt_size(request: InferenceRequest, *, body_bytes: int = 0) -> PromptSize:
-    """Of all of the request's prompts; a body that could not be read counts by its size, up to a bound."""
+    """The size of all prompts of a request. A body that could not be read counts by its
+    size, up to a bound.
+    """
     prompt = request.prompt
     size = len(prompt)
     total = size + request.more_prompt_bytes
@@ -30,7 +32,7 @@ def prompt_size(request: InferenceRequest, *, body_bytes: int = 0) -> PromptSize
         return PromptSize(text_bytes=min(body_bytes, _MOST_UNREAD_BYTES))
     if request.token_ids or not size:
         return PromptSize(text_bytes=total)
-    # A stride that neither letters of two nor of three bytes can keep in step with.
+    # Neither letters of two nor of three bytes can stay in step with this stride.
     seen, found = continued(prompt, 6 * (size // (6 * _SAMPLE_BYTES)) + 1)
     opaque = max(1, prompt.count(OPAQUE)) if request.opaque else 0
     return PromptSize(total, found * total / seen, opaque)

@@ -15,20 +15,20 @@ import msgspec
 from msgspec import Raw
 
 MAX_NAME_CHARS: Final = 1024
-"""The endpoints file allows no longer name of an adapter, so a longer name is never one that a server has."""
+"""The endpoints file allows no longer names of adapters. So no server has a longer name."""
 
 MAX_TENANT_CHARS: Final = 255
-"""Other pickers are told of tenants, and read no longer name than one more."""
+"""Longest name of a tenant. Tenants' names go to other pickers, which accept at most one character more."""
 
 _DIGEST_BYTES: Final = 16
 _MOST_JSON_BYTES: Final = 12 * MAX_NAME_CHARS + 2
-"""Of a name that is kept, with each letter written as two escapes."""
+"""Longest JSON of a name that is kept: each letter may be two escapes."""
 _DECODE = msgspec.json.Decoder(str)
 
 
 def bounded_name(name: str, *, most_chars: int = MAX_NAME_CHARS) -> str:
-    """The name itself; of a long one its beginning and a digest,
-    one character longer than any name that is kept.
+    """The name itself. For a long name: its beginning and a digest, one character longer than any name that
+    is kept.
     """
     if len(name) <= most_chars:
         return name
@@ -37,8 +37,8 @@ def bounded_name(name: str, *, most_chars: int = MAX_NAME_CHARS) -> str:
 
 
 def name_in(value: Raw) -> str | None:
-    """A JSON string as a name; None: it is no string. DecodeError where the string is broken.
-    A long one is not decoded.
+    """A JSON string as a name. None: it is no string. A long name is not decoded. Raises DecodeError if the
+    string is malformed.
     """
     json = memoryview(value)
     if not json or json[0] != ord('"'):
@@ -50,5 +50,5 @@ def name_in(value: Raw) -> str | None:
 
 
 def is_digest(name: str) -> bool:
-    """Whether `bounded_name` replaced it, so that the name as it was sent is not known any more."""
+    """Whether `bounded_name` replaced the name, so that the name as it was sent is not known any more."""
     return len(name) > MAX_NAME_CHARS

@@ -46,26 +46,25 @@ from epp.request.surrogates import replace_lone
 from epp.types import ApiKind, InferenceRequest
 
 COSTLY: Final = "costly_body"
-"""Why a body was not read: to read it would hold up all other requests."""
+"""Why a body was not read: reading it would delay all other requests."""
 
 MOST_PRIORITY: Final = 1000
-"""As a policy may say at most; other pickers read no larger one."""
+"""The largest priority that a policy may name and that other pickers accept."""
 
 _NULL = Raw(b"null")
 _QUOTE = ord('"')
 _BOM = b"\xef\xbb\xbf"
 
 Body = bytes | memoryview
-"""A request's, as it came."""
+"""The body of a request as it came."""
 
 
 def parse_request(path: str, body: Body) -> InferenceRequest:
-    """Read a body sent to `path`; its ending names the API,
-    so a gateway's prefix and a query string do no harm.
+    """Read a body sent to `path`. The end of the path names the API, so a gateway's prefix and a query string
+    do no harm.
 
-    Without a path the body's fields tell the API, and what does not fit it is somebody else's: it is routed
-    by load. BadRequestError when the path is one of the known APIs and the body is not what that API asks
-    for.
+    Without a path the body's fields show the API. A body that fits no API is then routed by load. Raises
+    BadRequestError if the path is one of a known API and the body does not fit this API.
     """
     if not body:
         return InferenceRequest(kind=ApiKind.OTHER)
@@ -82,14 +81,14 @@ def parse_request(path: str, body: Body) -> InferenceRequest:
 
 
 def skim_request(path: str, body: Body, *, unread: str) -> InferenceRequest:
-    """Only which API and which model a body is for; `unread` says why no more of it was read.
-    Whether it is valid is not judged.
+    """Read only which API and which model a body is for, without judging whether it is valid. `unread`: why
+    the rest was not read.
     """
     weight = weigh(body)
     seen = _unread(path, body, weight, why=unread)
     if seen.model or weight.too_costly:
         return seen
-    return msgspec.structs.replace(seen, model=_parse_other(body).model)  # Weighing did not come across it.
+    return msgspec.structs.replace(seen, model=_parse_other(body).model)  # `weigh` did not find it.
 
 
 def _unread(path: str, body: Body, weight: Weight, *, why: str) -> InferenceRequest:
@@ -106,8 +105,8 @@ def _api(path: str) -> tuple[ApiKind, Callable[[Body], InferenceRequest] | None]
 
 
 def _seen_model(value: bytes) -> str:
-    """The model's name where weighing came across it, so that a body that is not read still goes to a server
-    that has it.
+    """The model's name if `weigh` found it. So a body that is not read still goes to a server that has the
+    model.
     """
     try:
         return (name_in(Raw(value)) if value else None) or ""
@@ -130,8 +129,8 @@ def _parse_pathless(body: Body) -> InferenceRequest:
 
 
 def _told_api(told: Telling) -> Callable[[Body], InferenceRequest] | None:
-    """Where two APIs have the same fields, the one whose prompt is written alike:
-    a prefix is found by either.
+    """The API that the fields show. If two APIs have the same fields: the one whose prompts are written
+    alike, so that prefixes are found for both.
     """
     if told.messages is not NO_RAW:
         return _parse_chat if told.system is NO_RAW else _parse_messages
@@ -173,12 +172,12 @@ def _parse_other(body: Body) -> InferenceRequest:
     try:
         model = name_in(DECODE_OTHER.decode(body).model)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        model = None  # Multipart forms, uploads, somebody else's JSON: routed by load.
+        model = None  # Multipart forms, uploads and other JSON are routed by load.
     return InferenceRequest(kind=ApiKind.OTHER, model=model or "", opaque=_is_media(body))
 
 
 def _is_media(body: Body) -> bool:
-    """A form or an upload, not JSON."""
+    """Whether the body is a form or an upload, not JSON."""
     return bytes(body[:64]).lstrip()[:1] not in (b"{", b"[", b"")
 
 
@@ -227,8 +226,8 @@ def _parse_responses(body: Body) -> InferenceRequest:
     sections: list[Piece] = []
     previous = optional_text(asked.previous_response_id, where="previous_response_id")
     if previous:
-        # The real prefix is in the server's memory.
-        # The id in front keeps these bytes from matching anybody else's.
+        # The real prefix is only in the server's memory.
+        # The id in front keeps these bytes from matching other prompts.
         sections += (canonical.label(b"previous"), canonical.OPAQUE, previous)
     sections += canonical.raw_section(b"tools", asked.tools)
     if asked.instructions is not NO_RAW and asked.instructions != _NULL:
@@ -286,12 +285,12 @@ _APIS: tuple[tuple[str, ApiKind, Callable[[Body], InferenceRequest]], ...] = (
     ("/v1/embeddings", ApiKind.EMBEDDINGS, _parse_embeddings),
 )
 _AT_PATH: Final = {path: (kind, parse) for path, kind, parse in _APIS}
-"""Nearly every path."""
+"""The exact paths of nearly all requests."""
 _OTHER: Final = (ApiKind.OTHER, None)
 
 
 def _asked_prompts(raw: Raw, *, where: str) -> Prompts | None:
-    """None: there is no prompt."""
+    """The prompts of the body. None: it has no prompt."""
     return None if raw is NO_RAW or raw == _NULL else read_prompts(raw, where=where)
 
 
@@ -349,7 +348,9 @@ def _request(
 
 
 def _priority(raw: Raw) -> int:
-    """vLLM's; what is no short number counts as 0, since only flow control reads it."""
+    """The priority as vLLM reads it. Anything but a short number counts as 0, since only flow control reads
+    it.
+    """
     text = bytes(raw)
     digits = text[1:] if text.startswith(b"-") else text
     number = int(text) if len(digits) <= 4 and digits.isdigit() else 0
@@ -362,7 +363,7 @@ class _Names(Struct, frozen=True):
 
 
 def _names(body: AnyBody) -> _Names:
-    """What the request is told apart by, each of bounded length."""
+    """The names that tell requests apart, each of bounded length."""
     model, salt = name_in(body.model), ""
     if not model:
         raise _no_model()
@@ -419,7 +420,9 @@ _AT = _AT_ROOT + "."
 
 
 def _explained(fault: str) -> BadRequestError:
-    """The decoder's complaint in the user's words: ``Expected `str`, got `int` - at `$.model```."""
+    """The decoder's error in the user's words. It has the form ``Expected `str`, got `int`
+    - at `$.model```.
+    """
     what, at, field = fault.partition(_AT)
     if not at:
         return BadRequestError("The body must be a JSON object.", reason="bad_json")

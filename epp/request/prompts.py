@@ -17,15 +17,15 @@ _ONE_TYPE: Final = "must hold prompts of one type: all strings, all token ids, o
 
 class Prompts(Struct, frozen=True):
     first: bytes
-    """Matched against what servers hold."""
+    """The prompt that is matched against the servers' caches."""
     more_bytes: int = 0
-    """Size of all the others."""
+    """Size of all other prompts."""
     token_ids: bool = False
 
 
 def read_prompts(raw: Raw, *, where: str) -> Prompts | None:
-    """What a `prompt` or `input` holds; None: an empty list.
-    BadRequestError, or the decoder's, where it is none of these.
+    """The prompts of a `prompt` or `input` field. None: an empty list. Raises BadRequestError, or the
+    decoder's errors, if the value is none of these.
     """
     text = text_bytes(raw)
     if text is not None:

@@ -25,37 +25,38 @@ from epp.request.surrogates import replace_lone
 from epp.types import ApiKind
 
 __all__ = ["MAX_EVENT_BYTES", "ResponseFeedback", "ResponseReader", "next_turn_prompt"]
-# The last is what the text is for: who reads an answer finds it here.
+# `next_turn_prompt` is here for those who read answers: it needs the text.
 
 MAX_EVENT_BYTES = 1 << 20
-"""Of one event, or of a whole answer in plain JSON; a larger one is passed over."""
+"""Bound of one event, or of a whole answer in plain JSON. A larger one is skipped."""
 
 _MOST_UNITS = 20_000
-"""Of the strings, lists, objects and commas in one event or answer;
-one with more is passed over, for it would take too long."""
+"""Bound of the strings, lists, objects and commas in one event or answer. One with more would take too long
+and is skipped."""
 
 _MOST_COUNT = 2**36
-"""Tokens that an answer may say; a larger number is none. Sums of them become floats."""
+"""The largest number of tokens that an answer may state. A larger number is ignored. Sums of these numbers
+become floats."""
 
 _DECODER = msgspec.json.Decoder(float_hook=bool)
-"""No number with a fraction is looked at, and some take microseconds to read."""
+"""Floats stay undecoded: nobody reads them, and some take microseconds to decode."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseFeedback:
-    """What a sampled answer taught. None: it did not say."""
+    """What a sampled answer showed. None: it did not show this value."""
 
     first_token_at: float | None = None
-    """When the first generated text was here, reasoning and tool calls included.
-    None for plain JSON, where all comes at once."""
+    """When the first generated text came, including reasoning and tool calls. None for plain JSON, which
+    comes all at once."""
     text: str = ""
-    """The start of the first choice's text, up to the limit:
-    what the next turn will hold as the assistant's message."""
+    """The start of the first choice's text, up to the limit. The next turn will contain it as the assistant's
+    message."""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
     complete: bool = False
-    """The answer's own end was seen; `text` may still have been cut at the limit."""
+    """Whether the answer's own end came. `text` may still have been cut at the limit."""
 
 
 class ResponseReader:
@@ -78,9 +79,9 @@ class ResponseReader:
         )
         self._text = bytearray()
         self._text_closed = False
-        """No more text belongs to the start of the next turn: cut at the limit, or a tool call came."""
+        """Whether `text` is finished: it was cut at the limit, or a tool call came."""
         self._block: object = None
-        """Which block or output the text is from, where the API has several."""
+        """The block or output that the text is from, if the API has several."""
         self._generated = False
         self._complete = False
         self._first_token_at: float | None = None
@@ -103,7 +104,7 @@ class ResponseReader:
                 self._json += piece
 
     def finish(self) -> ResponseFeedback:
-        """What was learned; call once, when the answer has ended or was cut."""
+        """The result. Call this once, when the answer has ended or was cut off."""
         if self._events is not None:
             for data in self._events.finish():
                 self._on_event(data)
@@ -113,7 +114,7 @@ class ResponseReader:
             first_token_at=self._first_token_at,
             text=self._text.decode(
                 "utf-8", "ignore"
-            ),  # Only a letter cut in two at the limit can be ignored.
+            ),  # Only a letter that was cut in two at the limit is ignored.
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             completion_tokens=self._completion_tokens,
@@ -145,7 +146,7 @@ class ResponseReader:
             case ApiKind.MESSAGES:
                 self._on_messages_event(event)
             case ApiKind.EMBEDDINGS | ApiKind.OTHER:
-                pass  # Neither streams an answer's text.
+                pass  # Neither API streams text.
 
     def _on_chat_chunk(self, chunk: dict[str, object]) -> None:
         self._on_usage(chunk)
@@ -221,8 +222,8 @@ class ResponseReader:
     # What is kept
 
     def _take_block(self, block: object, text: object) -> None:
-        """Text of the first block that has any:
-        what a later block adds stands behind a separator in the next turn.
+        """Take text of the first block that has any. In the next turn, a separator stands before the text of
+        later blocks.
         """
         if text and self._block is None:
             self._block = block
@@ -254,7 +255,9 @@ class ResponseReader:
         )
 
     def _on_messages_usage(self, usage: dict[str, object]) -> None:
-        """Anthropic counts the prompt in three parts: read from the cache, written to it, and neither."""
+        """Anthropic counts three parts of a prompt: tokens read from the cache, tokens written to it, and all
+        others.
+        """
         self._fresh_tokens = _first(usage.get("input_tokens"), self._fresh_tokens)
         self._cached_tokens = _first(usage.get("cache_read_input_tokens"), self._cached_tokens)
         self._stored_tokens = _first(usage.get("cache_creation_input_tokens"), self._stored_tokens)
@@ -267,7 +270,9 @@ _GENERATED_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls", "r
 
 
 def _decoded(data: bytes) -> dict[str, object]:
-    """A JSON object; empty for anything else. A lone surrogate's escape is read as U+FFFD, as in requests."""
+    """A JSON object. Empty for anything else. The escape of a lone surrogate is read as U+FFFD, as in
+    requests.
+    """
     if weigh(data).units > _MOST_UNITS:
         return {}
     try:
@@ -288,7 +293,7 @@ def _objects(value: object) -> list[dict[str, object]]:
 
 
 def _count(value: object) -> int | None:
-    """A number of tokens, or an index; None for what can be neither."""
+    """A number of tokens, or an index. None: the value can be neither."""
     counts = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_COUNT
     return cast("int", value) if counts else None
 

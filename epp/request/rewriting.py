@@ -33,17 +33,19 @@ class Target(Struct, frozen=True):
 
 
 class Rule(Struct, frozen=True):
-    """Requests for one of `models`, or for any that no other rule names if there are none,
-    go to one of the targets.
+    """Requests for one of `models` go to one of the targets. If `models` is empty, the rule is for every
+    model that no other rule names.
     """
 
     models: tuple[str, ...]
     targets: tuple[Target, ...]
-    """At least one."""
+    """Has at least one entry."""
 
 
 class Rewrites:
-    """`rules`: where two name a model, the first one counts; so it is with two that name none."""
+    """If two of `rules` name the same model, the first one counts. The same holds for two rules without
+    models.
+    """
 
     def __init__(self, rules: Iterable[Rule] = ()) -> None:
         self._exact: dict[str, Sequence[Target]] = {}
@@ -59,11 +61,11 @@ class Rewrites:
 
     @property
     def aliases(self) -> Sequence[str]:
-        """Names that clients may use though no server has them."""
+        """The names that clients may use although no server has them."""
         return list(self._exact)
 
     def target(self, inference: InferenceRequest, *, session: str, request_id: str) -> str:
-        """The model to ask for in place of the one that was sent; the same where no rule applies."""
+        """The model to ask for instead of `model`. The same model if no rule applies."""
         model = inference.model
         targets = self._exact.get(model, self._others)
         if not targets:
@@ -82,7 +84,7 @@ class Rewrites:
 
 
 def _opening(inference: InferenceRequest) -> bytes:
-    """What all turns of a conversation begin with."""
+    """The bytes with which all turns of a conversation begin."""
     prompt = inference.prompt
     at = -1 if inference.token_ids else prompt.find(_USER)
     if at < 0:
@@ -92,10 +94,10 @@ def _opening(inference: InferenceRequest) -> bytes:
 
 
 def with_model(body: bytes | memoryview, *, before: str, after: str) -> bytes:
-    """The body with another value of `model`; all other bytes as they came.
+    """The body with another value of `model`. All other bytes stay unchanged.
 
-    Where the place of the value cannot be told (an escaped key,
-    no compiled reader) the object is written anew, field by field.
+    If the place of the value is not known (an escaped key, no compiled reader), the object is written anew,
+    field by field.
     """
     name = msgspec.json.encode(after)
     place = place_of_model(body)

@@ -21,9 +21,10 @@ class EventSplitter:
         self._data: list[bytes] = []
         self._data_bytes = 0
         self._too_long = False
-        """The event under way passed the limit: nothing of it is kept."""
+        """The current event passed the limit, so nothing of it is kept."""
         self._after_cr = False
-        """The last piece ended in CR, so an LF at the start of the next one belongs to it."""
+        """Whether the last piece ended in CR. An LF at the start of the next piece then
+        belongs to this CR."""
         self._at_start = True
         self._lines_left = MOST_LINES
 
@@ -44,7 +45,9 @@ class EventSplitter:
         return events
 
     def finish(self) -> list[bytes]:
-        """The event that the stream ended in, if any: some servers leave out the last blank line."""
+        """The event that was unfinished at the end of the stream, if any: some servers leave out the last
+        blank line.
+        """
         events: list[bytes] = []
         if self._line:
             self._end_line(events)
@@ -60,7 +63,7 @@ class EventSplitter:
     def _append(self, text: bytes) -> None:
         if len(self._line) + len(text) > self._max_event_bytes:
             self._drop()
-            # What stays of the line makes it neither blank, which would end the event here, nor a data line.
+            # The colon makes the line neither blank, which would end the event here, nor a data line.
             self._line[:] = b":"
         elif not (self._too_long and self._line):
             self._line += text
@@ -82,7 +85,7 @@ class EventSplitter:
         if name != b"data" or self._too_long:
             return
         value = value.removeprefix(b" ")
-        size = len(value) + 1  # with the line feed that joins it to the next one
+        size = len(value) + 1  # with the line feed before the next value
         if self._data_bytes + size > self._max_event_bytes:
             self._drop()
         else:

@@ -14,12 +14,12 @@ _ESCAPE_BYTES: Final = 6
 _FIRST_HALVES: Final = b"89abAB"
 _BACKSLASH: Final = ord("\\")
 _MOST: Final = 1000
-"""Escapes of surrogates that are looked at: each takes half a microsecond."""
+"""Most escapes of surrogates that are looked at. Each takes half a microsecond."""
 
 
 def replace_lone(json: bytes) -> bytes:
-    """The same JSON with U+FFFD for each lone surrogate; pairs stay.
-    JSON with very many surrogates stays as it is.
+    """The same JSON with U+FFFD for each lone surrogate. Pairs stay. JSON with very many surrogates is
+    returned unchanged.
     """
     pieces: list[bytes] = []
     done = after_pair = 0
@@ -38,7 +38,7 @@ def replace_lone(json: bytes) -> bytes:
 
 
 def _is_text(json: bytes, at: int) -> bool:
-    """The backslash is itself escaped: those before it are odd in number."""
+    """Whether the backslash itself is escaped: an odd number of backslashes stands before it."""
     first = at
     while first > 0 and json[first - 1] == _BACKSLASH:
         first -= 1

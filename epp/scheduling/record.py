@@ -112,7 +112,7 @@ class Shown(Sequence[Candidate]):
     @property
     def best_cached_tokens(self) -> int:
         """The most tokens of the prompt that any candidate held, whether it is shown or not."""
-        return int(max(self._best.tolist()))  # numpy's own takes ten times as long for a few
+        return int(max(self._best.tolist()))  # for a few values, numpy's max takes ten times as long
 
     def __len__(self) -> int:
         return len(self._choice.places)
@@ -161,7 +161,7 @@ class Shown(Sequence[Candidate]):
 
 
 def _narrowed(choice: Choice, snapshot: Snapshot, asked: Request) -> tuple[Choice, Snapshot, Request]:
-    """The same of the candidates that are shown, in their order."""
+    """The same choice, snapshot and request for only the shown candidates, in their order."""
     index = np.array(choice.places)
     few = Choice(
         list(range(len(index))),

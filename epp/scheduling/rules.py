@@ -85,16 +85,17 @@ class Rule(Protocol):
 
 
 def fewest(key: Floats | Ints, rng: random.Random | None) -> list[int]:
-    """Places of the smallest numbers, the smallest first, at most `MOST`.
-    Equals by chance; without `rng` in their order.
+    """Places of the smallest numbers, the smallest first, at most `MOST`. Equal numbers are in random order;
+    without `rng`, in their own order.
 
-    By chance also behind the first: a fixed second would get all that a dead first leaves.
+    The order is random behind the first place too: if the first server dies, a fixed second one would get all
+    of its requests.
     """
     few: Sequence[int]
     if len(key) <= MOST:
         few, values = range(len(key)), key.tolist()
     else:
-        edge = np.sort(key)[MOST - 1]  # as fast as a partition here, and not slow where most are equal
+        edge = np.sort(key)[MOST - 1]  # as fast as a partition here, and still fast if most values are equal
         places = (key <= edge).nonzero()[0]
         if len(places) > MOST:
             places = _without_some_equals(places, key[places] == edge, rng)
@@ -104,8 +105,8 @@ def fewest(key: Floats | Ints, rng: random.Random | None) -> list[int]:
 
 
 def _without_some_equals(places: Ints, at_edge: Bools, rng: random.Random | None) -> Ints:
-    """The `MOST` best of some places, where too many share the last rank:
-    those before it, and some of the equals by chance.
+    """The `MOST` best places if too many share the last rank: all places before this rank, and a random part
+    of the equals.
     """
     equals = at_edge.nonzero()[0]
     left = MOST - (len(places) - len(equals))
@@ -136,10 +137,10 @@ def cost_s(
     stall: Number | float,
     running_tokens: Number | float,
 ) -> Number:
-    """The least-cost rule: (B + c L) / V + (U / V + T) (w + k L), for columns as for numbers.
+    """The least-cost rule: (B + c L) / V + (U / V + T) (w + k L). Takes columns or numbers.
 
-    A prompt's prefill, and an adapter's loading (T), delay the request itself and whoever waits behind it
-    (w), and stall the answers that are being written there (k for each request in flight).
+    The prefill of a prompt, and the loading of an adapter (T), delay the request itself and the requests that
+    wait behind it (w). They also stall the answers that the server is writing (k for each request in flight).
     """
     own_s = uncached_tokens / rate
     if load_s is not None:
@@ -184,7 +185,7 @@ class LeastCost:
 
     def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
         cost = spec.cost
-        # As arrays of no dimension, which numpy takes twice as fast as numbers.
+        # Zero-dimensional arrays, which numpy takes twice as fast as numbers.
         self._weight = np.array(cost.uncached_token_weight)
         self._stall = np.array(cost.stalled_request_weight)
         self._running_tokens = np.array(cost.running_request_tokens)
@@ -328,9 +329,9 @@ class Session:
 class PrefixHash:
     """Consistent hashing of the prompt's beginning, with bounded loads (Mirrokni et al., arXiv 1608.01350).
 
-    Equal beginnings go to the same endpoint, as every picker computes it alone: nothing has to be remembered
-    or shared. Who has more than its bound of requests passes new ones on to the next in the key's own order.
-    Prompts without a key go by load.
+    Equal beginnings go to the same endpoint. Every picker computes this endpoint by itself, so nothing has to
+    be remembered or shared. If the endpoint has its bound of requests, the next endpoint in the key's order
+    gets the request. Prompts without a key go by load.
     """
 
     gated: ClassVar[bool] = True
@@ -346,16 +347,18 @@ class PrefixHash:
         distance = _distance(weighed.beginning, seen)
         fair = ceil(self._settings.max_load_ratio * (float(burden.sum()) + 1.0) / len(seen))
         bound = max(fair, self._settings.min_in_flight)
-        # Distances are below 1, so whoever is at the bound comes behind all who are not.
+        # Distances are below 1, so candidates at the bound come after all others.
         places = fewest(distance + (burden >= bound), None)
         return Ranked(places, "hash" if places[0] == int(distance.argmin()) else "load")
 
 
 def _distance(key: int, seen: Snapshot) -> Floats:
-    """How far each candidate is from a key, from 0 to 1, for rendezvous hashing: the nearest owns the key.
+    """For rendezvous hashing: the distance of each candidate from a key, from 0 to 1. The nearest candidate
+    owns the key.
 
-    A pseudo-random number of key and name alone, so that a candidate that comes or goes moves no other's
-    keys. The mixing is the finalizer of SplitMix64 (Steele, Lea, Flood, 2014).
+    The distance is a pseudo-random number that depends only on the key and the name. So a candidate that
+    comes or goes changes no other candidate's distance. The mixing is the finalizer of SplitMix64 (Steele,
+    Lea, Flood, 2014).
     """
     mixed = seen.of(seen.roster.names_hashed) ^ np.uint64(key)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -364,7 +367,7 @@ def _distance(key: int, seen: Snapshot) -> Floats:
 
 
 def _some(weighed: Weighed, rng: random.Random) -> list[int]:
-    """Some candidates, drawn by chance."""
+    """A random sample of the candidates."""
     candidates = range(len(weighed.seen))
     return rng.sample(candidates, min(MOST, len(candidates)))
 
