@@ -140,7 +140,7 @@ lock: $(VENV)/.dev ## write the requirement files anew from pyproject.toml
 clean: ## remove the virtual environment and caches of this checkout
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build epp/request/*.so epp/extproc/*.so
 
-$(VENV)/.run: requirements/run.txt pyproject.toml epp/request/_jsontext.c epp/extproc/_wire.c
+$(VENV)/.run: requirements/run.txt pyproject.toml epp/request/_jsontext.c epp/extproc/_wire.c epp/prefix_index/_chain.c
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the pinned packages (the first time: half a minute)"
 	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements/run.txt

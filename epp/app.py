@@ -35,6 +35,7 @@ from epp.inputs import file_policy, load_inputs
 from epp.kube.cluster import Cluster, Hooks
 from epp.misses.explaining import Explaining
 from epp.picker import Picker
+from epp.prefix_index import hashing
 from epp.recording.tap import Tap
 from epp.request import jsontext
 from epp.request.rewriting import Rewrites
@@ -222,7 +223,7 @@ class App:
             await self._server.start(ready=not self._not_ready())
             try:
                 _log.info("serving on %s, worker %d", self._listen.address, self._worker)
-                if not (jsontext.COMPILED and wire.COMPILED):
+                if not (jsontext.COMPILED and wire.COMPILED and hashing.COMPILED):
                     _log.warning(
                         "the picker was installed without a C compiler, so requests cost up to twice the CPU"
                     )

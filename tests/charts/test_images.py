@@ -75,6 +75,7 @@ def test_the_picker_has_its_c_extensions(built_images: Images) -> None:
     packages = packages_in(built_images["picker"])
     assert list(packages.glob("epp/request/_jsontext.*.so"))
     assert list(packages.glob("epp/extproc/_wire.*.so"))
+    assert list(packages.glob("epp/prefix_index/_chain.*.so"))
 
 
 def test_the_picker_is_compiled(built_images: Images) -> None:

@@ -1,9 +1,9 @@
 """Feeds generated input to a build of a part in C that checks each access to memory.
 A process of its own: the sanitizer ends it.
 
-`python -m tests.harness.sanitized_c EXTENSION SEED MEGABYTES`, of `_jsontext.c` or `_wire.c`. Input lies in
-buffers of exactly its size, since a byte beyond them must not be there; whole bodies and messages, damaged
-ones and cut ones, and long runs of what the vector code looks for.
+`python -m tests.harness.sanitized_c EXTENSION SEED MEGABYTES`, of `_jsontext.c`, `_wire.c` or `_chain.c`.
+Input lies in buffers of exactly its size, since a byte beyond them must not be there; whole bodies and
+messages, damaged ones and cut ones, and long runs of what the vector code looks for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import importlib.util
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -120,10 +120,31 @@ def read_message(module: ModuleType, data: Any, rng: random.Random) -> None:
     module.echo(rng.random() < 0.5, data, rng.random() < 0.5)
 
 
+def prompts(rng: random.Random) -> Iterator[bytes]:
+    """Of few chunks, without end."""
+    while True:
+        yield rng.randbytes(rng.randrange(4000))
+
+
+def hash_prompt(module: ModuleType, data: Any, rng: random.Random) -> None:
+    """Chunks that reach to the end, and some that would go on beyond it."""
+    size, later = rng.choice((241, 256, 1024, 1025, 2048)), max(241, len(data) // 2)
+    for wanted in (
+        (size, len(data) // size, later, 0),
+        (max(241, len(data)), 0, later, 2),
+        (size, 9, later, 1),
+    ):
+        with suppress(ValueError):
+            module.chain_of(data, rng.getrandbits(64), *wanted)
+
+
+_KINDS = {"_wire": (messages, read_message), "_chain": (prompts, hash_prompt)}
+
+
 def run(module: ModuleType, *, seed: int, size_bytes: int) -> int:
     """How many inputs it took to reach so many bytes."""
     rng, fed = random.Random(seed), 0
-    made, read = (messages, read_message) if module.__name__ == "_wire" else (inputs, read_body)
+    made, read = _KINDS.get(module.__name__, (inputs, read_body))
     for number, data in enumerate(made(rng)):
         with exactly(data) as exact:
             read(module, exact, rng)

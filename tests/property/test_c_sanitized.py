@@ -15,6 +15,7 @@ import epp
 
 ROOT = Path(epp.__file__).parent
 JSONTEXT, WIRE = ROOT / "request" / "_jsontext.c", ROOT / "extproc" / "_wire.c"
+CHAIN = ROOT / "prefix_index" / "_chain.c"
 SEED = os.environ.get("PREFIX_GATEWAY_SANITIZER_SEED", "1")
 MEGABYTES = os.environ.get("PREFIX_GATEWAY_SANITIZER_MEGABYTES", "10")
 COMPILER = (sysconfig.get_config_var("CC") or "cc").split()[0]
@@ -48,7 +49,9 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("path", "megabytes"), [(JSONTEXT, MEGABYTES), (WIRE, "2")], ids=lambda v: Path(v).name
+    ("path", "megabytes"),
+    [(JSONTEXT, MEGABYTES), (WIRE, "2"), (CHAIN, "30")],
+    ids=lambda v: Path(v).name,
 )
 def test_no_input_makes_it_read_or_write_beyond_its_buffers(
     tmp_path: Path, path: Path, megabytes: str
@@ -76,8 +79,10 @@ def test_no_input_makes_it_read_or_write_beyond_its_buffers(
             "if (size > (unsigned long long)(from->end - at) + 1)",
         ),
         (WIRE, "(ends ? 2 : 0)", "0"),
+        (CHAIN, "later_count > (view.len - count * size) / later_size", "0"),
+        (CHAIN, "secret + SECRET - STRIPE - 7", "secret + SECRET - STRIPE + 7"),
     ],
-    ids=range(7),
+    ids=range(9),
 )
 def test_a_bound_that_is_off_is_noticed(tmp_path: Path, path: Path, bound: str, mistake: str) -> None:
     source = path.read_text()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import xxhash
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from epp.prefix_index import hashing
+from epp.prefix_index._chain import chain_of
 from epp.prefix_index.hashing import ChunkSchedule, Roots, continued_chain, hash_chain
 
 schedules = st.builds(
@@ -36,6 +39,36 @@ def test_chain_is_what_the_plain_definition_says(prompt: bytes, seed: int, sched
     assert hash_chain(prompt, seed=seed, schedule=schedule) == plain_chain(
         prompt, seed=seed, schedule=schedule
     )
+
+
+LONG = st.integers(min_value=241, max_value=2500)
+
+
+@given(
+    prompt=st.binary(min_size=1, max_size=300),
+    times=st.integers(min_value=1, max_value=40),
+    seed=seeds,
+    sizes=st.tuples(LONG, LONG),
+    later_from=st.integers(min_value=0, max_value=3000),
+)
+@example(prompt=b"a", times=4096, seed=0, sizes=(256, 1024), later_from=16384)
+@example(prompt=bytes(range(256)), times=200, seed=2**64 - 1, sizes=(256, 1024), later_from=16384)
+@example(prompt=b"\xff" * 241, times=1, seed=1, sizes=(241, 1025), later_from=241)
+def test_chunks_that_are_hashed_in_c_have_the_hashes_of_xxhash(
+    prompt: bytes, times: int, seed: int, sizes: tuple[int, int], later_from: int
+) -> None:
+    assert hashing.COMPILED, "build it: python -m pip install --no-deps --no-build-isolation -e ."
+    schedule, whole = ChunkSchedule(*sizes, later_from), prompt * times
+    plain = plain_chain(whole, seed=seed, schedule=schedule)
+    assert hash_chain(whole, seed=seed, schedule=schedule) == plain
+
+
+@pytest.mark.parametrize(
+    "wanted", [(240, 1, 241, 0), (241, 3, 241, 0), (241, 1, 241, 2), (241, -1, 241, 0), (241, 0, 240, 0)]
+)
+def test_chunks_that_are_not_there_are_not_hashed(wanted: tuple[int, int, int, int]) -> None:
+    with pytest.raises(ValueError, match="no such chunks"):
+        chain_of(bytes(700), 1, *wanted)
 
 
 @given(prompt=prompts, more=prompts, seed=seeds, schedule=schedules)

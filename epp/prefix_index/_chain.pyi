@@ -1,0 +1,3 @@
+def chain_of(
+    prompt: bytes | memoryview, seed: int, size: int, count: int, later_size: int, later_count: int, /
+) -> list[int]: ...
