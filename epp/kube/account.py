@@ -36,8 +36,9 @@ class _Claims(msgspec.Struct, frozen=True):
 def owner(token_file: Path, *, namespace: str) -> Mapping[str, str] | None:
     """The account as an owner reference for objects of `namespace`.
 
-    None where there is no account of that namespace to belong to: no token, one that no API server of today
-    issued, or an account of another namespace, by which the garbage collector would take the owner for gone.
+    None: there is no account of this namespace. Either there is no token, or no current API server issued it,
+    or the account is in another namespace. The garbage collector would take an owner in another namespace for
+    deleted.
     """
     try:
         _, payload, _ = token_file.read_text().split(".")

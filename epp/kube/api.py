@@ -31,15 +31,15 @@ from epp.kube.objects import Failure
 _SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _REQUEST_TIMEOUT_S: Final = 15.0
 _RENEW_PAUSE_S: Final = 10.0
-"""Between two looks for other credentials: each may run a command."""
+"""Least time between two attempts to get new credentials, since each may run a command."""
 _MAX_LINE_BYTES: Final = 16 * 2**20
-"""No object is larger: etcd takes 1.5 MB."""
+"""No object is larger, since etcd accepts 1.5 MB."""
 
 Query = Sequence[tuple[str, str]]
 
 
 class ApiError(Exception):
-    """A request that failed. `status` is 0 where no answer came."""
+    """A request failed. `status` is 0 if no answer came."""
 
     def __init__(self, message: str, *, status: int = 0, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class ApiError(Exception):
 
 
 def require(settings: Kubernetes) -> None:
-    """Check what can be checked without a request. ConfigError says what to install or to set."""
+    """Check everything that needs no request. The ConfigError says what to install or to set."""
     if importlib.util.find_spec("kubernetes") is None:
         raise ConfigError(
             "kubernetes: needs the package `kubernetes`; install it with: pip install 'prefix-gateway[kubernetes]'"
@@ -62,7 +62,7 @@ def require(settings: Kubernetes) -> None:
 
 
 def namespace_of(settings: Kubernetes) -> str:
-    """The configured namespace, else the pod's own, else that of the kubeconfig's current context."""
+    """The configured namespace, else the pod's own, else the one of the kubeconfig's current context."""
     if settings.namespace:
         return settings.namespace
     try:
@@ -79,19 +79,22 @@ def namespace_of(settings: Kubernetes) -> str:
 
 
 class Api:
-    """One connection to the API server. Made by `connect`, within the event loop that uses it."""
+    """One connection to the API server. `connect` makes it, in the event loop that uses it."""
 
     def __init__(self, client: Any, *, renew: Callable[[], Awaitable[None]] | None = None) -> None:
-        """`renew`: gets credentials anew; None: they renew themselves."""
+        """renew: gets new credentials. None: the credentials renew themselves."""
         self._client = client
-        """A `kubernetes.aio.client.ApiClient`: generated code, of which few functions have types."""
+        """A `kubernetes.aio.client.ApiClient`. This is generated code, and few of its
+        functions have types."""
         self._renew = renew
         self._renewing = asyncio.Lock()
         self._renew_again_at = 0.0
 
     @classmethod
     async def connect(cls, settings: Kubernetes) -> Api:
-        """Prepare; nothing is sent yet. ConfigError when there is no usable way in."""
+        """Prepare a connection, without sending anything. Raises ConfigError if there are no usable
+        credentials.
+        """
         client: Any = importlib.import_module("kubernetes.aio.client")
         config: Any = importlib.import_module("kubernetes.aio.config")
         configuration = client.Configuration()
@@ -126,7 +129,7 @@ class Api:
         body: object = None,
         content_type: str = "application/json",
     ) -> bytes:
-        """One request and its whole answer. ApiError for anything but success."""
+        """Send one request and return the whole answer. Raises ApiError for anything but success."""
         limits = aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S)
         try:
             response = await self._send(
@@ -140,9 +143,9 @@ class Api:
             raise _unreachable(error) from error
 
     async def watch(self, path: str, *, query: Query, idle_s: float) -> AsyncGenerator[bytes]:
-        """The lines of a watch until the server ends it, and before them an empty one as soon as it is open.
+        """The lines of a watch until the server ends it. The first line is empty: the watch is open.
 
-        ApiError when it breaks, or is silent for `idle_s`.
+        Raises ApiError if the connection breaks, or is silent for `idle_s`.
         """
         limits = aiohttp.ClientTimeout(total=None, sock_connect=_REQUEST_TIMEOUT_S, sock_read=idle_s)
         try:
@@ -167,7 +170,7 @@ class Api:
         body: object = None,
         content_type: str = "application/json",
     ) -> aiohttp.ClientResponse:
-        """The response, whatever it says; asked again where only the credentials were out of date."""
+        """The response, whatever its status. The request is repeated only if its credentials had expired."""
         sent_at = asyncio.get_running_loop().time()
         for last in (False, True):
             prepared = await self._client.param_serialize(
@@ -186,8 +189,8 @@ class Api:
         raise AssertionError("the last answer is returned")
 
     async def _renewed(self, *, since: float) -> bool:
-        """Whether there are other credentials than those of a request that was sent at `since`.
-        ApiError: none can be had.
+        """Whether the credentials have changed since a request that was sent at `since`. Raises ApiError if
+        no credentials can be had.
         """
         if self._renew is None:
             return False
@@ -204,7 +207,7 @@ class Api:
 
 
 async def lines_of(pieces: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
-    """Whole lines, of any length up to what an object may have. ValueError beyond.
+    """Whole lines, up to the length of the largest object. Raises ValueError for a longer line.
 
     Each byte is copied once, however many pieces a line comes in.
     """
@@ -231,7 +234,7 @@ def _check(response: aiohttp.ClientResponse, answer: bytes) -> None:
     try:
         message = msgspec.json.decode(answer, type=Failure).message
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        message = ""  # a proxy's page
+        message = ""  # the page of a proxy
     after = response.headers.get("Retry-After", "")
     raise ApiError(
         f"HTTP {response.status} {response.reason}: {message or 'no reason given'}"[:1000],
@@ -249,7 +252,7 @@ _T = TypeVar("_T")
 
 
 def read(answer: bytes, kind: type[_T]) -> _T:
-    """An answer as one of our structs. ApiError when it is none: a proxy's page, for one."""
+    """An answer as one of our structs. Raises ApiError if it does not fit, as the page of a proxy."""
     try:
         return msgspec.json.decode(answer, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -257,6 +260,6 @@ def read(answer: bytes, kind: type[_T]) -> _T:
 
 
 def as_json(value: object) -> Mapping[str, Any]:
-    """A struct as the JSON values that a request's body is made of."""
+    """A struct as JSON values, for the body of a request."""
     made: Mapping[str, Any] = json.loads(msgspec.json.encode(value))
     return made

@@ -49,17 +49,18 @@ _POLICIES: Final = f"/apis/{GROUP}/{VERSION}/namespaces/{{namespace}}/{PLURAL}"
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """How the composition root is told, and asked."""
+    """How the cluster's part calls the composition root."""
 
     endpoints: Callable[[Sequence[Endpoint], frozenset[str]], None]
-    """Use these from now on, of pools of which these exist. ConfigError: not possible at the moment."""
+    """Use these endpoints from now on, of these existing pools. ConfigError: this is not possible at the
+    moment."""
     policies: Callable[[Policy, Policy | None], None]
-    """Route by the first, score by the second beside it."""
+    """Route by the first policy, and score by the second one in dry run."""
     live: Callable[[], Live]
     followed: Callable[[str, bool], None]
-    """Whether the API server lets us follow pods, pool, policies."""
+    """Whether the API server lets us follow pods, pool or policies."""
     judged: Callable[[int, int], None]
-    """So many policies are sound and have their place, so many are refused."""
+    """How many policies are accepted, and how many are refused."""
     lease_held: Callable[[bool], None]
     """Whether this process writes status."""
     objectives: Callable[[Mapping[str, int]], None] = lambda _: None
@@ -69,7 +70,7 @@ class Hooks:
 
 
 class Cluster:
-    """`run` until cancelled. `default` is the policy that routes while no object does."""
+    """`run` until cancelled. `default` is the policy that routes while no policy object does."""
 
     def __init__(
         self, settings: Kubernetes, *, hooks: Hooks, default: Policy, writes: bool, keep: Keep, rng: Random
@@ -92,13 +93,13 @@ class Cluster:
         self._rewrites_version = 0
 
     def set_default(self, default: Policy) -> None:
-        """Another policy routes while no object does."""
+        """Change the policy that routes while no policy object does."""
         self._default = default
         self._policies.changed = True
         self._dirty.set()
 
     async def run(self) -> None:
-        """Follow, judge and write. ConfigError where there is no way into the cluster."""
+        """Follow, judge and write. Raises ConfigError if there is no access to the cluster."""
         api = await Api.connect(self._settings)
         try:
             async with asyncio.TaskGroup() as group:
@@ -161,7 +162,7 @@ class Cluster:
         sink: Sink[T],
         on_change: Callable[[], None],
     ) -> Reflector[T]:
-        """Follows one kind of object in the picker's namespace."""
+        """A reflector for one kind of object in the picker's namespace."""
         return Reflector(
             api,
             Source(
@@ -177,7 +178,7 @@ class Cluster:
         )
 
     def _objective_reflectors(self, api: Api) -> Sequence[Reflector[Objective]]:
-        """One for each API group that the settings name: a cluster need not have either."""
+        """A reflector for each API group that the settings name. A cluster may have none of these groups."""
         groups = [group for group in PATHS if group in self._settings.objectives]
         sets = [Objectives(pools=self._settings.names) for _ in groups]
 
@@ -192,7 +193,7 @@ class Cluster:
         ]
 
     def _rewrite_reflectors(self, api: Api) -> Sequence[Reflector[ModelRewrite]]:
-        """As for objectives."""
+        """The same for rewrites."""
         return [
             self._reflector(
                 api,
@@ -206,7 +207,9 @@ class Cluster:
         ]
 
     def _use_rewrites(self) -> None:
-        """Only what they want counts: a status, which we write ourselves, changes nothing."""
+        """Apply the rewrites if their specs have changed. Their status, which we write ourselves, does not
+        count.
+        """
         version = sum(rewrites.version for rewrites in self._rewrites)
         if version != self._rewrites_version:
             self._rewrites_version = version
@@ -226,7 +229,9 @@ class Cluster:
         )
 
     async def _judge(self, pools: Pools) -> None:
-        """Put policies to use whenever a spec has changed; a change of status alone leads nowhere."""
+        """Judge the policies whenever a spec has changed, and apply the result. A change of status has no
+        effect.
+        """
         while True:
             await self._dirty.wait()
             self._dirty.clear()
@@ -253,7 +258,7 @@ class Cluster:
             await asyncio.sleep(_LOOK_S)
             self._hooks.lease_held(lease_holder.holds())
             if not pools.settled or self._dirty.is_set():
-                continue  # half known is not worth telling
+                continue  # nothing is written before everything is known
             await writer.look(
                 self._outcome,
                 says=self._policies.observed(),
@@ -267,10 +272,10 @@ class Cluster:
 
 
 def _time() -> str:
-    """The time of day, as most of Kubernetes writes it."""
+    """The current time in the format of most Kubernetes objects."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _micro_time() -> str:
-    """As a Lease has it."""
+    """The current time in the format of a Lease."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -43,14 +43,14 @@ _RULES: Final[Mapping[str, tuple[tuple[str, str, str], ...]]] = {
         ),
     ),
 }
-"""By struct, the larger field, the smaller one and what to say:
-what `PolicySpec.__post_init__` says of single structs, so that `kubectl apply` says it, too."""
+"""By struct: the larger field, the smaller field, and the error message. `PolicySpec.__post_init__` checks
+the same in single structs; with these rules `kubectl apply` checks it too."""
 
 _COPIED: Final = ("type", "minimum", "maximum", "minLength", "maxLength", "pattern")
 
 
 def crd() -> Mapping[str, Any]:
-    """The whole object, as JSON values."""
+    """The whole object as JSON values."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -58,7 +58,7 @@ def crd() -> Mapping[str, Any]:
             "name": f"{PLURAL}.{GROUP}",
             "annotations": {"helm.sh/resource-policy": "keep"},
             # Gateway API's tools find policies by this label (GEP-713):
-            # it changes its target and nothing below.
+            # `Direct`: a policy changes its target and no object below.
             "labels": {
                 "app.kubernetes.io/part-of": "prefix-gateway",
                 "gateway.networking.k8s.io/policy": "Direct",
@@ -90,14 +90,14 @@ def crd() -> Mapping[str, Any]:
 
 
 def crd_yaml() -> str:
-    """The object as the file that the chart carries."""
+    """The object as the file in the chart."""
     return _HEAD + yaml.safe_dump(crd(), sort_keys=False, width=110, allow_unicode=True)
 
 
 def _schema() -> dict[str, Any]:
     _, definitions = msgspec.json.schema_components([PolicySpec])
     spec = _object("PolicySpec", definitions)
-    spec["required"] = ["targetRef"]  # a policy in a file needs none, an object does
+    spec["required"] = ["targetRef"]  # a policy in a file needs no target, an object does
     return {
         "type": "object",
         "description": _KIND_TEXT,
@@ -113,7 +113,7 @@ def _schema() -> dict[str, Any]:
 
 
 def _object(name: str, definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """A struct's schema with everything it refers to written out, as Kubernetes wants it."""
+    """A struct's schema, with all references replaced by their content, as Kubernetes needs it."""
     struct = definitions[name]
     made: dict[str, Any] = {
         "type": "object",
@@ -131,7 +131,9 @@ def _object(name: str, definitions: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _at_least(larger: str, smaller: str, fields: Mapping[str, Any], struct: Mapping[str, Any]) -> str:
-    """CEL: one field is not under another. A field that is not set has the picker's default."""
+    """A CEL rule: one field is not less than another. A field that is not set counts as the
+    picker's default.
+    """
 
     def value(name: str) -> str:
         default = struct["properties"][name]["default"]

@@ -29,33 +29,33 @@ _VERSIONS: Mapping[AddressFamily, int] = {"IPv4": 4, "IPv6": 6}
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """What is kept of a pod that requests may go to."""
+    """The facts that are kept about a pod that may get requests."""
 
     created: str
     uid: str
     host: str
     processes: Mapping[str, str]
-    """By container: which start of it this is."""
+    """For each container, which start of it this is."""
     ports: Mapping[int, str]
-    """By declared port: the container that serves it."""
+    """For each declared port, the container that serves it."""
     model: str
     adapters: frozenset[str]
     metrics: str
     role: Role
     front: int
-    """The port that hands requests on to data parallel ranks, which the target ports are; 0:
-    each of those is a whole server."""
+    """The port that passes requests on to data parallel ranks; the target ports are then these ranks. 0: each
+    target port is a whole server."""
 
 
 class Found(NamedTuple):
-    """An endpoint, and when its pod was made."""
+    """An endpoint, and when its pod was created."""
 
     created: str
     endpoint: Endpoint
 
 
 class Discovery:
-    """Pods of one pool by name; `changed` until the endpoints have been asked for."""
+    """The pods of one pool by name. `changed` is true until the endpoints have been asked for."""
 
     def __init__(self, *, pool: str, family: AddressFamily, ports: Sequence[int] = ()) -> None:
         self._pool = pool
@@ -65,24 +65,24 @@ class Discovery:
         self.changed = False
 
     def __len__(self) -> int:
-        """Pods that requests may go to."""
+        """Number of pods that may get requests."""
         return len(self._servers)
 
     def set_ports(self, ports: Sequence[int]) -> None:
-        """Target ports of the pool; each is an endpoint of every pod."""
+        """Set the pool's target ports. Each is an endpoint of every pod."""
         if tuple(ports) != self._ports:
             self._ports = tuple(ports)
             self.changed = True
 
     def replace(self, pods: Iterable[Pod]) -> None:
-        """All pods there are."""
+        """The list of all pods."""
         servers = {pod.metadata.name: server for pod in pods if (server := self._server(pod)) is not None}
         if servers != self._servers:
             self._servers = servers
             self.changed = True
 
     def put(self, pod: Pod) -> None:
-        """A pod that is new, or not what it was."""
+        """A new or changed pod."""
         server = self._server(pod)
         if server is None:
             self.remove(pod)
@@ -95,7 +95,7 @@ class Discovery:
             self.changed = True
 
     def found(self) -> list[Found]:
-        """One for each port of each server; `united` makes names and addresses unique."""
+        """An endpoint for each port of each server. `united` makes names and addresses unique."""
         self.changed = False
         return [
             Found(server.created, _endpoint(name, server, port, rank=rank, pool=self._pool))
@@ -104,7 +104,6 @@ class Discovery:
         ]
 
     def check_integrity(self) -> None:
-        """What is handed out is sound, and asking twice gives the same."""
         changed, endpoints = self.changed, united([self.found()])
         assert len({e.name for e in endpoints}) == len(endpoints) == len({e.address for e in endpoints})
         assert len(endpoints) <= len(self._servers) * len(self._ports)
@@ -112,7 +111,7 @@ class Discovery:
         self.changed = changed
 
     def _server(self, pod: Pod) -> _Server | None:
-        """None: no requests for it now."""
+        """The facts about a pod. None: it gets no requests now."""
         host = _host(pod, self._family)
         if not _ready(pod) or not host or pod.metadata.deletion_timestamp is not None:
             return None
@@ -125,7 +124,7 @@ class Discovery:
             ports={p.container_port: c.name for c in pod.spec.containers for p in c.ports},
             model=annotations.model if len(annotations.model) <= MAX_NAME_CHARS else "",
             adapters=_adapters(annotations.adapters),
-            # What is no place is passed over: the page is then looked for where those of the others are.
+            # An invalid place is ignored: the page is then expected at the same place as the others'.
             metrics=annotations.metrics if METRICS_PLACE.fullmatch(annotations.metrics) else "",
             front=_port(annotations.data_parallel_port),
             role=ROLES.get(pod.metadata.labels.role, Role.UNSAID),
@@ -133,17 +132,19 @@ class Discovery:
 
 
 def _adapters(text: str) -> frozenset[str]:
-    """Names that a request can have; more than a server can hold are left out."""
+    """Adapters whose names a request can have. Names beyond the number that a server can
+    hold are left out.
+    """
     names = (name.strip() for name in text.split(",", _MOST_ADAPTERS)[:_MOST_ADAPTERS])
     return frozenset(name for name in names if 0 < len(name) <= MAX_NAME_CHARS)
 
 
 def _ready(pod: Pod) -> bool:
-    """What the pod's own kubelet last said of it, as a whole or part by part.
+    """Whether the pod is ready, as its own kubelet last reported, for the pod or for its parts.
 
-    The node controller takes Ready away, and nothing but Ready, from all pods of a node that it does not hear
-    of. If the pods serve on, as when only the control plane was away, every endpoint would be gone at once;
-    if they do not, their scrapes fail and no request goes there.
+    If the node controller does not hear of a node, it sets Ready to false on all pods of that node, and
+    changes nothing else. If the pods still serve, for example because only the control plane was away, all
+    endpoints would be gone at once. If they do not serve, their scrapes fail and they get no requests anyway.
     """
     said = {c.type: c.status for c in pod.status.conditions}
     parts = ("ContainersReady", *(gate.condition_type for gate in pod.spec.readiness_gates))
@@ -151,21 +152,21 @@ def _ready(pod: Pod) -> bool:
 
 
 def pool_ports(pool: Pool) -> tuple[int, ...]:
-    """Target ports, each once; a number that is no port is left out."""
+    """The target ports, each once. Numbers that are no ports are left out."""
     return tuple(dict.fromkeys(port.number for port in pool.spec.target_ports if 0 < port.number < 65_536))
 
 
 def label_selector(labels: Mapping[str, str]) -> str:
-    """As a query of the API server has it."""
+    """The labels as a query of the API server."""
     return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
 
 def united(pools: Sequence[Sequence[Found]]) -> list[Endpoint]:
     """The endpoints of several pools, by name. Names and addresses are unique.
 
-    Two pods can have one address for a moment, or for long where a node died; and two watches can know one
-    name as two pods, an older and a younger. The younger pod has the name and the address. A pod that several
-    pools select belongs to the first of them.
+    Two pods can have the same address for a moment, or for long if a node died. And two watches can know two
+    pods of the same name, an older and a younger one. The younger pod gets the name and the address. A pod
+    that several pools select belongs to the first of them.
     """
     by_age = sorted(chain.from_iterable(reversed(pools)), key=lambda found: found.created)
     by_name = {found.endpoint.name: found for found in by_age}
@@ -175,16 +176,14 @@ def united(pools: Sequence[Sequence[Found]]) -> list[Endpoint]:
 
 
 def in_several(pools: Sequence[Sequence[Found]]) -> Collection[EndpointName]:
-    """Endpoints that more than one pool has."""
+    """The endpoints that more than one pool has."""
     times = Counter(found.endpoint.name for found in chain.from_iterable(pools))
     return [name for name, count in times.items() if count > 1]
 
 
 def _endpoint(name: str, server: _Server, port: int, *, rank: int, pool: str) -> Endpoint:
     process = server.processes.get(server.ports.get(port, ""))
-    if (
-        process is None
-    ):  # nobody declares the port, which is legal: any container may be the one that serves it
+    if process is None:  # no container declares the port, which is legal, so any container may serve it
         process = " ".join(f"{key}={value}" for key, value in sorted(server.processes.items()))
     return Endpoint(
         name=EndpointName(f"{name}:{port}"),
@@ -201,13 +200,13 @@ def _endpoint(name: str, server: _Server, port: int, *, rank: int, pool: str) ->
 
 
 def _port(text: str) -> int:
-    """0: it is no port."""
+    """The port. 0: the text is no port."""
     return int(text) if len(text) <= 5 and text.isascii() and text.isdigit() and int(text) < 65_536 else 0
 
 
 def _host(pod: Pod, family: AddressFamily) -> str:
-    """The pod's address of that family, in the one spelling that `Address` compares by;
-    else its primary one.
+    """The pod's address of this family, in the spelling by which `Address` compares. If it has none: its
+    primary address.
     """
     addresses = [ip for text in (pod.status.pod_ip, *(p.ip for p in pod.status.pod_ips)) if (ip := _ip(text))]
     wanted = _VERSIONS.get(family)

@@ -15,7 +15,7 @@ _SAME_S: Final = 600.0
 _KEPT: Final = 64
 _BURST: Final = 10
 _REFILL_S: Final = 15.0
-"""A further Event every so many seconds, once the burst is spent."""
+"""Once the burst is used up, one more Event is allowed every so many seconds."""
 _MESSAGE_CHARS: Final = 1000
 
 
@@ -26,7 +26,7 @@ _NOBODY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class EventText:
-    """Something that an operator must know. Reasons are a fixed set, documented for operators."""
+    """Something that an operator must know. The reasons are a fixed set, which the docs explain."""
 
     reason: Literal[
         "NoEndpoints",
@@ -39,15 +39,15 @@ class EventText:
     message: str
     kind: Literal["Normal", "Warning"] = "Warning"
     pool: str = ""
-    """The InferencePool on which it stands."""
+    """The InferencePool that the Event is attached to."""
     policy: str = ""
-    """Name of the policy that it is about, and its uid; empty: of the pool alone."""
+    """Name and uid of the policy that the Event is about. Empty: it is about the pool alone."""
     policy_uid: str = ""
 
 
 @dataclass(slots=True)
 class Written:
-    """An Event that was written: once more of the same counts it up."""
+    """An Event that was written. If the same text comes again, its count is raised."""
 
     text: EventText
     name: str
@@ -57,7 +57,7 @@ class Written:
 
 
 class EventBudget:
-    """Times are monotonic seconds, but for the texts that go into objects."""
+    """Times are monotonic seconds, except for the texts that go into objects."""
 
     def __init__(self) -> None:
         self._written: OrderedDict[EventText, Written] = OrderedDict()
@@ -66,7 +66,7 @@ class EventBudget:
         self._named = 0
 
     def offer(self, text: EventText, *, now: float, time_text: str) -> Written | None:
-        """The Event to write now, new when its count is 1; None: left out."""
+        """The Event to write now; a count of 1 means a new Event. None: the Event is left out."""
         text = replace(text, message=text.message[:_MESSAGE_CHARS])
         self._tokens = min(_BURST, self._tokens + (now - self._filled_at) / _REFILL_S)
         self._filled_at = now
@@ -87,7 +87,7 @@ class EventBudget:
         return event
 
     def forget(self, event: Written) -> None:
-        """It could not be written: the next of the same starts anew."""
+        """The Event could not be written. The next one with the same text is a new Event."""
         self._written.pop(event.text, None)
 
     def check_integrity(self) -> None:
@@ -97,8 +97,8 @@ class EventBudget:
 
 
 class Watchman:
-    """Sees what has happened to the endpoints of a pool between two looks.
-    Tells of many at once in one sentence.
+    """Compares the endpoints of a pool between two looks. Changes of many endpoints are reported in one
+    sentence.
     """
 
     _NAMED: Final = 5
@@ -109,7 +109,7 @@ class Watchman:
         self._any_ready: bool | None = None
 
     def look(self, ready: dict[str, str]) -> list[EventText]:
-        """`ready`: by endpoint name, why it may not be picked; empty: it may."""
+        """ready: for each endpoint, why it may not be picked; empty: it may."""
         ejected = [n for n, why in ready.items() if why and self._known.get(n)]
         returned = [n for n, why in ready.items() if not why and self._known.get(n) is False]
         self._known = {name: not why for name, why in ready.items()}

@@ -34,7 +34,7 @@ class Election:
         self._renewed_at: float | None = None
 
     def step(self, lease: Lease | None, *, now: float) -> Step:
-        """What to do, having read the lease just now; None: there is none."""
+        """The action to take after reading the lease. None: there is no lease yet."""
         if lease is None:
             self._seen = None
             return "create"
@@ -49,11 +49,11 @@ class Election:
         return "take" if now - self._seen_at > promised_s else "wait"
 
     def renewed(self, *, sent_at: float) -> None:
-        """The API server took our name; the request was sent at `sent_at`."""
+        """The API server accepted our name. The request was sent at `sent_at`."""
         self._renewed_at = sent_at
 
     def lost(self) -> None:
-        """It did not: another was quicker."""
+        """Another replica wrote the lease first."""
         self._renewed_at = None
 
     def holds(self, *, now: float) -> bool:
@@ -61,7 +61,7 @@ class Election:
         return self._renewed_at is not None and now - self._renewed_at < _HOLDS_RATIO * self._duration_s
 
     def spec(self, step: Step, *, time_text: str) -> LeaseSpec:
-        """The lease's spec after `step`, which must be one that writes."""
+        """The spec of the lease to write, after a `step` that writes."""
         assert step != "wait", "nothing to write"
         before = self._seen or LeaseSpec()
         renewing = step == "renew"

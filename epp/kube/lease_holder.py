@@ -21,15 +21,15 @@ from epp.kube.objects import Lease, LeaseSpec
 _log = logging.getLogger(__name__)
 
 _TRIES_IN_TIME: Final = 6
-"""Renewals within one lease's time: two may fail before the holder doubts itself."""
+"""Renewals within the duration of one lease. Two may fail before the holder gives up its role."""
 _GIVE_BACK_S: Final = 2.0
-"""No longer is a process kept from ending."""
+"""The end of the process waits no longer than this."""
 _LEASES: Final = "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
 
 
 class LeaseHolder:
-    """`holds()` says whether this process may write now.
-    `time_text` is the time of day as the API server writes it.
+    """`holds()` says whether this process may write now. `time_text` gives the current time in the API
+    server's format.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class LeaseHolder:
         rng: Random,
         owner: Mapping[str, str] | None = None,
     ) -> None:
-        """`owner`: a reference to what the lease goes with; None:
-        nothing, it stays when the last picker has ended.
+        """owner: a reference to the object whose deletion deletes the lease. None: the lease stays when the
+        last picker has ended.
         """
         self._api = api
         self._path = _LEASES.format(namespace=namespace)
@@ -66,7 +66,7 @@ class LeaseHolder:
         return self._election.holds(now=self._clock())
 
     async def run(self) -> None:
-        """Try for ever; give the lease back when cancelled."""
+        """Try for ever. Releases the lease when cancelled."""
         try:
             while True:
                 await self._try_once()
@@ -86,7 +86,7 @@ class LeaseHolder:
                 await self._write(step)
             self._complaint = ""
         except ApiError as error:
-            if error.status == 409:  # another was quicker
+            if error.status == 409:  # another replica was faster
                 self._election.lost()
             elif str(error) != self._complaint:
                 self._complaint = str(error)
@@ -123,7 +123,7 @@ class LeaseHolder:
         self._lease = read(await self._api.request(method, path, body=body), Lease)
 
     async def _give_back(self) -> None:
-        """So that the next holder need not wait for the lease to run out."""
+        """Release the lease, so that the next holder need not wait until it expires."""
         if not self.holds() or self._lease is None:
             return
         freed = msgspec.structs.replace(self._lease.spec, holder_identity="", lease_duration_seconds=1)

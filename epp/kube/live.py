@@ -17,47 +17,47 @@ _SLICES: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class LiveEndpoint:
-    """One endpoint now."""
+    """The current state of one endpoint."""
 
     name: str
     pool: str
     why_not: str = ""
-    """Why no request goes there; empty: requests may."""
+    """Why no request goes to the endpoint. Empty: requests may."""
     queries_tokens: float | None = None
-    """Counter: prompt tokens it looked up in its prefix cache; None: nothing fresh is known."""
+    """Counter: prompt tokens that the server looked up in its prefix cache. None: no fresh value is known."""
     hits_tokens: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """The pools now, as the picker sees them."""
+    """The current state of the pools, as the picker sees them."""
 
     endpoints: Sequence[LiveEndpoint] = ()
     tried_picks: int = 0
-    """Picks that a policy in DryRun has scored as well, and those in which it agreed."""
+    """Picks that a policy in DryRun has scored as well, and those in which it chose the same endpoint."""
     tried_agreed: int = 0
     tried_flow: Mapping[str, int] = field(default_factory=dict)
     """Requests by what the flow control of that policy would have done with them."""
     saturation: float | None = None
-    """Of the base model with the most of it; None: flow control is off."""
+    """The largest saturation of any base model. None: flow control is off."""
 
 
 def ratio_text(part: float, whole: float) -> str | None:
-    """As status writes it; None where there is nothing to divide."""
+    """The ratio in the format of the status. None: there is nothing to divide by."""
     return f"{min(1.0, max(0.0, part / whole)):.3f}" if whole > 0 else None
 
 
 class HitRatio:
-    """Hits over queries of all endpoints in the last five minutes, in slices of half a minute."""
+    """Hits divided by queries, of all endpoints in the last five minutes, in slices of half a minute."""
 
     def __init__(self) -> None:
         self._last: dict[str, tuple[float, float]] = {}
         self._slices: deque[list[float]] = deque(maxlen=_SLICES)
-        """Each: when it began, queries, hits."""
+        """Of each slice: when it began, queries, hits."""
 
     def observe(self, endpoints: Sequence[LiveEndpoint], *, now: float) -> None:
-        """Take in the counters.
-        One that went back belongs to a new process; what that one did so far is left out.
+        """Take in the counters. A counter that went back belongs to a new process, whose counts so far are
+        left out.
         """
         if not self._slices or now - self._slices[-1][0] >= _SLICE_S:
             self._slices.append([now, 0.0, 0.0])
@@ -76,7 +76,7 @@ class HitRatio:
         self._last = seen
 
     def text(self, *, now: float) -> str | None:
-        """As status writes it; None while nothing was looked up."""
+        """The ratio in the format of the status. None: no tokens were looked up yet."""
         recent = [s for s in self._slices if now - s[0] < _SLICES * _SLICE_S]
         return ratio_text(sum(s[2] for s in recent), sum(s[1] for s in recent))
 
@@ -86,5 +86,5 @@ class HitRatio:
 
 
 def why_not(endpoints: Sequence[LiveEndpoint], *, pool: str) -> Mapping[str, str]:
-    """By name, why no request goes to an endpoint of the pool; empty: requests may."""
+    """For each endpoint, why no request goes to it. Empty: requests may."""
     return {e.name: e.why_not for e in endpoints if e.pool == pool}

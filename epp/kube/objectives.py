@@ -16,21 +16,21 @@ PATHS: Final[Mapping[str, str]] = {
     "llm-d.ai": "/apis/llm-d.ai/v1alpha2/namespaces/{namespace}/inferenceobjectives",
     "inference.networking.x-k8s.io": "/apis/inference.networking.x-k8s.io/v1alpha2/namespaces/{namespace}/inferenceobjectives",
 }
-"""Where each group has them; the newer first."""
+"""Where each API group has its objectives. The newer group is first."""
 _MOST: Final = 1024
-"""Objectives of one group; more are left out."""
+"""Most objectives of one group. Others are left out."""
 _LIMIT: Final = 1000
 
 
 class Objectives:
-    """Those of the picker's pools, by name."""
+    """The objectives of the picker's pools, by name."""
 
     def __init__(self, *, pools: Collection[str]) -> None:
         self._pools = pools
         self.priorities: dict[str, int] = {}
 
     def replace(self, objects: Iterable[Objective]) -> None:
-        """All that there are."""
+        """The list of all objectives."""
         self.priorities.clear()
         for found in objects:
             self.put(found)
@@ -45,7 +45,7 @@ class Objectives:
 
 
 def merged(newer_first: Sequence[Objectives]) -> Mapping[str, int]:
-    """Priority by the objective's name."""
+    """The priority of each objective, by name."""
     found: dict[str, int] = {}
     for objectives in reversed(newer_first):
         found.update(objectives.priorities)

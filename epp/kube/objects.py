@@ -14,11 +14,11 @@ from msgspec import field
 
 
 class _Object(msgspec.Struct, frozen=True, rename="camel"):
-    """Unknown fields are left behind; what a server leaves out has a default."""
+    """Unknown fields are ignored, and missing fields have defaults."""
 
 
 class PodAnnotations(_Object, frozen=True):
-    """What an operator may say of a pod that its labels have no room for."""
+    """Facts about a pod that do not fit into labels."""
 
     model: str = field(name="prefix-gateway.dev/model", default="")
     """The base model it serves."""
@@ -31,7 +31,7 @@ class PodAnnotations(_Object, frozen=True):
 
 
 class PodLabels(_Object, frozen=True):
-    """Of a pod's labels, those that say what it does."""
+    """The labels that say which role a pod has."""
 
     role: str = field(name="llm-d.ai/role", default="")
     """Prefill, decode or both, in llm-d's words."""
@@ -94,7 +94,7 @@ class Pod(_Object, frozen=True):
 
 
 class ObjectMeta(_Object, frozen=True):
-    """Of everything but pods."""
+    """The metadata of every object except pods."""
 
     name: str = ""
     namespace: str = ""
@@ -205,7 +205,7 @@ class PolicyStatus(_Object, frozen=True, omit_defaults=True):
 
 
 class PolicyObject(_Object, frozen=True):
-    """A PrefixRoutingPolicy. Its spec is judged later, by the code that judges a policy file."""
+    """A PrefixRoutingPolicy. Its spec is checked later, by the code that checks a policy file."""
 
     metadata: ObjectMeta
     spec: Any = None
@@ -226,7 +226,7 @@ class Lease(_Object, frozen=True):
 
 
 class Failure(_Object, frozen=True):
-    """A Status object that tells of an error."""
+    """A Status object that reports an error."""
 
     code: int = 0
     reason: str = ""

@@ -33,7 +33,7 @@ _NO_POOL: Final = "there is no InferencePool of the name in spec.targetRef.name"
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A spec that routes or did, and the generation that it was."""
+    """A spec that routes or has routed, and its generation."""
 
     generation: int
     spec: PolicySpec
@@ -41,7 +41,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One condition: whether it is so, why in one word, why in a sentence."""
+    """The content of one condition: true or false, a reason in one word, a message."""
 
     so: bool
     reason: str
@@ -50,27 +50,27 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one policy object."""
+    """The result for one policy object."""
 
     uid: str
     generation: int
     target: str
-    """The pool that it names."""
+    """The pool that the policy names."""
     accepted: Word
     programmed: Word
     last_accepted: Accepted | None
     rule: str | None = None
     mode: str | None = None
-    """Of a spec that is sound."""
+    """The mode of a sound spec."""
     routes: bool = False
-    """It is the one that routes, by this spec or by the one accepted before."""
+    """Whether this policy routes, by this spec or by the one that was accepted before."""
     dry_run: bool = False
-    """It is the one that is scored beside."""
+    """Whether this policy is in dry run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stranger:
-    """A policy for another pool, of which another picker speaks, if there is one."""
+    """A policy for a pool of another picker. That picker, if there is one, judges it."""
 
     name: str
     uid: str
@@ -82,7 +82,7 @@ class Stranger:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Who routes, who is tried, and a verdict by name on every policy of the pool."""
+    """The policy that routes, the policy in dry run, and the results of all policies of the pool by name."""
 
     acting: Policy
     tried: Policy | None
@@ -91,7 +91,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Claim:
-    """One policy object that is for a pool of ours."""
+    """A policy object for one of our pools."""
 
     name: str
     target: str
@@ -103,16 +103,16 @@ class _Claim:
     fault: str
     last: Accepted | None
     status: Any = field(compare=False)
-    """As last seen in the object; nothing is decided by it."""
+    """As last seen in the object. No decision depends on it."""
 
     @property
     def order(self) -> tuple[str, str]:
-        """The oldest first; of the same second by name, so that all replicas agree."""
+        """The oldest first. Policies of the same second are ordered by name, so that all replicas agree."""
         return self.created, self.name
 
 
 class PolicySet:
-    """The policies of `pools` by name; `changed` until their outcome has been asked for."""
+    """The policies of `pools` by name. `changed` is true until `resolve` has been called."""
 
     def __init__(self, *, pools: Collection[str]) -> None:
         self._pools = pools
@@ -124,7 +124,7 @@ class PolicySet:
         return len(self._claims)
 
     def replace(self, objects: Iterable[PolicyObject]) -> None:
-        """All policy objects there are."""
+        """The list of all policy objects."""
         present = set()
         for found in objects:
             present.add(found.metadata.name)
@@ -133,7 +133,7 @@ class PolicySet:
             self._drop(name)
 
     def put(self, found: PolicyObject) -> None:
-        """A policy object that is new, or not what it was."""
+        """A new or changed policy object."""
         name = found.metadata.name
         before = self._claims.get(name)
         self._strangers.pop(name, None)
@@ -148,9 +148,7 @@ class PolicySet:
             self.changed = True
 
     def wrote(self, found: PolicyObject) -> None:
-        """The object as our own write of its status left it.
-        It may be older than what the watch has told meanwhile.
-        """
+        """The object after our own write of its status. It may be older than the watch's last event."""
         claim = self._claims.get(found.metadata.name)
         if claim is not None and _same(claim, found):
             claim.status = found.status
@@ -159,21 +157,23 @@ class PolicySet:
         self._drop(found.metadata.name)
 
     def observed(self) -> Mapping[str, Any]:
-        """The status that each object has, as last seen."""
+        """The status of each object, as last seen."""
         return {name: claim.status for name, claim in self._claims.items()}
 
     def strangers(self) -> Collection[Stranger]:
-        """The policies of this namespace that are for other pools, as last seen."""
+        """The policies of this namespace for pools of other pickers, as last seen."""
         return self._strangers.values()
 
     def resolve(self, *, default: Policy, existing: Collection[str]) -> Outcome:
-        """Judge all of them. What routes from now on is remembered as accepted.
-        existing: the pools that there are.
+        """Judge all policies. The spec that routes from now on is remembered as accepted.
+        existing: the pools that exist.
         """
         self.changed = False
         claims = sorted(self._claims.values(), key=lambda claim: (claim.target not in existing, *claim.order))
         winner = next((c for c in claims if _claims_routing(c)), None)
-        if winner is None:  # nobody wants to route any more: what did last goes on while its policy is tried
+        if (
+            winner is None
+        ):  # no policy asks to route: a policy in DryRun that has routed before goes on with its last accepted spec
             winner = next((c for c in claims if c.last is not None), None)
         elif winner.spec is not None:
             winner.last = Accepted(winner.generation, winner.spec)
@@ -207,7 +207,7 @@ class PolicySet:
 
 
 def _target(found: PolicyObject) -> str:
-    """The pool that it names; empty: none."""
+    """The pool that the policy names. Empty: none."""
     target = found.spec.get("targetRef") if isinstance(found.spec, dict) else None
     return str(target.get("name") or "") if isinstance(target, dict) else ""
 
@@ -225,7 +225,7 @@ def _stranger(found: PolicyObject) -> Stranger:
 
 
 def _same(before: _Claim, found: PolicyObject) -> bool:
-    """A change of target is a change of spec, and so of generation."""
+    """Whether the spec is unchanged. A change of target is a change of spec, and so of generation."""
     metadata = found.metadata
     return before.uid == metadata.uid and before.generation == metadata.generation
 
@@ -252,8 +252,8 @@ def _claim(found: PolicyObject, *, last: Accepted | None) -> _Claim:
 
 
 def _remembered(found: PolicyObject) -> Accepted | None:
-    """What the status says was accepted last.
-    It may be of another release, or of another hand: judged again.
+    """The spec that was accepted last, by the object's status. Another release or another author may have
+    written it, so it is checked again.
     """
     kept = found.status.last_accepted
     if kept is None or kept.generation > found.metadata.generation:
@@ -265,7 +265,9 @@ def _remembered(found: PolicyObject) -> Accepted | None:
 
 
 def _claims_routing(claim: _Claim) -> bool:
-    """It is to route: soundly, or by what it was before its last change was refused."""
+    """Whether the policy asks to route: by a sound spec, or by its last accepted spec if its last change was
+    refused.
+    """
     if claim.spec is not None:
         return claim.spec.mode == "Enforce"
     return claim.last is not None

@@ -19,7 +19,7 @@ from epp.kube.objects import Condition, LastAccepted, PolicyStatus
 from epp.kube.policies import Stranger, Verdict, Word
 
 _SHORTEST_S: Final = 1.0
-"""Between two writes to one object, whatever happens."""
+"""Least time between two writes to one object, in any case."""
 _MOST_SATURATION: Final = 9999.0
 _MESSAGE_CHARS: Final = 1024
 
@@ -27,11 +27,9 @@ _MESSAGE_CHARS: Final = 1024
 def desired(
     verdict: Verdict, *, before: PolicyStatus, live: Live, hit_ratio: str | None, time_text: str
 ) -> PolicyStatus:
-    """What the status should say. `before`: what it says."""
+    """The status that the object should have. `before`: its current status."""
     last = verdict.last_accepted
-    counts = (
-        verdict.routes or verdict.dry_run
-    )  # numbers beside a policy that has no part in them would mislead
+    counts = verdict.routes or verdict.dry_run  # other policies have no part in these numbers
     tried: dict[str, int | str] | None = None
     if verdict.dry_run:
         tried = {"picks": live.tried_picks}
@@ -60,7 +58,7 @@ def desired(
 
 
 def _saturation(live: Live) -> str | None:
-    """As status writes it; None where flow control is off."""
+    """The saturation in the format of the status. None: flow control is off."""
     return None if live.saturation is None else f"{min(live.saturation, _MOST_SATURATION):.2f}"
 
 
@@ -78,7 +76,7 @@ def _condition(kind: str, word: Word, generation: int, *, before: PolicyStatus, 
 
 
 def unclaimed(stranger: Stranger, *, time_text: str) -> PolicyStatus:
-    """What a policy says that no picker has judged: neither what it said for another target, nor nothing."""
+    """The status of a policy that no picker has judged. It replaces an older status for another target."""
     word = Word(
         False,
         "TargetNotFound",
@@ -95,8 +93,8 @@ def unclaimed(stranger: Stranger, *, time_text: str) -> PolicyStatus:
 
 
 def patch(status: PolicyStatus, *, uid: str, resource_version: str = "") -> Mapping[str, Any]:
-    """As a merge patch; the uid lets a namesake that replaced the object alone,
-    the version whoever wrote meanwhile.
+    """The status as a merge patch. With the uid the patch cannot change another object of the same name. With
+    the version it cannot overwrite a newer status.
     """
     body: dict[str, Any] = msgspec.to_builtins(status)
     for name in (
@@ -109,23 +107,25 @@ def patch(status: PolicyStatus, *, uid: str, resource_version: str = "") -> Mapp
         "dryRun",
         "lastAccepted",
     ):
-        body.setdefault(name, None)  # in a merge patch: away with it
+        body.setdefault(name, None)  # null deletes the field in a merge patch
     version = {"resourceVersion": resource_version} if resource_version else {}
     return {"metadata": {"uid": uid, **version}, "status": body}
 
 
 class Unclaimed:
-    """Policies for other pools that nobody judges. A picker of that pool has `_PATIENCE_S` to do it."""
+    """Finds policies for other pools that no picker judges. The picker of such a pool has `_PATIENCE_S` to do
+    it.
+    """
 
     _PATIENCE_S: Final = 20.0
-    """The Lease of that pool may be changing hands."""
+    """The holder of that pool's Lease may be changing."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, int], float] = {}
-        """By uid and generation, when it was first seen to be unjudged."""
+        """By uid and generation: when the policy was first seen without a judgement."""
 
     def due(self, strangers: Iterable[Stranger], *, now: float) -> list[Stranger]:
-        """Those that have waited long enough, each until its status says so."""
+        """The policies that have waited long enough. Each is returned until its status says so."""
         waiting = {(s.uid, s.generation): s for s in strangers if s.status.observed_generation < s.generation}
         self._since = {key: self._since.get(key, now) for key in waiting}
         return [s for key, s in waiting.items() if now - self._since[key] >= self._PATIENCE_S]
@@ -142,7 +142,7 @@ class WriteTimes:
         self._written: dict[str, float] = {}
 
     def due(self, uid: str, *, wanted: PolicyStatus, says: PolicyStatus, now: float) -> bool:
-        """Whether it is time to make an object that says `says` say `wanted`."""
+        """Whether it is time to change a status from `says` to `wanted`."""
         if _written_back(wanted) == _written_back(says):
             return False
         written = self._written.get(uid)
@@ -152,11 +152,11 @@ class WriteTimes:
         return now - written >= pause_s
 
     def wrote(self, uid: str, *, now: float) -> None:
-        """A write was tried, whatever came of it."""
+        """Record an attempt to write, whether or not it succeeded."""
         self._written[uid] = now
 
     def keep(self, uids: set[str]) -> None:
-        """Objects that are gone are forgotten."""
+        """Forget objects that are gone."""
         self._written = {uid: at for uid, at in self._written.items() if uid in uids}
 
     def check_integrity(self) -> None:
@@ -164,8 +164,8 @@ class WriteTimes:
 
 
 def _written_back(status: PolicyStatus) -> PolicyStatus:
-    """Without what the CRD of an older release drops: it would be written for ever.
-    It changes with the generation only.
+    """The status without the fields that the CRD of an older release drops; otherwise it would be written for
+    ever. These fields change only with the generation.
     """
     return msgspec.structs.replace(status, rule=None, mode=None)
 

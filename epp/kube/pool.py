@@ -25,8 +25,8 @@ _PODS: Final = "/api/v1/namespaces/{namespace}/pods"
 
 
 class PoolWatch:
-    """`on_change` is called when there may be other endpoints;
-    `on_pool` when the pool comes, goes, or is another object.
+    """`on_change` is called when the endpoints may have changed; `on_pool` when the pool comes, goes, or is
+    another object.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class PoolWatch:
         self._task: asyncio.Task[None] | None = None
         self._group: asyncio.TaskGroup | None = None
         self.uid = ""
-        """Of the pool's object, while there is one."""
+        """The uid of the pool's object, while it exists."""
         self.exists = bool(settings.selector)
-        """Whether there is what policies may target."""
+        """Whether the pool exists, so that policies may target it."""
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -77,16 +77,16 @@ class PoolWatch:
 
     @property
     def known(self) -> bool:
-        """The pods of the pool as it is now have been listed, or it is known that there are none."""
+        """Whether the pods of the current pool have been listed, or are known not to exist."""
         return self._pods.synced if self._pods is not None else self._pool.synced
 
     @property
     def changed(self) -> bool:
-        """There may be other endpoints than `found` has given last."""
+        """Whether the endpoints may differ from those that `found` returned last."""
         return self.known and self._discovery.changed
 
     def found(self) -> Sequence[Found]:
-        """The endpoints; while the pods of another selector are not listed yet, those from before."""
+        """The endpoints. While the pods of a new selector are not listed yet: the endpoints from before."""
         if self.changed:
             self._found = self._discovery.found()
         return self._found
@@ -107,7 +107,7 @@ class PoolWatch:
         labels = pool.spec.selector.match_labels
         if labels:
             self._follow(labels)
-        else:  # it would select every pod of the namespace, the gateway's own among them
+        else:  # it would select every pod of the namespace, including the gateway's own pods
             _log.error(
                 "InferencePool %s selects nothing: its spec.selector has no labels", pool.metadata.name
             )
@@ -130,7 +130,7 @@ class PoolWatch:
             what="pool",
             kind=Pool,
             path=_POOLS.format(namespace=self._namespace),
-            # By name, as the picker's Role has it; RBAC grants a list of one.
+            # By name, as in the picker's Role: RBAC allows listing a single object.
             selectors=(("fieldSelector", f"metadata.name={self.name}"),),
         )
         return Reflector(
@@ -155,7 +155,7 @@ class PoolWatch:
         self._task = self._pods = None
         self._labels = {}
         self._discovery.replace(())
-        self._discovery.changed = True  # also when there were none: that there are none is now known
+        self._discovery.changed = True  # also if there were none before: now this is known
 
     def _follow(self, labels: Mapping[str, str]) -> None:
         if labels == self._labels:

@@ -31,8 +31,8 @@ _NAMED: Final = 5
 
 
 class Pools:
-    """`on_endpoints` gets every new list, and the names of the pools that exist;
-    `on_pool` is called when a pool comes, goes, or is another object.
+    """`on_endpoints` gets every new list, and the names of the existing pools. `on_pool` is called when a
+    pool comes, goes, or is another object.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class Pools:
         self._changed = asyncio.Event()
         self._complaint = ""
         self._states: dict[tuple[str, str], bool] = {}
-        """By what is followed and pool, whether the API server lets us."""
+        """For each kind of object and pool, whether the API server lets us follow it."""
         self._shared: frozenset[EndpointName] = frozenset()
-        """Endpoints of several pools, as last logged."""
+        """The endpoints of several pools that were logged last."""
         self._watches = [
             PoolWatch(
                 reader,
@@ -71,7 +71,7 @@ class Pools:
             for name in settings.names
         ]
         self.settled = False
-        """The endpoints that there were at first have been handed on."""
+        """Whether the first endpoints have been passed on."""
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -82,12 +82,12 @@ class Pools:
 
     @property
     def existing(self) -> frozenset[str]:
-        """Names of the pools that there are."""
+        """Names of the existing pools."""
         return frozenset(watch.name for watch in self._watches if watch.exists)
 
     @property
     def uids(self) -> Mapping[str, str]:
-        """By name, the uid of each pool's object; empty: there is none."""
+        """The uid of each pool's object, by name. Empty: the pool does not exist."""
         return {watch.name: watch.uid for watch in self._watches}
 
     def check_integrity(self) -> None:
@@ -99,8 +99,8 @@ class Pools:
         self._on_state(what, all(so for (each, _), so in self._states.items() if each == what))
 
     async def _hand_on(self) -> None:
-        """Endpoints, whenever there are others.
-        Those of pools that were not all listed are not known to be all.
+        """Pass on the endpoints whenever they have changed. The first list waits until all
+        pools are known.
         """
         handed_on: tuple[list[Endpoint], frozenset[str]] | None = None
         while True:
@@ -131,7 +131,7 @@ class Pools:
         return united(found)
 
     def _use(self, endpoints: Sequence[Endpoint], existing: frozenset[str]) -> bool:
-        """False: they could not be put to use for the moment."""
+        """Pass on the endpoints. False: they cannot be used at the moment."""
         try:
             self._on_endpoints(endpoints, existing)
         except ConfigError as error:

@@ -27,14 +27,14 @@ _HEAD: Final = f"""\
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule of a Role, and what it is for."""
+    """One rule of a Role, and its reason."""
 
     group: str
     resource: str
     verbs: tuple[str, ...]
     why: str
     name: str = ""
-    """Stands for the only objects it is good for; empty: all of the namespace."""
+    """Placeholder for the only objects that the rule allows. Empty: all objects of the namespace."""
 
 
 RULES: Final[Sequence[Rule]] = (
@@ -81,7 +81,7 @@ def rules(*, pools: Sequence[str] = (POOL,), lease: str = LEASE) -> Sequence[Map
 
 
 def rules_yaml() -> str:
-    """The file that the chart reads, each rule with its reason."""
+    """The file that the chart reads, with the reason of each rule."""
     written = [
         f"# {rule.why}\n" + yaml.safe_dump([made], sort_keys=False)
         for rule, made in zip(RULES, rules(), strict=True)

@@ -32,30 +32,30 @@ _log = logging.getLogger(__name__)
 _PAGE: Final = "500"
 _GONE: Final = 410
 _WATCH_S: Final = (240, 360)
-"""A watch ends after so many seconds and is opened anew; not all at the same time."""
+"""A watch ends after about this many seconds and is opened again. Watches do not all end at the same time."""
 _IDLE_S: Final = 100.0
-"""A bookmark comes about once a minute; a connection silent for longer is dead."""
+"""A bookmark comes about once a minute, so a connection that is silent for longer is dead."""
 _LONGEST_PAUSE_S: Final = 10.0
 _LIVED_S: Final = 5.0
-"""A watch that lasted so long was not refused: the next pause is short again."""
+"""A watch that lasted this long was not refused, so the next pause is short again."""
 
 T = TypeVar("T", bound=msgspec.Struct)
 T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class Reader(Protocol):
-    """What is asked of the API server."""
+    """The API server, as far as a reflector uses it."""
 
     async def request(self, method: str, path: str, *, query: Query = ()) -> bytes: ...
     def watch(self, path: str, *, query: Query, idle_s: float) -> AsyncGenerator[bytes]:
-        """Lines; the first is empty and says that the watch is open.
-        Closing the generator closes the connection.
+        """The lines of a watch. The first line is empty: the watch is open. Closing the generator closes the
+        connection.
         """
         ...
 
 
 class Sink(Protocol[T_contra]):
-    """Where the objects go."""
+    """Receives the objects."""
 
     def replace(self, objects: Iterable[T_contra], /) -> None: ...
     def put(self, found: T_contra, /) -> None: ...
@@ -64,15 +64,16 @@ class Sink(Protocol[T_contra]):
 
 @dataclass(frozen=True, slots=True)
 class Source(Generic[T]):
-    """What to follow: a collection's path, and which of it."""
+    """The objects to follow: the path of a collection, and a selection from it."""
 
     what: str
-    """For people and metrics: pods, pool, policies."""
+    """For people and metrics: pods, pool or policies."""
     kind: type[T]
     path: str
     selectors: tuple[tuple[str, str], ...] = ()
     free_form: bool = False
-    """Objects hold values of any shape, so each is weighed before it is decoded."""
+    """Whether objects may hold values of any shape. Each is then checked for its cost
+    before it is decoded."""
 
 
 class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
@@ -95,10 +96,10 @@ class _Versioned(msgspec.Struct, frozen=True):
 
 
 class Reflector(Generic[T]):
-    """Feeds `sink`; `on_change` is called after each list and each event,
-    `on_state` when the connection comes or goes.
+    """Feeds `sink`. `on_change` is called after each list and each event, `on_state` when the connection
+    comes or goes.
 
-    `synced` is set for good by the first list.
+    `synced` is set by the first list and stays set.
     """
 
     def __init__(
@@ -119,11 +120,11 @@ class Reflector(Generic[T]):
         self._rng = rng
         self._pauses = Pauses(rng, longest_s=_LONGEST_PAUSE_S)
         self._version = ""
-        """Where a watch may go on; empty: nowhere, list first."""
+        """The version from which a watch can continue. Empty: list first."""
         self._complaint = ""
         self._answers: bool | None = None
         self._unreadable = ""
-        """What was said last of an object that cannot be read."""
+        """The last message about an object that cannot be read."""
         self._page = msgspec.json.Decoder(_Page)
         self._object = msgspec.json.Decoder(source.kind)
         self._event = msgspec.json.Decoder(_Event)
@@ -131,7 +132,7 @@ class Reflector(Generic[T]):
 
     @property
     def what(self) -> str:
-        """What it follows, for people."""
+        """The kind of objects, for people."""
         return self._source.what
 
     async def run(self) -> None:
@@ -146,7 +147,7 @@ class Reflector(Generic[T]):
                 if loop.time() - started >= _LIVED_S:
                     self._pauses.reset()
                     continue
-                pause_s = self._pauses.next_s()  # it ended at once: no reason to ask again at once
+                pause_s = self._pauses.next_s()  # the watch ended at once, so do not ask again at once
             except ApiError as error:
                 if loop.time() - started >= _LIVED_S:
                     self._pauses.reset()
@@ -191,7 +192,7 @@ class Reflector(Generic[T]):
             ("resourceVersion", self._version),
             ("timeoutSeconds", str(self._rng.randint(*_WATCH_S))),
         ]
-        # Left early, by an event that ends it or by a cancellation,
+        # If this loop is left early, by an event or by a cancellation,
         # the connection must not wait for the garbage collector.
         async with aclosing(self._reader.watch(self._source.path, query=query, idle_s=_IDLE_S)) as lines:
             async for line in lines:
@@ -209,7 +210,7 @@ class Reflector(Generic[T]):
             return
         found = self._read(event.object)
         if found is None:
-            # Which object it is, is not known: a new list holds all that can be read.
+            # It is unknown which object this is. A new list has all objects that can be read.
             raise ApiError("an object cannot be read", status=_GONE)
         if event.type == "DELETED":
             self._sink.remove(found)
@@ -219,7 +220,7 @@ class Reflector(Generic[T]):
         self._on_change()
 
     def _read(self, text: msgspec.Raw) -> T | None:
-        """One object. None: it cannot be read, which must not keep the others out."""
+        """One object. None: it cannot be read. It must not keep out the others."""
         try:
             if self._source.free_form:
                 check_cost(bytes(text))
@@ -238,7 +239,7 @@ class Reflector(Generic[T]):
             raise ApiError(f"the answer cannot be read: {error}") from error
 
     def _complain(self, error: ApiError) -> None:
-        """Once for each reason, not at every try."""
+        """Log each reason once, not at every try."""
         complaint = f"{error.status} {error}" if error.status else "unreachable"
         if complaint != self._complaint:
             self._complaint = complaint

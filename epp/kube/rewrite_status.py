@@ -26,7 +26,7 @@ Key = tuple[str, str]
 
 
 def judge(newer_first: Sequence[ModelRewrites], *, existing: Collection[str]) -> Mapping[Key, Word]:
-    """A word on each object of the picker's pools. existing: those that there are."""
+    """The result for each object of the picker's pools. existing: the pools that exist."""
     owners: dict[str, Claim] = {}
     words = {}
     for rewrites in newer_first:
@@ -37,8 +37,8 @@ def judge(newer_first: Sequence[ModelRewrites], *, existing: Collection[str]) ->
 
 
 def _taken(claim: Claim, owners: dict[str, Claim]) -> Mapping[str, Claim]:
-    """Names of this object that an earlier one has; those that are free become this one's.
-    The name "" stands for all others.
+    """The names of this object that an earlier object has. Its other names now belong to this object. The
+    name "" stands for every other name.
     """
     taken = {}
     for rule in claim.rules:
@@ -81,18 +81,18 @@ def unclaimed(claim: Claim, *, time_text: str) -> Condition:
 
 
 def observed_generation(claim: Claim) -> int:
-    """Of the last judgement in its status; 0: nobody has judged it."""
+    """The generation that its status was last judged for. 0: nobody has judged it."""
     return max((c.observed_generation for c in claim.conditions if c.type == _ACCEPTED), default=0)
 
 
 def says(claim: Claim, wanted: Condition) -> bool:
-    """Whether its status has this condition already."""
+    """Whether its status already has this condition."""
     return wanted in claim.conditions
 
 
 def patch(claim: Claim, wanted: Condition) -> Mapping[str, Any]:
-    """As a merge patch. It replaces the whole list, so it holds the conditions of others and the version they
-    were read at.
+    """The condition as a merge patch. It replaces the whole list, so it contains the conditions of others and
+    the version at which they were read.
     """
     others = [c for c in claim.conditions if c.type != wanted.type]
     return {

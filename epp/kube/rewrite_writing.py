@@ -20,16 +20,17 @@ from epp.kube.rewrites import PATHS, Claim, ModelRewrites
 _log = logging.getLogger(__name__)
 
 _WRITES_AT_ONCE: Final = 20
-"""In one look; the others are due at the next."""
+"""Most writes in one look. The others follow at the next look."""
 _PATIENCE_S: Final = 20.0
-"""The picker of another pool has this long to judge an object: its Lease may be changing hands."""
+"""The picker of another pool has this long to judge an object, since the holder of its
+Lease may be changing."""
 _AGAIN_S: Final = 10.0
-"""After a write that left the object as it was."""
+"""Pause after a write that left the object unchanged."""
 _MERGE: Final = "application/merge-patch+json"
 
 
 class RewriteWriter:
-    """`look` once a second."""
+    """Call `look` once a second."""
 
     def __init__(
         self, api: Api, newer_first: Sequence[ModelRewrites], *, namespace: str, time_text: Callable[[], str]
@@ -43,12 +44,12 @@ class RewriteWriter:
         self._unjudged_since: dict[tuple[str, int], float] = {}
         """By uid and generation of an object for another pool."""
         self._tried: dict[tuple[str, str], float] = {}
-        """By uid and version of an object, when its status was last sent."""
+        """When the status of an object was last sent, by its uid and version."""
         self._complaint = ""
 
     async def look(self, *, existing: Collection[str], holds: Callable[[], bool], now: float) -> None:
-        """existing: the pools that there are.
-        `holds`, whether the Lease is held, is asked before each write.
+        """existing: the pools that exist.
+        holds: whether the Lease is held. Called before each write.
         """
         due = [*self._due(existing=existing), *self._due_unclaimed(now=now)]
         versions = {(claim.uid, claim.resource_version) for _, claim, _ in due}
@@ -64,7 +65,7 @@ class RewriteWriter:
         assert all(at >= 0 for at in self._unjudged_since.values())
 
     def _due(self, *, existing: Collection[str]) -> Iterator[tuple[ModelRewrites, Claim, Condition]]:
-        """Objects of our pool whose status does not say what became of them."""
+        """Objects of our pools whose status differs from their result."""
         state = (tuple(rewrites.version for rewrites in self._sets), frozenset(existing))
         if state != self._judged_at:
             self._judged_at, self._words = state, judge(self._sets, existing=existing)
@@ -93,7 +94,7 @@ class RewriteWriter:
             answer = await self._api.request("PATCH", path, body=patch(claim, wanted), content_type=_MERGE)
             rewrites.wrote(read(answer, ModelRewrite))
         except ApiError as error:
-            # 409: changed meanwhile, the watch will tell. 404: gone, or its CRD keeps no status.
+            # 409: the object has changed; the watch will report it. 404: it is gone or has no status.
             if error.status not in (404, 409) and str(error) != self._complaint:
                 self._complaint = str(error)
                 _log.error("cannot write the status of rewrite %s and will try again: %s", claim.name, error)

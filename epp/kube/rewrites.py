@@ -23,25 +23,25 @@ PATHS: Final[Mapping[str, str]] = {
     "llm-d.ai": "/apis/llm-d.ai/v1alpha2/namespaces/{namespace}/inferencemodelrewrites",
     "inference.networking.x-k8s.io": "/apis/inference.networking.x-k8s.io/v1alpha2/namespaces/{namespace}/inferencemodelrewrites",
 }
-"""Where each group has them; the newer first."""
+"""Where each API group has its rewrites. The newer group is first."""
 _MOST_OBJECTS: Final = 1024
-"""Of one group; more are left out."""
+"""Most objects of one group. Others are left out."""
 _MOST_RULES: Final = 1024
-"""Of one object."""
+"""Most rules of one object."""
 _MOST_NAMES: Final = 1024
-"""Of one rule: models that it matches, and targets."""
+"""Most names of one rule: models that it matches, and targets."""
 _MOST_IN_ALL: Final = 16_384
-"""Names in all rules of one group: each change of an object makes an index of all of them.
-The newest objects are left out."""
+"""Most names in all rules of one group, since each change of an object makes a new index of all of them. The
+newest objects are left out."""
 _MOST_WEIGHT: Final = 1_000_000
 _NO_MATCHES: Final = ".matches is empty, and the picker has several pools; name the models, since the rule would take those of other pools"
 _MOST_FAULTS: Final = 5
-"""Told of one object."""
+"""Most faults that are reported for one object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One object."""
+    """One InferenceModelRewrite."""
 
     group: str
     name: str
@@ -51,15 +51,15 @@ class Claim:
     created: str
     pool: str
     rules: Sequence[Rule]
-    """Those that can be used."""
+    """The usable rules."""
     faults: Sequence[str]
-    """What cannot, in words."""
+    """The faults, in words."""
     conditions: tuple[Condition, ...]
     """Its status, as last seen."""
 
 
 class ModelRewrites:
-    """Those of the picker's pools, by name. `version` grows with each change of what they want."""
+    """The rewrites of the picker's pools, by name. `version` grows with each change of a spec."""
 
     def __init__(self, *, pools: Collection[str], group: str) -> None:
         self.group = group
@@ -69,7 +69,7 @@ class ModelRewrites:
         self._strangers: dict[str, Claim] = {}
 
     def replace(self, objects: Iterable[ModelRewrite]) -> None:
-        """All that there are."""
+        """The list of all rewrites."""
         before = {claim.name for claim in (*self._claims.values(), *self._strangers.values())}
         for found in objects:
             before.discard(found.metadata.name)
@@ -78,7 +78,7 @@ class ModelRewrites:
             self._drop(name)
 
     def put(self, found: ModelRewrite) -> None:
-        """An object that is new, or not what it was. A change of its status alone is no change."""
+        """A new or changed object. A change of its status alone does not count."""
         name = found.metadata.name
         known = self._claims.get(name) or self._strangers.get(name)
         if known is not None and _same(known, found):
@@ -96,21 +96,21 @@ class ModelRewrites:
         self._drop(found.metadata.name)
 
     def wrote(self, found: ModelRewrite) -> None:
-        """The object as our own write of its status left it."""
+        """The object after our own write of its status."""
         known = self._claims.get(found.metadata.name) or self._strangers.get(found.metadata.name)
         if known is not None and _same(known, found):
             self._see(known, found)
 
     def claims(self) -> list[Claim]:
-        """Objects of the pools, in the order in which they count."""
+        """Objects of the picker's pools, in order of precedence."""
         return sorted(self._claims.values(), key=lambda claim: (claim.created, claim.name))
 
     def strangers(self) -> Collection[Claim]:
-        """Objects of the namespace for other pools; nothing is read of their rules."""
+        """Objects of the namespace for other pools. Their rules are not read."""
         return self._strangers.values()
 
     def rules(self) -> list[Rule]:
-        """In the order in which they count."""
+        """The rules in order of precedence."""
         rules = [rule for claim in self.claims() for rule in claim.rules]
         names = list(accumulate(len(rule.models) + len(rule.targets) for rule in rules))
         return rules[: bisect_right(names, _MOST_IN_ALL)]
@@ -134,12 +134,12 @@ class ModelRewrites:
 
 
 def all_rewrites(newer_first: Sequence[ModelRewrites]) -> Rewrites:
-    """Of several groups."""
+    """The rules of several groups together."""
     return Rewrites(rule for rewrites in newer_first for rule in rewrites.rules())
 
 
 def _same(known: Claim, found: ModelRewrite) -> bool:
-    """By generation, which grows with the spec."""
+    """Whether the spec is unchanged. The generation grows with each change of the spec."""
     return (known.uid, known.generation) == (found.metadata.uid, found.metadata.generation)
 
 
@@ -160,8 +160,8 @@ def _claim(group: str, found: ModelRewrite, *, judge: bool = True, catches_all: 
 
 
 def _rules(found: ModelRewrite, faults: list[str], *, catches_all: bool) -> Sequence[Rule]:
-    """What can be used of its rules.
-    `faults` gets the rest, in words. catches_all: a rule may take every other name.
+    """The usable rules of the object. The faults of the others are added to `faults`.
+    catches_all: whether a rule may be for every other name.
     """
     all_rules, rules = found.spec.rules, []
     if not all_rules:
@@ -189,7 +189,7 @@ def _rules(found: ModelRewrite, faults: list[str], *, catches_all: bool) -> Sequ
 
 
 def _faults(rule: RewriteRule, models: Sequence[str], targets: Sequence[Target]) -> Iterable[str]:
-    """What is wrong with one rule, of which these names and targets are left."""
+    """The faults of one rule; `models` and `targets` are its usable names and targets."""
     if len(models) < len(rule.matches):
         yield f".matches: only {len(models)} of {len(rule.matches)} entries name a model (at most {_MOST_NAMES} count)"
     if not targets:

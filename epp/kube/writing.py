@@ -24,7 +24,7 @@ from epp.kube.policy_status import Unclaimed, WriteTimes, desired, patch, unclai
 _log = logging.getLogger(__name__)
 
 _WRITES_AT_ONCE: Final = 20
-"""Of statuses in one look; the others are due at the next. `_turn` says which come first."""
+"""Most statuses written in one look. The others follow at the next look. `_turn` gives their order."""
 _MERGE: Final = "application/merge-patch+json"
 _POLICIES: Final = f"/apis/{GROUP}/{VERSION}/namespaces/{{namespace}}/{PLURAL}"
 _EVENTS: Final = "/api/v1/namespaces/{namespace}/events"
@@ -32,7 +32,7 @@ _EVENTS: Final = "/api/v1/namespaces/{namespace}/events"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where, and as whom, Events are written."""
+    """The namespace, the pools, and the identity under which Events are written."""
 
     namespace: str
     pools: Sequence[str]
@@ -40,7 +40,7 @@ class Place:
 
 
 class Writer:
-    """`look` once a second. `on_written` gets each policy object as its write left it."""
+    """Call `look` once a second. `on_written` gets each policy object after its write."""
 
     def __init__(
         self,
@@ -75,11 +75,13 @@ class Writer:
         holds: Callable[[], bool],
         now: float,
     ) -> None:
-        """`says`: the status that each policy object has now.
-        `strangers`: policies of the namespace for other pools.
+        """Write what is due.
 
-        `pool_uids`: by name; empty: there is no such pool. `holds`, whether the Lease is held,
-        is asked before each write: a slow API server can take longer over a few of them than the Lease lasts.
+        says: the current status of each policy object;
+        strangers: policies of the namespace for other pools;
+        pool_uids: the uid of each pool by name, empty if it does not exist;
+        holds: whether the Lease is held. Called before each write, because writes to a slow API server can
+        take longer than the Lease lasts.
         """
         self._hit_ratio.observe(live.endpoints, now=now)
         told = [
@@ -103,7 +105,7 @@ class Writer:
     async def _write_due(
         self, outcome: Outcome, *, says: Mapping[str, Any], live: Live, holds: Callable[[], bool], now: float
     ) -> list[EventText]:
-        """Statuses that should say something else by now. Gives what they newly tell about the pool."""
+        """Write the statuses that have changed. Returns their news about the pools."""
         self._times.keep({verdict.uid for verdict in outcome.verdicts.values()})
         told: list[EventText] = []
         written = 0
@@ -131,8 +133,8 @@ class Writer:
     async def _write_unclaimed(
         self, strangers: Collection[Stranger], *, holds: Callable[[], bool], now: float
     ) -> None:
-        """Whoever writes says so, of policies that nobody judges;
-        two holders write the same, and the second is refused.
+        """Mark the policies that nobody judges. If two holders write the same, the second
+        write is refused.
         """
         for stranger in self._unclaimed.due(strangers, now=now)[:_WRITES_AT_ONCE]:
             if holds():
@@ -152,7 +154,10 @@ class Writer:
             )
             self._on_written(read(answer, PolicyObject))
         except ApiError as error:
-            if error.status not in (404, 409):  # gone, or replaced by a namesake: the watch will tell
+            if error.status not in (
+                404,
+                409,
+            ):  # gone, or replaced by another object of this name; the watch will report it
                 self._complain(f"status of policy {name}", error)
             return False
         self._complaint = ""
@@ -179,12 +184,12 @@ class Writer:
             self._complain("an Event", error)
 
     def _event_name(self, event: Written) -> str:
-        """Unique to this process, as names of Events must be."""
+        """A name that only this process uses, since names of Events must be unique."""
         return f"{event.text.pool[:200].rstrip('-.')}.{self._place.identity[-8:]}.{event.name}"
 
     def _regarding(self, event: Written, *, pool_uid: str) -> Mapping[str, Mapping[str, str]]:
-        """By the name of an Event, the object that it stands on:
-        the pool, and the policy that it is about.
+        """For each Event to write, by name, the object that it is attached to: the pool, and the policy that
+        it is about.
         """
         place, text, name = self._place, event.text, self._event_name(event)
         pool = {
@@ -229,8 +234,8 @@ class Writer:
 
 
 def _turn(verdict: Verdict, says: PolicyStatus | None) -> int:
-    """First what routes, is tried or is at fault; then policies that nobody has told anything;
-    then the rest.
+    """First the policies that route, are in dry run or are at fault; then those without any status; then the
+    others.
     """
     if verdict.routes or verdict.dry_run or verdict.accepted.reason == "Invalid":
         return 0
@@ -238,7 +243,7 @@ def _turn(verdict: Verdict, says: PolicyStatus | None) -> int:
 
 
 def _news(name: str, verdict: Verdict, *, before: PolicyStatus) -> list[EventText]:
-    """What a new status is worth telling about the pool."""
+    """The Events about the change to this status."""
     told = [(c.type, c.status, c.reason, c.observed_generation) for c in before.conditions]
 
     def new(kind: str, reason: str, *, so: bool) -> bool:
