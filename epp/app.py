@@ -122,7 +122,7 @@ class App:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         if self._recording is not None:
-            self._recording.stop()  # streams that were cut just now are over too
+            self._recording.stop()  # this includes streams that were cut just now
         return 0
 
     # -- parts, made at start --------------------------------------------------------------------------------
@@ -189,8 +189,8 @@ class App:
         )
 
     def _write_for_envoy(self) -> None:
-        """The files that Envoy reads, and the endpoints where a file names them.
-        ConfigError: they cannot be written.
+        """Write the files that Envoy reads, and add the endpoints if a file lists them. Raises ConfigError if
+        a file cannot be written.
         """
         config = self._config
         try:
@@ -202,7 +202,7 @@ class App:
             elif self._eds is not None and not Path(config.envoy.eds_file).exists():
                 self._eds.write(
                     ()
-                )  # Envoy does not start without; what an earlier process wrote serves it meanwhile
+                )  # Envoy does not start without this file; an earlier process's file serves it meanwhile
         except OSError as error:
             raise ConfigError(f"envoy.edsFile: {config.envoy.eds_file}: {error.strerror}") from error
 
@@ -210,7 +210,7 @@ class App:
 
     @contextlib.asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
-        """Both sockets, open."""
+        """Open both sockets."""
         try:
             address = await self._admin.start()
         except OSError as error:
@@ -236,7 +236,7 @@ class App:
             await self._admin.stop()
 
     def _tasks(self) -> list[asyncio.Task[None]]:
-        """Every loop that runs as long as the process does."""
+        """Every loop that runs as long as the process."""
         config = self._config
         tasks: list[asyncio.Task[None]] = []
 
@@ -267,7 +267,7 @@ class App:
         return tasks
 
     def _watchers(self) -> list[FileWatcher[Any]]:
-        """Of the files that the configuration names."""
+        """The watchers of the configured files."""
         config, inputs = self._config, self._inputs
         watchers: list[FileWatcher[Any]] = []
         if self._cluster is None:
@@ -320,8 +320,8 @@ class App:
         )
 
     def _not_ready(self) -> str:
-        """Why no request should be sent here; empty: they may.
-        No endpoints is no reason: clients get a clear 503.
+        """Why no requests should come here. Empty: requests may come. A lack of endpoints is no reason,
+        because clients then get a clear 503.
         """
         if self._draining:
             return "draining"
@@ -360,8 +360,8 @@ class App:
         await self._server.drain(self._config.drain_seconds)
 
     async def _become_ready(self) -> None:
-        """Data planes may come once the endpoints are known, what they serve,
-        and what the other pickers know of them.
+        """Wait until the endpoints, their models and the other pickers' knowledge of them are known. Data
+        planes may come after that.
         """
         await self._endpoints_known.wait()
         if self._cluster is not None:
@@ -388,7 +388,7 @@ class App:
             ),
             default=self._inputs.policy,
             keep=self._sources.keep,
-            writes=self._worker == 0,  # the workers of one pod see the same; one of them speaks
+            writes=self._worker == 0,  # all workers of one pod see the same, so one of them reports it
             rng=rng,
         )
 
@@ -402,7 +402,7 @@ class App:
             _log.info("policy %s is scored in dry run", tried.metadata.name if tried else "none")
 
     def _use_policy(self, policy: Policy) -> None:
-        """From a file: in dry run the one that routed goes on."""
+        """Use the policy of the file. In dry run, the policy that routed before goes on."""
         tried = policy.spec.mode == "DryRun"
         self._use_policies(self._picker.policy if tried else policy, policy if tried else None)
 
@@ -418,8 +418,8 @@ class App:
         self._set_endpoints(endpoints)
 
     def _set_endpoints(self, endpoints: Sequence[Endpoint], pools: frozenset[str] = frozenset()) -> None:
-        """Envoy first: an endpoint that the picker names must be one that Envoy knows, or soon will.
-        OSError: not written.
+        """Tell Envoy first, so that Envoy knows every endpoint that the picker names, or soon will. Raises
+        OSError if the file cannot be written.
         """
         if self._eds is not None:
             try:

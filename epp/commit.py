@@ -40,7 +40,7 @@ _ENDS: Final[Mapping[Outcome, Phase]] = {
 
 
 class Considered(NamedTuple):
-    """One request beside the servers as they are at one moment, and what was chosen."""
+    """One request, the state of the servers at one moment, and the choice made from both."""
 
     request: PickRequest
     prompt: Prompt
@@ -51,12 +51,14 @@ class Considered(NamedTuple):
 
     @property
     def base_model(self) -> str:
-        """Of the server that was chosen."""
+        """The base model of the chosen server."""
         return self.snapshot.roster.models[self.snapshot.slots[self.choice.places[0]]]
 
 
 class Commits:
-    """See the module's docstring. `unix_offset_s` turns monotonic times into wall time for people to read."""
+    """See the module's docstring. `unix_offset_s` converts monotonic times into wall-clock
+    times for people.
+    """
 
     def __init__(
         self,
@@ -77,7 +79,7 @@ class Commits:
         self.apply(policy)
 
     def apply(self, policy: Policy) -> None:
-        """By this policy from now on."""
+        """Use this policy from now on."""
         self._policy = policy
         self._spec: PolicySpec = policy.spec
 
@@ -91,9 +93,7 @@ class Commits:
         queued: Queued = DIRECT,
         now: float,
     ) -> Pick:
-        """Book and record what was considered at this very moment:
-        nothing else may have happened in between.
-        """
+        """Book and record a choice. Nothing may have happened since it was considered."""
         request, prompt, adapter, snapshot, asked, choice = considered
         decision = decision_of(
             choice,
@@ -121,7 +121,7 @@ class Commits:
     def send(
         self, state: EndpointState, decision: Decision, *, request: PickRequest, prompt: Prompt, now: float
     ) -> RoutedRequest:
-        """Book, record and tell."""
+        """Book the work, record the prompt, and tell the listeners."""
         routed = self._book(state, decision, request=request, prompt=prompt, now=now)
         self._listeners.tell(Began(now, routed, request))
         return routed
@@ -129,7 +129,7 @@ class Commits:
     def _commit_disaggregated(
         self, considered: Considered, state: EndpointState, decision: Decision, *, now: float
     ) -> Pick:
-        """`commit` where some endpoints compute prompts for others."""
+        """`commit` for a fleet in which some endpoints compute prompts for others."""
         request, prompt, adapter, snapshot, _, choice = considered
         found = self._prefilling.choose(
             request.inference,
@@ -158,22 +158,23 @@ class Commits:
     # -- the response and the end ----------------------------------------------------------------------------
 
     def on_response_headers(self, pick: Pick, *, status: int, served: Address | None, now: float) -> bool:
-        """The answer begins; later headers of the same answer change nothing.
+        """The answer begins. Later headers of the same answer change nothing.
 
-        True if another endpoint than the first choice served it: booking and table entry move there.
+        True: another endpoint than the first choice serves the request. Booking and table entry then move
+        there.
         """
         routed = own(pick)
         if routed.phase is not Phase.SENT:
             return False
         routed.enter(Phase.ANSWERED if status < 400 else Phase.DECLINED)
         routed.decision.status = status
-        # Not the endpoint's address of today: that may have changed since the pick was answered.
+        # Not the endpoint's current address, which may have changed since the pick.
         mismatch = served is not None and served != routed.destinations[0]
         self._fleet.failures.began(routed.wait, now=now)
         if served is not None:
             routed.decision.served = served
             if mismatch:
-                self._failed(routed, now=now)  # else the data plane would not have turned to another
+                self._failed(routed, now=now)  # otherwise the data plane would not have tried another server
                 self._move(routed, served, now=now)
         routed.decision.served_by = routed.state.endpoint.name
         routed.decision.headers_s = now + self._unix_offset_s - routed.decision.at_unix_s
@@ -183,8 +184,8 @@ class Commits:
         if routed.prefill is not None:
             self._prefilled(routed.prefill, status=status, now=now)
         if not routed.streams:
-            # Headers of an answer that is not streamed come when it is finished;
-            # of a streamed one, before it begins.
+            # The headers of an answer that is not streamed come when the answer is finished;
+            # those of a streamed answer come before it begins.
             routed.state.computed(routed.booking, now=now)
         self._listeners.tell(Answered(now, routed, mismatch))
         return mismatch
@@ -211,7 +212,7 @@ class Commits:
             self._listeners.tell(Grew(now, routed.state, chain))
 
     def end(self, pick: Pick, *, outcome: Outcome, now: float) -> None:
-        """The HTTP request is over: release the booking; keep the prefix only if its server computed it."""
+        """The HTTP request is over: release its booking. The prefix stays only if the server computed it."""
         routed = own(pick)
         if routed.over:
             return
@@ -220,7 +221,7 @@ class Commits:
         routed.decision.outcome = outcome
         routed.wait.over = True
         if outcome == "failed" and phase is not Phase.DECLINED:
-            self._failed(routed, now=now)  # it broke off
+            self._failed(routed, now=now)  # the answer broke off
         routed.state.release(routed.booking, computed=routed.computed, now=now)
         if routed.prefill is not None and self._prefilling.release(routed.prefill, computed=False, now=now):
             self._listeners.tell(PrefillEnded(now, routed.prefill, "lost"))
@@ -229,13 +230,13 @@ class Commits:
         if phase is Phase.SENT:
             self._forget_prefix(routed)
         if not routed.prefix_lost and self._mirrored(routed):
-            # Servers order their blocks by when they are freed, which is now.
+            # Servers order their blocks by the time when they are freed, which is now.
             self._caches.table.touch(routed.state.endpoint.name, routed.chain, now=now)
         self._listeners.tell(Ended(now, routed))
 
     def detach(self, pick: Pick, *, now: float) -> None:
-        """The stream is let go on purpose while the answer runs on;
-        scrapes count the request from here on.
+        """The stream is let go on purpose while the answer continues. From now on scrapes
+        count the request.
         """
         routed = own(pick)
         if not routed.over:
@@ -258,7 +259,7 @@ class Commits:
         prompt: Prompt,
         now: float,
     ) -> RoutedRequest:
-        """The chosen endpoint has this to do from now on, and is believed to hold the prompt."""
+        """Book the work on the chosen endpoint, which from now on is believed to hold the prompt."""
         inference = request.inference
         decision.asked_model = request.asked_model
         cached_tokens = decision.matched_tokens
@@ -288,7 +289,7 @@ class Commits:
             ),
         )
         if state.endpoint.rank is not None:
-            # The headers name one rank, so that no other server could take the request.
+            # The headers name one rank, so no other server could take the request.
             routed.destinations = decision.destinations = decision.destinations[:1]
             routed.set_headers = (
                 (RANK_ADDRESS, str(state.endpoint.address)),
@@ -307,7 +308,7 @@ class Commits:
 
     def _failed(self, routed: RoutedRequest, *, now: float) -> None:
         if routed.state.process != routed.process:
-            return  # another process serves there now
+            return  # another process serves under this name now
         self._fleet.failures.answered(
             routed.state,
             failed=True,
@@ -317,11 +318,11 @@ class Commits:
         )
 
     def _judge(self, routed: RoutedRequest, status: int, *, now: float) -> None:
-        """What an answer's status says of its server. Other errors than these are the client's."""
+        """Record what the answer's status shows about its server. All other errors are the client's."""
         failures, settings, model = self._fleet.failures, self._spec.failures, routed.decision.model
         if is_fault(status):
-            # Of two servers the one that computed the prompt is suspected:
-            # without it, the next answers tell of the other.
+            # Of the two servers, the one that computed the prompt is suspected first.
+            # Once it is left out, the next answers show whether the other one fails.
             suspect = routed.state if routed.prefill is None else routed.prefill.state
             failures.answered(suspect, failed=True, asked_model=model, settings=settings, now=now)
         elif status == 404:
@@ -330,7 +331,7 @@ class Commits:
             failures.served_model(routed.state, model, settings=settings, now=now)
 
     def _prefilled(self, held: Held, *, status: int, now: float) -> None:
-        """The answer begins, so the prefill endpoint has done its part; after an error nobody knows."""
+        """The answer begins, so the prefill endpoint has finished. After an error this is not known."""
         computed = status < 400
         if self._prefilling.release(held, computed=computed, now=now):
             outcome: Literal["computed", "lost"] = "computed" if computed else "lost"
@@ -339,29 +340,29 @@ class Commits:
             self._fleet.failures.answered(held.state, failed=False, settings=self._spec.failures, now=now)
 
     def _mirrored(self, routed: RoutedRequest) -> bool:
-        """Whether the table still holds this request's chunks for this very server.
+        """Whether the table still has this request's chunks for the same server.
 
-        The server may have been removed, another may have taken its name,
-        or chunks may be cut differently by now.
+        The server may have been removed, another server may have its name, or prompts may be cut differently
+        now.
         """
         state = routed.state
         same_server = self._fleet.get(state.endpoint.name) is state and state.process == routed.process
         return bool(routed.chain) and routed.table is self._caches.table and same_server
 
     def _forget_prefix(self, routed: RoutedRequest) -> None:
-        """The server did not compute the prompt: what only this request recorded is taken back."""
+        """The server did not compute the prompt, so remove the entries that only this request recorded."""
         if routed.recorded is not None and not routed.prefix_lost and self._mirrored(routed):
             self._caches.table.undo(routed.recorded)
         routed.prefix_lost = True
 
     def _move(self, routed: RoutedRequest, served: Address, *, now: float) -> None:
-        """Booking and table entry go from the first choice to the endpoint that really served."""
+        """Move booking and table entry from the first choice to the endpoint that really serves."""
         routed.state.release(routed.booking, computed=False, now=now)
         self._forget_prefix(routed)
         state = self._fleet.at(served)
         if state is None:
-            # An endpoint that just left the fleet, or has yet to join it:
-            # booked on a state that no pick looks at.
+            # An endpoint that has just left the fleet, or that will join it later,
+            # gets the booking on a state that no pick looks at.
             stranger = Endpoint(name=EndpointName(str(served)), address=served, model=routed.state.model)
             state = self._fleet.new_state(stranger, spec=self._spec, now=now)
         routed.state, routed.process = state, state.process

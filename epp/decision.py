@@ -29,31 +29,31 @@ class PickRequest(Struct, frozen=True, gc=False):
     """Addresses that the data plane allows; None: all."""
     session: str = ""
     prescribed: tuple[Address, ...] = ()
-    """Conformance runs only: addresses that the test names, in order."""
+    """In conformance runs only: the addresses that the test names, in order."""
     asked_model: str = ""
-    """The name that the client sent, where a rewrite put another one in its place; empty: none did."""
+    """The name that the client sent, if a rewrite replaced it. Empty: none did."""
     max_destinations: int = MOST_DESTINATIONS
-    """The most that whoever asks can read; the policy may allow fewer."""
+    """Most destinations that the caller can read. The policy may allow fewer."""
     hurried: bool = False
-    """The picker has too much to do: choose by load alone, at the least cost."""
+    """The picker has too much to do, so it chooses by load alone, at the least cost."""
     trace: str = ""
-    """The caller's trace context as it came, where tracing is on."""
+    """The caller's trace context as it came, if tracing is on."""
     began_s: float | None = None
-    """When the picker began to read the request, by the streams' timer; None: nobody measures."""
+    """When the picker began to read the request, by the streams' timer. None: this was not measured."""
 
 
 class Queued(NamedTuple):
-    """What flow control says of a request that goes to a server."""
+    """What flow control did with a request that goes to a server."""
 
     waited_s: float
     priority: int
     tenant: str
     would: str
-    """What the flow control of a policy in dry run would have done; empty: there is none."""
+    """What the flow control of a policy in dry run would have done. Empty: there is none."""
 
 
 DIRECT: Final = Queued(0.0, 0, "", "")
-"""No flow control."""
+"""Without flow control."""
 
 
 class Candidate(Struct, frozen=True):
@@ -66,58 +66,59 @@ class Candidate(Struct, frozen=True):
     backlog_tokens: int
     in_flight: int
     waiting: int | None
-    """None: the metrics are stale, or there are none; so for `kv_usage`."""
+    """None: there are no fresh metrics. The same holds for `kv_usage`."""
     kv_usage: float | None
     prefill_tokens_per_s: float
     score_s: float
-    """Predicted cost in seconds, the least wins; 0 where the rule does not score."""
+    """Predicted cost in seconds. The least cost wins. 0: the rule gives no scores."""
     parts_s: dict[str, float]
-    """What the score is the sum of: backlog, prefill, stall, in_flight, lora, failing."""
+    """The parts that add up to the score: backlog, prefill, stall, in_flight, lora, failing."""
     excluded: str = ""
-    """What it was left out for: failing answers (failing), or a load threshold (waiting, kv_usage, undone);
-    empty: considered."""
+    """Why the candidate was left out: failing answers (failing), or a load threshold (waiting, kv_usage,
+    undone). Empty: it was considered."""
 
 
 class WouldPick(Struct, frozen=True):
-    """What a policy in dry run would have picked."""
+    """The pick of the policy in dry run."""
 
     policy: str
     rule: str
     chosen: EndpointName
-    """Empty: it would have refused the request."""
+    """Empty: the policy would have refused the request."""
     reason: str
     agrees: bool
-    """It would have picked the endpoint that was picked."""
+    """Whether this is also the endpoint that was picked."""
     more_cached_tokens: int = 0
-    """Of this prompt that are cached there, beyond those that are cached where it went."""
+    """Tokens of this prompt cached there, minus those cached at the picked endpoint."""
     more_s: float = 0.0
-    """Until the first token there, beyond where it went; negative: sooner."""
+    """Time to the first token there, minus the time at the picked endpoint. Negative: sooner."""
     flow: str = ""
     """What its flow control would have done:
     `go`, `wait`, `demote`, or the reason of a refusal such as `flow_deadline`. Empty: it has none."""
 
 
 class Prefill(Struct, frozen=True):
-    """Which server computes the prompt for the one that answers, and why (P/D)."""
+    """Which server computes the prompt for the answering server, and why (P/D)."""
 
     name: EndpointName
     address: str
     matched_tokens: int
-    """Of the prompt, in its cache."""
+    """Tokens of the prompt in its cache."""
     uncached_tokens: int
-    """That it has to compute."""
+    """Tokens that it has to compute."""
     transfer_s: float
-    """Predicted time until the other one has what it lacks."""
+    """Predicted time until the answering server has the tokens that it lacks."""
     predicted_s: float
     """Predicted time from the pick until the answering server has the whole prompt."""
     cost_s: float
-    """What was compared: predicted cost in seconds by the least-cost rule, the transfer included."""
+    """Predicted cost in seconds by the least-cost rule, with the transfer. This was compared with
+    `instead_of_s`."""
     instead_of_s: float
-    """What it would have cost to compute the prompt where it is answered."""
+    """Predicted cost of computing the prompt on the answering server."""
 
 
 class Decision(Struct, gc=False):
-    """Why a request went where it went. Filled in as its answer comes."""
+    """Why a request went to its server. More fields are filled in as the answer comes."""
 
     request_id: str
     at_unix_s: float
@@ -130,75 +131,75 @@ class Decision(Struct, gc=False):
     prompt_chunks: int
     matched_tokens: int
     reason: str
-    """A short label: prefix, load, lora, session, turn, chance, prescribed, saturated,
-    trial (of a server that was left out)."""
+    """A short label: prefix, load, lora, session, turn, chance, prescribed, saturated, trial (for a server
+    that was left out)."""
     chosen: EndpointName
     destinations: tuple[Address, ...]
     candidates: Sequence[Candidate]
-    """The chosen one first, then by score, the left-out last; at most ten.
-    May be made when they are looked at."""
+    """The chosen endpoint first, then the others by score, then those that were left out; at most ten. May be
+    formatted only when somebody looks at them."""
     predicted_s: float = 0.0
     """Predicted time from the pick until the chosen server has computed the prompt;
     0 where nobody was scored."""
     served: Address | None = None
     served_by: EndpointName = EndpointName("")
-    """The endpoint at `served`, once the answer has begun; its address where no endpoint has it."""
+    """The endpoint at `served`, once the answer has begun. If no endpoint has this address: the address."""
     headers_s: float | None = None
     """Time from the pick to the headers of the answer."""
     status: int | None = None
     outcome: str = ""
-    """ended, aborted, failed or detached (its stream ended on purpose before its answer did),
-    once it is over."""
+    """ended, aborted, failed or detached (its stream was let go on purpose before the answer ended). Empty
+    until then."""
     ttft_s: float | None = None
     cached_tokens: int | None = None
-    """What the server itself said, where the answer was sampled."""
+    """As the server itself reported, if the answer was sampled."""
     output_tokens: int | None = None
-    """Length of the answer by the server's own account, where it was sampled."""
+    """Length of the answer as the server reported, if the answer was sampled."""
     unread: str = ""
-    """Why the body was not read, so that the request went by load: costly_body, encoded_body, partial_body,
-    body_not_seen, no_room."""
+    """Why the body was not read, so that the request was routed by load: costly_body, encoded_body,
+    partial_body, body_not_seen, no_room."""
     asked_model: str = ""
-    """The name that the client sent, where a rewrite put `model` in its place."""
+    """The name that the client sent, if a rewrite replaced it. Empty: none did."""
     waited_s: float = 0.0
-    """How long flow control held it."""
+    """How long flow control held the request."""
     priority: int = 0
-    """What flow control took its priority to be; 0 where it is off."""
+    """The priority that flow control used. 0 if it is off."""
     tenant: str = ""
-    """Whose request it is, by a header;
-    empty where flow control is off and nobody records, or where none was named."""
+    """The tenant that a header names. Empty: flow control is off and nobody records, or no
+    tenant was named."""
     trace_id: str = ""
-    """Of the trace that the pick's span belongs to; empty: tracing is off, or the request is not sampled."""
+    """The trace of the pick's span. Empty: tracing is off, or the request is not sampled."""
     dry_run: WouldPick | None = None
-    """Of the policy that is tried beside, if there is one."""
+    """The pick of the policy in dry run, if there is one."""
     prefill: Prefill | None = None
-    """The prefill endpoint beside the chosen one; None: the chosen one computes the prompt itself."""
+    """The prefill endpoint of this request. None: the chosen endpoint computes the prompt itself."""
 
 
 Outcome = Literal["ended", "aborted", "failed"]
-"""How an HTTP request ended: with its answer, before it, or by a fault of its server."""
+"""How an HTTP request ended: with its answer, before the answer, or by a fault of its server."""
 
 
 class Phase(enum.StrEnum):
-    """Where one routed request stands."""
+    """The phase of a routed request."""
 
     SENT = "sent"
-    """To a server, which has not answered yet."""
+    """The request was sent to a server, which has not answered yet."""
     ANSWERED = "answered"
-    """The headers of a good answer came: the server computed the prompt."""
+    """The headers of a good answer came, so the server computed the prompt."""
     DECLINED = "declined"
-    """The headers of an error came (status 400 or more): the server did not compute the prompt."""
+    """The headers of an error came (status 400 or more), so the server did not compute the prompt."""
     ENDED = "ended"
     ABORTED = "aborted"
     FAILED = "failed"
     DETACHED = "detached"
-    """The stream was let go on purpose while the answer runs on."""
+    """The stream was let go on purpose while the answer continues."""
 
-    # As the string that it is, in C: the enum's own is a Python call for each lookup in `FOLLOWS`.
+    # The hash of a string, computed in C. The enum's own hash is a Python call for each lookup in `FOLLOWS`.
     __hash__ = str.__hash__
 
 
 OVER: Final = frozenset({Phase.ENDED, Phase.ABORTED, Phase.FAILED, Phase.DETACHED})
-"""Nothing is booked for the request any more."""
+"""Phases in which nothing is booked for the request any more."""
 
 FOLLOWS: Final[Mapping[Phase, AbstractSet[Phase]]] = {
     Phase.SENT: {Phase.ANSWERED, Phase.DECLINED, *OVER},
@@ -210,19 +211,19 @@ FOLLOWS: Final[Mapping[Phase, AbstractSet[Phase]]] = {
 
 
 class Pick(Struct, eq=False, gc=False):
-    """One routed request as its stream sees it: where to send it, and its phase."""
+    """One routed request as its stream sees it: its destinations and its phase."""
 
     decision: Decision
     destinations: tuple[Address, ...]
-    """Ordered fallback list, best first, never empty."""
+    """The destinations to try in order, best first. Never empty."""
     sampled: bool
-    """Ask Envoy for the body of the answer."""
+    """Whether to ask Envoy for the body of the answer."""
     phase: Phase = Phase.SENT
     set_headers: tuple[tuple[str, str], ...] = ()
-    """For the chosen server, on the request: which other server computes the prompt."""
+    """Headers to set on the request for the chosen server. They name the server that computes the prompt."""
 
     def enter(self, phase: Phase) -> None:
-        """The next phase. An assertion fails if it may not follow this one."""
+        """Enter the next phase. An assertion fails if this phase may not follow the current one."""
         assert phase in FOLLOWS[self.phase], f"{phase} does not follow {self.phase}"
         self.phase = phase
 
@@ -241,16 +242,16 @@ class Pick(Struct, eq=False, gc=False):
 
 
 class Observer(Protocol):
-    """Told by the streams what the picker cannot know: times, refusals, faults of the data plane.
-    Never waits.
+    """The streams report to it what the picker cannot know: times, refusals, faults of the data plane. It
+    never waits.
 
-    That a request was picked, and what happens to it then, comes as events of the picker (`picker_events`).
+    Picks, and what happens to them later, come as events of the picker (`picker_events`).
     """
 
     def parsed(self, *, seconds: float, size_bytes: int) -> None: ...
 
     def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None:
-        """trace: the caller's trace context as it came, where tracing is on."""
+        """trace: the caller's trace context as it came, if tracing is on."""
 
     def protocol_error(self, reason: str) -> None:
-        """The data plane sent something that the stream could not make sense of."""
+        """The data plane sent a message that the stream could not understand."""

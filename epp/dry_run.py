@@ -24,7 +24,7 @@ from epp.types import EndpointName
 
 
 class DryRun:
-    """One policy being tried: how often it agreed, and what it would have changed."""
+    """A policy in dry run: how often its picks agreed, and what they would have changed."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -33,25 +33,25 @@ class DryRun:
         self.picks = 0
         self.agreed = 0
         self.refused = 0
-        """Requests that it would have refused; they count in nothing below."""
+        """Requests that it would have refused. They count in none of the numbers below."""
         self.prompt_tokens = 0
         self.cached_tokens = 0
-        """That the policy in force found."""
+        """Cached tokens at the picks of the policy in use."""
         self.more_cached_tokens = 0
-        """That this one would have found beyond them; negative: it would have found less."""
+        """Cached tokens at the picks of this policy, minus those. May be negative."""
         self.flow: Counter[str] = Counter()
         """Requests by what its flow control would have done with them; see `WouldPick.flow`."""
         self.more_s = 0.0
-        """Seconds to the first token that its picks would have added, all together;
-        negative: it would have saved them."""
+        """Seconds to the first token at the picks of this policy, minus those of the policy in use. May be
+        negative."""
 
     def follow(self, rng: random.Random) -> None:
-        """Draw the numbers that `rng` is about to draw. Before the policy in force ranks."""
+        """Draw the same numbers as `rng` will draw. To be called before the policy in use ranks."""
         self._rng.setstate(rng.getstate())
 
     def choose(self, request: Request, snapshot: Snapshot, *, place: int) -> WouldPick:
-        """What it would pick of the candidates, where the policy in force picks the one at `place`.
-        snapshot: by this policy's spec.
+        """The pick of this policy. The policy in use picks the candidate at `place`.
+        snapshot: made by this policy's settings.
         """
         self.picks += 1
         metadata, spec = self.policy.metadata, self.policy.spec
@@ -90,5 +90,5 @@ class DryRun:
 
     def check_integrity(self) -> None:
         assert 0 <= self.agreed <= self.picks - self.refused
-        # Rounded for each request by itself.
+        # Each request is rounded separately.
         assert -self.picks <= self.cached_tokens + self.more_cached_tokens <= self.prompt_tokens + self.picks

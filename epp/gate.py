@@ -32,7 +32,7 @@ from epp.model_queue import Decided, ModelQueue, Ticket, forecast_of, settings_o
 from epp.picker import Picker
 
 _MOST_TENANTS: Final = 32
-"""That are shown to people, of all that wait."""
+"""Most waiting tenants that are shown to people."""
 _MESSAGES: Mapping[RefusedFor, str] = {
     "deadline": "the first token would come too late",
     "ttl": "no model server became free in time",
@@ -42,16 +42,16 @@ _MESSAGES: Mapping[RefusedFor, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a request's headers say of its place."""
+    """What a request's headers claim for flow control."""
 
     objective: str = ""
     tenant: str = ""
     path: str = ""
-    """Without what follows a question mark; empty where no priority hangs on it."""
+    """The path without its query string. Empty: no priority depends on the path."""
     ttft_s: float | None = None
 
     def within(self, spec: Flow) -> Claim:
-        """What of this a policy that is tried would read; the header of its tenants may be another one."""
+        """The claims that the policy in dry run would read. It may read the tenant from another header."""
         return Claim(
             objective=self.objective if "Objective" in spec.claims else "",
             tenant=self.tenant if "Tenant" in spec.claims else "",
@@ -67,20 +67,20 @@ class Gate:
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
         self._telling: dict[str, Telling] = {}
-        """By base model."""
+        """News for the other pickers, by base model."""
         self._tells = False
-        """Whether anybody asks for what other pickers are to be told."""
+        """Whether news for other pickers is collected."""
         self._objectives: Mapping[str, int] = {}
         self._policy: Policy | None = None
         self._flows: dict[str, ModelQueue] = {}
         self._draining = False
         self._tried_with: DryRun | None = None
         self._tried_flows: dict[str, ModelQueue] = {}
-        """Of the policy in dry run, by base model. Nothing waits in them."""
+        """The queues of the policy in dry run, by base model. No request waits in them."""
 
     @property
     def on(self) -> bool:
-        """Whether requests have to be offered here. Where they have not, nothing here costs anything."""
+        """Whether requests have to be offered to this gate. If not, flow control costs nothing."""
         return (self._holds or self.tried is not None) and not self._draining
 
     @property
@@ -89,7 +89,7 @@ class Gate:
 
     @property
     def tried(self) -> Flow | None:
-        """The flow control of a policy in dry run; None: there is no such policy, or it holds nothing."""
+        """The flow control of a policy in dry run. None: there is no such policy, or it holds no requests."""
         tried = self._picker.dry_run
         if tried is None or tried.policy.spec.flow.mode == "Direct":
             return None
@@ -97,8 +97,8 @@ class Gate:
 
     @property
     def read(self) -> Flow | None:
-        """Whose headers are read where the policy in force holds nothing:
-        those of a policy in dry run, or for a recording its own.
+        """If the policy in use holds no requests: the flow control whose headers are read anyway. It belongs
+        to a policy in dry run, or to the policy in use if requests are recorded.
         """
         return self.tried or (self._picker.policy.spec.flow if self._picker.recorders else None)
 
@@ -108,7 +108,7 @@ class Gate:
 
     @property
     def due_at(self) -> float:
-        """When to pump at the latest; inf: nothing waits."""
+        """When `pump` must be called at the latest. Infinity: no request waits."""
         return min((flow.control.due_at for flow in self._flows.values()), default=inf)
 
     def offer(
@@ -121,7 +121,9 @@ class Gate:
         longest_s: float,
         now: float,
     ) -> Pick | Ticket:
-        """A pick at once, or a ticket for a request that waits. PickError: it is refused."""
+        """A pick at once, or a ticket for a request that waits. Raises PickError if the
+        request is refused.
+        """
         picker = self._picker
         policy = picker.policy
         if policy is not self._policy:
@@ -161,27 +163,27 @@ class Gate:
         raise _refusal(verdict.reason, verdict.retry_after_s, waited_s=0.0)
 
     def leave(self, ticket: Ticket) -> None:
-        """The client is gone."""
+        """Remove a waiting request, because its client is gone."""
         flow = self._flows.get(ticket.model)
         if flow is not None and ticket.held is not None:
             flow.control.leave(ticket.held)
 
     def pump(self, *, now: float) -> None:
-        """Decide all that can be decided now."""
+        """Decide all requests that can be decided now."""
         self._follow_policy(now=now)
         for flow in list(self._flows.values()):
             while (verdict := flow.control.next(now=now)) is not None:
                 self._carry_out(flow, verdict, now=now)
 
     def drain(self, *, now: float) -> None:
-        """The process ends: all that waits goes now, in order, and nothing waits any more."""
+        """The process ends: send all waiting requests now, in order, and let no request wait any more."""
         self._draining = True
         self._let_all_go(now=now)
 
     # -- other pickers of the same servers -------------------------------------------------------------------
 
     def tell(self, *, anew: bool = False) -> Sequence[tuple[str, Row]]:
-        """What other pickers have not been told, by base model; anew: they know nothing."""
+        """News for the other pickers, by base model. anew: the other pickers know nothing yet."""
         self._tells = True
         for model in self._flows:
             self._telling.setdefault(model, Telling())
@@ -194,7 +196,7 @@ class Gate:
         return rows
 
     def hear(self, picker: bytes, told: Sequence[tuple[str, Row]], *, anew: bool, now: float) -> None:
-        """What another picker told. anew: nothing that it told before counts."""
+        """News from another picker. anew: forget its earlier news."""
         if anew:
             self.forget(picker)
         if self._draining or not self._holds:
@@ -208,7 +210,7 @@ class Gate:
                 self._flow(model).control.hear(picker, rows, now=now)
 
     def forget(self, picker: bytes) -> None:
-        """Another picker is gone."""
+        """Forget another picker that is gone."""
         for flow in self._flows.values():
             flow.control.forget(picker)
 
@@ -233,7 +235,7 @@ class Gate:
         return told
 
     def saturation(self, *, now: float) -> float | None:
-        """Of the base model with the most of it; None: flow control is off."""
+        """The largest saturation of any base model. None: flow control is off."""
         if not self._holds:
             return None
         return max((flow.control.saturation(now=now) for flow in self._flows.values()), default=0.0)
@@ -243,7 +245,7 @@ class Gate:
             flow.control.check_integrity()
 
     def set_objectives(self, priorities: Mapping[str, int]) -> None:
-        """The InferenceObjectives of the cluster. What waits keeps its priority."""
+        """Set the priorities of the cluster's InferenceObjectives. Waiting requests keep their priorities."""
         self._objectives = priorities
 
     # -- parts -----------------------------------------------------------------------------------------------
@@ -255,11 +257,11 @@ class Gate:
             settings = settings_of(self._picker.policy.spec.flow)
             flow = self._flows[model] = ModelQueue(self._picker, model, settings)
             if self._tells:
-                flow.control.take_charges()  # from now on it counts what others are to be told
+                flow.control.take_charges()  # from now on the charges for the other pickers are counted
         return flow
 
     def _forget_models(self) -> None:
-        """Of models that no server has any more, and for which nothing waits."""
+        """Forget models that no server has any more and for which no request waits."""
         waiting = {model for model, flow in self._flows.items() if len(flow.control)}
         present = self._picker.fleet.models | waiting
         forget_models(self._flows, present)
@@ -276,8 +278,8 @@ class Gate:
         longest_s: float,
         now: float,
     ) -> str:
-        """What the flow control of a policy in dry run would do,
-        with the servers as the policy in force keeps them. Nothing waits there.
+        """What the flow control of the policy in dry run would do, with the servers as the policy in use
+        loads them. No request waits in it.
         """
         tried, spec = self._picker.dry_run, self.tried
         if tried is None or spec is None:
@@ -313,8 +315,8 @@ class Gate:
         return fate
 
     def _priority(self, spec: Flow, claim: Claim, request: PickRequest) -> int:
-        """By the objective that the header names, as the cluster or the policy has it; by model; by path;
-        by the body.
+        """The priority that the first of these gives: the objective named in the header (the cluster's list,
+        then the policy's); the model; the path; the body.
         """
         if claim.objective:
             named = self._objectives.get(claim.objective, spec.objectives.get(claim.objective))
@@ -378,12 +380,12 @@ def _longest(loads: Mapping[FlowKey, Load]) -> Sequence[WaitingTenant]:
 
 
 def _readable(tenant: str) -> str:
-    """For people: the tenants beyond the limit have a name that no header can carry."""
+    """The tenant's name for people. All tenants beyond the limit share a name that no header can contain."""
     return OTHER if tenant == OTHERS else tenant
 
 
 def _nobody(_fate: Pick | PickError, _now: float) -> None:
-    """Is never called: no request waits in a dry run."""
+    """Is never called, since no request waits in a dry run."""
 
 
 def _queued(held: Held[Ticket], would: str, *, now: float) -> Queued:

@@ -20,7 +20,7 @@ _SHORTEST_BYTES: Final = 16
 
 
 def hash_secret(config: Config, *, hub: Path | None) -> HashSecret:
-    """ConfigError where the file cannot be used."""
+    """Raises ConfigError if the file cannot be used."""
     if config.hash_secret_file:
         return derived(_read(config.hash_secret_file))
     redis = config.sharing.redis
@@ -32,7 +32,7 @@ def hash_secret(config: Config, *, hub: Path | None) -> HashSecret:
 
 
 def write_beside(hub: Path) -> None:
-    """Make one secret for all workers that meet at this socket. Nobody else may enter the folder."""
+    """Write one secret for all workers that meet at this socket. Only this user may enter the folder."""
     hub.with_name(BESIDE_HUB).write_bytes(secrets.token_bytes(KEY_BYTES))
 
 

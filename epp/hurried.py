@@ -26,7 +26,7 @@ def choose_hurriedly(
     at_unix_s: float,
     now: float,
 ) -> tuple[EndpointState, Decision, Prompt]:
-    """The less loaded of two by chance, whatever the rule and the prompt."""
+    """The less loaded of two random endpoints, whatever the rule and the prompt."""
     inference, spec = request.inference, policy.spec
     adapter = fleet.adapter(inference.model) if inference.model else ""
     slots = fleet.candidates(
@@ -52,8 +52,8 @@ def choose_hurriedly(
 
 
 def _some(slots: Sequence[int], most: int, rng: random.Random) -> list[int]:
-    """Two of them by chance and, where more are asked for, those that follow the first.
-    `rng.sample` takes five times as long.
+    """Two random slots. If more are wanted, also those that follow the first slot. `rng.sample` takes five
+    times as long.
     """
     n = len(slots)
     first = int(rng.random() * n)

@@ -21,7 +21,7 @@ from epp.picker import Picker
 from epp.server_caches import Prompt
 
 Decided = Callable[[Pick | PickError, float], None]
-"""Called once for a request that waited, with its pick or its refusal and the time."""
+"""Called once for each request that waited, with its pick or its refusal, and the time."""
 
 _RIDES_S: Final = 0.05
 """See `FlowSettings.rides_s`."""
@@ -30,7 +30,7 @@ _WHEN_LATE: Mapping[str, WhenLate] = {"Refuse": "refuse", "Demote": "demote"}
 
 
 class Ticket:
-    """A request that waits, for `leave`."""
+    """A waiting request. Pass it to `Gate.leave` if the client leaves."""
 
     __slots__ = ("decided", "held", "model", "prompt", "request", "since", "would")
 
@@ -44,11 +44,11 @@ class Ticket:
         self.since = since
         self.held: Held[Ticket] | None = None
         self.would = ""
-        """What the flow control of a policy in dry run would have done with it."""
+        """What the flow control of a policy in dry run would have done with this request."""
 
 
 class ModelQueue:
-    """The queue of one base model, and what the picker foretells for it."""
+    """The queue of one base model, with the picker's forecasts for it."""
 
     def __init__(self, picker: Picker, model: str, settings: FlowSettings) -> None:
         self._picker = picker
@@ -75,7 +75,9 @@ class ModelQueue:
         return forecast_of(considered, left_s=left_s)
 
     def considered(self, ticket: Ticket, *, now: float) -> Considered:
-        """As the forecast by which it was let go a moment ago. PickError: no server can take it any more."""
+        """The choice behind the forecast that let this request go a moment ago. Raises PickError if no server
+        can take the request any more.
+        """
         last, self._last = self._last, None
         if last is not None and last[0] is ticket:
             return last[1]
@@ -104,7 +106,9 @@ def _bound(spec: Waiting) -> Bound:
 
 
 def forecast_of(considered: Considered, *, left_s: float) -> Forecast:
-    """left_s: time to the deadline. Only where the chosen server would miss it are the others looked at."""
+    """The forecast for a request. left_s: time to its deadline. The other servers are looked at only if the
+    chosen one would miss it.
+    """
     snapshot, choice = considered.snapshot, considered.choice
     place = choice.places[0]
     rate, tokens = snapshot.rate.item(place), choice.uncached_tokens.item(place)

@@ -49,9 +49,9 @@ _NO_SECRET = HashSecret()
 
 
 class Picker:
-    """See the module's docstring. `unix_offset_s` turns monotonic times into wall time for people to read.
+    """See the module's docstring. `unix_offset_s` converts monotonic times into wall-clock times for people.
 
-    Whoever wants to know what happens here calls `subscribe`.
+    To receive the picker's events, call `subscribe`.
     """
 
     def __init__(
@@ -63,17 +63,17 @@ class Picker:
         secret: HashSecret = _NO_SECRET,
         refuses_unknown_models: bool = True,
     ) -> None:
-        """refuses_unknown_models: a model that no server lists is 404, where every server's list is known."""
+        """refuses_unknown_models: a model that no server lists is a 404, if every server's list is known."""
         self._rng = rng
         self._listeners = Listeners()
         self.recorders = 0
-        """Listeners that record requests.
-        While there is one, the header of tenants is read though flow control is off."""
+        """Listeners that record requests. While there is one, the header of tenants is read even if flow
+        control is off."""
         self._unix_offset_s = unix_offset_s
         self.fleet = Fleet(refuses_unknown_models=refuses_unknown_models)
-        """For reading, and for what other pickers say: the state of every endpoint."""
+        """The state of every endpoint. For reading, and for other pickers' events."""
         self.rewrites = Rewrites()
-        """Applied by the streams, before a prompt is hashed."""
+        """The streams apply them before a prompt is hashed."""
         self._recently_left = RecentlyLeft()
         self.caches = ServerCaches(policy.spec, secret=secret)
         self._commits = Commits(
@@ -81,48 +81,48 @@ class Picker:
         )
         self._apply(policy)
         self.dry_run: DryRun | None = None
-        """The policy that is scored beside, and how often it agreed. For reading."""
+        """The policy in dry run, and how often it agreed. For reading."""
 
     def subscribe(self, listener: Listener) -> None:
-        """Call `listener` with every event from now on, in order, and before any other work is done."""
+        """Call `listener` with every later event, in order, before any other work is done."""
         self._listeners.add(listener)
 
     def unsubscribe(self, listener: Listener) -> None:
-        """Call it no more. Harmless where it does not listen, and while events are told."""
+        """Stop calling `listener`. Harmless if it is not subscribed, and while events are sent."""
         self._listeners.remove(listener)
 
     # -- what the sources say --------------------------------------------------------------------------------
 
     def learned(self, model: str) -> Learned:
-        """For reading: what the servers of a model have taught."""
+        """What was learned from the servers of a model. For reading."""
         return self.caches.learned(model)
 
     @property
     def secret(self) -> HashSecret:
-        """What chunk hashes are rooted in."""
+        """The secret of the chunk hashes."""
         return self.caches.secret
 
     def set_secret(self, secret: HashSecret) -> None:
-        """Hash by another secret from the next pick on. The table starts anew."""
+        """Use another secret for hashes from the next pick on. The table starts empty."""
         self.caches.set_secret(secret, self.fleet.states())
         self._recently_left.clear()
         self._align()
 
     @property
     def roots(self) -> Roots:
-        """For those who may only share with pickers that hash alike."""
+        """The seeds of hashes, for those who may share only with pickers that hash in the same way."""
         return self.caches.roots
 
     @property
     def table(self) -> PrefixTable:
-        """For reading, and for what other pickers say.
-        Another one once chunks are cut or hashed differently.
+        """The prefix table, for reading and for other pickers' events. It is replaced if prompts are cut or
+        hashed differently.
         """
         return self.caches.table
 
     @property
     def one_model(self) -> bool:
-        """Every endpoint serves the same models, so that a request can be routed without knowing its
+        """Whether every endpoint serves the same models. A request can then be routed without knowing its
         model.
         """
         return self.fleet.one_model and not self.rewrites
@@ -131,8 +131,8 @@ class Picker:
         return [s.endpoint for s in self.fleet.states()]
 
     def set_policy(self, policy: Policy, *, now: float) -> None:  # noqa: ARG002 - one shape for all events
-        """Route by another policy from the next pick on.
-        The table is kept, unless chunks are cut differently now.
+        """Use another policy from the next pick on. The table is kept, unless prompts are cut differently
+        now.
         """
         self._apply(policy)
         self._commits.apply(policy)
@@ -141,7 +141,7 @@ class Picker:
             self._align()
 
     def set_dry_run(self, policy: Policy | None) -> None:
-        """Score every pick by `policy` as well, without acting on it; None: stop that."""
+        """Score every pick by `policy` too, without acting on it. None: stop this."""
         self.dry_run = DryRun(policy) if policy is not None else None
 
     def set_endpoints(
@@ -162,7 +162,7 @@ class Picker:
             state = self._state(name)
             same = self._recently_left.come_back(state.endpoint)
             if same:
-                # its share keeps its size until the server says one: nothing may be evicted for a guess
+                # its mirror keeps its size until the server states one: a guess must not evict anything
                 continue
             if same is not None:
                 self.table.drop_endpoint(name)
@@ -171,7 +171,7 @@ class Picker:
         self._align()
 
     def take_lists(self, lists: Mapping[EndpointName, ModelList | None], *, now: float) -> None:
-        """What servers list at `/v1/models` from now on; None: it was asked, and does not say."""
+        """Take in the servers' lists at `/v1/models`. None: the server was asked and did not say."""
         for name in self.fleet.take_lists(lists, spec=self._spec, now=now):
             self.table.clear_endpoint(name)
         for name in lists:
@@ -181,13 +181,15 @@ class Picker:
         self.caches.forget_models(self.fleet.models)
 
     def set_rewrites(self, rewrites: Rewrites) -> None:
-        """Other names for models, from the next request on. They are listed with the servers' own."""
+        """Set the other names for models, from the next request on. They are listed with the servers' own
+        names.
+        """
         self.rewrites = rewrites
         self.fleet.set_aliases(rewrites.aliases)
 
     def model_list(self, subset: frozenset[Address] | None = None) -> bytes | None:
-        """The answer to `GET /v1/models`, of the servers at these addresses if some are given.
-        None: no server has said.
+        """The answer to `GET /v1/models`, of the servers at these addresses if some are given. None: no
+        server has said.
         """
         return self.fleet.model_list(subset)
 
@@ -216,11 +218,11 @@ class Picker:
         self.fleet.failures.answered(state, failed=failed, settings=self._spec.failures, now=now)
 
     def heard_hang(self, state: EndpointState, *, now: float) -> None:
-        """Requests of another picker hang at this server."""
+        """Another picker's requests hang at this server."""
         self.fleet.failures.hangs(state, now=now)
 
     def take_in(self, findings: Sequence[KvReport]) -> None:
-        """Correct the table by what servers' own events say of their caches."""
+        """Correct the table by the servers' own events about their caches."""
         for name in self.caches.take_in(findings):
             state = self.fleet.get(name)
             if state is None:
@@ -230,8 +232,8 @@ class Picker:
 
     @property
     def corrected(self) -> Mapping[str, int]:
-        """By exact mode so far: chains that servers were found to hold,
-        entries that they were found not to hold.
+        """Corrections by exact mode so far: chains added because servers hold them, and entries removed
+        because servers do not.
         """
         return self.caches.corrected
 
@@ -240,16 +242,16 @@ class Picker:
         return self.fleet.failures.why(list(self.fleet.states()), settings=self._spec.failures, now=now)
 
     def probes_due(self, *, now: float) -> Sequence[Probe]:
-        """Servers that have failed, to be asked for one token."""
+        """Probes to send now: requests of one token to servers that have failed."""
         return self.fleet.failures.probes_due(settings=self._spec.failures, now=now)
 
     def probed(self, probe: Probe, verdict: Verdict, *, now: float) -> None:
-        """What came of one of them."""
+        """The result of a probe."""
         self.fleet.failures.probed(probe, verdict, settings=self._spec.failures, now=now)
 
     def housekeep(self, *, now: float) -> None:
-        """Work that no request should wait for: eviction, in bounded portions;
-        a look for answers that do not come.
+        """Work for which no request should wait: eviction in bounded portions, and a search for overdue
+        answers.
         """
         for state in self.fleet.failures.look(now=now):
             self._listeners.tell(Hangs(now, state))
@@ -259,8 +261,8 @@ class Picker:
             self.table.drop_endpoint(name)
 
     def check_integrity(self) -> None:
-        """Assert that every part is sound, and that the table has a share for each endpoint and each that is
-        waited for.
+        """Assert that every part is sound, and that the table has a mirror for each endpoint and for each one
+        that may come back.
         """
         self.fleet.check_integrity()
         self.table.check_integrity()
@@ -287,10 +289,9 @@ class Picker:
         return self.commit(self.consider(request, now=now), now=now)
 
     def consider(self, request: PickRequest, *, prompt: Prompt | None = None, now: float) -> Considered:
-        """What `pick` would choose now.
-        Nothing is booked. prompt: as an earlier look at the same request found it.
+        """The choice that `pick` would make now. Nothing is booked.
 
-        Raises NoEndpointError or SaturatedError.
+        prompt: the prompt from an earlier look at the same request. Raises NoEndpointError or SaturatedError.
         """
         inference, fleet, spec = request.inference, self.fleet, self._spec
         adapter = fleet.adapter(inference.model) if inference.model else ""
@@ -318,11 +319,9 @@ class Picker:
         )
 
     def commit(self, considered: Considered, *, queued: Queued = DIRECT, now: float) -> Pick:
-        """Book and record what was considered at this very moment:
-        nothing else may have happened in between.
-        """
-        # No await since the candidates were looked at, nor anywhere in this module:
-        # the state that is scored is the state booked.
+        """Book and record a choice. Nothing may have happened since it was considered."""
+        # There was no await since the candidates were looked at, nor is there one in this module.
+        # So the scored state is the state that is booked.
         would_pick = (
             None if self.dry_run is None else self._would_pick(self.dry_run, considered, queued, now=now)
         )
@@ -339,7 +338,7 @@ class Picker:
         return replace(would_pick, flow=queued.would) if queued.would else would_pick
 
     def on_response_headers(self, pick: Pick, *, status: int, served: Address | None, now: float) -> bool:
-        """The answer begins. True if another endpoint than the first choice served it."""
+        """The answer begins. True: another endpoint than the first choice serves the request."""
         return self._commits.on_response_headers(pick, status=status, served=served, now=now)
 
     def on_feedback(self, pick: Pick, feedback: ResponseFeedback, *, now: float) -> None:
@@ -351,15 +350,15 @@ class Picker:
         self._commits.end(pick, outcome=outcome, now=now)
 
     def detach(self, pick: Pick, *, now: float) -> None:
-        """The stream is let go on purpose while the answer runs on;
-        scrapes count the request from here on.
+        """The stream is let go on purpose while the answer continues. From now on scrapes
+        count the request.
         """
         self._commits.detach(pick, now=now)
 
     def queued(self, model: str, *, now: float) -> tuple[Floats, Floats]:
-        """B and V of each server of this base model; empty where there is none."""
+        """B and V of each server of this base model. Empty: there is no such server."""
         if model not in self.fleet.models:
-            return NO_SERVERS, NO_SERVERS  # they are gone, or call themselves otherwise by now
+            return NO_SERVERS, NO_SERVERS  # they are gone, or list another model by now
         try:
             slots = self.fleet.candidates(
                 model, subset=None, failures_to_eject=self._spec.scrape.failures_to_eject
@@ -373,12 +372,12 @@ class Picker:
 
     def _apply(self, policy: Policy) -> None:
         self.policy = policy
-        """In force. For reading."""
+        """The policy in use. For reading."""
         self._spec: PolicySpec = policy.spec
         self._scheduler = Scheduler(policy.spec, self._rng)
 
     def _align(self) -> None:
-        """Servers have come or gone: the table's bits mean other slots now."""
+        """Servers have come or gone, so the table's bits stand for other slots now."""
         self.caches.align(self.fleet.columns.roster.names)
 
     def _state(self, name: EndpointName) -> EndpointState:

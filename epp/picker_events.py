@@ -28,8 +28,8 @@ class Began(Struct, frozen=True, eq=False):
     asked: PickRequest
 
     def picked_in_s(self, *, timer_s: float) -> float:
-        """How long the picker took, by the streams' timer, without the time in a queue;
-        0 where nobody measures.
+        """How long the picker took, by the streams' timer, without the time in a queue. 0: this was not
+        measured.
         """
         if self.asked.began_s is None:
             return 0.0
@@ -37,8 +37,8 @@ class Began(Struct, frozen=True, eq=False):
 
 
 class Moved(Struct, frozen=True, eq=False):
-    """Another server than the first choice took the request; `request` names it by now.
-    An `Answered` follows.
+    """Another server than the first choice took the request; `request` already names it. An `Answered`
+    follows.
     """
 
     at: float
@@ -46,12 +46,12 @@ class Moved(Struct, frozen=True, eq=False):
 
 
 class Answered(Struct, frozen=True, eq=False):
-    """The headers of the answer came; the decision holds the status."""
+    """The headers of the answer came. The decision has the status."""
 
     at: float
     request: RoutedRequest
     mismatch: bool
-    """Another server than the first choice answered."""
+    """Whether another server than the first choice answered."""
 
 
 class Grew(Struct, frozen=True, eq=False):
@@ -63,16 +63,14 @@ class Grew(Struct, frozen=True, eq=False):
 
 
 class Ended(Struct, frozen=True, eq=False):
-    """The request is over, or was let go on purpose; the decision's `outcome` says which."""
+    """The request is over, or was let go on purpose. The decision's `outcome` says which."""
 
     at: float
     request: RoutedRequest
 
 
 class PrefillBegan(Struct, frozen=True, eq=False):
-    """Another server than the one that answers has the prompt of a request to compute.
-    Its `Began` came just before.
-    """
+    """Another server has to compute the prompt of a request. The request's `Began` came just before."""
 
     at: float
     prefill: Held
@@ -81,24 +79,24 @@ class PrefillBegan(Struct, frozen=True, eq=False):
 
 
 class PrefillEnded(Struct, frozen=True, eq=False):
-    """That server has computed the prompt, or will not, or nobody will say."""
+    """That server has computed the prompt, or will not, or its end will not be known."""
 
     at: float
     prefill: Held
     outcome: Literal["computed", "lost", "detached"]
     failed: bool = False
-    """By its own fault, as far as the answer tells."""
+    """Whether the prefill server is at fault, as far as the answer shows."""
 
 
 class Restarted(Struct, frozen=True, eq=False):
-    """A server's counters went back: another process with a cold cache serves under its name."""
+    """A server's counters went back, so another process with a cold cache serves under its name."""
 
     at: float
     server: EndpointState
 
 
 class Hangs(Struct, frozen=True, eq=False):
-    """Requests wait for their first byte at a server while others answer; see `endpoints.failures`."""
+    """Requests wait for their first byte at a server while other servers answer. See `endpoints.failures`."""
 
     at: float
     server: EndpointState
@@ -110,7 +108,7 @@ Listener = Callable[[PickerEvent], None]
 
 
 class Listeners:
-    """Those who are told, in the order in which they came."""
+    """The listeners, in the order in which they subscribed."""
 
     __slots__ = ("_all",)
 
@@ -121,7 +119,7 @@ class Listeners:
         self._all = (*self._all, listener)
 
     def remove(self, listener: Listener) -> None:
-        """Harmless where it does not listen, and while an event is told."""
+        """Harmless if it does not listen, and while an event is sent."""
         self._all = tuple(each for each in self._all if each != listener)
 
     def tell(self, event: PickerEvent) -> None:

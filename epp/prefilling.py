@@ -31,7 +31,7 @@ _KINDS: Final = frozenset({ApiKind.COMPLETIONS, ApiKind.CHAT, ApiKind.RESPONSES}
 
 
 class Held(Struct, eq=False, gc=False):
-    """What a prefill endpoint has to do for one request."""
+    """The work of a prefill endpoint for one request."""
 
     state: EndpointState
     process: int
@@ -61,8 +61,8 @@ class Prefilling:
         spec: PolicySpec,
         now: float,
     ) -> tuple[EndpointState, Prefill] | None:
-        """The server that should compute the prompt for the first of `choice`.
-        None: it computes the prompt itself.
+        """The server that should compute the prompt for the first server of `choice`. None: that server
+        should compute it itself.
         """
         fleet = self._fleet
         if inference.kind not in _KINDS:
@@ -98,7 +98,7 @@ class Prefilling:
         spec: PolicySpec,
         now: float,
     ) -> Held:
-        """The server has the prompt to compute from now on, and is believed to hold it."""
+        """Book the prompt on the prefill server, which from now on is believed to hold it."""
         booking = Booking(tokens=prompt.tokens - chosen.matched_tokens, booked_at=now)
         state.book(booking, now=now)
         if adapter:
@@ -107,10 +107,9 @@ class Prefilling:
         return Held(state, state.process, booking, recorded, self._caches.table)
 
     def release(self, held: Held, *, computed: bool, now: float) -> bool:
-        """The answer began, or will not.
-        computed: the prefill endpoint did its part, as far as anybody knows.
+        """The answer began, or will not begin.
 
-        False: it was over before.
+        computed: the prefill endpoint did its part, as far as is known. False: the work was already over.
         """
         if held.over:
             return False
@@ -121,10 +120,10 @@ class Prefilling:
         return True
 
     def detach(self, held: Held) -> bool:
-        """Nobody will say when the answer begins:
-        scrapes count the prompt from here on, and its booking drains.
+        """Nobody will report the beginning of the answer. From now on scrapes count the prompt, and its
+        booking drains.
 
-        False: it was over before.
+        False: the work was already over.
         """
         if held.over:
             return False
@@ -133,13 +132,13 @@ class Prefilling:
         return True
 
     def holds(self, held: Held) -> bool:
-        """The prefill endpoint computed the prompt, as far as is known,
-        and its cache is still the one that it was.
+        """Whether the prefill endpoint computed the prompt, as far as is known, and has not lost its cache
+        since then.
         """
         return held.over and self._mirrored(held)
 
     def _mirrored(self, held: Held) -> bool:
-        """Whether the table still holds what was recorded for this very server."""
+        """Whether the table still has the recorded entries for the same server."""
         same = self._fleet.get(held.state.endpoint.name) is held.state and held.state.process == held.process
         return same and held.table is self._caches.table
 

@@ -16,19 +16,19 @@ import resource
 import signal
 from typing import Final
 
-# Numbers of glibc's malloc.h.
+# Numbers from glibc's malloc.h.
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 
 _KEEP_FREE_BYTES: Final = 64 * 2**20
-"""Freed memory up to this much stays with the process."""
+"""The process keeps freed memory up to this much."""
 _FROM_HEAP_BYTES: Final = 32 * 2**20
-"""Blocks below this come from the heap; the most that glibc takes."""
+"""Smaller blocks come from the heap. This is the largest value that glibc accepts."""
 
 _MOST_FILES: Final = 65_536
 
 _PR_SET_PDEATHSIG: Final = 1
-"""Of Linux's prctl.h."""
+"""From Linux's prctl.h."""
 
 _GC_THRESHOLDS: Final = (1_000, 200, 100)
 
@@ -36,7 +36,8 @@ GRPC_EXPERIMENTS: Final = "-event_engine_listener"
 
 
 HOT_MODULE: Final = "epp.http2.connection"
-"""One module of those that `[tool.prefix-gateway]` in pyproject.toml lists: all are compiled, or none is."""
+"""One of the modules that `[tool.prefix-gateway]` in pyproject.toml lists. Either all of them are compiled,
+or none."""
 
 
 def compiled() -> bool:
@@ -47,27 +48,27 @@ def compiled() -> bool:
 
 
 def choose_grpc() -> None:
-    """Take gRPC's older listener, unless the environment has a wish of its own.
+    """Choose gRPC's older listener, unless the environment says otherwise.
 
-    The newer one hands what a socket says from thread to thread before Python's loop hears of it; the older
-    one reads the socket in the thread that waits for it: 8 context switches and a fifth of the CPU of a bare
-    stream less. gRPC reads its environment when it is imported. A gRPC that no longer knows the name logs
-    that, and goes on.
+    The newer listener passes the bytes of a socket from thread to thread before Python's loop gets them. The
+    older one reads the socket in the thread that waits for it. This saves 8 context switches and a fifth of
+    the CPU of a bare stream. gRPC reads its environment when it is imported. A gRPC that no longer knows the
+    name logs this and goes on.
     """
     os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)
 
 
 def tune() -> None:
-    """Keep freed memory for the next request, and look for cyclic garbage less often.
+    """Keep freed memory for the next request, and run the garbage collector for cycles less often.
 
-    glibc gives the top of the heap back to the kernel as soon as a large prompt is freed, and the next one
-    faults every page in anew: some 250 page faults for each request of 400 KB, a quarter of its CPU. Where
-    the allocator is another one, nothing is changed.
+    glibc returns the top of the heap to the kernel as soon as a large prompt is freed, and the next prompt
+    causes page faults again: some 250 for each request of 400 KB, a quarter of its CPU. With another
+    allocator nothing is changed.
 
-    The collector's default is a look after every 700 new objects, a few requests here, though requests leave
-    no cycles behind: what it walks is the prefix table and the last decisions. What exists now is never
-    walked again. One look at the 1,000 youngest objects takes some 0.2 ms, at 10,000 it took 1.3 ms, and 20
-    ms where the picker has a quarter of a core.
+    By default the collector runs after every 700 new objects, which are a few requests, although requests
+    leave no cycles. It would walk the prefix table and the last decisions. Objects that exist now are never
+    walked again. A run over the 1,000 youngest objects takes some 0.2 ms; over 10,000 objects it took 1.3 ms,
+    and 20 ms if the picker has a quarter of a core.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -79,9 +80,10 @@ def tune() -> None:
 
 
 def raise_file_limit() -> None:
-    """Take as many file descriptors as the system allows: each connection, scrape and admin page needs one.
+    """Allow as many file descriptors as the system permits, since each connection, scrape and admin page
+    needs one.
 
-    Service managers start a process with a soft limit of 1,024 beside a hard one of many thousands.
+    Service managers start a process with a soft limit of 1,024 and a hard limit of many thousands.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
@@ -90,10 +92,10 @@ def raise_file_limit() -> None:
 
 
 def follow_parent() -> None:
-    """End when the parent does, even if it is killed:
-    a worker without its supervisor would hold ports and sockets.
+    """End when the parent ends, even if the parent is killed. A worker without its supervisor would keep
+    ports and sockets.
 
-    Linux only; elsewhere nothing is changed.
+    Linux only. Elsewhere nothing is changed.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:

@@ -31,7 +31,7 @@ and the prefix table is kept unless `chunks` changed. A bad policy is refused, a
 
 
 def _type_of(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
-    """What may stand in the field, in a few words."""
+    """The allowed values of a field, in a few words."""
     if "enum" in schema:
         return ", ".join(f"`{v}`" for v in schema["enum"])
     if "anyOf" in schema:
@@ -47,7 +47,7 @@ def _type_of(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
 
 
 def _in_a_line(text: str) -> str:
-    """Docstrings have line breaks, and a row of a table may not."""
+    """The text in one line, since a row of a table may have no line breaks."""
     return " ".join(text.split())
 
 
@@ -98,4 +98,4 @@ PLACES: Mapping[str, str] = {
     "crd": "deploy/helm/prefix-gateway/files/prefixroutingpolicies.yaml",
     "rbac": "deploy/helm/prefix-gateway/files/picker-rules.yaml",
 }
-"""Where the repository keeps each: `make docs` writes them, a test compares."""
+"""Where the repository keeps each page. `make docs` writes these files, and a test compares them."""

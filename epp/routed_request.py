@@ -17,25 +17,25 @@ from epp.types import ChunkHash, InferenceRequest
 
 
 class RoutedRequest(Pick, eq=False, kw_only=True, gc=False):
-    """A pick with what must be undone, moved or learned from later."""
+    """A pick with everything that may have to be undone or moved, or that the picker learns from later."""
 
     state: EndpointState
     booking: Booking
     streams: bool
     conversation: InferenceRequest | None
-    """For what a sampled answer teaches:
-    the request with only the end of its prompt, since thousands may be held."""
+    """For learning from a sampled answer: the request with only the end of its prompt, since thousands may be
+    kept."""
     prompt: Prompt
     recorded: Recorded | None
     table: PrefixTable
     process: int
-    """Which process of the server it went to: a restarted one holds nothing of it."""
+    """The process of the server that got the request. A restarted server holds nothing of it."""
     wait: Wait
-    """For its first byte."""
+    """The wait for its first byte."""
     prefill: Held | None = None
-    """What another server computes for it; None: its own server computes the prompt."""
+    """The work of a prefill server for it. None: its own server computes the prompt."""
     prefix_lost: bool = False
-    """Its server did not compute the prompt: the table forgot it."""
+    """Whether the table has forgotten its prompt, because the server did not compute it."""
 
     @property
     def chain(self) -> list[ChunkHash]:
@@ -43,14 +43,14 @@ class RoutedRequest(Pick, eq=False, kw_only=True, gc=False):
 
     @property
     def computed(self) -> bool:
-        """The request is over, and its server did what it was asked."""
+        """Whether the request is over and its server answered it well."""
         status = self.decision.status
         return self.phase is Phase.ENDED and status is not None and status < 400
 
     @property
     def failed(self) -> bool:
-        """Its server is at fault, as far as the answer tells.
-        An error is laid to the server that computed the prompt.
+        """Whether the server is at fault, as far as the answer shows. An error counts against the server that
+        computed the prompt.
         """
         status = self.decision.status
         if self.phase is Phase.FAILED:
@@ -59,11 +59,11 @@ class RoutedRequest(Pick, eq=False, kw_only=True, gc=False):
 
 
 def is_fault(status: int) -> bool:
-    """Whether an answer of this status says that the server is sick. Other errors are the client's."""
+    """Whether an answer of this status shows a sick server. Other errors are the client's."""
     return status >= 500 or status == 429
 
 
 def own(pick: Pick) -> RoutedRequest:
-    """A pick as the picker knows it."""
+    """The pick as the picker's own type."""
     assert isinstance(pick, RoutedRequest), "a pick comes back to the picker that made it"
     return pick

@@ -31,31 +31,31 @@ from epp.scheduling.snapshot import NO_SERVERS, Floats, Ints
 from epp.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest, PromptSize
 
 _STATED_SPAN = 1.25
-"""A size that the server states is corrected by this at most, either way:
-requests that run take their part of it."""
+"""A size that the server states is corrected by at most this factor, up or down, since running requests use a
+part of the cache."""
 _ASSUMED_SPAN = 32.0
-"""One that the policy assumes, by this."""
+"""A size that the policy assumes is corrected by at most this factor."""
 _FULL_SHARE = 0.9
-"""A mirror used to this share of its size would hold more if it were larger."""
+"""A mirror that uses this share of its size would hold more if it were larger."""
 _RESIZE_RATIO = 0.02
-"""A capacity that moved by less than this is left as it is."""
+"""Smaller changes of a capacity are ignored."""
 
 _TOKEN_ID_BYTES = 4
 
 
 class Prompt(Struct, frozen=True, gc=False):
-    """One request's prompt as the mirrors see it."""
+    """One request's prompt, as far as the mirrors need it."""
 
     size: PromptSize
     tokens: int
     chain: list[ChunkHash]
     teaches: bool
-    """Its size says something of the tokenizer: it is neither token ids nor a body that could not be read."""
+    """Whether its size shows something about the tokenizer: it is neither token ids nor an unread body."""
 
 
 class Slots:
-    """From the bits of the table's masks to the slots of the fleet.
-    A server that has no slot goes to the one behind the last.
+    """Converts the bits of the table's masks into slots of the fleet. Servers without a slot get the slot
+    after the last.
     """
 
     def __init__(self, names: Sequence[EndpointName], bits: Mapping[EndpointName, int]) -> None:
@@ -67,8 +67,8 @@ class Slots:
         self._slots: list[int] = self._by_bit.tolist()
 
     def of(self, mask: int) -> int | Ints:
-        """Slots of the servers in a mask; as a number where there is one."""
-        if not mask & (mask - 1):  # as of most prompts
+        """Slots of the servers in a mask. A single slot is returned as a number."""
+        if not mask & (mask - 1):  # as for most prompts
             return self._slots[mask.bit_length() - 1]
         as_bytes = np.frombuffer(mask.to_bytes(-(-mask.bit_length() // 8), "little"), dtype=np.uint8)
         return self._by_bit[np.flatnonzero(np.unpackbits(as_bytes, bitorder="little"))]
@@ -85,19 +85,19 @@ class ServerCaches:
         self.schedule = _schedule(spec)
         self.roots = Roots(self.schedule, secret=secret.key)
         self.table = self._new_table()
-        """Another one once chunks are cut or hashed differently."""
+        """Replaced when prompts are cut or hashed differently."""
         self._slots = Slots((), {})
         self.nothing: Floats = NO_SERVERS
-        """`cached_tokens` of a prompt that no server holds any of. Nobody writes to it."""
+        """The `cached_tokens` of a prompt that no server holds any part of. Nobody writes to this array."""
         self._known_bytes: dict[EndpointName, int] = {}
-        """By their own account, of servers whose events are followed."""
+        """For servers whose events are followed: the bytes that they hold by their own events."""
         self.slower: dict[EndpointName, dict[ChunkHash, Tier]] = {}
         """Chunks that a server holds, but not in its first tier."""
         self.corrected: dict[str, int] = {"credited": 0, "forgotten": 0}
-        """Chains that servers were found to hold, entries that they were found not to hold."""
+        """Chains added because servers hold them, and entries removed because servers do not."""
 
     def apply(self, spec: PolicySpec, states: Iterable[EndpointState]) -> bool:
-        """Another policy. False: chunks are cut differently now, and the table started anew."""
+        """Use another policy. False: prompts are cut differently now, and the table starts empty."""
         old, self._spec = self._spec, spec
         if old.chunks == spec.chunks:
             self.table.set_bounds(max_entries=spec.table.max_entries, ttl_s=spec.table.ttl_seconds)
@@ -113,7 +113,9 @@ class ServerCaches:
         return self._secret
 
     def set_secret(self, secret: HashSecret, states: Iterable[EndpointState]) -> None:
-        """Hash by another secret from now on: what the table holds means nothing any more."""
+        """Use another secret for hashes. The table starts empty, since its hashes have no
+        meaning any more.
+        """
         self._secret = secret
         self._start_anew(states)
 
@@ -129,7 +131,7 @@ class ServerCaches:
         self.table.add_endpoint(state.endpoint.name, capacity_bytes=self._capacity_bytes(state))
 
     def learned(self, model: str) -> Learned:
-        """What the servers of a model have taught."""
+        """What was learned from the servers of a model."""
         known = self._learned.get(model)
         if known is None:
             tokens = TokenEstimate(start=self._spec.table.bytes_per_token)
@@ -137,13 +139,15 @@ class ServerCaches:
         return known
 
     def forget_models(self, present: AbstractSet[str]) -> None:
-        """Forget what was learned of models that no server has any more, if they are many."""
+        """Forget what was learned of models that no server has any more, if there are many."""
         forget_models(self._learned, present)
 
     def observe(
         self, state: EndpointState, before: EndpointMetrics | None, after: EndpointMetrics, *, now: float
     ) -> None:
-        """One scrape, taken in by the endpoint's state already; before: the last one of the same process."""
+        """Learn from one scrape, which the endpoint's state has already taken in. before: the last scrape of
+        the same process.
+        """
         name, tokens = state.endpoint.name, self.learned(state.model).tokens
         sample = state.window.observe(after)
         if sample:
@@ -158,8 +162,8 @@ class ServerCaches:
     # -- what servers say of themselves ----------------------------------------------------------------------
 
     def take_in(self, findings: Iterable[KvReport]) -> set[EndpointName]:
-        """Correct the table by what servers' own events say.
-        Those whose share of it should be fitted anew.
+        """Correct the table by the servers' own events. Returns the servers whose mirrors may need another
+        size.
         """
         accounts = set()
         for finding in findings:
@@ -174,13 +178,13 @@ class ServerCaches:
         return accounts
 
     def forget_server(self, name: EndpointName) -> None:
-        """It left, or what it said of itself is void."""
+        """The server left, or its own reports are no longer valid."""
         self._known_bytes.pop(name, None)
         self.slower.pop(name, None)
 
     def worth_bytes(self, name: EndpointName, chain: Sequence[ChunkHash], chunks: int) -> float:
-        """The first chunks of a chain, in bytes of the first tier:
-        those that a server has in a slower one count in part.
+        """Value of the first chunks of a chain, in bytes of the first tier. Chunks in a slower tier count in
+        part.
         """
         slower, schedule = self.slower.get(name), self.schedule
         whole = float(schedule.end_bytes(chunks))
@@ -227,15 +231,15 @@ class ServerCaches:
     # -- prompts ---------------------------------------------------------------------------------------------
 
     def beginning(self, prompt: Prompt) -> int:
-        """Names the prompt's first bytes, as many as the policy's `prefixHash` says; 0:
-        it has no full chunk.
+        """Hash of the prompt's first bytes, as many as the policy's `prefixHash` says. 0: the prompt has no
+        full chunk.
         """
         chunks = max(1, self.schedule.chunks_in(self._spec.prefix_hash.size_bytes))
         return prompt.chain[:chunks][-1] if prompt.chain else 0
 
     def prompt(self, inference: InferenceRequest, *, base_model: str, body_bytes: int) -> Prompt:
-        """What a request asks of the servers of `base_model`;
-        a body that could not be read counts by its size.
+        """The prompt of a request for the servers of `base_model`. A body that could not be read counts by
+        its size.
         """
         size = prompt_size(inference, body_bytes=body_bytes)
         if inference.token_ids:
@@ -244,11 +248,10 @@ class ServerCaches:
         return Prompt(size, tokens, self.chain(inference), teaches=bool(inference.prompt))
 
     def cached_tokens(self, prompt: Prompt, block_tokens: Ints) -> Floats:
-        """Tokens of the prompt that each server would take from its cache, by slot:
-        whole blocks, never all of them.
+        """Tokens of the prompt that each server would take from its cache, by slot: whole blocks, and never
+        all of the prompt, since a server computes at least the last token to have an output.
 
-        A server computes at least the last token, to have something to sample from.
-        block_tokens: by slot, with one more at the end for servers that have none.
+        block_tokens: by slot, with one more value at the end for servers without a slot.
         """
         found = self.table.holders(prompt.chain) if prompt.chain else ()
         if not found:
@@ -278,14 +281,14 @@ class ServerCaches:
             cached[slot] = _most_cached(worth_bytes * tokens_per_byte, prompt) // block * block
 
     def align(self, names: Sequence[EndpointName]) -> None:
-        """The servers in the fleet's slots, after any of them came or went, or the table was started anew."""
+        """Follow the fleet's slots after servers came or went, or after the table started again."""
         self._slots = Slots(names, self.table.bits())
 
     def record(
         self, state: EndpointState, prompt: Prompt, *, cached_tokens: int, now: float
     ) -> Recorded | None:
-        """The server is believed to hold the prompt from now on, and `cached_tokens` of it before.
-        None: it has no chunk.
+        """From now on the server is believed to hold the prompt; before, it held `cached_tokens` of it. None:
+        the prompt has no chunk.
         """
         if not prompt.chain:
             return None
@@ -299,14 +302,14 @@ class ServerCaches:
         return recorded
 
     def chain(self, inference: InferenceRequest) -> list[ChunkHash]:
-        """Of the request's prompt; empty where it has none."""
+        """The chain of the request's prompt. Empty: it has no prompt."""
         if not inference.prompt:
             return []
         return hash_chain(inference.prompt, seed=self._seed(inference), schedule=self.schedule)
 
     def remainder(self, inference: InferenceRequest, chain: Sequence[ChunkHash]) -> InferenceRequest:
-        """The request with only those bytes of its prompt that are in no chunk:
-        all that its next turn's chain needs.
+        """The request with only those bytes of its prompt that are in no chunk. The chain of its next turn
+        needs no more.
         """
         covered = self.schedule.end_bytes(len(chain))
         return msgspec.structs.replace(inference, prompt=inference.prompt[covered:], shaping=b"")
@@ -314,8 +317,8 @@ class ServerCaches:
     def next_turn_chain(
         self, chain: Sequence[ChunkHash], remainder: InferenceRequest, answer_text: str
     ) -> list[ChunkHash]:
-        """Of what the next turn will start with; empty where that cannot be foreseen.
-        chain, remainder: this turn's.
+        """The chain with which the next turn will begin. Empty: this cannot be predicted.
+        chain, remainder: those of this turn.
         """
         grown = next_turn_prompt(remainder, answer_text)
         if grown is None:
@@ -350,8 +353,8 @@ class ServerCaches:
             self.table.resize(name, capacity_bytes=capacity)
 
     def _capacity_bytes(self, state: EndpointState) -> int:
-        """What a server says that it holds is not evicted for a guess.
-        What is on its way there does push it out.
+        """The capacity of the server's mirror. It has room for everything that the server says it holds,
+        since a guess must not evict that.
         """
         return max(self._assumed_bytes(state), self._known_bytes.get(state.endpoint.name, 0))
 
@@ -363,7 +366,7 @@ class ServerCaches:
         return int(tokens * factor * learned.tokens.bytes_per_token)
 
     def _outgrown(self, state: EndpointState) -> bool:
-        """The server says that it holds more than its cache was thought to have room for."""
+        """Whether the server says that it holds more than the assumed size of its cache."""
         return self._known_bytes.get(state.endpoint.name, 0) > self._assumed_bytes(state)
 
 

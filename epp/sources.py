@@ -29,15 +29,15 @@ _RAN_WELL_S: Final = 60.0
 
 
 class Keep(Protocol):
-    """Runs `run` for ever: starts it again whenever it ends.
-    `source` is a label for metrics, from a small fixed set.
+    """Runs `run` for ever: starts it again whenever it ends. `source` is a label for metrics, from a small
+    fixed set.
     """
 
     async def __call__(self, source: str, run: Callable[[], Awaitable[None]], /) -> NoReturn: ...
 
 
 class Pauses:
-    """How long to wait before the next try: twice as long each time, and never quite the same."""
+    """How long to wait before the next try: twice as long each time, with a random part."""
 
     def __init__(
         self, rng: Random, *, first_s: float = _FIRST_PAUSE_S, longest_s: float = _LONGEST_PAUSE_S
@@ -48,7 +48,7 @@ class Pauses:
         self._tries = 0
 
     def next_s(self, *, at_least_s: float = 0.0) -> float:
-        """`at_least_s`: what a server asked for, within reason."""
+        """at_least_s: the pause that a server asked for; bounded."""
         bound = min(self._longest_s, self._first_s * 2**self._tries)
         self._tries = min(self._tries + 1, 32)
         asked = min(at_least_s, 6 * self._longest_s)
@@ -59,7 +59,7 @@ class Pauses:
 
 
 class Sources:
-    """`failures` counts by source, for metrics."""
+    """`failures` counts failures by source, for metrics."""
 
     def __init__(self, *, rng: Random, first_pause_s: float = _FIRST_PAUSE_S) -> None:
         self._rng = rng
@@ -70,7 +70,7 @@ class Sources:
         """Run it until this task is cancelled. KeyboardInterrupt and SystemExit pass through."""
         loop = asyncio.get_running_loop()
         pauses = Pauses(self._rng, first_s=self._first_pause_s)
-        self.failures[source] += 0  # so that the metric is there before the first failure
+        self.failures[source] += 0  # so that the metric exists before the first failure
         while True:
             started = loop.time()
             failure: BaseException | None = None
@@ -81,7 +81,7 @@ class Sources:
             except asyncio.CancelledError as error:
                 if _is_cancelled():
                     raise
-                failure = error  # a library cancelled a part of it
+                failure = error  # a library cancelled a part of the loop
             except BaseException as error:  # noqa: BLE001 - some packages raise what is no Exception; the picker goes on
                 failure = error
             if loop.time() - started >= _RAN_WELL_S:

@@ -42,7 +42,7 @@ def status_of(
     spans: Mapping[str, int],
     now: float,
 ) -> PickerStatus:
-    """A snapshot; nothing in it changes later."""
+    """A snapshot of the state. Nothing in it changes later."""
     spec = picker.policy.spec
     return PickerStatus(
         endpoints=endpoints_of(picker, scraper.ages(now), now=now),
@@ -136,8 +136,8 @@ def _exact(service: ExactService, picker: Picker) -> ExactStatus:
 
 
 def live_of(picker: Picker, scraper: Scraper, gate: Gate, *, now: float) -> Live:
-    """What a status in the cluster tells of it:
-    less than above, for once a second and a thousand endpoints.
+    """The part of the state that a status in the cluster shows. It is made once a second for a thousand
+    endpoints, so it holds less than `status_of`.
     """
     scrape = picker.policy.spec.scrape
     states = list(picker.fleet.states())

@@ -17,17 +17,16 @@ from typing import Final, NewType
 from msgspec import Struct
 
 RANK_ADDRESS: Final = "x-data-parallel-host-port"
-"""The request header by which the front of a server learns which of its ranks gets the request,
-by address."""
+"""The request header with the address of the data parallel rank that gets the request. The server's front
+reads it."""
 RANK: Final = "x-data-parallel-rank"
-"""The same by number, as vLLM and SGLang read it."""
+"""The same with the rank's number, as vLLM and SGLang read it."""
 PREFILLER: Final = "x-prefiller-host-port"
-"""The request header by which an answering server learns who computes the prompt,
-as llm-d's sidecar reads it."""
+"""The request header that tells an answering server who computes the prompt, as llm-d's sidecar reads it."""
 SERVER_HEADERS: Final = (
     PREFILLER,
     "x-llm-d-prefiller-host-port",
-    "x-prefiller-url",  # llm-d's sidecar reads it where the newer one is missing
+    "x-prefiller-url",  # llm-d's sidecar reads this one if the newer one is missing
     RANK_ADDRESS,
     RANK,
     "x-encoder-hosts-ports",
@@ -35,15 +34,15 @@ SERVER_HEADERS: Final = (
     "x-kv-cache-source-host-port",
     "x-llm-d-kv-cache-source-host-port",
 )
-"""Request headers that servers and their sidecars obey.
-A client's are removed: they would make a server call an address of its choice."""
+"""Request headers that servers and their sidecars obey. The picker removes a client's own: they would make a
+server call an address of the client's choice."""
 
 METRICS_PLACE: Final = re.compile(r"(:[1-9][0-9]{0,4})?(/[A-Za-z0-9._~/-]{0,255})?")
 """A place on the server itself: another port, another path, or both."""
 
 ChunkHash = NewType("ChunkHash", int)
-"""xxh3_64 of a chunk, seeded with the hash of the chunk before it:
-it names the whole prefix up to its end."""
+"""The xxh3_64 of a chunk, seeded with the hash of the chunk before it. So it names the whole prefix up to its
+end."""
 
 EndpointName = NewType("EndpointName", str)
 """One serving port of one model server, unique in the pool: `pod` or `pod:port`."""
@@ -61,7 +60,9 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Read `ip:port`, IPv6 in brackets. ValueError on anything else, host names included."""
+        """Read `ip:port`, with IPv6 in brackets. Raises ValueError for anything else,
+        including host names.
+        """
         host, _, port = text.strip().rpartition(":")
         if len(port) > 5 or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
             raise ValueError(f"{text!r} is not ip:port (the port is missing or out of range)")
@@ -81,24 +82,24 @@ class Role(enum.StrEnum):
     """What an endpoint does where prefill and decode are on different servers (P/D)."""
 
     UNSAID = ""
-    """Its source names no role: it answers requests, and computes only their prompts."""
+    """The source names no role. The server answers requests, and computes only their prompts."""
     PREFILL = "prefill"
     """It computes prompts for others, and is never a destination."""
     DECODE = "decode"
-    """As where nothing is said."""
+    """The same as UNSAID."""
     BOTH = "both"
     """It answers requests, and computes prompts for others too."""
     ENCODE = "encode"
-    """It encodes media for others: neither of the two."""
+    """It encodes media for others, and does neither of the two."""
 
     @property
     def answers(self) -> bool:
-        """Requests may be sent there."""
+        """Whether requests may be sent there."""
         return self not in (Role.PREFILL, Role.ENCODE)
 
     @property
     def prefills(self) -> bool:
-        """It may be asked for prompts whose answers come from elsewhere."""
+        """Whether it computes prompts that other servers answer."""
         return self in (Role.PREFILL, Role.BOTH)
 
 
@@ -108,7 +109,7 @@ ROLES: Final[Mapping[str, Role]] = {
     "encode-prefill": Role.PREFILL,
     "encode-prefill-decode": Role.BOTH,
 }
-"""By the word for it: ours, and those of llm-d's label."""
+"""Each role by its name: ours, and those of llm-d's label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,35 +119,35 @@ class Endpoint:
     name: EndpointName
     address: Address
     model: str = ""
-    """The base model it serves; empty when the source does not say."""
+    """The base model that it serves. Empty: the source does not say."""
     pool: str = ""
-    """Name of the InferencePool that it belongs to; empty: its source knows no pools."""
+    """Name of its InferencePool. Empty: the source knows no pools."""
     adapters: frozenset[str] = frozenset()
-    """LoRA adapters that the source declares to be on it."""
+    """LoRA adapters on it, as the source declares."""
     labels: Mapping[str, str] = field(default_factory=dict)
     incarnation: str = ""
-    """Changes when the server's process was restarted: same name, cold cache."""
+    """Changes when the server's process restarts: same name, cold cache."""
     kv_events: str = ""
-    """Where it publishes KV events, as a ZeroMQ address; empty: where the configuration says."""
+    """Where it publishes KV events, as a ZeroMQ address. Empty: where the configuration says."""
     kv_replay: str = ""
-    """Where it replays those that were missed; with `kv_events` alone: nowhere."""
+    """Where it replays missed KV events. Empty although `kv_events` is set: nowhere."""
     metrics: str = ""
     """Where its metrics page is, as `[:port][/path]` (`METRICS_PLACE`).
     What is left out is the serving port, and the policy's path."""
     role: Role = Role.UNSAID
     rank: int | None = None
-    """Which data parallel rank of its server it is; None: it is a whole server."""
+    """The number of this data parallel rank. None: the endpoint is a whole server."""
     behind: Address | None = None
-    """Where requests for this rank go, which the server's front hands on; None: to its own address."""
+    """Where requests for this rank go: the server's front, which passes them on. None: to its own address."""
 
     @property
     def destination(self) -> Address:
-        """What the data plane is told."""
+        """The address that the data plane is told."""
         return self.behind or self.address
 
 
 class ApiKind(enum.StrEnum):
-    """Which API a body belongs to. OTHER is routed by load alone."""
+    """The API of a body. OTHER is routed by load alone."""
 
     COMPLETIONS = "completions"
     CHAT = "chat"
@@ -157,53 +158,53 @@ class ApiKind(enum.StrEnum):
 
 
 class InferenceRequest(Struct, frozen=True, gc=False):
-    """What a request body says that matters for routing, read once."""
+    """The facts in a request body that matter for routing. The body is read once."""
 
     kind: ApiKind
     model: str = ""
-    """The body's `model`: a base model or a LoRA adapter; the endpoints know which."""
+    """The body's `model`: a base model or a LoRA adapter. The endpoints know which."""
     prompt: bytes = b""
-    """Canonical prompt: UTF-8 text between separator bytes (token ids: four little-endian bytes each);
-    empty when there is none."""
+    """Canonical prompt: UTF-8 text between separator bytes, or four little-endian bytes for each token id.
+    Empty: there is none."""
     more_prompt_bytes: int = 0
-    """Size of a batch's other prompts; they count as work and are not matched."""
+    """Size of the other prompts of a batch. They count as work and are not matched."""
     token_ids: bool = False
-    """The prompt came as token ids, so four bytes are exactly one token."""
+    """Whether the prompt came as token ids, so that four bytes are exactly one token."""
     opaque: bool = False
-    """Something stands in `prompt` by a hash or id (media, a stored conversation):
-    its bytes do not tell its tokens. Without a prompt: the body is an upload, not JSON."""
+    """Whether hashes or ids stand in `prompt` for something else (media, a stored conversation), so that its
+    bytes do not show its tokens. Without a prompt: the body is an upload, not JSON."""
     cache_salt: str = ""
     stream: bool = False
     include_usage: bool = False
     max_tokens: int | None = None
     priority: int = 0
-    """vLLM's: the lower goes first."""
+    """vLLM's priority: lower goes first."""
     unread: str = ""
-    """Why the body was not read, as a short label; its request is routed by load.
-    Empty: it was read, or there is none."""
+    """Why the body was not read, as a short label; the request is then routed by load. Empty: it was read, or
+    there is none."""
     shaping: bytes = b""
-    """The body's fields, as a JSON object, that change what the server makes of the prompt (arguments of the
-    chat template and the like); empty in nearly every request. Read by exact mode alone."""
+    """The fields of the body that change how the server renders the prompt (template arguments and the like),
+    as a JSON object. Empty in nearly every request. Only exact mode reads it."""
 
     @property
     def held_bytes(self) -> int:
-        """Memory of whoever holds on to it."""
+        """Memory that the request takes while it is kept."""
         return len(self.prompt) + len(self.shaping)
 
 
 class PromptSize(Struct, frozen=True, gc=False):
-    """What of a prompt tells its tokens."""
+    """The properties of a prompt that predict its tokens."""
 
     text_bytes: int
     continuation_bytes: float = 0.0
-    """The part of them that continues a letter beyond ASCII."""
+    """The bytes among these that continue a letter beyond ASCII."""
     opaque: int = 0
-    """Things that stand in the prompt by a hash or id: pictures, stored conversations."""
+    """Number of hashes and ids that stand for something else: pictures, stored conversations."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointMetrics:
-    """One scrape of one server, in the field's units. None: the server does not say."""
+    """One scrape of one server, in the units of the names. None: the server does not say."""
 
     scraped_at: float
     running: int | None = None
@@ -217,7 +218,7 @@ class EndpointMetrics:
     cached_prompt_tokens: float | None = None
     """Counter: the part of `prompt_tokens` that came from the prefix cache."""
     generated_tokens: float | None = None
-    """Counter: tokens of all answers; they take cache as prompts do."""
+    """Counter: tokens of all answers. They take cache space as prompts do."""
     prefix_queries: float | None = None
     prefix_hits: float | None = None
     finished: float | None = None
@@ -225,30 +226,29 @@ class EndpointMetrics:
     ttft_sum_s: float | None = None
     ttft_count: float | None = None
     prefill_sum_s: float | None = None
-    """Counter: seconds between admission and first token, of requests that have ended;
-    so are the next two."""
+    """Counter: seconds from admission to first token, for requests that have ended. So are the next two."""
     prefill_count: float | None = None
     prefill_tokens: float | None = None
-    """Prompt tokens computed in those prefills, cached ones left out."""
+    """Prompt tokens computed in those prefills, without cached ones."""
     max_lora: int | None = None
     active_adapters: frozenset[str] = frozenset()
-    """Adapters with requests running or waiting; an idle loaded adapter is not listed."""
+    """Adapters with running or waiting requests. Loaded adapters that are idle are not listed."""
     loaded_adapters: frozenset[str] | None = None
-    """Adapters in GPU slots, idle ones too. None: the server does not say, as most do not yet."""
+    """Adapters in GPU slots, idle ones too. None: the server does not say, as with most servers today."""
 
     @property
     def known_adapters(self) -> frozenset[str]:
-        """All that the server names."""
+        """All adapters that the server names."""
         loaded = self.loaded_adapters
         if not loaded:
             return self.active_adapters
-        # A page may name thousands, and picks ask:
-        # nothing is copied where the active ones are among the loaded.
+        # A page may name thousands of adapters, and picks call this often,
+        # so nothing is copied if all active adapters are loaded.
         return loaded if self.active_adapters <= loaded else self.active_adapters | loaded
 
     @property
     def inside(self) -> int | None:
-        """Requests in the server. None: the page does not say both how many run and how many wait."""
+        """Requests in the server, running or waiting. None: the page lacks one of these numbers."""
         if self.running is None or self.waiting is None:
             return None
         return self.running + self.waiting

@@ -20,7 +20,7 @@ _LAG_LOOK_S = 0.1
 
 class Upkeep:
     def __init__(self, picker: Picker, metrics: Metrics, *, overload: Callable[[], float]) -> None:
-        """overload: the share of new requests that are routed without reading them."""
+        """overload: the share of new requests that are routed without being read."""
         self._picker = picker
         self._metrics = metrics
         self._overload = overload
@@ -28,7 +28,7 @@ class Upkeep:
         self._sick_servers = SickServersLog()
 
     async def housekeep(self) -> None:
-        """Eviction also when no request comes, so that an idle picker forgets what is past its time."""
+        """Also evict while no request comes, so that an idle picker forgets expired entries."""
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
             self._picker.housekeep(now=time.monotonic())
@@ -37,7 +37,7 @@ class Upkeep:
             self._metrics.has_tasks(len(asyncio.all_tasks()))
 
     async def watch_lag(self) -> None:
-        """How late the loop is with what is due."""
+        """Measure how late the event loop runs its timers."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + _LAG_LOOK_S
@@ -46,7 +46,7 @@ class Upkeep:
             self._tell_overload(self._overload())
 
     def _tell_overload(self, share: float) -> None:
-        """One line when it begins, one when it ends."""
+        """Log one line when the overload begins, and one when it ends."""
         if (share > 0) != self._overloaded:
             self._overloaded = share > 0
             if self._overloaded:

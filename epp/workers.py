@@ -28,10 +28,10 @@ _HEALTHY_AFTER_S = 10.0
 
 
 class Supervisor:
-    """Runs `count` workers until told to stop, then waits for them to drain."""
+    """Runs `count` workers until told to stop, then waits until they have drained."""
 
     def __init__(self, *, config_path: Path, count: int, meet: bool) -> None:
-        """meet: give the workers a local socket to share over."""
+        """meet: give the workers a local socket over which they share."""
         self._config_path = config_path
         self._meet = meet
         self._hub_args: tuple[str, ...] = ()
@@ -41,8 +41,8 @@ class Supervisor:
         self._status = 0
 
     async def run(self) -> int:
-        """Exit status: 0 after a stop that was asked for,
-        2 if a worker could not use its configuration at the start.
+        """The exit status: 0 after a requested stop, 2 if a worker could not use its configuration at the
+        start.
         """
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
@@ -54,7 +54,7 @@ class Supervisor:
 
     @contextlib.asynccontextmanager
     async def _hub(self) -> AsyncIterator[None]:
-        """In a directory that only this user may enter, gone afterwards."""
+        """A hub in a directory that only this user may enter. The directory is removed afterwards."""
         if not self._meet:
             yield
             return
@@ -75,7 +75,9 @@ class Supervisor:
                 process.terminate()
 
     async def _keep(self, index: int) -> None:
-        """One worker, started again when it dies; a worker that dies at once is started ever more slowly."""
+        """Run one worker, and start it again when it dies. A worker that dies at once is started again after
+        longer and longer pauses.
+        """
         failures, first = 0, True
         loop = asyncio.get_running_loop()
         while not self._stopping.is_set():
@@ -98,8 +100,8 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             if status == _UNUSABLE and first:
-                # It has said why.
-                # Later on the same is no reason to stop: the others go on with what they have.
+                # The worker has said why.
+                # Later this is no reason to stop: the other workers go on with their configuration.
                 self._status = status
                 self._stop()
                 return
