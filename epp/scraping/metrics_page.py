@@ -26,12 +26,12 @@ from epp.types import EndpointMetrics
 
 
 class MetricsError(Exception):
-    """A page that says nothing to believe about a model server's load."""
+    """The page says nothing reliable about a model server's load."""
 
 
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
-    # First spelling present wins: releases that rename a metric write both for a while.
-    # Triton tells gauges of one family apart by a label, which stands in braces here.
+    # The first spelling on the page counts: a release that renames a metric writes both for a while.
+    # Triton's gauges of one family differ in a label, which stands in braces here.
     "running": (
         "vllm:num_requests_running",
         "sglang:num_running_reqs",
@@ -101,7 +101,7 @@ _NAMESPACES: Final = (b"vllm:", b"sglang:", b"trtllm_", b"nv_trt_llm_")
 assert all(name.startswith(_NAMESPACES) for name in _KNOWN), "a known name has no namespace"
 _TYPE: Final = b"\n# TYPE "
 _HEAD_BYTES: Final = 16_384
-"""The first line that is read is looked for in these; a server writes some 3 KB before it."""
+"""The first line of interest must be within these bytes. A server writes some 3 KB before it."""
 _SAMPLE: Final = re.compile(
     # after the name: labels in braces (quotes may hold anything, escaped quotes too), value; a timestamp may
     # follow. Possessive: a line of broken quotes costs one pass, not one for each way to split it.
@@ -111,23 +111,23 @@ _LABEL: Final = re.compile(rb'([a-zA-Z_]\w*+)="((?:[^"\\]++|\\.)*+)"')
 _ESCAPE: Final = re.compile(rb"\\(.)")
 _ESCAPED: Final = {b"n": b"\n"}
 _MAX_STEPS: Final = 20_000
-"""Lines looked at in one page: thirty times what vLLM writes, and 10 ms of the event loop at the worst."""
+"""Most lines read in one page: thirty times as many as vLLM writes, and at worst 10 ms of the event loop."""
 _MAX_VALUE: Final = 1e15
-"""No counter of tokens or seconds gets here in a server's life;
-larger numbers are garbage, and floats lose units."""
+"""No counter of tokens or seconds reaches this in a server's life. Larger numbers are garbage, and floats
+would lose whole units."""
 _MAX_BLOCK_TOKENS: Final = 2**20
 _MAX_CAPACITY_TOKENS: Final = 2**36
-"""A thousand times the largest cache that a server has today;
-more is garbage, and would not fit where it is stored."""
+"""A thousand times the largest cache of a server today. A larger number is garbage and would not fit into its
+array."""
 _MAX_DIGITS: Final = 15
 _MAX_SLOTS: Final = 65_536
 _MAX_ADAPTERS: Final = 4_096
-"""Adapters with requests that are read of one page."""
+"""Most adapters with requests that are read from one page."""
 _MAX_NAME_BYTES: Final = 1_024
-"""Of an adapter; longer ones are passed over. The endpoints file has the same bound."""
+"""Longest name of an adapter. Longer ones are ignored. The endpoints file has the same bound."""
 _MAX_LINE_BYTES: Final = 65_536
 _MAX_LABELLED: Final = 64
-"""Samples looked at of a family whose gauges differ in a label."""
+"""Most samples that are read of a family whose gauges differ in a label."""
 
 
 class _Sample(NamedTuple):
@@ -139,8 +139,8 @@ _Samples = dict[bytes, list[_Sample]]
 
 
 def parse_page(page: bytes, *, scraped_at: float) -> EndpointMetrics:
-    """What `page` says, its engines added up.
-    MetricsError when it is no model server's page or its load is unreadable.
+    """The numbers of `page`, added up over its engines. Raises MetricsError if it is no model server's page
+    or its load is unreadable.
     """
     found = _Found(_collect(page))
     block_size, capacity = found.cache()
@@ -180,10 +180,10 @@ class PageReader:
     def __init__(self) -> None:
         self._last: tuple[int, EndpointMetrics] | None = None
         self.unchanged = 0
-        """Pages that were equal to the page before, and not parsed."""
+        """Number of pages that were equal to the page before, and were not parsed."""
 
     def read(self, page: bytes, *, scraped_at: float) -> EndpointMetrics:
-        """As `parse_page`."""
+        """The same as `parse_page`."""
         digest = xxh3_64_intdigest(memoryview(page)[_unread_bytes(page) :])
         if self._last is not None and self._last[0] == digest:
             self.unchanged += 1
@@ -194,8 +194,8 @@ class PageReader:
 
 
 class _Found:
-    """The samples of one page by meaning.
-    Lists hold every series; unreadable values are NaN until asked for.
+    """The samples of one page by meaning. Lists hold every series. Unreadable values are NaN until they are
+    asked for.
     """
 
     def __init__(self, samples: _Samples) -> None:
@@ -208,8 +208,8 @@ class _Found:
                     break
 
     def load(self, field: str) -> int | None:
-        """A gauge of requests, over all engines; None where it is absent.
-        One that is there and unreadable fails the scrape.
+        """A gauge of requests, over all engines. None: the page lacks it. If it is there and unreadable, the
+        scrape fails.
         """
         values = self._of_engines(field)
         if any(math.isnan(v) for v in values):
@@ -217,8 +217,8 @@ class _Found:
         return int(sum(values)) if values else None
 
     def kv_usage(self) -> float | None:
-        """The mean of the engines: requests go to the emptier one inside the server,
-        so one full engine is not a full server.
+        """The mean over the engines. Inside the server, requests go to the emptier engine, so one full engine
+        does not mean a full server.
         """
         values = self._of_engines("kv_usage")
         if any(math.isnan(v) for v in values):
@@ -226,8 +226,8 @@ class _Found:
         return min(1.0, sum(values) / len(values)) if values else None
 
     def total(self, field: str) -> float | None:
-        """A counter over all engines, models and reasons;
-        None where it is absent or any part of it is unreadable.
+        """A counter over all engines, models and reasons. None: the page lacks it, or a part of it is
+        unreadable.
         """
         series = self._by_field.get(field)
         if not series:
@@ -236,7 +236,7 @@ class _Found:
         return None if math.isnan(total) else total
 
     def cache(self) -> tuple[int | None, int | None]:
-        """(block size, capacity in tokens of all engines together), each None where the page does not say."""
+        """(block size, capacity in tokens of all engines together). None: the page does not say."""
         size: int | None = None
         engines: dict[bytes, int] = {}
         for sample in self._by_field.get("cache_config", ()):
@@ -257,8 +257,8 @@ class _Found:
         return size or (int(pages[0]) if pages else None), capacity if known else None
 
     def lora(self) -> tuple[int | None, frozenset[str]]:
-        """(adapter slots of one engine, adapters with requests).
-        Old label sets stay on the page: the newest counts.
+        """(adapter slots of one engine, adapters with requests). Old label sets stay on the page, so the
+        newest one counts.
         """
         newest: dict[bytes, tuple[float, dict[bytes, bytes]]] = {}
         for sample in self._by_field.get("lora", ()):
@@ -277,8 +277,8 @@ class _Found:
         return (max(slots) if slots else None), frozenset(active)
 
     def loaded_adapters(self) -> frozenset[str] | None:
-        """Adapters in GPU slots, of all engines; None where the page does not say.
-        A count is there even while none is loaded.
+        """Adapters in GPU slots of all engines. None: the page does not say. If the page has the count of
+        adapters, it says so even while none is loaded.
         """
         series = self._by_field.get("lora_loaded", [])
         if not series and "lora_loaded_count" not in self._by_field:
@@ -288,8 +288,8 @@ class _Found:
         return frozenset(n.decode("utf-8", "replace") for n in names if 0 < len(n) <= _MAX_NAME_BYTES)
 
     def _of_engines(self, field: str) -> list[float]:
-        """One value for each engine and model.
-        SGLang's tensor-parallel ranks repeat their group's gauge: largest wins.
+        """One value for each engine and model. SGLang's tensor-parallel ranks repeat the gauge of their
+        group, so the largest value counts.
         """
         series = self._by_field.get(field, ())
         if len(series) < 2:
@@ -298,7 +298,7 @@ class _Found:
         for sample in series:
             labels = _labels(sample.labels)
             key = (_rank(labels), labels.get(b"model_name", b""))
-            # max() with a NaN keeps whichever came first, so a NaN is carried on by hand.
+            # max() with a NaN returns its first argument, so a NaN is handled separately.
             kept = engines.get(key, 0.0)
             engines[key] = sample.value if math.isnan(sample.value) else max(kept, sample.value)
             if math.isnan(kept):
@@ -307,7 +307,7 @@ class _Found:
 
 
 def _series(samples: _Samples, name: str) -> Sequence[_Sample]:
-    """Of `name`, or of `name{label=value}`."""
+    """The samples of `name`, or of `name{label=value}`."""
     family, _, condition = name.partition("{")
     found = samples.get(family.encode(), ())
     if not condition:
@@ -317,8 +317,8 @@ def _series(samples: _Samples, name: str) -> Sequence[_Sample]:
 
 
 def _collect(page: bytes) -> _Samples:
-    """Samples of known names, by name. MetricsError when the page shows no sign of a model server."""
-    page = b"\n" + page[: page.rfind(b"\n") + 1]  # a last line without its end may be half a number
+    """Samples of known names, by name. Raises MetricsError if the page shows no sign of a model server."""
+    page = b"\n" + page[: page.rfind(b"\n") + 1]  # the last line may have no end, and then half a number
     steps = _budget()
     samples: _Samples = {}
     known = False
@@ -342,7 +342,9 @@ def _collect(page: bytes) -> _Samples:
 
 
 def _unread_bytes(page: bytes) -> int:
-    """How much of the page's start is whole lines that name no namespace: no number in them is read."""
+    """Number of bytes of whole lines at the start of the page that have no known namespace, so that no number
+    in them is read.
+    """
     end = min(_HEAD_BYTES, len(page))
     for namespace in _NAMESPACES:
         at = page.find(namespace, 0, end)
@@ -351,7 +353,7 @@ def _unread_bytes(page: bytes) -> int:
 
 
 def _families(page: bytes, steps: Callable[[], None]) -> Iterator[tuple[int, int]]:
-    """(start, end) of the lines under each known family's `# TYPE`."""
+    """(start, end) of the lines under the `# TYPE` of each known family."""
     at = page.find(_TYPE)
     while at >= 0:
         steps()
@@ -363,7 +365,7 @@ def _families(page: bytes, steps: Callable[[], None]) -> Iterator[tuple[int, int
 
 
 def _namespaced_lines(page: bytes, steps: Callable[[], None]) -> Iterator[bytes]:
-    """Lines that begin with a known namespace, for pages that carry no `# TYPE`."""
+    """Lines that begin with a known namespace, for pages without `# TYPE`."""
     for namespace in _NAMESPACES:
         at = page.find(b"\n" + namespace)
         while at >= 0:
@@ -376,7 +378,7 @@ def _namespaced_lines(page: bytes, steps: Callable[[], None]) -> Iterator[bytes]
 def _read_lines(lines: Iterable[bytes], samples: _Samples, steps: Callable[[], None]) -> None:
     for line in lines:
         steps()
-        # Most lines are histogram buckets: their name alone sends them away, before the dearer match.
+        # Most lines are histogram buckets: their name alone excludes them, before the slower match.
         name = line.partition(b"{")[0].partition(b" ")[0]
         if name in _KNOWN and len(line) <= _MAX_LINE_BYTES:
             match = _SAMPLE.match(line, len(name))
@@ -385,7 +387,7 @@ def _read_lines(lines: Iterable[bytes], samples: _Samples, steps: Callable[[], N
 
 
 def _budget() -> Callable[[], None]:
-    """A counter of steps that ends a page made to stall the event loop."""
+    """A counter of steps. It ends a page that was made to stall the event loop."""
     left = _MAX_STEPS
 
     def step() -> None:
@@ -398,7 +400,7 @@ def _budget() -> Callable[[], None]:
 
 
 def _number(text: bytes) -> float:
-    """A finite number from 0 to 1e15, else NaN: no metric read here can be negative or endless."""
+    """A finite number from 0 to 1e15, else NaN. No metric read here can be negative or infinite."""
     try:
         value = float(text)
     except ValueError:
@@ -407,7 +409,7 @@ def _number(text: bytes) -> float:
 
 
 def _whole(text: bytes | None, *, most: int = 10**_MAX_DIGITS) -> int | None:
-    """None: not a whole number, or one over `most`."""
+    """A whole number. None: it is not whole, or over `most`."""
     if not text or not text.isdigit() or len(text) > _MAX_DIGITS:
         return None
     number = int(text)
@@ -415,7 +417,7 @@ def _whole(text: bytes | None, *, most: int = 10**_MAX_DIGITS) -> int | None:
 
 
 def _rank(labels: dict[bytes, bytes]) -> bytes:
-    """Which engine of a data-parallel server a series is about: vLLM and SGLang name it differently."""
+    """The engine of a data parallel server that a series belongs to. vLLM and SGLang name it differently."""
     return labels.get(b"engine") or labels.get(b"dp_rank") or b""
 
 

@@ -33,13 +33,12 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.5
 _FIRST_LOOK_S: Final = 0.1
-"""While a server has not been asked once."""
+"""Time between two looks while a server has not been asked once."""
 _AT_ONCE: Final = 32
 _PATIENCE_S: Final = 2.0
-"""Of a picker that starts."""
+"""How long a starting picker waits for the lists."""
 _RETRY_S: Final = 5.0
-"""Until a server that could not be asked is asked again, the first time;
-twice as long each time after that."""
+"""Pause before a server that could not be asked is asked again. It doubles with each failure."""
 _SOON_S: Final = 5.0
 _SOON_PER_S: Final = 20
 _TIMEOUT_S: Final = 5.0
@@ -61,13 +60,13 @@ class _Server:
     failures: int = 0
     asking: bool = False
     known: bool = False
-    """It has listed its models."""
+    """Whether the server has listed its models."""
     answered: bool = False
-    """It has, or it could not be asked."""
+    """Whether the server has answered, or could not be asked."""
 
 
 class ModelLists:
-    """`run` until cancelled. `unknown_asked`: how many requests so far named a model that no server lists."""
+    """Call `run`. `unknown_asked`: number of requests so far for a model that no server lists."""
 
     def __init__(
         self,
@@ -90,7 +89,7 @@ class ModelLists:
         self._asked_all = asyncio.Event()
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
-        """Follow a new list. A server that is new, or another process than before, is asked at once."""
+        """Follow a new list. A new server, or a new process of a known server, is asked at once."""
         self._told_servers = True
         before, self._servers = self._servers, {}
         for endpoint in endpoints:
@@ -103,20 +102,20 @@ class ModelLists:
 
     @property
     def asked_all(self) -> bool:
-        """Every server that there was at first has been asked once, and what came of it is in use;
-        or that took too long.
+        """Whether every server of the first list has been asked once and its answer is in use, or this took
+        too long.
         """
         return self._asked_all.is_set()
 
     async def wait_asked_all(self) -> None:
-        """Until then. It takes `_PATIENCE_S` at most."""
+        """Wait until `asked_all`, at most `_PATIENCE_S`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_S):
                 await self._asked_all.wait()
         self._asked_all.set()
 
     async def run(self) -> None:
-        """Until cancelled; without asking anybody where the settings say so."""
+        """Run until cancelled. Asks no server if the settings say so."""
         if not self._settings.ask:
             self._asked_all.set()
             await asyncio.get_running_loop().create_future()
@@ -186,7 +185,7 @@ class ModelLists:
         server.answered = True
         if (
             self._servers.get(server.endpoint.name) is server
-        ):  # else it left, or another process came meanwhile
+        ):  # otherwise it left, or another process came meanwhile
             self._heard[server.endpoint.name] = listed
 
     def _jittered(self, seconds: float) -> float:
@@ -194,7 +193,7 @@ class ModelLists:
 
 
 def soon_s(servers: int) -> float:
-    """After how long each of so many servers may be asked again because of requests for unknown models."""
+    """How soon each of so many servers may be asked again because of requests for unknown models."""
     return max(_SOON_S, servers / _SOON_PER_S)
 
 

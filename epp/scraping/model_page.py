@@ -16,13 +16,13 @@ from epp.endpoints.served_models import ModelCard, ModelList
 from epp.request.names import MAX_NAME_CHARS
 
 MOST_CARDS: Final = 512
-"""Models and adapters of one server."""
+"""Most models and adapters of one server."""
 _MOST_OWNER_CHARS: Final = 256
 _MOST_NUMBER: Final = 2**53
 
 
 class ModelPageError(Exception):
-    """What came is no list of models."""
+    """The answer is no list of models."""
 
 
 class _Card(Struct, gc=False):
@@ -42,7 +42,7 @@ _DECODE: Final = msgspec.json.Decoder(_Page)
 
 
 def parse_model_page(page: bytes) -> ModelList:
-    """ModelPageError, whatever the bytes."""
+    """Raises ModelPageError for anything but a list of models."""
     try:
         cards = _DECODE.decode(page).data
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

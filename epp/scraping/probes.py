@@ -31,7 +31,7 @@ _HEADERS: Final = {
 
 
 class Probes:
-    """`run` until cancelled. counts: how many said what."""
+    """Call `run`. counts: the probes by result."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class Probes:
         due: Callable[[], Sequence[Probe]],
         on_verdict: Callable[[Probe, Verdict], None],
     ) -> None:
-        """due: those to send now.
-        on_verdict: called for each of them, also where `run` ends meanwhile.
+        """due: the probes to send now.
+        on_verdict: called for each of them, even if `run` ends meanwhile.
         """
         self._due = due
         self._on_verdict = on_verdict
@@ -82,7 +82,7 @@ async def _ask(session: aiohttp.ClientSession, probe: Probe) -> Verdict:
                     return "unclear"
             return verdict_of(response.status, about_model=bool(probe.about))
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
-        return "unclear"  # Its scrapes fail as well, and say so.
+        return "unclear"  # Its scrapes fail too, and report it.
     except TimeoutError:
         return "unclear" if probe.queued else "ill"
     except (aiohttp.ClientError, OSError, ValueError):
@@ -90,9 +90,9 @@ async def _ask(session: aiohttp.ClientSession, probe: Probe) -> Verdict:
 
 
 def verdict_of(status: int, *, about_model: bool) -> Verdict:
-    """about_model: the server was said not to have this model.
+    """about_model: whether the server was said not to have this model.
 
-    Other refusals say nothing: it may want a key, or not take completions.
+    Other refusals say nothing: the server may want a key, or may not support completions.
     """
     if status < 400:
         return "well"

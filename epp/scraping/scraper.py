@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 _JITTER: Final = 0.1
 _SHORTEST_NAP_S: Final = 0.002
-"""Timers of the event loop may end this much too early."""
+"""Timers of the event loop may fire early by this much."""
 _WATCH_S: Final = 1.0
 _PARTS: Final = 10
 _HEADERS: Final = {
@@ -52,9 +52,9 @@ class ScrapeAge:
     """How old an endpoint's last good scrape is."""
 
     age_s: float | None
-    """None: it has never answered."""
+    """None: the endpoint has never answered."""
     error: str
-    """Why the last scrape failed; empty: it did not."""
+    """Why the last scrape failed. Empty: it did not fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +78,19 @@ class _Target:
     answered_at: float | None = None
     error: str = ""
     idle: bool = False
-    """Its last page says that nothing runs or waits there."""
+    """Whether no request runs or waits there, by its last page."""
     started_at: float = 0.0
-    """When its last scrape began; before the first one, when its task did."""
+    """When its last scrape began. Before the first scrape: when its task began."""
     intervals: float = 0.0
-    """From then to the next scrape."""
+    """Number of intervals from then to the next scrape."""
     nap: _Nap | None = None
-    """None: it is being scraped."""
+    """None: it is being scraped now."""
     reader: PageReader = field(default_factory=PageReader)
     url: tuple[str, URL] = ("", URL())
-    """Its last URL, as text and parsed: parsing it anew would be a tenth of what a scrape costs."""
+    """Its last URL, as text and parsed. Parsing it each time would be a tenth of the cost of a scrape."""
 
     def url_at(self, path: str) -> URL:
-        """Of its page. path: where the endpoint names no other."""
+        """The URL of its page. path: used if the endpoint names no other path."""
         text = _url(self.endpoint, path)
         if text != self.url[0]:
             self.url = text, URL(text)
@@ -100,8 +100,8 @@ class _Target:
 class Scraper:
     """Scrapes the endpoints of `set_endpoints` while `run` runs.
 
-    `settings` is asked before every scrape; `clock` is monotonic seconds; `on_metrics` must not block.
-    `in_use`: the picker has sent something to the endpoint that its last page may not show.
+    settings: called before every scrape; clock: monotonic seconds; on_metrics: must not block;
+    in_use: whether the picker has sent the endpoint something that its last page may not show.
     """
 
     def __init__(
@@ -125,15 +125,15 @@ class Scraper:
         self._group: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
-        """Scrape until cancelled. What one server's page does to its task, `keep` sees to."""
+        """Scrape until cancelled. If one server's page makes its task fail, `keep` starts the task again."""
         assert self._session is None, "already running"
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=_HEADERS,
-            auto_decompress=False,  # a page that unpacks without end stays a bounded page of garbage
+            auto_decompress=False,  # so a compressed page of any unpacked size stays a bounded page
             read_bufsize=_READ_BYTES,
-            trust_env=False,  # pods are reached directly, whatever proxy the environment names
+            trust_env=False,  # pods are reached directly, even if the environment names a proxy
         )
         async with session, asyncio.TaskGroup() as group:
             self._session, self._group = session, group
@@ -143,13 +143,13 @@ class Scraper:
                 group.create_task(self._keep("scrape", self._watch), name="watch of the scrapes")
                 await asyncio.get_running_loop().create_future()  # until cancelled
             finally:
-                # Before the group waits for its tasks: one started from now on would never be cancelled.
+                # This comes before the group waits for its tasks: a later task would never be cancelled.
                 self._session = self._group = None
                 for target in self._targets.values():
                     target.task = None
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
-        """Follow a new list: scrapes of what left it stop at once; what stays goes on undisturbed."""
+        """Follow a new list. Scrapes of removed endpoints stop at once; all others continue."""
         wanted = {e.name: e for e in endpoints}
         for name, target in list(self._targets.items()):
             endpoint = wanted.get(name)
@@ -173,7 +173,7 @@ class Scraper:
         }
 
     def check_integrity(self) -> None:
-        """Each target is filed under its own name, and has a task exactly while the scraper runs."""
+        """Each target is stored under its own name, and has a task exactly while the scraper runs."""
         for name, target in self._targets.items():
             assert name == target.endpoint.name
             assert (target.task is not None) == (self._group is not None)
@@ -185,12 +185,12 @@ class Scraper:
             )
 
     async def _follow(self, target: _Target) -> None:
-        """Scrape one endpoint for ever, at the pace of the settings of the moment."""
+        """Scrape one endpoint for ever, by the current settings."""
         target.started_at = self._clock()
         target.intervals = self._rng.random()
         while True:
             await self._nap(target)
-            # From start to start, so that a slow server is not also read less often.
+            # The interval is from start to start, so a slow server is read as often as others.
             target.started_at = self._clock()
             target.intervals = 1 + self._rng.uniform(-_JITTER, _JITTER)
             was_idle = target.idle
@@ -200,7 +200,7 @@ class Scraper:
                 target.intervals = self._rng.random()
 
     async def _nap(self, target: _Target) -> None:
-        """Sleep until the next scrape is due. `_watch` ends the nap where the interval became shorter."""
+        """Sleep until the next scrape is due. `_watch` ends the nap if the interval becomes shorter."""
         loop = asyncio.get_running_loop()
         while (left_s := self._due_at(target) - self._clock()) > _SHORTEST_NAP_S:
             target.nap = nap = _Nap(loop.create_future(), self._clock() + left_s)
@@ -212,8 +212,8 @@ class Scraper:
                 target.nap = None
 
     async def _watch(self) -> None:
-        """Look once a second at every nap: a policy may have changed, or an idle server may have work.
-        A part of the fleet at a time, so that what wakes all servers does not read them in one burst.
+        """Check every nap once a second: a policy may have changed, or an idle server may have work. The
+        fleet is checked in parts, so that a change for all servers does not scrape them in one burst.
         """
         while True:
             targets = list(self._targets.values())
@@ -244,7 +244,7 @@ class Scraper:
             return str(error)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             # aiohttp raises ValueError for some malformed answers.
-            # Some quote what the server sent: on one line, and not much of it.
+            # Some errors quote the server, so the text is cut and put on one line.
             return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
     async def _fetch(self, url: URL, settings: Scrape) -> bytes:
@@ -258,7 +258,7 @@ class Scraper:
             async for piece in response.content.iter_any():
                 left_bytes -= len(piece)
                 if left_bytes < 0:
-                    response.close()  # not the rest of it: the connection goes, too
+                    response.close()  # the rest is not read, and the connection is closed
                     raise MetricsError(f"the metrics page has more than {settings.max_page_bytes} bytes")
                 pieces.append(piece)
             return b"".join(pieces)
@@ -291,5 +291,5 @@ def _url(endpoint: Endpoint, path: str) -> str:
 
 
 def _same_server(new: Endpoint, old: Endpoint) -> bool:
-    """Labels and adapters may change without another process being there."""
+    """Whether the process is the same. Labels and adapters may change without a new process."""
     return (new.address, new.incarnation) == (old.address, old.incarnation)

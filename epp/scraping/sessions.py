@@ -8,9 +8,10 @@ import aiohttp
 
 
 def session_for_questions(*, headers: Mapping[str, str], timeout_s: float) -> aiohttp.ClientSession:
-    """Keeps no connection open, follows no proxy of the environment, and unpacks no answer: one that unpacks
-    without end stays a bounded answer of garbage.
-    timeout_s: for each question with its answer; a connection must be there after half of it.
+    """A session that keeps no connection open, ignores proxies of the environment, and unpacks no answer. So
+    an answer of any unpacked size stays bounded.
+
+    timeout_s: for each question with its answer. The connection must be there after half of this time.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, force_close=True),

@@ -26,19 +26,19 @@ FORMAT: Final = 1
 HASH_BYTES: Final = 8
 _MOST_AGE_MS: Final = 2**31
 MOST_NAMES: Final = 16_384
-"""That one picker may refer to before it starts anew."""
+"""Most names that one picker may use before it starts a new dictionary."""
 MOST_BYTES: Final = 2**50
-"""Of one server's cache."""
+"""Largest cache of one server."""
 MOST_BATCH_BYTES: Final = 16 * 2**20
 MOST_TABLE_BYTES: Final = 128 * 2**20
 MOST_EVENTS: Final = 8_192
-"""Of one batch. `speaker` and `storing` cut batches far below."""
+"""Most events in one batch. `speaker` and `storing` make far smaller batches."""
 MOST_HANGING: Final = 256
-"""Endpoints in one batch."""
+"""Most hanging endpoints in one batch."""
 MOST_FLOW_ROWS: Final = 512
-"""Of one batch."""
+"""Most rows of flow control in one batch."""
 MOST_TOKENS: Final = 2**31
-"""Of one request, or let go for one tenant since the last batch."""
+"""Most tokens of one request, or let go for one tenant since the last batch."""
 _MOST_PORTIONS: Final = 65_536
 
 _Age = Annotated[int, Meta(ge=0, le=_MOST_AGE_MS)]
@@ -50,14 +50,14 @@ _Name = Annotated[str, Meta(max_length=1_024)]
 
 
 class Flag(enum.IntFlag):
-    """Of a batch."""
+    """Flags of a batch."""
 
     FRESH = 1
-    """Names and heads start anew with this batch: nothing in it refers to an earlier one."""
+    """A new dictionary begins with this batch, so the batch refers to no earlier one."""
     FORGET = 2
-    """All requests that this picker told of before are over, as far as it will say."""
+    """Forget all earlier requests of this picker: it will not report their ends."""
     JOINING = 4
-    """This picker waits for the table of the others."""
+    """This picker waits for the table of the other pickers."""
     STORED = 8
     """This picker has just stored its table."""
 
@@ -66,12 +66,12 @@ class Kept(enum.IntEnum):
     """How a request ended."""
 
     LOST = 0
-    """Its server did not compute the prompt."""
+    """The server did not compute the prompt."""
     ABORTED = 1
-    """The prompt may be computed or not; the table keeps it."""
+    """It is not known whether the prompt was computed. The table keeps it."""
     COMPUTED = 2
     DETACHED = 3
-    """Nobody watches its end; the scrapes count it."""
+    """No picker follows the request to its end, so scrapes count it."""
 
 
 class Began(msgspec.Struct, array_like=True, frozen=True, tag=1):
@@ -82,13 +82,13 @@ class Began(msgspec.Struct, array_like=True, frozen=True, tag=1):
     endpoint: _Index
     tokens: _Tokens
     adapter: _Index
-    """0: none; else one more than the index of its name."""
+    """0: none. Otherwise the index of its name plus 1."""
     head: bytes
     tail: bytes
 
 
 class Moved(msgspec.Struct, array_like=True, frozen=True, tag=2):
-    """Another endpoint than the one told of first has served it."""
+    """Another endpoint than the one in `Began` served the request."""
 
     ago: _Number
     age_ms: _Age
@@ -104,12 +104,12 @@ class Over(msgspec.Struct, array_like=True, frozen=True, tag=3):
     age_ms: _Age
     kept: Annotated[int, Meta(ge=0, le=3)]
     failed: bool = False
-    """By the server's own fault: a 5xx, a 429, or an answer that broke off.
-    Left out by pickers of an older version."""
+    """Whether it failed by the server's own fault: a 5xx, a 429, or an answer that broke off. Pickers of an
+    older version leave this out."""
 
 
 class Held(msgspec.Struct, array_like=True, frozen=True, tag=4):
-    """An endpoint holds this chain, whoever asked for it."""
+    """An endpoint holds this chain. No single request asked for it."""
 
     age_ms: _Age
     endpoint: _Index
@@ -118,22 +118,22 @@ class Held(msgspec.Struct, array_like=True, frozen=True, tag=4):
 
 
 class Charged(msgspec.Struct, array_like=True, frozen=True, tag=5):
-    """Bytes in an endpoint's cache without a prompt that anybody knows. In stored tables only."""
+    """Bytes in an endpoint's cache whose prompt is not known. In stored tables only."""
 
     endpoint: _Index
     size_bytes: _Bytes
 
 
 class Restarted(msgspec.Struct, array_like=True, frozen=True, tag=6):
-    """An endpoint was seen to have lost its cache."""
+    """An endpoint has lost its cache."""
 
     age_ms: _Age
     endpoint: _Index
 
 
 class Sized(msgspec.Struct, array_like=True, frozen=True, tag=7):
-    """The table's bound for an endpoint, and how far its counter of prompt tokens was.
-    In stored tables only.
+    """The capacity of an endpoint's mirror, and its counter of prompt tokens at that time. In stored tables
+    only.
     """
 
     endpoint: _Index
@@ -154,41 +154,41 @@ FlowRow = tuple[
     _Bytes,
     _Number,
 ]
-"""Flow control at that picker: base model, priority, tenant, whether demoted,
-tokens let go since it last told; requests, bytes and tokens that wait."""
+"""Flow control at that picker: base model, priority, tenant, whether demoted, tokens let go since its last
+batch; requests, bytes and tokens that wait."""
 
 
 class Batch(msgspec.Struct, array_like=True, frozen=True):
-    """What one picker did since its last batch; without events, a sign of life."""
+    """Everything that one picker did since its last batch. Without events it is a sign of life."""
 
     speaker: Annotated[bytes, Meta(max_length=64)]
-    """Who says it: random, another one after each start."""
+    """The random id of the sender, a new one after each start."""
     number: _Number
-    """Counts its batches from 1."""
+    """The sender's number of this batch, from 1 on."""
     hello: _Number
-    """Whoever sees it change starts anew: this picker has missed something."""
+    """If this value changes, the sender has missed something, and all others must start new dictionaries."""
     flags: Annotated[int, Meta(ge=0, le=2**16)]
     newest: _Number
-    """Number of its newest request."""
+    """Number of the sender's newest request."""
     names: Annotated[list[tuple[_Name, int]], Meta(max_length=MOST_NAMES)]
-    """Added to its names: what each is called, and a hash of which process of that name is meant."""
+    """New names of the sender's dictionary, each with a hash that identifies the process of that name."""
     events: Annotated[list[Event], Meta(max_length=MOST_EVENTS)]
     hanging: Annotated[list[_Index], Meta(max_length=MOST_HANGING)] = []
-    """Endpoints that were found to hang since the last batch. Left out by pickers of an older version."""
+    """Endpoints that were found to hang since the last batch. Pickers of an older version leave this out."""
     flow: Annotated[list[FlowRow], Meta(max_length=MOST_FLOW_ROWS)] = []
-    """Left out by pickers of an older version."""
+    """Pickers of an older version leave this out."""
 
 
 class StoredTable(msgspec.Struct, array_like=True, frozen=True):
-    """A whole table: batches of Sized, Held and Charged,
-    each endpoint's from the least to the most recently used.
+    """A whole table: batches of Sized, Held and Charged, for each endpoint from the least to the most
+    recently used.
     """
 
     batches: Annotated[list[bytes], Meta(max_length=_MOST_PORTIONS)]
 
 
 class MalformedError(ValueError):
-    """Bytes that are no batch of this format."""
+    """The bytes are no batch of this format."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -223,7 +223,7 @@ def age_ms(now: float, at: float) -> int:
 
 
 def pack_hashes(chain: Sequence[int]) -> bytes:
-    """Eight bytes each, in this machine's order, which is little-endian wherever the picker is built for."""
+    """Eight bytes each, in this machine's order. The picker is only built for little-endian machines."""
     return (chain if isinstance(chain, array) else array("Q", chain)).tobytes()
 
 
@@ -236,8 +236,8 @@ def unpack_hashes(data: bytes) -> list[int]:
 
 
 def channel_of(pool: str, roots: Roots) -> str:
-    """Where pickers meet that may share: of one pool, hashing alike, speaking this format.
+    """The name of the channel of pickers that may share: same pool, same hashes, same format.
 
-    In braces, so that all keys of a channel live on one node of a cluster.
+    The name is in braces, so that a cluster keeps all keys of a channel on one node.
     """
     return f"prefix-gateway:{{{pool}:{FORMAT}:{roots.fingerprint}}}"

@@ -21,14 +21,14 @@ from typing import Final
 from epp.sharing.batches import HASH_BYTES, MOST_NAMES, pack_hashes, unpack_hashes
 
 MOST_HASHES: Final = 32_768
-"""Told before the speaker starts anew: about 3 MB on either side."""
+"""After this many hashes the speaker starts a new dictionary. They take about 3 MB on either side."""
 MOST_CHUNKS: Final = 16_384
-"""Of one chain: 16 MB of prompt by the default policy.
-What follows is left out, so that no event costs more than some milliseconds."""
+"""Most chunks of one chain: 16 MB of prompt by the default policy. Further chunks are left out, so that no
+event costs more than some milliseconds."""
 
 
 class Told:
-    """The speaker's side."""
+    """The speaker's side of the dictionary."""
 
     def __init__(self) -> None:
         self._hashes: set[int] = set()
@@ -37,11 +37,11 @@ class Told:
 
     @property
     def full(self) -> bool:
-        """Time to start anew with the next batch."""
+        """Whether to start a new dictionary with the next batch."""
         return len(self._hashes) > MOST_HASHES or len(self._names) > MOST_NAMES // 2
 
     def name(self, name: str, identity: int) -> int:
-        """Index of a name, told in this batch if it is new."""
+        """Index of a name. A new name goes into this batch."""
         key = (name, identity)
         index = self._names.get(key)
         if index is None:
@@ -50,19 +50,19 @@ class Told:
         return index
 
     def new_names(self) -> list[tuple[str, int]]:
-        """What the batch must bring beside its events."""
+        """The new names that the batch must contain."""
         new, self._new = self._new, []
         return new
 
     def chain(self, chain: Sequence[int]) -> tuple[bytes, bytes]:
-        """Head and tail, as told; the chain counts as told from now on."""
+        """Head and tail of a chain, for a batch. From now on the whole chain counts as sent."""
         known = self._told_of(chain)
         tail = chain[known:]
         self._hashes.update(tail)
         return pack_hashes(chain[known - 1 : known]) if known else b"", pack_hashes(tail)
 
     def _told_of(self, chain: Sequence[int]) -> int:
-        """Leading hashes that were told before."""
+        """Number of leading hashes that were sent before."""
         hashes, low, high = self._hashes, 0, len(chain)
         while low < high:
             middle = (low + high + 1) // 2
@@ -74,7 +74,7 @@ class Told:
 
 
 class Heard:
-    """The listener's side, of one speaker."""
+    """The listener's side of one speaker's dictionary."""
 
     def __init__(self) -> None:
         self._parents: dict[int, int] = {}
@@ -84,11 +84,11 @@ class Heard:
         self._names.extend(names[: max(0, MOST_NAMES - len(self._names))])
 
     def name(self, index: int) -> tuple[str, int] | None:
-        """None: nobody told it."""
+        """The name of an index. None: it was never sent."""
         return self._names[index] if 0 <= index < len(self._names) else None
 
     def chain(self, head: bytes, tail: bytes) -> list[int] | None:
-        """The whole chain; None where its head is unknown. MalformedError."""
+        """The whole chain. None: its head is unknown. Raises MalformedError."""
         if not head:
             hashes = unpack_hashes(tail[: MOST_CHUNKS * HASH_BYTES])
             self._learn(0, hashes)
@@ -107,7 +107,7 @@ class Heard:
             self._parents.update(zip(hashes, chained((parent,), hashes), strict=False))
 
     def _back_from(self, at: int) -> list[int] | None:
-        """The chain that ends in a hash, by its parents; 0 is before the first."""
+        """The chain that ends in this hash, by its parents. 0 stands before the first hash."""
         parents = self._parents
         whole: list[int] = []
         while at:

@@ -15,15 +15,15 @@ from epp.sharing.speaker import FlowNews, Speaker
 from epp.sharing.storing import TableWriter
 
 LIFE_SIGN_S: Final = 1.0
-"""A picker that has nothing to say says so this often."""
+"""A picker with nothing to send sends a sign of life this often."""
 
 
 class FlowPort(FlowNews, WaitsElsewhere, Protocol):
-    """Flow control, as pickers share it."""
+    """Flow control, as far as pickers share it."""
 
 
 class Exchange:
-    """Between one picker and its peers. `me` is random, another one after each start."""
+    """Connects one picker with its peers. `me` is a random id, a new one after each start."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Exchange:
         peer_timeout_s: float,
         flow: FlowPort | None = None,
     ) -> None:
-        """flow: this picker's flow control, where it has one."""
+        """flow: this picker's flow control, if it has one."""
         self._picker = picker
         self.speaker = Speaker(speaker=me, limit_bytes=outbox_bytes, flow=flow)
         picker.subscribe(self.speaker.hear)
@@ -43,16 +43,17 @@ class Exchange:
         self._said_at = float("-inf")
 
     def channel(self, pool: str) -> str:
-        """Where its peers are; changes with the policy's chunks and with the hash secret."""
+        """The channel of its peers. It changes with the policy's chunks and with the hash secret."""
         return channel_of(pool, self._picker.roots)
 
     def told_secret(self) -> bytes:
-        """What peers may read of the picker's hash secret."""
+        """The part of the picker's hash secret that peers may read."""
         return self._picker.secret.told()
 
     def agree(self, told: bytes) -> bool:
-        """Take the pool's hash secret, if that can be; the table starts anew if it is another.
-        told: what the pool has.
+        """Take over the pool's hash secret, if that is possible. If it is another one, the table starts
+        empty. False: the two secrets do not agree.
+        told: what the pool says about its secret.
         """
         agreed = self._picker.secret.agreed(told)
         if agreed is not None and agreed != self._picker.secret:
@@ -61,11 +62,11 @@ class Exchange:
 
     @property
     def has_endpoints(self) -> bool:
-        """Whether there is anything that a table could be about."""
+        """Whether there are endpoints that a table could be about."""
         return len(self._picker.fleet) > 0
 
     def next_batch(self, *, now: float, flags: int = 0, urgent: bool = False) -> bytes | None:
-        """What to say now; None: nothing, and a sign of life is not due."""
+        """The next batch to send. None: there is nothing to send, and no sign of life is due."""
         listener = self.listener
         self.speaker.gather_flow()
         due = urgent or self.speaker.waiting or listener.start_anew or listener.hello != self._hello_told
@@ -79,12 +80,12 @@ class Exchange:
         return self.speaker.batch(now=now, hello=listener.hello, flags=flags)
 
     def hear(self, data: bytes, *, now: float, age_s: float = 0.0) -> None:
-        """A batch from the channel, of anybody, at once. MalformedError."""
+        """Apply a batch from the channel at once, whoever sent it. Raises MalformedError."""
         for _ in self.listener.hear(data, now=now, age_s=age_s):
             pass
 
     def hear_in_portions(self, data: bytes, *, now: float, age_s: float) -> Iterator[None]:
-        """The same, with a turn for others at each step."""
+        """The same in portions, so that other work can run between them."""
         return self.listener.hear(data, now=now, age_s=age_s)
 
     def expire(self, *, now: float) -> None:
@@ -92,19 +93,18 @@ class Exchange:
         self.listener.expire(now=now)
 
     def load(self, data: bytes, *, now: float, age_s: float) -> Iterator[None]:
-        """A stored table, in portions. MalformedError."""
+        """Apply a stored table in portions. Raises MalformedError."""
         return self.listener.load(data, now=now, age_s=age_s)
 
     def writer(self) -> TableWriter:
-        """To store this picker's table."""
+        """A writer of this picker's table."""
         return TableWriter(self._picker)
 
     def leave(self, *, now: float) -> None:
-        """The channel is another one from now on."""
+        """From now on another channel is used."""
         self.listener.forget_all(now=now)
         self.speaker.start_anew()
 
     def check_integrity(self) -> None:
-        """Assert the invariants of both sides."""
         self.speaker.check_integrity()
         self.listener.check_integrity()

@@ -26,17 +26,17 @@ _TURN: Final = struct.Struct(">I")
 _MOST_TURN_BYTES: Final = 256
 _MOST_CHANNEL_BYTES: Final = 1_024
 _MOST_BYTES: Final = 512 * 2**20
-"""Of a frame; a table of a million entries takes some 10 MB."""
+"""Largest frame. A table of a million entries takes some 10 MB."""
 _UNREAD_BYTES: Final = 8 * 2**20
-"""A worker with so much unread is left out until it has read."""
+"""A worker with this much unread gets no more batches until it has read."""
 
 
 class BadFrameError(Exception):
-    """What came is no frame; the connection is of no more use."""
+    """The bytes are no frame, so the connection cannot be used any more."""
 
 
 async def read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    """Kind and content. BadFrameError; IncompleteReadError at the end."""
+    """Kind and content of a frame. Raises BadFrameError, and IncompleteReadError at the end."""
     length, kind = _HEADER.unpack(await reader.readexactly(_HEADER.size))
     if length > _MOST_BYTES:
         raise BadFrameError(f"a frame of {length} bytes")
@@ -52,11 +52,11 @@ class _Channel:
     writers: set[asyncio.StreamWriter] = field(default_factory=set)
     table: bytes = b""
     turns: dict[bytes, float] = field(default_factory=dict)
-    """Until when each is taken."""
+    """For each turn that is taken, when it ends."""
 
 
 class Hub:
-    """Serves until closed. The directory of the socket decides who gets there."""
+    """Serves until it is closed. The permissions of the socket's directory decide who may connect."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
@@ -107,7 +107,9 @@ class Hub:
         return channel
 
     def _forget_others(self, joined: bytes) -> None:
-        """A channel that all have left is one of a policy before: its table is of no more use."""
+        """Forget channels that all workers have left. They belong to an earlier policy, so their tables are
+        useless.
+        """
         left = [name for name, channel in self._channels.items() if not channel.writers and name != joined]
         for name in left:
             del self._channels[name]

@@ -16,7 +16,7 @@ _TIMEOUT_S: Final = 3.0
 _WAIT_S: Final = 1.0
 _AGE: Final = struct.Struct(">d")
 _MOST_UNHEARD: Final = 4096
-"""Batches that wait for `read`; beyond that the oldest go, and their numbers show it."""
+"""Most batches that wait for `read`. The oldest are dropped beyond that, and their numbers show it."""
 
 
 class HubLink:
@@ -28,11 +28,11 @@ class HubLink:
         self._heard: asyncio.Queue[bytes] = asyncio.Queue()
         self._answers: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
         self._asking = asyncio.Lock()
-        """One question at a time: answers carry no names."""
+        """Allows one question at a time, since an answer does not say which question it belongs to."""
         self._connecting = asyncio.Lock()
 
     async def agree(self, pool: str, mine: bytes) -> bytes:  # noqa: ARG002 - as of other links
-        return mine  # All workers have it from the process that started them.
+        return mine  # All workers have the secret from the process that started them.
 
     async def join(self, channel: str) -> None:
         self._channel = channel.encode()
@@ -102,11 +102,11 @@ class HubLink:
                 async with asyncio.timeout(_TIMEOUT_S):
                     return await self._answers.get()
             except TimeoutError as error:
-                await self.close()  # a late answer would be taken for the next one
+                await self.close()  # a late answer would be taken for the answer to the next question
                 raise LinkError("no answer in time", reason="timeout") from error
 
     async def _connected(self) -> asyncio.StreamWriter:
-        """The connection, made anew if the last one has ended. LinkError."""
+        """The connection, opened again if the last one has ended. Raises LinkError."""
         async with self._connecting:
             if self._writer is not None and self._reading is not None and not self._reading.done():
                 return self._writer

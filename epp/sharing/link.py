@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class LinkError(Exception):
-    """The link cannot do it now. `reason` is a short label for metrics."""
+    """The link cannot do this now. `reason` is a short label for metrics."""
 
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)
@@ -21,7 +21,7 @@ class LinkError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Bytes from the link, and how long ago they were given to it, by its clock."""
+    """Bytes from the link, and how long ago they were sent, by the link's clock."""
 
     data: bytes
     age_s: float
@@ -29,30 +29,30 @@ class Received:
 
 class Link(Protocol):
     async def agree(self, pool: str, mine: bytes) -> bytes:
-        """What all pickers of a pool have in common: `mine`, if no other picker came first."""
+        """The value that all pickers of a pool have in common: `mine`, unless another picker was first."""
 
     async def join(self, channel: str) -> None:
-        """Meet those of this channel from now on; what was said before the call may or may not be read."""
+        """Join this channel. Messages from before this call may or may not be read."""
 
     async def say(self, batch: bytes) -> None:
-        """To all of the channel."""
+        """Send to all pickers of the channel."""
 
     async def read(self) -> list[Received]:
-        """What was said since the last call, oldest first, our own perhaps included.
-        Waits a second or so for it.
+        """The messages since the last call, oldest first, perhaps with our own. Waits about
+        a second for one.
         """
 
     async def recover(self) -> None:
-        """After an error: see to it that nothing is waited for that cannot come."""
+        """To be called after an error: makes sure that `read` does not wait for messages that cannot come."""
 
     async def stored(self) -> Received | None:
-        """The channel's newest stored table.
-        What was said since it was begun is read from the next `read` on, if it is kept.
+        """The newest stored table of the channel. After this, `read` continues with the messages since the
+        table was begun, as far as they are kept.
         """
 
     async def store(self, table: bytes) -> None: ...
 
     async def take_turn(self, name: str, *, period_s: float) -> bool:
-        """True for one picker of the channel in each period."""
+        """True for only one picker of the channel in each period."""
 
     async def close(self) -> None: ...

@@ -45,19 +45,20 @@ from epp.sharing.speaker import identity_of
 from epp.types import ChunkHash, EndpointName
 
 _MOST_OPEN: Final = 100_000
-"""Requests of one other picker; more are not believed."""
+"""Most open requests of one other picker. Further ones are ignored."""
 _PORTION_CHUNKS: Final = 4_096
-"""Applied before others get their turn: some milliseconds."""
+"""Chunks that are applied in one portion, in some milliseconds."""
 _EVENT_CHUNKS: Final = 16
-"""What an event costs beside its chain, in chunks."""
+"""The cost of an event besides its chain, in chunks."""
 _BATCH_CHUNKS: Final = 2**18
-"""Of one batch: 260 MB of prompts, by the default policy."""
+"""Most chunks of one batch: 260 MB of prompts by the default policy."""
 _SAME_RESTART_S: Final = 5.0
-"""Word of a restart within so long of our own is of the same one: pickers scrape at different moments."""
+"""Pickers scrape at different moments. So a restart that another picker reports within this time of our own
+observation is the same restart."""
 
 
 class WaitsElsewhere(Protocol):
-    """Who counts what waits at other pickers. `epp.gate.Gate` obeys it."""
+    """Counts the requests that wait at other pickers. `epp.gate.Gate` implements it."""
 
     def hear(self, picker: bytes, told: Sequence[tuple[str, Row]], *, anew: bool, now: float) -> None: ...
     def forget(self, picker: bytes) -> None: ...
@@ -65,7 +66,7 @@ class WaitsElsewhere(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A request that another picker has under way."""
+    """An open request of another picker."""
 
     state: EndpointState
     process: int
@@ -83,9 +84,9 @@ class _Peer:
     number: int = 0
     hello: int = 0
     synced: bool = False
-    """Nothing is missing since its last fresh batch."""
+    """Whether no batch is missing since its last fresh one."""
     asked: bool = False
-    """To start anew, since it is not synced."""
+    """Whether it was asked to start a new dictionary, because a batch is missing."""
     heard: Heard = field(default_factory=Heard)
     open: dict[int, _Open] = field(default_factory=dict)
 
@@ -96,61 +97,62 @@ class HeardCounts:
 
     batches: int = 0
     events: int = 0
-    """Applied."""
+    """Events that were applied."""
     unresolved: int = 0
-    """Events left out since they refer to what was missed."""
+    """Events left out because they refer to missing batches."""
     stale: int = 0
-    """Chains left out since their endpoint has lost its cache after they were told,
-    or is another process by now."""
+    """Chains left out because their endpoint lost its cache after they were sent, or is
+    another process now."""
     strangers: int = 0
-    """Events left out since they are about endpoints that this picker does not know."""
+    """Events left out because this picker does not know their endpoints."""
     excessive: int = 0
-    """Chains left out since their batch named too many chunks."""
+    """Chains left out because their batch named too many chunks."""
     gaps: int = 0
-    """Times at which batches of another picker were missing."""
+    """Number of gaps in the batches of other pickers."""
 
 
 class Listener:
     def __init__(
         self, picker: Picker, *, me: bytes, timeout_s: float, waits: WaitsElsewhere | None = None
     ) -> None:
-        """waits: who is told what waits at other pickers; None: nobody."""
+        """waits: gets the news about requests that wait at other pickers. None: they are ignored."""
         self._picker = picker
         self._waits = waits
         self._me = me
         self._timeout_s = timeout_s
         self._peers: dict[bytes, _Peer] = {}
         self._floors: dict[EndpointName, float] = {}
-        """Counters of prompt tokens when a stored table was made, until the endpoint's own was seen."""
+        """The servers' counters of prompt tokens when the loaded table was stored. Each is kept until the
+        endpoint's own counter is seen."""
         self.counts = HeardCounts()
         self._spent = 0
-        """Chunks of this portion."""
+        """Chunks applied in this portion."""
         self._budget = 0
         """Chunks that this batch may still name."""
         self.hello = 0
-        """To be told in every batch; changes when this picker has missed something."""
+        """Goes into every batch. Changes when this picker has missed something."""
         self.start_anew = False
-        """Somebody joined or missed something: the speaker is to start anew.
-        Whoever sees to it takes it back."""
+        """Another picker joined or missed something, so the speaker must start a new dictionary. The code
+        that does so resets this flag."""
         self.joining = False
-        """The last batch was of one who waits for a table. Whoever sees to it takes it back."""
+        """The sender of the last batch waits for a table. The code that stores one resets this flag."""
         self.stored_at = float("-inf")
-        """When another picker last said that it had stored its table."""
+        """When another picker last reported that it had stored its table."""
 
     @property
     def peers(self) -> int:
-        """Other pickers that are alive."""
+        """Number of other pickers that are alive."""
         return len(self._peers)
 
     def forget_all(self, *, now: float) -> None:
-        """The channel is another one now, or was lost for long: nothing that was told before counts."""
+        """Forget everything from other pickers: the channel is another one now, or was lost for long."""
         for who, peer in self._peers.items():
             self._release_all(peer, now=now)
             self._forget_waits(who)
         self._peers.clear()
 
     def hear(self, data: bytes, *, now: float, age_s: float = 0.0) -> Iterator[None]:
-        """One batch, this picker's own included, which is passed over; a portion at each step.
+        """Apply one batch, a portion at each step. This picker's own batches are skipped. Raises
         MalformedError.
         """
         batch = decode_batch(data)
@@ -161,7 +163,7 @@ class Listener:
             peer = self._peers[batch.speaker] = _Peer(heard_at=now - age_s, hello=batch.hello)
             self.start_anew = True
         elif batch.number <= peer.number:
-            return  # a sender that could not tell whether it was heard says it again
+            return  # a sender that does not know whether a batch arrived sends it again
         elif batch.number != peer.number + 1:
             self._missed(peer, now=now)
         self._follow(peer, batch, now=now, age_s=age_s)
@@ -172,14 +174,14 @@ class Listener:
                 if self._apply(peer, batch.newest, event, made_at=now - age_s, now=now, books=books):
                     yield
                     if self._peers.get(batch.speaker) is not peer:
-                        return  # it was forgotten meanwhile
+                        return  # the peer was forgotten meanwhile
         except (MalformedError, GeneratorExit):
             self._missed(peer, now=now)  # the rest of it, and who knows what else
             raise
         self._hang(peer, batch.hanging if books else [], now=now)
 
     def load(self, data: bytes, *, now: float, age_s: float) -> Iterator[None]:
-        """A stored table, a portion at each step, so that others may have their turn between.
+        """Apply a stored table, a portion at each step, so that other work can run between them. Raises
         MalformedError.
         """
         reader = _Peer(heard_at=now)
@@ -197,7 +199,7 @@ class Listener:
             yield
 
     def expire(self, *, now: float) -> None:
-        """Forget pickers that are silent; compare counters with those in the table that was loaded."""
+        """Forget silent pickers. Compare the servers' counters with those in the loaded table."""
         for who in [w for w, peer in self._peers.items() if now - peer.heard_at > self._timeout_s]:
             self._release_all(self._peers.pop(who), now=now)
             self._forget_waits(who)
@@ -212,13 +214,15 @@ class Listener:
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _missed(self, peer: _Peer, *, now: float) -> None:
-        """Something that it told; ends of requests may have been in it."""
+        """Batches are missing. They may have held ends of requests, so all of the peer's requests are
+        released.
+        """
         self.counts.gaps += 1
         peer.synced = peer.asked = False
         self._release_all(peer, now=now)
 
     def _follow(self, peer: _Peer, batch: Batch, *, now: float, age_s: float) -> None:
-        """What a batch says beside its events."""
+        """Apply the parts of a batch other than its events."""
         self.counts.batches += 1
         peer.number = batch.number
         peer.heard_at = max(peer.heard_at, now - age_s)
@@ -249,7 +253,7 @@ class Listener:
     def _apply(
         self, peer: _Peer, newest: int, event: Event, *, made_at: float, now: float, books: bool
     ) -> bool:
-        """books: whether requests of this picker still count as load. True: a portion is full."""
+        """books: whether requests of this picker still count as load. True: the portion is full."""
         self._spent += _EVENT_CHUNKS
         self._apply_one(peer, newest, event, made_at=made_at, now=now, books=books)
         if self._spent < _PORTION_CHUNKS:
@@ -286,9 +290,7 @@ class Listener:
                 self._picker.heard_hang(state, now=now)
 
     def _server(self, peer: _Peer, index: int) -> EndpointState | None:
-        """The endpoint that an event is about;
-        None, and counted, where this picker does not have this very process.
-        """
+        """The endpoint of an event. None: this picker does not know this process; this is counted."""
         known = peer.heard.name(index)
         if known is None:
             self.counts.unresolved += 1
@@ -319,7 +321,7 @@ class Listener:
         if before is not None:
             self._close(
                 before, kept=Kept.LOST, failed=True, at=at, now=now
-            )  # the data plane turned to another server
+            )  # the data plane tried another server
         recorded = self._record(state, chain, at=at, now=now)
         loads = False
         if event.adapter and at >= state.cold_at:
@@ -333,7 +335,7 @@ class Listener:
         peer.open[number] = _Open(state, state.process, booking, chain, self._picker.table, recorded)
 
     def _chain(self, peer: _Peer, event: Began | Moved | Held) -> list[ChunkHash]:
-        """Empty where its head is unknown, or the batch has named enough."""
+        """The chain of an event. Empty: its head is unknown, or the batch has named too many chunks."""
         if self._budget <= 0:
             self.counts.excessive += 1
             return []
@@ -356,14 +358,12 @@ class Listener:
 
     def _over(self, peer: _Peer, number: int, event: Over, *, at: float, now: float) -> None:
         request = peer.open.pop(number, None)
-        if request is not None:  # else it began before this picker listened
+        if request is not None:  # otherwise it began before this picker listened
             self.counts.events += 1
             self._close(request, kept=event.kept, failed=event.failed, at=at, now=now)
 
     def _close(self, request: _Open, *, kept: int, failed: bool, at: float, now: float) -> None:
-        """Release the booking; touch or take back the chain,
-        if the table still has it for the same server.
-        """
+        """Release the booking. If the table still has the chain for the same server, touch or undo it."""
         state = request.state
         if kept == Kept.DETACHED:
             state.detach_peers(at=at)
@@ -381,19 +381,19 @@ class Listener:
             table.touch(name, request.chain, now=now)
 
     def _release_all(self, peer: _Peer, *, now: float) -> None:
-        """Whatever became of its requests: they hold nothing any more."""
+        """Release all requests of a peer, whatever became of them."""
         for request in peer.open.values():
             request.state.release_peers(request.booking, computed=False, at=now, now=now)
         peer.open.clear()
 
     def _restarted(self, state: EndpointState, *, at: float) -> None:
-        """Another picker saw an endpoint's counters go back."""
+        """Another picker saw that an endpoint's counters went back."""
         if at > state.cold_at + _SAME_RESTART_S:
             state.heard_of_restart(at=at)
             self._picker.table.clear_endpoint(state.endpoint.name)
 
     def _sized(self, state: EndpointState, event: Sized) -> None:
-        """Room for what follows, until the endpoint itself has told its size."""
+        """Set the size of the mirror until the endpoint itself states its size."""
         name = state.endpoint.name
         if state.metrics is None:
             self._picker.table.resize(name, capacity_bytes=event.capacity_bytes)
@@ -401,7 +401,6 @@ class Listener:
                 self._floors[name] = event.prompt_tokens
 
     def check_integrity(self) -> None:
-        """Assert the invariants named in the module's docstring."""
         held: dict[int, int] = {}
         for peer in self._peers.values():
             for request in peer.open.values():

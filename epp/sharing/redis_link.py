@@ -31,17 +31,17 @@ _T = TypeVar("_T")
 _FIELD: Final = b"b"
 _BLOCK_MS: Final = 1000
 _TIMEOUT_S: Final = 3.0
-"""Of one command, connecting included. More than `_BLOCK_MS`."""
+"""Time limit of one command, including connecting. More than `_BLOCK_MS`."""
 _READ_BATCHES: Final = 200
 _KEEP_MS: Final = 3_600_000
-"""A channel that nobody uses is gone after so long."""
+"""A channel that nobody uses is deleted after this time."""
 _START: Final = b"0-0"
 _MOST_POSITION_BYTES: Final = 41
-"""Of a stream entry's id: two numbers of 64 bits."""
+"""Longest id of a stream entry: two numbers of 64 bits."""
 
 
 class _PasswordFile(CredentialProvider):
-    """Read at each connection, so a renewed password is followed."""
+    """Reads the file at each connection, so a renewed password is used."""
 
     def __init__(self, *, username: str, password_file: str) -> None:
         self._username = username
@@ -61,13 +61,13 @@ class RedisLink:
         self._clock = clock
         self._client: Any = None
         self._others: list[Any] = []
-        """Clients that the first one stands on: the sentinels."""
+        """The clients below the first one: the sentinels."""
         self._channel = ""
         self._position = _START
         self._said = _START
-        """What this picker said last."""
+        """Id of the last batch that this picker sent."""
         self._ahead_ms = 0.0
-        """Redis's clock less ours."""
+        """Redis's clock minus ours."""
 
     async def agree(self, pool: str, mine: bytes) -> bytes:
         key = f"prefix-gateway:{{{pool}}}:hash-secret"
@@ -103,7 +103,9 @@ class RedisLink:
             )
         except LinkError as error:
             if error.reason == "refused" and _order(self._said) > _order(self._position):
-                self._position = self._said  # past what cannot be read; what others said between is lost
+                self._position = (
+                    self._said
+                )  # skips the unreadable batch; batches of others before this id are lost
             raise
         entries = answer[0][1] if answer else []
         if entries:
@@ -111,8 +113,8 @@ class RedisLink:
         return [Received(fields.get(_FIELD, b""), self._age_s(entry)) for entry, fields in entries]
 
     async def recover(self) -> None:
-        """A Redis that came back empty, or another one after a failover,
-        may count from before where we were.
+        """A Redis that came back empty, or another one after a failover, may have smaller ids than the last
+        one we read.
         """
         last = await self._last_id()
         if _order(last) < _order(self._position):
@@ -164,7 +166,7 @@ class RedisLink:
         return cast("bytes", entries[0][0]) if entries else _START
 
     async def _call(self, command: Callable[[Any], Awaitable[_T]]) -> _T:
-        """One command, in time. LinkError."""
+        """Run one command within the time limit. Raises LinkError."""
         try:
             if self._client is None:
                 self._client, self._others = _connect(self._settings)
@@ -185,8 +187,8 @@ class RedisLink:
 
 
 def _connect(settings: Redis) -> tuple[Any, list[Any]]:
-    """A client, which connects when it is used, and those it stands on. redis-py's clients have no common
-    type.
+    """A client, which connects when it is first used, and the clients below it. redis-py's clients have no
+    common type.
     """
     target = settings.target
     options: dict[str, Any] = {
@@ -202,7 +204,7 @@ def _connect(settings: Redis) -> tuple[Any, list[Any]]:
         return _bounded(aredis.Redis(host=host, port=port, db=target.database, **options, **tls)), []
     if target.kind == "cluster":
         nodes = [ClusterNode(host, port) for host, port in target.hosts]
-        # One retry: after a failover the first attempt only learns where the slot is now.
+        # One retry, because after a failover the first attempt only finds out where the slot is now.
         options["retry"] = Retry(NoBackoff(), 1)
         cluster = RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options, **tls)
         cluster.connection_kwargs["parser_class"] = BoundedParser
@@ -217,7 +219,7 @@ def _connect(settings: Redis) -> tuple[Any, list[Any]]:
 
 
 def _bounded(client: Any) -> Any:
-    """The same client, which reads no reply over the bound."""
+    """The same client, with a bound on the size of replies."""
     client.connection_pool.connection_kwargs["parser_class"] = BoundedParser
     return client
 
@@ -244,7 +246,7 @@ def _milliseconds(entry: bytes) -> int:
 
 
 def _order(entry: bytes) -> tuple[int, int]:
-    """Ids of stream entries compare as these. LinkError on what is none."""
+    """A stream entry's id as numbers that can be compared. Raises LinkError for anything else."""
     milliseconds, _, number = entry.partition(b"-")
     number = number or b"0"
     if len(entry) > _MOST_POSITION_BYTES or not (milliseconds.isdigit() and number.isdigit()):

@@ -15,11 +15,11 @@ from redis._parsers import _AsyncRESP2Parser
 from epp.sharing.batches import MOST_TABLE_BYTES
 
 _MOST_LIST_BYTES: Final = 64 * 2**20
-"""Of a reply that is a list: as many batches as are read at once."""
+"""Largest reply that is a list: as many batches as are read at once."""
 
 
 class BoundedParser(_AsyncRESP2Parser):
-    """InvalidResponse, which ends the connection, where a reply is too large."""
+    """Raises InvalidResponse, which ends the connection, if a reply is too large."""
 
     __slots__ = ("_left",)
 

@@ -31,10 +31,11 @@ _LOAD: Final = "load the shared table"
 _STORE: Final = "store the shared table"
 _BACKOFF_S: Final = (0.05, 0.2, 0.5, 1.0)
 _ALONE_AFTER_S: Final = 0.5
-"""Others answer one who joins at once: whoever has heard none by then is the first."""
+"""Other pickers answer a new one at once. A picker that has heard nobody by then assumes that it is the first
+one."""
 _JOIN_TURN_S: Final = 0.5
 _JOINING_S: Final = 15.0
-"""After so long a table that others might store now is no news."""
+"""After this time, a table that another picker stores brings nothing new."""
 _LAST_WORDS_S: Final = 1.0
 _CANCEL_AGAIN_S: Final = 0.2
 
@@ -51,11 +52,11 @@ class LinkCounts:
     stored_bytes: int = 0
     loaded_tables: int = 0
     errors: Counter[str] = field(default_factory=Counter)
-    """By reason."""
+    """Errors by reason."""
 
 
 class SharingService:
-    """`run` goes on until it is cancelled; the link is closed then."""
+    """Call `run`. When it is cancelled, it closes the link."""
 
     def __init__(
         self,
@@ -76,13 +77,13 @@ class SharingService:
         self._store_now = asyncio.Event()
         self._joined = asyncio.Event()
         self._loadable = asyncio.Event()
-        """There are endpoints that a table can be about, or nobody waits for them any more."""
+        """Set when there are endpoints that a table can be about, or when nobody waits for them any more."""
         self._flags = 0
         self._unsaid: bytes | None = None
         self._started = clock()
         self._joining = True
         self._asked_at = float("inf")
-        """When the others were first told that this one joins."""
+        """When the others were first told that this picker joins."""
         self._agreed_at = float("-inf")
         """When the hash secret was last compared with the pool's."""
         self._secret_differs = False
@@ -98,16 +99,16 @@ class SharingService:
 
     @property
     def connected(self) -> bool:
-        """Neither saying nor reading fails."""
+        """Whether neither sending nor reading fails."""
         return self._joined.is_set() and not self._away
 
     @property
     def warm(self) -> bool:
-        """The others' table is here, or there is none, or it was waited for long enough."""
+        """Whether the others' table has been loaded, or there is none, or the wait for it was long enough."""
         return self._warm.is_set()
 
     async def warmed(self) -> None:
-        """Wait until it is warm."""
+        """Wait until `warm`."""
         await self._warm.wait()
 
     async def run(self) -> None:
@@ -127,9 +128,7 @@ class SharingService:
             await self._leave()
 
     async def _leave(self) -> None:
-        """Last words, if they can be said at once:
-        what ended meanwhile, and the table, where nobody else has it.
-        """
+        """Send the last events, and store the table if no other picker has it. Only if this works at once."""
         with contextlib.suppress(LinkError, TimeoutError):
             if self.connected:
                 async with asyncio.timeout(_LAST_WORDS_S):
@@ -167,7 +166,9 @@ class SharingService:
             await self._retrying(_TELL, self._join_and_say)
 
     async def _join_and_say(self) -> None:
-        """Everything that waits, in batches; what could not be said is said first the next time."""
+        """Join the channel if necessary, and send all waiting events in batches. A batch that could not be
+        sent is sent first the next time.
+        """
         exchange = self._exchange
         if _TELL in self._away:
             exchange.speaker.start_anew()
@@ -184,8 +185,8 @@ class SharingService:
         await self._flush()
 
     async def _agree(self) -> None:
-        """Compare the hash secret with the pool's:
-        at first, and every so often, since a Redis may have been emptied.
+        """Compare the hash secret with the pool's: at first, and again from time to time, since a Redis may
+        have been emptied.
         """
         if self._clock() - self._agreed_at < self._settings.snapshot_interval_seconds:
             return
@@ -221,13 +222,13 @@ class SharingService:
     async def _read(self) -> None:
         await self._joined.wait()
         await self._loadable.wait()
-        if not self._load_tried:  # a table that ended this loop is not tried again
+        if not self._load_tried:  # if the table ended this loop, it is not tried again
             self._load_tried = True
             await self._retrying(_LOAD, self._load)
         while True:
             await self._joined.wait()
             await self._retrying(_HEAR, self._read_once)
-            # Others say something at any moment: heard together it costs a fraction.
+            # Others send at any moment. Reading several batches together costs a fraction.
             await asyncio.sleep(self._settings.flush_interval_seconds)
 
     async def _read_once(self) -> None:
@@ -240,22 +241,22 @@ class SharingService:
             except MalformedError as error:
                 self.counts.malformed += 1
                 _log.warning("skipped a batch of another picker: %s", error)
-        # What was stored before anybody knew of us lacks what was told since,
-        # in words that refer to what we never heard.
+        # A table that was stored before the others knew of us lacks the later events,
+        # which refer to batches that we never received.
         if self._joining and self._exchange.listener.stored_at >= self._asked_at:
             await self._load()
             self._joining = False
             self._warm.set()
 
     async def _hear(self, received: Received) -> None:
-        """One batch, in portions. Between two of them requests have as much time as the first one took."""
+        """Apply one batch in portions. After each portion requests get as much time as the portion took."""
         started = self._clock()
         for _ in self._exchange.hear_in_portions(received.data, now=started, age_s=received.age_s):
             await asyncio.sleep(self._clock() - started)
             started = self._clock()
 
     async def _load(self) -> None:
-        """Take in the stored table, if there is one, with a pause after each portion."""
+        """Load the stored table, if there is one, with a pause after each portion."""
         table = await self._link.stored()
         if table is None:
             return
@@ -269,7 +270,7 @@ class SharingService:
         self.counts.loaded_tables += 1
 
     async def _store(self) -> None:
-        """Store the table for those who join: when one does, and every so often if it is our turn."""
+        """Store the table for pickers that join: when one joins, and from time to time if it is our turn."""
         while True:
             turn, period_s = "join", _JOIN_TURN_S
             try:
@@ -278,7 +279,7 @@ class SharingService:
             except TimeoutError:
                 turn, period_s = "store", self._settings.snapshot_interval_seconds
             self._store_now.clear()
-            if self._joined.is_set() and self.warm:  # else it has yet to be given a table itself
+            if self._joined.is_set() and self.warm:  # otherwise this picker itself waits for a table
                 await self._retrying(_STORE, functools.partial(self._store_in_turn, turn, period_s))
 
     async def _store_in_turn(self, turn: str, period_s: float) -> None:
@@ -298,7 +299,7 @@ class SharingService:
         self.counts.stored_bytes += len(data)
 
     async def _retrying(self, what: str, attempt: Callable[[], Awaitable[None]]) -> None:
-        """Until it works, but for a table: that one is not waited for."""
+        """Try again until it works. Attempts to load or store a table are not repeated."""
         for n in range(2**62):
             try:
                 await attempt()
@@ -323,8 +324,8 @@ class SharingService:
 
 
 async def _cancelled(tasks: set[asyncio.Task[None]]) -> None:
-    """All have ended. A client library that is cancelled in the middle of a command may go on with the next
-    one.
+    """Cancel until all tasks have ended. A client library that is cancelled in the middle of a command may go
+    on with the next one.
     """
     while tasks:
         for task in tasks:

@@ -20,11 +20,11 @@ _log = logging.getLogger(__name__)
 
 SIGNATURE_BYTES: Final = 16
 _REFUSED: Final = b""
-"""Passed on in the place of a message that is refused: it is no batch, so it is counted as malformed."""
+"""Returned in the place of a refused message. It is no batch, so it is counted as malformed."""
 
 
 class SignedLink:
-    """As `link`. Messages that the key did not sign are refused."""
+    """Like `link`, but refuses messages that the key did not sign."""
 
     def __init__(self, link: Link, *, key: bytes) -> None:
         self._link = link
@@ -51,7 +51,7 @@ class SignedLink:
         found = await self._link.stored()
         if found is None:
             return None
-        # A table has many megabytes: signatures of tables are made and checked in a thread.
+        # A table has many megabytes, so its signature is made and checked in a thread.
         table = await asyncio.to_thread(self._verified, b"table", found.data)
         return Received(table, found.age_s) if table else None
 
@@ -71,7 +71,7 @@ class SignedLink:
         return made.digest()
 
     def _verified(self, kind: bytes, signed: bytes) -> bytes:
-        """What was signed; `_REFUSED` where the signature is another."""
+        """The message without its signature. `_REFUSED`: the signature is wrong."""
         signature, data = signed[:SIGNATURE_BYTES], signed[SIGNATURE_BYTES:]
         if hmac.compare_digest(signature, self._sign(kind, data)):
             return data

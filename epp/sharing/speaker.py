@@ -55,22 +55,22 @@ from epp.sharing.batches import (
 from epp.sharing.dictionary import Told
 
 _EVENT_BYTES: Final = 64
-"""What an event is counted for beside its hashes."""
+"""Assumed memory of an event besides its hashes."""
 _BATCH_BYTES: Final = 256 * 1024
 _PREFILL_KEPT: Final = {"computed": Kept.COMPUTED, "lost": Kept.LOST, "detached": Kept.DETACHED}
 _MOST_FLOW_ROWS: Final = 16 * MOST_FLOW_ROWS
-"""That wait to be told; beyond them everything is told anew."""
+"""Most rows that wait to be sent. If there are more, everything is sent anew."""
 
 
 class FlowNews(Protocol):
-    """What this picker's flow control has to tell others. `epp.gate.Gate` obeys it."""
+    """The news of this picker's flow control for the others. `epp.gate.Gate` implements it."""
 
     def tell(self, *, anew: bool = False) -> Sequence[tuple[str, Row]]: ...
 
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """One event that waits. Plain values: the request may change or go meanwhile."""
+    """One event in the queue. It has plain values, since the request may change or disappear meanwhile."""
 
     kind: Literal["began", "moved", "over", "held", "restarted", "hangs"]
     at: float
@@ -89,7 +89,9 @@ class _Row:
 
 
 def identity_of(state: EndpointState) -> int:
-    """Which process of its name an endpoint is, as far as the source tells: 32 bits, equal on all pickers."""
+    """A hash of 32 bits that identifies the process of an endpoint, as far as the source shows. It is the
+    same on all pickers.
+    """
     endpoint = state.endpoint
     return (
         xxh3_64_intdigest(f"{endpoint.incarnation}\0{endpoint.model}".encode("utf-8", "surrogatepass")) >> 32
@@ -98,7 +100,7 @@ def identity_of(state: EndpointState) -> int:
 
 class Speaker:
     def __init__(self, *, speaker: bytes, limit_bytes: int, flow: FlowNews | None = None) -> None:
-        """flow: what waits at this picker, where it has flow control."""
+        """flow: this picker's flow control, if it has one."""
         self._flow = flow
         self._flow_rows: deque[FlowRow] = deque()
         self._speaker = speaker
@@ -106,20 +108,20 @@ class Speaker:
         self._rows: deque[_Row] = deque()
         self._bytes = 0
         self._numbers: dict[RoutedRequest | prefilling.Held, int] = {}
-        """What another server computes for a request has a number of its own:
-        to others it is a request to that server."""
+        """The work of a prefill server for a request has its own number: to other pickers it is a request to
+        that server."""
         self._newest = 0
         self._batches = 0
         self._told = Told()
         self._fresh = self._forget = True
         self.dropped = 0
-        """Events that the row had no room for."""
+        """Number of events for which the queue had no room."""
         self.told = 0
-        """Events that went into batches."""
+        """Number of events that went into batches."""
 
     @property
     def waiting(self) -> int:
-        """Events in the row, and changes of what waits."""
+        """Number of events in the queue, and of changes in flow control."""
         return len(self._rows) + len(self._flow_rows)
 
     @property
@@ -127,11 +129,11 @@ class Speaker:
         return self._bytes
 
     def start_anew(self) -> None:
-        """Somebody joined or missed a batch: the next one refers to nothing before it."""
+        """Another picker joined or missed a batch, so the next batch must not refer to an earlier one."""
         self._fresh = True
 
     def hear(self, event: PickerEvent) -> None:
-        """One event of this picker, into the row."""
+        """Put one event of this picker into the queue."""
         match event:
             case Began(at, request):
                 self._give_number(request)
@@ -155,10 +157,10 @@ class Speaker:
             case Hangs(at, server):
                 self._add(_row_of("hangs", at, server))
             case Answered():
-                pass  # `Ended` says how the request went
+                pass  # `Ended` says how the request ended
 
     def gather_flow(self, *, anew: bool = False) -> None:
-        """Take in what waits at this picker; anew: the others know nothing of it."""
+        """Collect the news of this picker's flow control. anew: the others know nothing yet."""
         if self._flow is None:
             return
         for model, row in self._flow.tell(anew=anew):
@@ -189,7 +191,7 @@ class Speaker:
             self._forget = True
 
     def batch(self, *, now: float, hello: int = 0, flags: int = 0) -> bytes:
-        """The next batch, of as many events as one may hold; without any, a sign of life."""
+        """The next batch, with as many events as fit. Without events it is a sign of life."""
         if self._told.full:
             self._fresh = True
         if self._fresh:
@@ -248,7 +250,6 @@ class Speaker:
         )
 
     def check_integrity(self) -> None:
-        """Assert the invariants named in the module's docstring."""
         assert self._bytes == sum(row.size_bytes for row in self._rows)
         assert self._bytes <= self._limit_bytes
         assert all(0 < number <= self._newest for number in self._numbers.values())

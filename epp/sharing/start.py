@@ -23,7 +23,7 @@ _SHORTEST_KEY_BYTES = 16
 
 
 def require(settings: Sharing) -> None:
-    """ConfigError where something that the settings need is missing: the `redis` package, a file."""
+    """Raises ConfigError if the settings need something that is missing: the `redis` package, or a file."""
     if settings.redis is None:
         return
     _redis_link(settings.redis)
@@ -47,8 +47,8 @@ def require(settings: Sharing) -> None:
 def make(
     picker: Picker, gate: Gate, settings: Sharing, *, hub: Path | None, keep: Keep
 ) -> SharingService | None:
-    """Over Redis if there is one, so that the workers of all machines share alike;
-    else over the hub of this one, if it has one.
+    """Over Redis if it is configured, so that the workers of all machines share in the same way. Otherwise
+    over this machine's hub, if there is one.
     """
     link: Link
     if settings.redis is not None:

@@ -26,13 +26,13 @@ from epp.sharing.dictionary import Told
 from epp.sharing.speaker import identity_of
 
 _PORTION: Final = 200
-"""Chains of one portion: a few milliseconds, to make and to load."""
+"""Most chains of one portion. It takes a few milliseconds to write and to load."""
 _PORTION_BYTES: Final = 2**18
-"""Of their hashes: one very long chain is a portion of its own."""
+"""Most bytes of their hashes. A very long chain is a portion of its own."""
 
 
 class TableWriter:
-    """Iterate to the end, then take the bytes."""
+    """Iterate over `portions` to the end, then call `data`."""
 
     def __init__(self, picker: Picker) -> None:
         self._picker = picker

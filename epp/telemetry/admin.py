@@ -35,7 +35,7 @@ _MAX_SHOWN: Final = 1000
 _WINDOW_S: Final = 600
 _MOST_WINDOW_S: Final = 900
 _PORTION: Final = 20
-"""Decisions that are encoded between two turns of the loop: each lists every endpoint."""
+"""Decisions that are encoded in one turn of the loop. Each lists every endpoint."""
 _MAX_CONNECTIONS: Final = 64
 _LIFETIME_S: Final = 10.0
 _SECRET: Final = re.compile(r"password|passwd|secret|credential|api_?key|auth_?token", re.IGNORECASE)
@@ -45,8 +45,8 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class AdminServer:
-    """Serves on `address`; port 0 takes a free one.
-    `not_ready` says why the picker is not ready; empty: it is.
+    """Serves on `address`; port 0 takes a free one. `not_ready` says why the picker is not ready; empty: it
+    is ready.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class AdminServer:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> Address:
-        """Listen. Returns the address it got; OSError when it cannot be had."""
+        """Listen. Returns the address. Raises OSError if it cannot be had."""
         assert self._runner is None, "already started"
         application = web.Application(
             middlewares=[_last_of_its_connection, _errors_as_json, self._known_host]
@@ -115,7 +115,7 @@ class AdminServer:
         return Address(host=host, port=port)
 
     async def stop(self) -> None:
-        """Stop listening. Harmless when not started."""
+        """Stop listening. Harmless if not started."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -194,7 +194,7 @@ class AdminServer:
         )
 
     async def _recorded(self, request: web.Request) -> web.Response:
-        """For `epp record`: requests since its last question."""
+        """For `epp record`: the requests since its last question."""
         reader = request.query.get("reader", "")
         if not _READER.fullmatch(reader):
             raise web.HTTPBadRequest(text="reader: 16 hexadecimal digits, the same in every question")
@@ -215,7 +215,7 @@ class AdminServer:
 
 @web.middleware
 async def _last_of_its_connection(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """An idle connection would hold a place."""
+    """An idle connection would take a place, so it is closed."""
     answer = await handler(request)
     answer.force_close()
     return answer
@@ -234,7 +234,7 @@ async def _errors_as_json(request: web.Request, handler: _Handler) -> web.Stream
 
 
 def _is_known(host: str, *, names: tuple[str, ...]) -> bool:
-    """Whether a Host field names this address as its operator would."""
+    """Whether a Host field names this address in a way that the configuration knows."""
     name = re.sub(r":[0-9]*$", "", host).strip("[]").lower().rstrip(".")
     if name in ("", "localhost", *names):
         return True
@@ -275,7 +275,7 @@ def _status_json(status: PickerStatus) -> dict[str, Any]:
 
 
 def _without_secrets(value: Any) -> Any:
-    """Settings as shown: no value of a field that names a secret, no user and password within a URL."""
+    """Settings to show: without values of secret fields, and without users and passwords in URLs."""
     if isinstance(value, dict):
         return {
             k: "(hidden)" if v and _SECRET.search(str(k)) else _without_secrets(v) for k, v in value.items()

@@ -31,7 +31,7 @@ _SAMPLES: Final = 30
 _SMALL_FLEET: Final = 100
 _FRESH_S: Final = 2.0
 _FRESH_LARGE_S: Final = 10.0
-"""For many endpoints: looking at them all is not cheap."""
+"""For many endpoints, since reading all of them costs CPU."""
 _SHOWN_DECISIONS: Final = 40
 _MOST_TENANTS: Final = 10
 _NAME_CHARS: Final = 80
@@ -40,13 +40,13 @@ _PEER_WITHIN_S: Final = 1.0
 _MOST_PEERS: Final = 64
 _PEER_BYTES: Final = 2**18
 _PEERS_BYTES: Final = 4 * 2**20
-"""Of the parts of all other pickers together."""
+"""Bound of the parts of all other pickers together."""
 _PEER_UNITS: Final = 8_000
-"""Of the strings, lists, objects and commas in another picker's part."""
+"""Bound of the strings, lists, objects and commas in another picker's part."""
 _ENCODER: Final = msgspec.json.Encoder()
 
 _Counters = tuple[float, float, float, float]
-"""Backlog in seconds; tokens looked up, found and foretold so far."""
+"""Backlog in seconds; tokens looked up, found and predicted so far."""
 
 COLUMNS: Final = (
     *("name", "state", "why", "load", "waiting", "backlog_s", "kv", "mirror", "predicted", "actual", "spark"),
@@ -54,8 +54,8 @@ COLUMNS: Final = (
 
 
 class Board:
-    """`explain`, `prefixes`, `dry_run`: further parts of the page.
-    `siblings`: `host:port` of other pickers' admin pages.
+    """`explain`, `prefixes`, `dry_run`: other parts of the page. `siblings`: `host:port` of other pickers'
+    admin pages.
     """
 
     def __init__(
@@ -88,22 +88,22 @@ class Board:
             await asyncio.sleep(_SAMPLE_S)
 
     def sample(self) -> None:
-        """One more point of every spark line."""
+        """Add a point to every spark line."""
         self._history.append({e.name: _counters(e) for e in self._state().endpoints})
 
     def own(self) -> dict[str, Any]:
-        """The part of this picker alone."""
+        """The part of the page that this picker makes alone."""
         now = self._clock()
         if self._own is None or now - self._own[0] >= self._own[1]["refresh_s"]:
             self._own = (now, self._made())
         return self._own[1]
 
     def part(self) -> dict[str, Any]:
-        """What another picker adds to its own page: all but the servers, which it sees for itself."""
+        """The part for another picker's page: everything but the servers, which that picker sees itself."""
         return self.own() | {"endpoints": [], "prefixes": []}
 
     async def packed(self) -> bytes:
-        """All pickers' parts, gzipped. Made once for all who look at about the same time."""
+        """All pickers' parts, gzipped. Made once for all browsers that ask at about the same time."""
         self._packing = self._packing or asyncio.Lock()
         async with self._packing:
             own = self.own()
@@ -215,8 +215,8 @@ def _rounded(value: float | None) -> float | None:
 
 
 async def _answers_of(names: Sequence[str], *, but: str) -> list[dict[str, Any]]:
-    """What other pickers say of themselves, each once;
-    those that do not answer in time are left out, and so is this one.
+    """The parts of the other pickers, each once. Pickers that do not answer in time are left out, and so is
+    this picker.
     """
     if not names:
         return []
@@ -234,7 +234,7 @@ async def _answers_of(names: Sequence[str], *, but: str) -> list[dict[str, Any]]
 
 
 async def _addresses_of(names: Sequence[str]) -> list[str]:
-    """Every address behind the names: a headless Service has one for each pod."""
+    """Every address of these names. A headless Service has an address for each pod."""
     loop = asyncio.get_running_loop()
     found: dict[str, None] = {}
     for name in names:
@@ -249,7 +249,7 @@ async def _addresses_of(names: Sequence[str]) -> list[str]:
 
 
 async def _answer_of(session: aiohttp.ClientSession, address: str) -> tuple[int, dict[str, Any] | None]:
-    """The size of its part, and the part."""
+    """The size of another picker's part, and the part."""
     body = bytearray()
     try:
         async with session.get(f"http://{address}/live?own=1", allow_redirects=False) as answer:
@@ -287,7 +287,7 @@ class _Tried(TypedDict):
 
 
 class _Part(TypedDict):
-    """What is counted on in another picker's part."""
+    """The fields that another picker's part must have."""
 
     picker: str
     columns: tuple[str, ...]
@@ -299,8 +299,8 @@ class _Part(TypedDict):
 
 
 def part_of(page: bytes) -> dict[str, Any] | None:
-    """Another picker's own part; None: it cannot be added to this one's.
-    It may be of another version, or no picker at all.
+    """Another picker's part. None: it cannot be used. It may come from another version, or from no picker at
+    all.
     """
     try:
         found: dict[str, Any] = bounded_json.decode(page, most_units=_PEER_UNITS)
@@ -311,8 +311,8 @@ def part_of(page: bytes) -> dict[str, Any] | None:
 
 
 def merged(own: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One page of several pickers: servers as this one sees them, requests of all by time,
-    accounts added up.
+    """One page of several pickers: the servers as this picker sees them, all pickers' requests by time, and
+    the sums of their accounts.
     """
     every = [own, *others]
     requests = sorted((r for part in every for r in part["requests"]), key=lambda r: -r["at"])
@@ -327,7 +327,7 @@ def merged(own: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, A
 
 
 def _tried(found: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Of all pickers that try the policy that the first of them tries."""
+    """The sums over all pickers that have the same policy in dry run as the first of them."""
     every = [tried for tried in found if tried]
     if not every:
         return None
@@ -344,7 +344,7 @@ def _tried(found: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
 
 
 def _added(accounts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Causes of all, by size."""
+    """The causes of all pickers together, by size."""
     first = accounts[0]
     prompt = sum(a.get("prompt_tokens", 0) for a in accounts)
     matched = sum(a.get("matched_tokens", 0) for a in accounts)

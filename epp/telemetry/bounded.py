@@ -14,7 +14,7 @@ from typing import cast
 
 
 class BoundedConnections:
-    """A protocol factory around `accept`, which makes the protocol that speaks on a connection."""
+    """A protocol factory around `accept`, which makes the protocol of one connection."""
 
     def __init__(self, accept: Callable[[], asyncio.Protocol], *, limit: int, lifetime_s: float) -> None:
         self._accept = accept
@@ -29,7 +29,7 @@ class BoundedConnections:
         return len(self._open)
 
     def opened(self, connection: _Bounded) -> asyncio.TimerHandle:
-        """Room for one more. Returns the timer that ends it."""
+        """Make room for a new connection. Returns the timer that ends it."""
         if len(self._open) >= self._limit:
             oldest = next(iter(self._open))
             self.closed(oldest)
@@ -42,7 +42,7 @@ class BoundedConnections:
 
 
 class _Bounded(asyncio.Protocol):
-    """Passes on to `inner` all that the transport says."""
+    """Passes every event of the transport on to `inner`."""
 
     def __init__(self, bound: BoundedConnections, inner: asyncio.Protocol) -> None:
         self._bound = bound
@@ -51,12 +51,12 @@ class _Bounded(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def end(self) -> None:
-        """Close, without waiting until the other side has read what it was sent."""
+        """Close without waiting until the other side has read everything."""
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transport is not a subclass
         self._timer = self._bound.opened(self)
         self._inner.connection_made(transport)
 

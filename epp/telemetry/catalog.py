@@ -23,7 +23,7 @@ from epp.types import EndpointName
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Everything that Prometheus may see: the counts, and the current state."""
+    """Everything that Prometheus may read: the counts and the current state."""
 
     requests: RequestCounts
     servers: Mapping[EndpointName, ServerCounts]

@@ -37,7 +37,7 @@ Record = Decision | Refusal
 
 
 class DecisionRing:
-    """The last `keep` records; 0 keeps none."""
+    """The last `keep` records. 0 keeps none."""
 
     def __init__(self, *, keep: int) -> None:
         self._keep = keep
@@ -58,11 +58,11 @@ class DecisionRing:
         self._newest[record.request_id] = record
 
     def get(self, request_id: str) -> Record | None:
-        """The newest record of that id, if it is among those kept."""
+        """The newest record of that id, if it is still kept."""
         return self._newest.get(request_id)
 
     def last(self, limit: int, *, endpoint: str = "") -> list[Record]:
-        """Newest first, at most `limit`; `endpoint`: only those that chose it."""
+        """The newest records first, at most `limit`. endpoint: only those that chose it."""
         return list(islice(self._matching(endpoint), limit))
 
     def _matching(self, endpoint: str) -> Iterator[Record]:
@@ -77,7 +77,7 @@ class DecisionRing:
 
 
 def as_json(record: Record) -> dict[str, Any]:
-    """The record as JSON values: addresses as `ip:port`, text that cannot be written as UTF-8 replaced."""
+    """The record as JSON values. Addresses are `ip:port`, and text that is no valid UTF-8 is replaced."""
     shown: dict[str, Any] = _shown(record)
     if isinstance(record, Decision):
         shown["candidates"] = [_shown(candidate) for candidate in record.candidates]
@@ -100,10 +100,10 @@ def _shown(record: Struct) -> dict[str, Any]:
 
 
 def printable(text: str) -> str:
-    """Text from a client, short and encodable: lone surrogates of JSON strings are not UTF-8."""
+    """A client's text, cut and made valid: lone surrogates of JSON strings are no UTF-8."""
     return text[:_MAX_TEXT_CHARS].encode("utf-8", "replace").decode()
 
 
 def encode(value: object) -> bytes:
-    """JSON, indented for people; numbers that JSON lacks become null."""
+    """JSON, indented for people. Numbers that JSON lacks become null."""
     return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"

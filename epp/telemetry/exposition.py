@@ -24,9 +24,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Group(Generic[S]):
-    """The metrics of one class.
-    `rows` finds its objects in what is shown, each with the values of `labels`.
-    """
+    """The metrics of one class. `rows` finds the objects of this class, each with the values of `labels`."""
 
     title: str
     of: type
@@ -34,8 +32,8 @@ class Group(Generic[S]):
     labels: Labels = ()
 
     def metrics(self) -> Iterator[tuple[str, Metric]]:
-        """The declared ones, by field or property, in the order of the class's text.
-        Labels of the object come first.
+        """The declared metrics, by field or property, in the order of the class. Labels of the object come
+        first.
         """
         for name, hint in get_type_hints(self.of, include_extras=True).items():
             yield from self._declared(name, hint)
@@ -56,13 +54,13 @@ class Exposition(Collector, Generic[S]):
     """All groups, read from `shown` each time that Prometheus asks."""
 
     def __init__(self, groups: Iterable[Group[S]], shown: Callable[[], S], *, created_unix_s: float) -> None:
-        """created_unix_s: since when histograms and counters count."""
+        """created_unix_s: when histograms and counters began to count."""
         self._groups = [(group, tuple(group.metrics())) for group in groups]
         self._shown = shown
         self._created = created_unix_s
 
     def describe(self) -> Iterable[Family]:
-        """Without this, registering would ask for state that is not there yet."""
+        """Without this method, registering would ask for a state that does not exist yet."""
         return [self._family(metric, []) for _, metrics in self._groups for _, metric in metrics]
 
     def collect(self) -> Iterator[Family]:

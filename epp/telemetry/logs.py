@@ -20,7 +20,7 @@ from epp.telemetry.queued import QueuedHandler
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _MOST_VALUE_CHARS: Final = 2_000
 _MOST_TRACEBACK_CHARS: Final = 16_000
-"""Its end says what went wrong."""
+"""The end of a traceback is kept, since it says what went wrong."""
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -30,7 +30,7 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _extra(record: logging.LogRecord) -> dict[str, object]:
-    """What the call gave as `extra`; `request_id` first, since it is what people search for."""
+    """The call's `extra` fields. `request_id` comes first, since people search for it."""
     extra = {name: _bounded(value) for name, value in vars(record).items() if name not in _STANDARD}
     first = {"request_id": extra.pop("request_id")} if "request_id" in extra else {}
     return first | extra
@@ -72,7 +72,7 @@ def _one_line(text: str) -> str:
 
 
 def _bounded(value: object) -> object:
-    """Numbers as they are, anything else as text of bounded length."""
+    """A number unchanged, anything else as text of bounded length."""
     if value is None or isinstance(value, bool | int | float):
         return value
     text = str(value)
@@ -80,7 +80,9 @@ def _bounded(value: object) -> object:
 
 
 def setup_logging(config: Log, *, stream: TextIO | None = None) -> QueuedHandler:
-    """Send all logs to `stream` (standard error) in the configured form. Later calls replace earlier ones."""
+    """Send all logs to `stream` (standard error) in the configured form. A later call replaces an earlier
+    one.
+    """
     handler = QueuedHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if config.format == "json" else TextFormatter())
     root = logging.getLogger()

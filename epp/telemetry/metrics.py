@@ -27,7 +27,9 @@ from epp.types import EndpointName
 
 
 class Metrics:
-    """Implements `epp.decision.Observer`, and listens by `hear`; every decision also goes to `decisions`."""
+    """Implements `epp.decision.Observer`, and listens with `hear`. Every decision also goes
+    to `decisions`.
+    """
 
     def __init__(
         self,
@@ -37,7 +39,7 @@ class Metrics:
         unix_clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """timer: as that of the streams."""
+        """timer: the same timer as the streams'."""
         self._decisions = decisions
         self._state = state
         self._unix_clock = unix_clock
@@ -68,7 +70,7 @@ class Metrics:
         )
 
     def hear(self, event: PickerEvent) -> None:
-        """Requests from their picks on."""
+        """Count requests from their picks on."""
         if isinstance(event, Began):
             self._began(event)
         elif isinstance(event, Answered):
@@ -123,11 +125,11 @@ class Metrics:
         self._requests.protocol_errors[reason] += 1
 
     def has_tasks(self, count: int) -> None:
-        """So many tasks are on the event loop."""
+        """Record the number of tasks on the event loop."""
         self._process.tasks = count
 
     def lagged(self, seconds: float) -> None:
-        """How late the event loop was."""
+        """Record how late the event loop was."""
         self._process.loop_lag.observe(seconds)
 
     def watching(self, source: str) -> None:
@@ -135,21 +137,21 @@ class Metrics:
         self._process.reload_ok[source] = 1
 
     def reloaded(self, source: str, *, ok: bool) -> None:
-        """A watched file changed; `source` says which: policy, endpoints."""
+        """A watched file changed. `source` says which one: policy or endpoints."""
         self._process.reloads[source, "accepted" if ok else "refused"] += 1
         self._process.reload_ok[source] = ok
 
     def followed(self, resource: str, answers: bool) -> None:  # noqa: FBT001 - one of the cluster's hooks
-        """Whether the API server lets us follow pods, pool or policies."""
+        """Record whether the API server lets us follow pods, pool or policies."""
         self._process.followed[resource] = answers
 
     def judged(self, accepted: int, refused: int) -> None:
-        """The pool's policies, by what became of them."""
+        """Record how many of the pool's policies are accepted and refused."""
         self._process.policies["accepted"] = accepted
         self._process.policies["refused"] = refused
 
     def lease_held(self, held: bool) -> None:  # noqa: FBT001 - one of the cluster's hooks
-        """Whether this process writes the status of policies."""
+        """Record whether this process writes the status of policies."""
         self._process.lease_held = held
 
     def page(self) -> bytes:
@@ -157,14 +159,14 @@ class Metrics:
         return b"".join(self.pieces())
 
     def pieces(self) -> Iterator[bytes]:
-        """The page, one metric at a time:
-        all of them take 0.1 s for a thousand servers, too long for one turn of the event loop.
+        """The page, one metric at a time. The whole page takes 0.1 s for a thousand servers, which is too
+        long for one turn of the event loop.
         """
         for family in self.registry.collect():
             yield generate_latest(_Only(family))
 
     def _shown(self) -> Shown:
-        """Counts of endpoints that are gone go here."""
+        """The state to show. Counts of endpoints that are gone are dropped here."""
         status = self._state()
         present = {endpoint.name for endpoint in status.endpoints}
         for name in self._servers.keys() - present:
@@ -173,7 +175,7 @@ class Metrics:
 
 
 class _Only(Collector):
-    """One metric."""
+    """A collector of one metric."""
 
     def __init__(self, family: Metric) -> None:
         self._family = family
@@ -183,8 +185,8 @@ class _Only(Collector):
 
 
 def _class_of(status: int | None) -> str:
-    """Of a status that a server sent.
-    Strange ones go to the class of their first digit, which the data plane checks.
+    """The class of a server's status. Unknown ones go to the class of their first digit, which the data plane
+    checks.
     """
     if status in (404, 429):
         return str(status)

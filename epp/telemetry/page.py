@@ -25,6 +25,6 @@ _TYPES: Final = {"index.html": "text/html", "live.css": "text/css", "live.js": "
 
 
 def files() -> dict[str, File]:
-    """By name. Read once, at start."""
+    """The files by name, read once at start."""
     folder = resources.files("epp.telemetry") / "live"
     return {name: File(kind, (folder / name).read_bytes()) for name, kind in _TYPES.items()}

@@ -23,17 +23,17 @@ from typing import Final, TextIO
 _MOST_WAITING: Final = 2_000
 _WINDOW_S: Final = 10.0
 _LINES_A_WINDOW: Final = 100
-"""Of one place in the code; the others in the window are one line together."""
+"""Most lines from one place in the code. Further lines in the window become one summary."""
 _LOOK_S: Final = 1.0
 _FLUSH_S: Final = 1.0
-"""The longest that the end of the process waits for a reader."""
+"""The end of the process waits no longer than this for a reader."""
 
 Place = tuple[str, int]
 
 
 @dataclass(slots=True)
 class LogCounts:
-    """Lines that were not written, for metrics."""
+    """Number of lines that were not written, for metrics."""
 
     dropped: int = 0
     repeated: int = 0
@@ -48,7 +48,7 @@ class _Window:
 
 
 class Repeats:
-    """Which lines are written, and which are counted only."""
+    """Decides which lines are written, and which are only counted."""
 
     def __init__(self, *, window_s: float = _WINDOW_S, lines: int = _LINES_A_WINDOW) -> None:
         self._window_s = window_s
@@ -56,9 +56,7 @@ class Repeats:
         self._windows: dict[Place, _Window] = {}
 
     def admits(self, record: logging.LogRecord, *, now: float) -> bool:
-        """False: this one is only counted.
-        Debug lines are what somebody asked for: all of them are written.
-        """
+        """Whether to write this line. Debug lines are always written, since somebody asked for them."""
         if record.levelno < logging.INFO:
             return True
         window = self._windows.setdefault((record.pathname, record.lineno), _Window(now + self._window_s))
@@ -70,7 +68,7 @@ class Repeats:
         return False
 
     def ended(self, *, now: float) -> Iterator[tuple[logging.LogRecord, int]]:
-        """Windows that are over: the last line of each, and how many were left out in it."""
+        """For each window that is over: its last line, and how many lines it left out."""
         for place in [place for place, window in self._windows.items() if window.until <= now]:
             window = self._windows.pop(place)
             if window.last is not None:
@@ -95,7 +93,7 @@ class QueuedHandler(logging.Handler):
         self._clock = clock
         self._lines: queue.Queue[str | None] = queue.Queue(most_waiting)
         self._untold = 0
-        """Lines dropped since the last one that was written."""
+        """Lines dropped since the last line that was written."""
         self.counts = LogCounts()
         self._thread = threading.Thread(target=self._write, name="logs", daemon=True)
         self._thread.start()
@@ -108,11 +106,13 @@ class QueuedHandler(logging.Handler):
             self.counts.repeated += 1
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - logging's signature
-        """A line that cannot be made; logging's own way would write to standard error here."""
+        """Called for a line that cannot be formatted. logging's own method would write to standard error
+        here.
+        """
         self._drop()
 
     def flush(self) -> None:
-        """Wait until what was logged is written, a second at most."""
+        """Wait until all lines are written, at most a second."""
         deadline = time.monotonic() + _FLUSH_S
         while self._lines.unfinished_tasks and time.monotonic() < deadline and self._thread.is_alive():
             time.sleep(0.002)
@@ -164,7 +164,7 @@ class QueuedHandler(logging.Handler):
                 self._look()
 
     def _look(self) -> None:
-        """Sum up what is over, and say what was dropped."""
+        """Write summaries of windows that are over, and report dropped lines."""
         with self.lock or contextlib.nullcontext():
             self._sum_up(at=self._clock())
             untold, self._untold = self._untold, 0
@@ -177,13 +177,13 @@ class QueuedHandler(logging.Handler):
                 self._stream.write(f"{line}\n")
             else:
                 _write_all(self._descriptor, f"{line}\n".encode("utf-8", "backslashreplace"))
-        except (OSError, ValueError):  # nobody reads any more
+        except (OSError, ValueError):  # nothing reads the log any more
             self.counts.dropped += 1
 
 
 def _descriptor_of(stream: TextIO) -> int | None:
-    """Written to past the stream's own buffer, whose lock a stalled write would hold when the process
-    ends.
+    """The stream's file descriptor. Writing to it avoids the stream's own buffer, whose lock a stalled write
+    would hold when the process ends.
     """
     try:
         return stream.fileno()

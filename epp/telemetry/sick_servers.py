@@ -13,13 +13,13 @@ _log = logging.getLogger(__name__)
 
 
 class SickServersLog:
-    """Remembers what it has said."""
+    """Remembers which servers it has reported."""
 
     def __init__(self) -> None:
         self._left_out: Mapping[str, str] = {}
 
     def look(self, left_out: Mapping[str, str]) -> None:
-        """left_out: by name, and why."""
+        """left_out: the servers that are left out, and why."""
         if left_out == self._left_out:
             return
         for name in left_out.keys() - self._left_out.keys():
