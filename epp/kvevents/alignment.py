@@ -19,8 +19,8 @@ from epp.kvevents.conversation import Text
 from epp.prefix_index.hashing import ChunkSchedule
 
 _MOST_MISSED: Final = 256
-"""Texts that are not found again, each at the cost of a look through the whole prompt;
-what follows is taken in proportion then."""
+"""Most texts that may not be found. Each costs a search through the whole prompt. After that, positions are
+interpolated."""
 
 
 def chunk_ends(schedule: ChunkSchedule, count: int) -> list[int]:
@@ -31,7 +31,7 @@ def chunk_ends(schedule: ChunkSchedule, count: int) -> list[int]:
 def whole_blocks(
     ends_bytes: Sequence[int], *, bytes_per_token: int, block_tokens: int, blocks: int
 ) -> list[int]:
-    """Blocks complete at each chunk's end, of a prompt that came as token ids."""
+    """Number of blocks complete at the end of each chunk, for a prompt that came as token ids."""
     return [min(end // (bytes_per_token * block_tokens), blocks) for end in ends_bytes]
 
 
@@ -46,10 +46,10 @@ def aligned_blocks(
     blocks: int,
     to_char: int,
 ) -> list[int]:
-    """The same, of text: `token_ends` says where in `rendered` each token ends, never going back;
-    `texts` are those of the prompt.
+    """The same for a prompt of text. `token_ends`: where each token ends in `rendered`, in ascending order;
+    `texts`: those of the prompt.
 
-    Of the chunks that end within the first `to_char` characters of `rendered`.
+    Only for the chunks that end within the first `to_char` characters of `rendered`.
     """
     anchors = _anchors(prompt_bytes, rendered, texts)
     found, at = [], 0
@@ -64,8 +64,8 @@ def aligned_blocks(
 
 
 class _Characters:
-    """How many whole characters the first bytes of a text are, asked for ever more bytes.
-    Each byte is looked at once.
+    """Number of whole characters in the first bytes of a text, for growing numbers of bytes. Each byte is
+    looked at once.
     """
 
     __slots__ = ("_bytes", "_chars", "_decoder", "_seen")
@@ -82,7 +82,9 @@ class _Characters:
 
 
 class _Anchor:
-    """A text found again, or an end: it begins and ends here and there. Places are asked for in order."""
+    """A text that was found in the rendered prompt, or one of its two ends: where it begins and ends in both.
+    Places must be asked for in ascending order.
+    """
 
     __slots__ = ("_count", "prompt_end", "prompt_start", "rendered_end", "rendered_start", "text")
 
@@ -93,27 +95,29 @@ class _Anchor:
         self._count: _Characters | None = None
 
     def place(self, byte: int, *, after: _Anchor) -> int:
-        """A place after another text's end and not behind this one's, in characters of what was rendered."""
+        """The place in `rendered`, in characters, of a place that comes after the text before and not after
+        this text's end.
+        """
         if byte < self.prompt_start:
             gap = self.prompt_start - after.prompt_end
             share = (byte - after.prompt_end) / gap if gap else 0.0
             return after.rendered_end + int(share * (self.rendered_start - after.rendered_end))
         into, text = byte - self.prompt_start, self.text.text
-        if self.prompt_end - self.prompt_start != len(text):  # not ASCII: characters of more bytes
+        if self.prompt_end - self.prompt_start != len(text):  # not ASCII: characters of several bytes
             self._count = self._count or _Characters(text)
             into = self._count.within(into)
         return min(self.rendered_start + into, self.rendered_end)
 
 
 def _anchors(prompt_bytes: int, rendered: str, texts: Sequence[Text]) -> list[_Anchor]:
-    """Begin, every text that is found again, and end."""
+    """The beginning, every text that was found, and the end."""
     anchors = [_Anchor(Text(0, "", 0), 0, 0)]
     at = missed = 0
     for text in texts:
         if missed > _MOST_MISSED:
             break
         said, start = text.text, rendered.find(text.text, at)
-        if start < 0:  # many templates strip what they get
+        if start < 0:  # many templates strip white space
             said = text.text.strip()
             start = rendered.find(said, at)
             if start < 0 or not said:

@@ -25,8 +25,7 @@ Algorithm = Literal["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"]
 ALGORITHMS: Final[tuple[Algorithm, ...]] = get_args(Algorithm)
 
 DEFAULT_SEED: Final = "vllm-none-hash"
-"""What the servers start from where PYTHONHASHSEED is not set;
-with the xxhash algorithms they then take a random one."""
+"""The servers' seed if PYTHONHASHSEED is not set. With the xxhash algorithms they then take a random seed."""
 
 _Keys = tuple[tuple[str, ...], ...] | None
 
@@ -52,7 +51,9 @@ class BlockHasher:
         adapter: tuple[str, str] | None = None,
         cache_salt: str = "",
     ) -> list[BlockName]:
-        """Of each full block of a prompt. adapter: its name, and the path that the server loaded it from."""
+        """The names of a prompt's full blocks. adapter: its name, and the path from which the server loaded
+        it.
+        """
         parent, formula = self._root, self._hash
         every: list[tuple[str, ...]] = [("lora", *map(_own_object, adapter))] if adapter is not None else []
         later: _Keys = tuple(every) or None
@@ -66,8 +67,8 @@ class BlockHasher:
 
 
 def _own_object(text: str) -> str:
-    """Pickle writes one object that occurs twice as a reference;
-    in a server, name, path and salt are three objects.
+    """A separate object with the same text. Pickle writes an object that occurs twice as a reference, and in
+    a server name, path and salt are three objects.
     """
     return text.encode().decode()
 
@@ -77,7 +78,7 @@ def _pickled(value: object) -> bytes:
 
 
 def _cbor(value: object) -> bytes:
-    """RFC 8949, canonical, for what a block's hash covers."""
+    """Canonical CBOR (RFC 8949) of the values that a block's hash covers."""
     out = bytearray()
     _write_cbor(value, out)
     return bytes(out)

@@ -18,7 +18,8 @@ from epp.kvevents.decoding import Cleared, Event, Removed, Stored
 from epp.prefix_index.kv_reports import Tier
 
 _BITS: Final = 10
-"""Of each tier's count, so that the usual ones are small integers, which Python shares."""
+"""Bits of each tier's count. With usual counts the whole number is small, and Python shares
+small integers."""
 _MOST: Final = (1 << _BITS) - 1
 _TIERS: Final = tuple(Tier)
 
@@ -26,9 +27,9 @@ _TIERS: Final = tuple(Tier)
 class ServerBlocks:
     def __init__(self) -> None:
         self._copies: dict[BlockName, int] = {}
-        """A count of copies for each tier, in one integer; never 0."""
+        """For each block, the counts of its copies in all tiers, in one integer that is never 0."""
         self._partial_groups: set[int] = set()
-        """Of layers that keep only a part of a prompt: their blocks say nothing of prefixes."""
+        """Groups of layers that keep only a part of a prompt. Their blocks say nothing about prefixes."""
 
     def __len__(self) -> int:
         return len(self._copies)
@@ -37,17 +38,17 @@ class ServerBlocks:
         return block in self._copies
 
     def hold(self, blocks: Iterable[BlockName]) -> bool:
-        """All of them."""
+        """Whether all these blocks are held."""
         copies = self._copies
         return all(block in copies for block in blocks)
 
     def tier(self, block: BlockName) -> Tier | None:
-        """The fastest that has a copy; None: not held."""
+        """The fastest tier with a copy of the block. None: the block is not held."""
         copies = self._copies.get(block)
         return None if copies is None else _fastest(copies)
 
     def apply(self, event: Event) -> list[BlockName]:
-        """Take in one event. The blocks that came, went or changed their tier."""
+        """Take in one event. Returns the blocks that came, went or changed their tier."""
         match event:
             case Stored():
                 return self._stored(event)
@@ -57,13 +58,13 @@ class ServerBlocks:
                 return self.clear()
 
     def clear(self) -> list[BlockName]:
-        """Nothing is held any more. What was."""
+        """Forget all blocks, and return them."""
         gone = list(self._copies)
         self._copies.clear()
         return gone
 
     def blocks(self) -> Iterator[tuple[BlockName, Tier]]:
-        """What is held, and where."""
+        """All held blocks, with their tiers."""
         return ((block, _fastest(copies)) for block, copies in self._copies.items())
 
     def _stored(self, event: Stored) -> list[BlockName]:
@@ -74,8 +75,8 @@ class ServerBlocks:
         for block in event.blocks:
             had = copies.get(block, 0)
             if had >> shift & _MOST == _MOST:
-                # so many copies of one block are a sender's mistake;
-                # the count must not run into the next tier's
+                # so many copies of one block are an error of the sender;
+                # the count must not overflow into the next tier's
                 continue
             copies[block] = had + (1 << shift)
             if not had or _fastest(had) > event.tier:

@@ -27,13 +27,13 @@ class Node:
     chunk: ChunkHash
     parent: Node | None
     depth: int
-    """Chunks of the chain up to its end."""
+    """Number of chunks of the chain up to the end of this one."""
     size_bytes: int
     blocks: tuple[BlockName, ...]
     known: bool
-    """A whole block ends in it or before."""
+    """Whether a whole block ends in this chunk or before."""
     seen: bool = False
-    """Some server held its blocks once, so they are named as the servers name them."""
+    """Whether some server once held its blocks, so that their names are right."""
     children: list[Node] = field(default_factory=list)
 
     def chain(self) -> list[ChunkHash]:
@@ -50,7 +50,8 @@ class ChunkTree:
     def __init__(self, *, max_chunks: int) -> None:
         self._max_chunks = max_chunks
         self._nodes: OrderedDict[ChunkHash, Node] = OrderedDict()
-        """The least recently mapped first; a parent after its children, so that ends go first."""
+        """The nodes that were not mapped for the longest time come first, and a parent after its children, so
+        that ends are removed first."""
         self._users: dict[BlockName, tuple[Node, ...]] = {}
 
     def __len__(self) -> int:
@@ -60,7 +61,7 @@ class ChunkTree:
         return self._nodes.get(node.chunk) is node
 
     def users(self, block: BlockName) -> tuple[Node, ...]:
-        """The nodes that stand for the block, in most cases one."""
+        """The nodes that contain the block, usually one."""
         return self._users.get(block, ())
 
     def map(
@@ -71,10 +72,10 @@ class ChunkTree:
         blocks: Sequence[BlockName],
         ends_blocks: Sequence[int],
     ) -> tuple[list[Node], list[Node]]:
-        """The chain's nodes, and those of them that stand for other blocks than before or are new.
+        """The nodes of the chain, and those of them that are new or have other blocks than before.
 
-        ends_bytes, ends_blocks: how much of the prompt, and how many of its blocks,
-        are complete where each chunk ends.
+        ends_bytes, ends_blocks: how many bytes of the prompt and how many of its blocks are complete at the
+        end of each chunk.
         """
         path: list[Node] = []
         changed: list[Node] = []
@@ -88,7 +89,7 @@ class ChunkTree:
                 self._add(node)
                 changed.append(node)
             elif node.parent is not parent:
-                break  # two prefixes of one hash: what was there first keeps the name
+                break  # two prefixes with the same hash: the first one keeps its node
             elif node.blocks != own or node.known != (end > 0):
                 self._release(node)
                 node.blocks, node.known, node.seen = own, end > 0, False
@@ -103,7 +104,7 @@ class ChunkTree:
         return path, changed
 
     def evict(self) -> Iterator[Node]:
-        """Bring the tree back into its bound. What goes."""
+        """Bring the tree back into its bound. Returns the removed nodes."""
         while len(self._nodes) > self._max_chunks:
             _, node = self._nodes.popitem(last=False)
             assert not node.children, "an end goes before what it continues"
@@ -131,7 +132,6 @@ class ChunkTree:
                 self._users.pop(block, None)
 
     def check_integrity(self) -> None:
-        """Every invariant, from scratch."""
         order = {chunk: n for n, chunk in enumerate(self._nodes)}
         used: dict[BlockName, set[Node]] = {}
         for chunk, node in self._nodes.items():
@@ -151,7 +151,9 @@ class ChunkTree:
 
 
 def _make_known(nodes: Sequence[Node]) -> None:
-    """A whole block ends before them, it turns out: another prompt with the same chunks has other tokens."""
+    """A whole block ends before these nodes after all: another prompt with the same chunks
+    has other tokens.
+    """
     waiting = [node for node in nodes if not node.known]
     while waiting:
         node = waiting.pop()

@@ -22,7 +22,7 @@ _CALL_FIELDS: Final = {b"tool_calls": "tool_calls", b"function_call": "function_
 
 
 class UnreadableError(Exception):
-    """The prompt holds something that a chat template would need and the canonical form does not keep."""
+    """The prompt needs something for a chat template that the canonical form does not keep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class Text:
 @dataclass(frozen=True, slots=True)
 class Conversation:
     messages: Sequence[dict[str, Any]]
-    """As an OpenAI client sends them; a content of several parts is a list of strings."""
+    """As an OpenAI client sends them. A content of several parts is a list of strings."""
     tools: Sequence[Any] | None = None
     texts: Sequence[Text] = field(default=())
     """Every text of the messages, in order."""
 
 
 def read_conversation(prompt: bytes) -> Conversation:
-    """Of a chat's canonical prompt. UnreadableError."""
+    """The conversation of a chat's canonical prompt. Raises UnreadableError."""
     if OPAQUE in prompt:
         raise UnreadableError("media or a stored conversation")
     messages: list[dict[str, Any]] = []

@@ -29,15 +29,15 @@ class Stored:
     tier: Tier
     parent: BlockName | None = None
     token_ids: tuple[int, ...] = ()
-    """Of all the blocks together; empty where the sender does not say."""
+    """The tokens of all these blocks together. Empty: the sender does not say."""
     block_tokens: int = 0
     adapter: str = ""
     extra: tuple[object, ...] | None = None
-    """What else the first block's hash covers: adapter's name, media, salt."""
+    """What the hash of the first block covers besides tokens: adapter's name, media, salt."""
     group: int = 0
     partial_attention: bool = False
-    """Blocks of layers that look at a part of the prompt only:
-    they say nothing of whether a prefix is held."""
+    """Whether the blocks belong to layers that look at only a part of the prompt. Such blocks say nothing
+    about prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,14 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """The server holds nothing any more."""
+    """The server holds no blocks any more."""
 
 
 Event = Stored | Removed | Cleared
 
 
 class MalformedError(Exception):
-    """A message that is not a batch of KV events."""
+    """The message is no batch of KV events."""
 
 
 _STORED_FIELDS = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium")
@@ -65,13 +65,13 @@ _WHOLE_ATTENTION = frozenset({None, "full_attention", "mla_attention", "sink_ful
 
 
 def decode(payload: bytes) -> list[Event]:
-    """The events of a message, in order. MalformedError, whatever the bytes."""
+    """The events of a message, in order. Raises MalformedError for any other bytes."""
     try:
         batch = msgspec.msgpack.decode(payload)
         events = [_event(item) for item in batch[1]]
     except Exception as error:
-        # Somebody else's bytes: of a wrong kind, too long for memory or nested too deeply,
-        # they are no events.
+        # Bytes of a wrong kind, too long for memory or nested too deeply
+        # are no events.
         raise MalformedError(f"not a batch of KV events: {error}") from error
     return [event for event in events if event is not None]
 
@@ -104,7 +104,7 @@ def _stored(fields: Mapping[str, object]) -> Stored:
         blocks=_names(fields["block_hashes"]),
         tier=_tier(fields.get("medium")),
         parent=None if parent is None else _name(parent),
-        token_ids=tuple(array("I", tokens)),  # judges each of them
+        token_ids=tuple(array("I", tokens)),  # judges each of the events
         block_tokens=size if isinstance(size, int) else 0,
         adapter=str(fields.get("lora_name") or ""),
         extra=tuple(first) if isinstance(first, list) else None,

@@ -25,35 +25,34 @@ from epp.prefix_index.kv_reports import KvReport
 from epp.types import EndpointName
 
 _CHECK_AFTER_S: Final = 30.0
-"""A prompt's blocks are stored by then, or its server is so busy that it proves nothing."""
+"""By then a prompt's blocks are stored, or its server is so busy that a missing block proves nothing."""
 _MISSES_TO_DISTRUST: Final = 8
-"""So many prompts in a row, of which not one block turned up."""
+"""Exact mode turns off after this many prompts in a row without a single block at their servers."""
 _MAX_CHECKS: Final = 256
 _MAX_WAITING: Final = 256
-"""Prompts that wait for the first event of their model."""
+"""Most prompts that wait for the first event of their model."""
 _MAX_WAITING_BYTES: Final = 16 << 20
 _NO_EVENT_YET: Final = "no event that tells tokens has come yet"
 _LOOK_AGAIN: Final = 16
-"""Of the prompts of a model that is off, one in so many is still tried:
-what was wrong may have been put right."""
+"""If a model is off, one in this many prompts is still tried, because the cause may have been removed."""
 
 ModelState = Literal["waiting", "checking", "on", "off"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """What is configured of one base model."""
+    """The configuration of one base model."""
 
     language: Language | None
     algorithm: Algorithm | None = None
-    """None: learned from the events."""
+    """None: the algorithm is learned from the events."""
     seed: str = ""
     adapters: Mapping[str, str] = field(default_factory=dict)
-    """Name -> the path that servers load it from."""
+    """Name -> the path from which servers load the adapter."""
 
     @property
     def algorithms(self) -> Sequence[Algorithm]:
-        """Those that servers may name blocks by."""
+        """The algorithms by which servers may name blocks."""
         return [self.algorithm] if self.algorithm else ALGORITHMS
 
 
@@ -66,7 +65,7 @@ class ModelStatus:
     mapped: int
     matched: int
     missed: int
-    """Prompts whose blocks were looked for at their server, by whether they turned up."""
+    """Prompts whose blocks did not appear at their server; `matched` counts the others."""
     skipped: Mapping[str, int]
     last_error: str = ""
 
@@ -75,7 +74,7 @@ class ModelStatus:
 class ServerStatus:
     model: str
     state: Literal["following", "partly", "off"]
-    """partly: what it stored before we listened is not known."""
+    """partly: the blocks that the server stored before its events were followed are not known."""
     reason: str
     blocks: int
     chunks: int
@@ -102,7 +101,7 @@ class _Model:
     misses_in_a_row: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     last_error: str = ""
-    """Of a prompt, one that nobody foresaw."""
+    """The last unexpected error of a prompt."""
 
     def learned(self, hasher: BlockHasher, *, block_tokens: int) -> None:
         """A server has shown how it names blocks."""
@@ -110,15 +109,15 @@ class _Model:
         self.state, self.reason = "checking", "no prompt has turned up yet"
 
     def unlearned(self) -> None:
-        """No server is left that names blocks so: the others may show how they do."""
+        """No server is left that names blocks in this way, so the others may show how they do it."""
         self.hasher, self.block_tokens = None, 0
         self.state, self.reason = "waiting", _NO_EVENT_YET
         self.checks.clear()
         self.misses_in_a_row = 0
 
     def wait(self, routed: RoutedPrompt) -> None:
-        """Until it is known how blocks are named;
-        the oldest are passed over where too many wait, or too much.
+        """Keep a prompt until it is known how blocks are named. If too many prompts wait, or too many bytes,
+        the oldest are skipped.
         """
         self.waiting.append(routed)
         self.waiting_bytes += routed.inference.held_bytes
@@ -127,7 +126,7 @@ class _Model:
             self.waiting_bytes -= self.waiting.popleft().inference.held_bytes
 
     def waited(self) -> Sequence[RoutedPrompt]:
-        """The waiting is over."""
+        """Take out all waiting prompts."""
         waiting, self.waiting, self.waiting_bytes = self.waiting, deque(), 0
         return waiting
 
@@ -137,15 +136,15 @@ class _Server:
     model: _Model
     process: int | None = None
     off: str = ""
-    """Why it is not followed."""
+    """Why the server is not followed. Empty: it is followed."""
     agreed: bool = False
-    """It names blocks as we do."""
+    """Whether it names blocks as we do."""
     events: int = 0
     forgotten: int = 0
 
 
 class Exact:
-    """models: settings by base model; those of the empty name are for every other."""
+    """models: the settings by base model. The empty name is for all other models."""
 
     def __init__(self, models: Mapping[str, ModelSettings], *, max_blocks: int, max_chunks: int) -> None:
         self._settings = models
@@ -153,9 +152,9 @@ class Exact:
         self._models: dict[str, _Model] = {}
         self._servers: dict[EndpointName, _Server] = {}
         self._relearning: set[EndpointName] = set()
-        """Servers that were off for how others named blocks, which have gone."""
+        """Servers that were off because they name blocks in another way than servers that have gone."""
         self.malformed = 0
-        """Messages that were no KV events."""
+        """Number of messages that were no KV events."""
 
     # -- servers ---------------------------------------------------------------------------------------------
 
@@ -182,14 +181,14 @@ class Exact:
             self._relearning |= {name for name, known in left.items() if known.off}
 
     def take_relearning(self) -> list[EndpointName]:
-        """Servers whose messages should be heard from the first one again, as of another process:
-        they may now be believed.
+        """Servers whose messages must be read again from the first one, as those of a new process, because
+        they may now be right.
         """
         found, self._relearning = sorted(self._relearning), set()
         return found
 
     def heard(self, server: EndpointName, steps: Iterable[Step], *, complete: bool, now: float) -> None:
-        """What a server's messages come to, in order. complete: none of this process is missing."""
+        """Apply a server's messages, in order. complete: no message of this process is missing."""
         known = self._servers[server]
         for step in steps:
             match step:
@@ -239,15 +238,15 @@ class Exact:
         return _Model(name, settings)
 
     def _compare(self, server: EndpointName, known: _Server, event: Stored) -> None:
-        """Does the server name blocks as we do?
-        Told by a prompt's first block, where nothing else is in its name.
+        """Find out whether the server names blocks as we do. Only the first block of a prompt shows this, if
+        its name covers nothing but tokens.
         """
         model, settings = known.model, known.model.settings
         if settings is None or not event.token_ids or not event.blocks or event.partial_attention:
             return
         size, odd = divmod(len(event.token_ids), len(event.blocks))
         if odd or not size:
-            return  # tokens of whole blocks tell how they are named
+            return  # only the tokens of whole blocks show how they are named
         if model.hasher is not None and size != model.block_tokens:
             self._switch_off(
                 server, known, f"blocks of {size} tokens; the model's other servers have {model.block_tokens}"
@@ -271,7 +270,7 @@ class Exact:
     # -- prompts ---------------------------------------------------------------------------------------------
 
     def routed(self, routed: RoutedPrompt, *, now: float) -> bool:
-        """A server has begun to answer a prompt. True: it is another process than the one before."""
+        """A server has begun to answer a prompt. True: the server has another process than before."""
         known = self._servers.get(routed.server)
         if known is None:
             return False
@@ -321,7 +320,9 @@ class Exact:
             model.checks.append((now + _CHECK_AFTER_S, routed.server, (mapped.blocks[0], mapped.blocks[-1])))
 
     def _check(self, model: _Model, *, now: float) -> None:
-        """Have the prompts' blocks turned up? Their first and last are looked for."""
+        """Find out whether the prompts' blocks have appeared at their servers, by the first and the last
+        block.
+        """
         while model.checks:
             due, server, names = model.checks[0]
             blocks = self._knowledge.blocks(server)
@@ -335,7 +336,7 @@ class Exact:
                 return
             model.checks.popleft()
             if blocks is None or not self._knowledge.is_complete(server):
-                continue  # what it stored before we listened is not known
+                continue  # blocks that it stored before its events were followed are not known
             model.missed += 1
             model.misses_in_a_row += 1
             if model.misses_in_a_row >= _MISSES_TO_DISTRUST:
@@ -346,7 +347,7 @@ class Exact:
                 )
 
     def findings(self, *, now: float) -> list[KvReport]:
-        """What the picker should know, since the last call."""
+        """The findings for the picker since the last call."""
         for model in self._models.values():
             if model.waiting and model.hasher is not None:
                 for routed in model.waited():

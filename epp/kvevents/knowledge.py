@@ -33,26 +33,26 @@ class _Server:
     name: EndpointName
     blocks: ServerBlocks
     complete: bool = False
-    """What it is not known to hold it does not hold."""
+    """Whether the server certainly lacks every block that it is not known to hold."""
     trusted: bool = False
-    """Its model's prompts turn up in its events as we name them."""
+    """Whether the prompts of its model appear in its events under our names."""
     held: set[Node] = field(default_factory=set)
     known_bytes: int = 0
     slower: dict[ChunkHash, Tier] = field(default_factory=dict)
     """Held chunks whose slowest block is not in the first tier."""
     moved: dict[ChunkHash, Tier] = field(default_factory=dict)
-    """Since the last account."""
+    """Chunks that changed their tier since the last report."""
     changed: dict[Node, float] = field(default_factory=dict)
-    """Nodes whose blocks came or went, and when that was told last."""
+    """Nodes whose blocks came or went, and when this happened last."""
     pending: PendingPrompts = field(default_factory=PendingPrompts)
     due: list[Node] = field(default_factory=list)
-    """Lost while they were awaited, and to be told of now."""
+    """Chunks that were lost while their prompt was pending. They have to be reported now."""
     told: tuple[bool, int] = (False, 0)
-    """Of the last account: live, bytes."""
+    """The content of the last report: live, bytes."""
 
 
 class OverfullError(Exception):
-    """The servers name more blocks than are to be remembered."""
+    """The servers have more blocks than may be remembered."""
 
 
 class Knowledge:
@@ -65,15 +65,15 @@ class Knowledge:
         self._num_blocks = 0
         self._found: list[KvReport] = []
         self._again: OrderedDict[tuple[_Server, Node], float] = OrderedDict()
-        """The last loss of each is said a second time, and when:
-        what was under way then has come or will not. Soonest first."""
+        """The last loss of each chunk is reported a second time at this moment. Prompts that were pending at
+        the loss are computed by then, or never. The soonest first."""
 
     def __len__(self) -> int:
-        """Chunks in the tree."""
+        """Number of chunks in the tree."""
         return len(self._tree)
 
     def blocks(self, server: EndpointName) -> ServerBlocks | None:
-        """For reading: what a server holds."""
+        """The blocks that a server holds. For reading."""
         known = self._servers.get(server)
         return known.blocks if known is not None else None
 
@@ -81,7 +81,7 @@ class Knowledge:
         return iter(self._servers)
 
     def chunks(self, server: EndpointName) -> int:
-        """Known to be held there."""
+        """Number of chunks that the server is known to hold."""
         return len(self._servers[server].held)
 
     def is_complete(self, server: EndpointName) -> bool:
@@ -90,11 +90,11 @@ class Knowledge:
     # -- servers ---------------------------------------------------------------------------------------------
 
     def add(self, server: EndpointName) -> None:
-        """Follow a server. Nothing is known of it yet."""
+        """Follow a server. Nothing is known about it yet."""
         self._servers[server] = _Server(server, ServerBlocks())
 
     def drop(self, server: EndpointName) -> None:
-        """It is no longer followed; nothing more is said of it."""
+        """Stop following a server. There are no more findings about it."""
         gone = self._servers.pop(server, None)
         if gone is not None:
             self._num_blocks -= len(gone.blocks)
@@ -107,7 +107,9 @@ class Knowledge:
         self._servers[server].trusted = trusted
 
     def apply(self, server: EndpointName, event: Event, *, now: float) -> None:
-        """One event of a server. OverfullError: that is over the bound; `forget` the server then."""
+        """Apply one event of a server. OverfullError: the bound is exceeded, and the caller must `forget` the
+        server.
+        """
         known = self._servers[server]
         before = len(known.blocks)
         self._note(known, known.blocks.apply(event), now=now)
@@ -116,7 +118,7 @@ class Knowledge:
             raise OverfullError(f"all servers together hold more than {self._max_blocks} blocks")
 
     def lost(self, server: EndpointName, *, now: float) -> None:
-        """It certainly holds nothing of what it held: another process serves."""
+        """The server certainly lost all its blocks, because another process serves now."""
         known = self._servers[server]
         self._num_blocks -= len(known.blocks)
         self._note(known, known.blocks.clear(), now=now)
@@ -124,7 +126,7 @@ class Knowledge:
         known.complete = False
 
     def forget(self, server: EndpointName) -> None:
-        """Nothing is known of it any more, neither that it holds a block nor that it does not."""
+        """Nothing is known about the server any more: neither which blocks it holds nor which it lacks."""
         known = self._servers[server]
         self._num_blocks -= len(known.blocks)
         known.blocks.clear()
@@ -158,7 +160,9 @@ class Knowledge:
         See `ChunkTree.map` for the other arguments.
         """
         for known in self._servers.values():
-            self._found += self._settle(known)  # what is noted as held is what the blocks say, from here on
+            self._found += self._settle(
+                known
+            )  # from here on, the chunks marked as held agree with the blocks
         path, changed = self._tree.map(chain, ends_bytes=ends_bytes, blocks=blocks, ends_blocks=ends_blocks)
         for known in self._servers.values():
             for node in changed:
@@ -186,7 +190,7 @@ class Knowledge:
             )
 
     def _follow(self, known: _Server, path: Sequence[Node]) -> int:
-        """Chunks of the path that the server holds, as its blocks say now."""
+        """Number of leading chunks of the path that the server holds, by its current blocks."""
         depth = 0
         for node in path:
             if not node.known:
@@ -199,7 +203,7 @@ class Knowledge:
         return depth
 
     def _sure(self, known: _Server, path: Sequence[Node], held: Mapping[EndpointName, int]) -> bool:
-        """It holds no more of the path than we know of, and no more is on its way there."""
+        """Whether the server holds no more of the path than is known, and will not store more of it soon."""
         depth = held.get(known.name, 0)
         return known.complete and not (depth < len(path) and path[depth] in known.pending)
 
@@ -213,7 +217,7 @@ class Knowledge:
     # -- findings --------------------------------------------------------------------------------------------
 
     def findings(self, *, now: float) -> list[KvReport]:
-        """What changed since the last call, in an order that can be applied one by one."""
+        """The changes since the last call, in an order in which they can be applied one by one."""
         found, self._found = self._found, []
         for known in self._servers.values():
             found += self._settle(known)
@@ -251,7 +255,7 @@ class Knowledge:
                     yield ChainReport(server=known.name, chain=end.chain(), held=end.depth, at=at)
 
     def _gain(self, known: _Server, first: Node) -> list[Node]:
-        """Hold a node and all below it that can be held now. The ends of what is held now."""
+        """Mark a node as held, and all nodes below it that are held now. Returns the ends of these chains."""
         ends, waiting = [], [first]
         while waiting:
             node = waiting.pop()
@@ -264,7 +268,7 @@ class Knowledge:
         return ends
 
     def _release(self, known: _Server, first: Node) -> None:
-        """The node is not held any more, nor is anything below it."""
+        """Mark a node and all nodes below it as not held."""
         waiting = [first]
         while waiting:
             node = waiting.pop()
@@ -310,7 +314,7 @@ class Knowledge:
         known.moved[node.chunk] = tier
 
     def _account(self, known: _Server) -> ServerReport | None:
-        """None: nothing worth telling."""
+        """The report about a server. None: nothing has changed."""
         live, moved = known.trusted and (known.complete or len(known.blocks) > 0), known.moved
         if not moved and known.told == (live, known.known_bytes):
             return None
@@ -320,7 +324,6 @@ class Knowledge:
     # -- checks ----------------------------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
-        """Every invariant, from scratch; for tests."""
         self._tree.check_integrity()
         assert self._num_blocks == sum(len(known.blocks) for known in self._servers.values())
         assert {known for known, _ in self._again} <= set(self._servers.values())

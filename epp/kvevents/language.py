@@ -31,7 +31,7 @@ class FolderLanguage:
     def __init__(
         self, folder: Path, *, template: Path | None = None, arguments: Mapping[str, Any] | None = None
     ) -> None:
-        """ConfigError: something in the folder is missing or cannot be read."""
+        """Raises ConfigError if something in the folder is missing or cannot be read."""
         try:
             vocabulary = (folder / "tokenizer.json").read_text()
             config = _read_json(folder / "tokenizer_config.json")
@@ -49,7 +49,7 @@ class FolderLanguage:
         self._arguments = dict(arguments or {})
         self._render: Callable[..., str] | None = None
         self._lists = False
-        """The template walks over a content's parts, and gets them as a list."""
+        """Whether the template loops over a content's parts, so that it needs a list."""
         if text:
             environment = _environment()
             try:
@@ -59,9 +59,9 @@ class FolderLanguage:
                 raise ConfigError(f"{template or folder}: chat template: {error}") from error
 
     def tokens(self, text: str, *, special: bool) -> Tokens:
-        """special: with what the tokenizer itself puts around a text. UntemplatedError."""
-        # A batch of one: only batches let go of the interpreter,
-        # and picks would wait for the whole of a long prompt.
+        """special: with the tokens that the tokenizer itself puts around a text. Raises UntemplatedError."""
+        # A batch of one text: only batches release the interpreter,
+        # and otherwise picks would wait for a whole long prompt.
         try:
             encoded = self._tokenizer.encode_batch([text], add_special_tokens=special)[0]
         except BaseException as error:
@@ -69,11 +69,11 @@ class FolderLanguage:
                 raise UntemplatedError(f"the tokenizer refuses the text: {error}") from error
             raise
         ends, latest = [], 0
-        # One by one: the list of all places is made in one step,
+        # One by one: making the list of all places is one step,
         # which holds the interpreter for 150 ms where there are a million tokens.
         for token in range(len(encoded)):
             place = encoded.token_to_chars(token)
-            if place is not None:  # else it stands for no text
+            if place is not None:  # otherwise it stands for no text
                 latest = max(latest, place[1])
             ends.append(latest)
         return Tokens(encoded.ids, ends)
@@ -85,7 +85,7 @@ class FolderLanguage:
         tools: Sequence[Any] | None,
         arguments: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as the model reads it, ready for its answer. UntemplatedError."""
+        """The conversation as the model reads it, ready for its answer. Raises UntemplatedError."""
         if self._render is None:
             raise UntemplatedError("the model has no chat template")
         try:
@@ -105,8 +105,8 @@ class FolderLanguage:
                 }
             )
         except Exception as error:
-            # A client's words run through somebody's program:
-            # whatever comes of it, a recursion too deep included, is its refusal.
+            # A client's text runs through the program of a template.
+            # Every error, even a recursion that is too deep, means that the template refuses the text.
             raise UntemplatedError(f"the chat template refuses the messages: {error}") from error
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class FolderLanguage:
 
 
 def _tool(tool: Any) -> Any:
-    """With its fields in the order in which vLLM knows them, as templates write them out."""
+    """The tool with its fields in the order of vLLM, in which templates write them."""
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict):
         return tool
@@ -133,7 +133,7 @@ def _tool(tool: Any) -> Any:
 
 
 def _call(call: Any) -> Any:
-    """Clients send arguments as JSON in a string; templates want them as an object."""
+    """The call with its arguments as an object. Clients send them as JSON in a string."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
@@ -143,7 +143,7 @@ def _call(call: Any) -> Any:
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
-    """Empty where there is no such file. ValueError."""
+    """The content of a JSON file. Empty: there is no such file. Raises ValueError."""
     if not path.exists():
         return {}
     try:
@@ -156,8 +156,8 @@ def _read_json(path: Path) -> Mapping[str, Any]:
 
 
 def _template(folder: Path, config: Mapping[str, Any]) -> str:
-    """The folder's own file first, then what the tokenizer's configuration says;
-    of several, the default one.
+    """The template in the folder's own file, else in the tokenizer's configuration. If there are several: the
+    default one.
     """
     file = folder / "chat_template.jinja"
     if file.exists():

@@ -22,16 +22,16 @@ from epp.types import ApiKind, InferenceRequest
 
 _TOKEN_ID_BYTES: Final = 4
 _MOST_CHARS: Final = 2**20
-"""Of a text that becomes tokens. What the tokenizer makes of so long a text is freed in some 60 ms at the
-worst, and nothing else runs meanwhile."""
+"""Longest text that is tokenized. Freeing the tokenizer's results for such a text takes some 60 ms at worst,
+during which nothing else runs."""
 
 
 class UntemplatedError(Exception):
-    """The model's template or tokenizer does not take this conversation, or there is none."""
+    """The model's template or tokenizer refuses this conversation, or there is none."""
 
 
 class UnmappedError(Exception):
-    """A prompt whose blocks cannot be named. `reason` is a label of a metric."""
+    """The blocks of a prompt cannot be named. `reason` is a label of a metric."""
 
     def __init__(self, message: str, *, reason: str) -> None:
         super().__init__(message)
@@ -42,15 +42,15 @@ class UnmappedError(Exception):
 class Tokens:
     ids: Sequence[int]
     ends: Sequence[int]
-    """Where in the text each ends, in characters; never going back."""
+    """Where each token ends in the text, in characters, in ascending order."""
 
 
 class Language(Protocol):
     """One model's tokenizer and chat template."""
 
     def tokens(self, text: str, *, special: bool) -> Tokens:
-        """special: with what the tokenizer itself puts around a text, as servers do with plain prompts.
-        UntemplatedError.
+        """special: with the tokens that the tokenizer itself puts around a text, as servers do for plain
+        prompts. Raises UntemplatedError.
         """
         ...
 
@@ -61,16 +61,16 @@ class Language(Protocol):
         tools: Sequence[Any] | None,
         arguments: Mapping[str, Any] | None = None,
     ) -> str:
-        """arguments: the request's own, for the template. UntemplatedError."""
+        """arguments: the request's own arguments for the template. Raises UntemplatedError."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """What `Knowledge.map` takes, and the size of it."""
+    """The arguments of `Knowledge.map`."""
 
     ends_bytes: Sequence[int]
-    """Of as many chunks as the prompt's blocks are those of every request with these chunks."""
+    """The ends of the leading chunks for which every request with these chunks has the same blocks."""
     blocks: Sequence[BlockName]
     ends_blocks: Sequence[int]
     tokens: int
@@ -84,7 +84,9 @@ def map_prompt(
     block_tokens: int,
     adapter_path: str | None,
 ) -> Mapped:
-    """adapter_path: where the servers loaded the prompt's adapter from, if it asks for one. UnmappedError."""
+    """adapter_path: where the servers loaded the prompt's adapter from, if it names one. Raises
+    UnmappedError.
+    """
     inference = routed.inference
     if routed.adapter and adapter_path is None:
         raise UnmappedError(f"no path is configured for adapter {routed.adapter}", reason="adapter")
@@ -118,17 +120,20 @@ def map_prompt(
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What the server makes of a prompt of text."""
+    """The server's version of a prompt of text."""
 
     rendered: str
     token_ends: Sequence[int]
     texts: Sequence[Text]
     plain_chars: int
-    """So much is as it would be without the request's own arguments, of which the chunks say nothing."""
+    """Number of leading characters that are the same without the request's own arguments, which the chunks do
+    not contain."""
 
 
 def _read(inference: InferenceRequest, language: Language | None) -> tuple[Sequence[int], _Read | None]:
-    """The prompt's token ids, and where they come from, unless they came as such. UnmappedError."""
+    """The prompt's token ids, and the text that they come from unless the prompt came as token ids. Raises
+    UnmappedError.
+    """
     try:
         shaping = read_shaping(inference.shaping)
         if inference.token_ids:
@@ -168,7 +173,7 @@ def _short(text: str) -> str:
 
 
 def _alike(one: str, other: str) -> int:
-    """Characters until they part."""
+    """Number of leading characters that are the same."""
     if one == other:
         return len(one)
     low, high = 0, min(len(one), len(other))

@@ -22,17 +22,19 @@ _MAX_PROMPTS: Final = 4096
 class PendingPrompts:
     def __init__(self) -> None:
         self._prompts: OrderedDict[Node, tuple[float, Sequence[Node]]] = OrderedDict()
-        """By the last chunk: when to give up, and all chunks. Sent last, given up last."""
+        """By its last chunk: when to give up a prompt, and all its chunks. The newest last."""
         self._chunks: Counter[Node] = Counter()
-        """Of how many of the prompts."""
+        """For each chunk, in how many of these prompts it is."""
         self._lost: set[Node] = set()
-        """Losses that nobody was told of."""
+        """Losses that were not reported."""
 
     def __contains__(self, node: Node) -> bool:
         return node in self._chunks
 
     def expect(self, path: Sequence[Node], *, now: float) -> list[Node]:
-        """A prompt was sent there. What is to be told of at once: of a prompt that is given up for it."""
+        """A prompt was sent to the server. Returns losses to report now, of a prompt that is given up for
+        this one.
+        """
         if path[-1] not in self._prompts:
             self._chunks.update(path)
         self._prompts[path[-1]] = now + _GIVE_UP_S, path
@@ -40,12 +42,12 @@ class PendingPrompts:
         return self.come(next(iter(self._prompts))) if len(self._prompts) > _MAX_PROMPTS else []
 
     def hush(self, node: Node) -> None:
-        """It was lost, and is awaited."""
+        """Remember a loss that is not reported while the chunk is pending."""
         self._lost.add(node)
 
     def come(self, last: Node) -> list[Node]:
-        """The prompt with this end has come, or never will.
-        Chunks that were lost and are no longer awaited.
+        """The prompt with this end was computed, or never will be. Returns its lost chunks that are no longer
+        pending.
         """
         found = self._prompts.pop(last, None)
         if found is None:
@@ -61,7 +63,7 @@ class PendingPrompts:
         return told
 
     def overdue(self, now: float) -> list[Node]:
-        """As `come`, of all that are given up."""
+        """The same for all prompts that are given up."""
         told = []
         while self._prompts:
             last = next(iter(self._prompts))
@@ -71,7 +73,7 @@ class PendingPrompts:
         return told
 
     def clear(self) -> list[Node]:
-        """Nothing is on its way any more. What was lost meanwhile."""
+        """No prompt is pending any more. Returns the losses that were not reported."""
         told = list(self._lost)
         self._prompts.clear()
         self._chunks.clear()

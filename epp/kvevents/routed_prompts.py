@@ -23,34 +23,34 @@ class RoutedPrompt:
 
     server: EndpointName
     process: int
-    """Counts the processes seen under the server's name."""
+    """Number of processes seen under the server's name."""
     model: str
-    """The server's base model; empty where its source does not say."""
+    """The server's base model. Empty: its source does not say."""
     adapter: str
     inference: InferenceRequest
     chain: Sequence[ChunkHash]
     schedule: ChunkSchedule
-    """By which the chain was cut."""
+    """The schedule by which the chain was cut."""
     at: float
 
 
 class RoutedPrompts:
-    """A queue that is bounded in number and bytes; a prompt over a bound is dropped and counted.
+    """A queue with bounds on number and bytes. A prompt beyond a bound is dropped and counted.
 
-    The picker's thread calls `hear`, the other thread calls `take`.
-    While nobody takes any, the picker's thread closes the queue.
+    The picker's thread calls `hear`, the other thread calls `take`. While no thread takes prompts, the
+    picker's thread closes the queue.
     """
 
     def __init__(self, *, max_prompts: int, max_bytes: int) -> None:
         self._max_prompts = max_prompts
         self._max_bytes = max_bytes
         self._unanswered: dict[RoutedRequest, InferenceRequest] = {}
-        """Prompts whose answers have not begun. The picker's thread alone uses it."""
+        """Prompts whose answers have not begun. Only the picker's thread uses it."""
         self._queue: deque[RoutedPrompt] = deque()
         self._kept_bytes = 0
-        """Bytes ever kept, less those let go: written by the picker's thread alone."""
+        """Bytes ever kept, minus those dropped. Only the picker's thread writes it."""
         self._taken_bytes = 0
-        """Bytes ever taken: written by the other thread."""
+        """Bytes ever taken. Only the other thread writes it."""
         self._closed = False
         self.dropped = 0
 
@@ -58,7 +58,7 @@ class RoutedPrompts:
         return len(self._queue)
 
     def hear(self, event: PickerEvent) -> None:
-        """One event of the picker."""
+        """Take in one event of the picker."""
         kind = type(event)
         if kind is Began:
             self._keep(event.request, event.asked.inference)  # type: ignore[union-attr]  # mypy does not narrow by type()
@@ -68,7 +68,7 @@ class RoutedPrompts:
             self._let_go(event.request)  # type: ignore[union-attr]
 
     def _keep(self, request: RoutedRequest, inference: InferenceRequest) -> None:
-        """Until its answer begins, if the bounds allow it."""
+        """Keep a prompt until its answer begins, if the bounds allow it."""
         if self._closed or not request.chain:
             return
         size = inference.held_bytes
@@ -79,7 +79,9 @@ class RoutedPrompts:
         self._unanswered[request] = inference
 
     def _put(self, request: RoutedRequest, *, at: float) -> None:
-        """The answer begins. A refused request is kept until it ends, since its server computed nothing."""
+        """The answer begins: queue its prompt. A refused request is kept until it ends, since its server
+        computed nothing.
+        """
         status = request.decision.status
         if status is None or status >= 400:
             return
@@ -95,13 +97,13 @@ class RoutedPrompts:
             self._queue.append(_routed(request, inference, at=at))
 
     def _let_go(self, request: RoutedRequest) -> None:
-        """No answer will begin."""
+        """Drop a prompt whose answer will not begin."""
         inference = self._unanswered.pop(request, None)
         if inference is not None:
             self._kept_bytes -= inference.held_bytes
 
     def take(self) -> RoutedPrompt | None:
-        """The oldest, if there is any."""
+        """The oldest prompt. None: the queue is empty."""
         try:
             routed = self._queue.popleft()
         except IndexError:
@@ -110,13 +112,13 @@ class RoutedPrompts:
         return routed
 
     def close(self) -> None:
-        """Nobody takes any more: drop what is queued, and keep nothing from here on."""
+        """Drop all queued prompts, and keep none from now on."""
         self._closed = True
         while self.take() is not None:
             pass
 
     def open(self) -> None:
-        """Somebody takes again."""
+        """Keep prompts again."""
         self._closed = False
 
     @property

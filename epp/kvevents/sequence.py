@@ -21,25 +21,23 @@ from typing import Final, Literal
 import xxhash
 
 _MAX_HELD_BACK: Final = 10_000
-"""Messages that wait for a replay; with more, the replay is not worth waiting for."""
+"""Most messages that wait for a replay. With more, the replay is given up."""
 _MAX_HELD_BACK_BYTES: Final = 64 << 20
 _KNOWN: Final = 256
-"""Of the delivered messages so many are known by their content:
-a replay and what is published overlap by less."""
+"""Number of the last messages whose content is remembered. A replay and the published messages overlap by
+less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """A message in its order, to be applied."""
+    """A message to apply. Messages come in order."""
 
     payload: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """What was known of the server's blocks is void:
-    it was another process's, or removals are missing from it.
-    """
+    """Forget the server's blocks: they belong to another process, or removals are missing."""
 
     reason: Literal["restart", "gap"]
 
@@ -48,12 +46,12 @@ Step = Deliver | Forget
 
 
 class Sequence:
-    """One server's messages. The methods give what is to be done now, in order."""
+    """The messages of one server. Each method returns the steps to do now, in order."""
 
     def __init__(self, *, replays: bool) -> None:
         self._replays = replays
         self._next: int | None = None
-        """The number that continues what was delivered; None: nothing was, of this process."""
+        """The number of the next message. None: no message of this process was delivered yet."""
         self._known: dict[int, int] = {}
         """Digests of the last delivered messages."""
         self._newest_live = -1
@@ -61,21 +59,24 @@ class Sequence:
         self._held_back_bytes = 0
         self._asked_from: int | None = 0 if replays else None
         self.asked = 1 if replays else 0
-        """Counts the replays that became due: what comes of an earlier one is void."""
+        """Counts the requested replays. Results of an earlier replay are ignored."""
         self.complete = False
-        """All messages of this process were delivered: a block that is not known to be held is not held."""
+        """Whether all messages of this process were delivered. Then the server lacks every block that it is
+        not known to hold."""
         self.gaps = 0
-        """Times at which messages were missing."""
+        """Number of gaps."""
         self.lost = 0
-        """Gaps that no replay closed."""
+        """Number of gaps that no replay closed."""
 
     @property
     def due(self) -> int | None:
-        """The number to ask a replay from, until it ended or failed; None: nothing is missing."""
+        """The number from which to request a replay, until it has ended or failed. None:
+        nothing is missing.
+        """
         return self._asked_from
 
     def live(self, number: int, payload: bytes) -> list[Step]:
-        """A message as it is published."""
+        """A message came as it was published."""
         if number <= self._newest_live:
             forget = self._start_anew()
             self._newest_live = number
@@ -88,24 +89,26 @@ class Sequence:
         return self.replay_over() if too_much else []
 
     def replayed(self, number: int, payload: bytes) -> list[Step]:
-        """A message that was asked for."""
+        """A message of a replay came."""
         if self._asked_from is None:
             return []
         if self._next is None:
             self.complete = number == 0
         elif number < self._next:
             return [] if self._known.get(number) == _digest(payload) else [self._start_anew()]
-        elif number > self._next:  # the server keeps less than was missed
+        elif number > self._next:  # the server keeps fewer messages than were missed
             return [self._lose(), self._deliver(number, payload)]
         return [self._deliver(number, payload)]
 
     def replay_over(self) -> list[Step]:
-        """All was replayed that the server keeps, or no answer came in time: go on with what is published."""
+        """The server has replayed all messages that it keeps, or did not answer in time. Continue with the
+        published messages.
+        """
         self._asked_from = None
         held_back, self._held_back, self._held_back_bytes = self._held_back, deque(), 0
         steps: list[Step] = []
         for n, (number, payload) in enumerate(held_back):
-            if self._asked_from is not None:  # another process after all
+            if self._asked_from is not None:  # this is another process
                 for later in list(held_back)[n:]:
                     self._hold_back(*later)
                 break
@@ -113,11 +116,11 @@ class Sequence:
                 steps += [self._lose(), self._deliver(number, payload)]
             elif self._next is None or number >= self._next or number in self._known:
                 steps += self._continue(number, payload)
-            # else it came before what the replay began with
+            # otherwise it came before the beginning of the replay
         return steps
 
     def restarted(self) -> list[Step]:
-        """Somebody else knows that another process sends now."""
+        """Another part of the picker knows that another process sends now."""
         return [self._start_anew()]
 
     def _continue(self, number: int, payload: bytes) -> list[Step]:
@@ -128,7 +131,7 @@ class Sequence:
                 return [self._deliver(number, payload)]
         elif number < self._next:
             if self._known.get(number) == _digest(payload):
-                return []  # the replay brought it already
+                return []  # the replay already brought this message
             forget = self._start_anew()
             self._newest_live = number
             return [forget, *self._continue(number, payload)]

@@ -46,25 +46,25 @@ _log = logging.getLogger(__name__)
 
 _POLL_MS: Final = 50
 _REPLAY_TIMEOUT_S: Final = 5.0
-"""Without a message of it."""
+"""A replay has failed if no message of it comes for this time."""
 _MESSAGES_A_TURN: Final = 64
-"""Of one socket, before the others get theirs."""
+"""Most messages read from one socket before the others get their turn."""
 _PROMPTS_A_TURN: Final = 4
 _FINDINGS_A_TURN: Final = 64
-"""Applied to the table before requests get their turn, some 5 us each."""
+"""Most findings that are applied to the table before requests get their turn. Each takes some 5 us."""
 _STATUS_EVERY_S: Final = 0.5
 _MOST_FOUND: Final = 20_000
-"""Findings that wait for the event loop;
-with more the thread waits, too, and what servers say waits in the sockets."""
+"""Most findings that wait for the event loop. With more, the thread waits too, and messages wait in the
+sockets."""
 _STOP_S: Final = 10.0
-"""The longest that the end of the process waits for a prompt to become tokens."""
+"""The end of the process waits no longer than this for the tokenizer."""
 _TRY_AGAIN_S: Final = 5.0
 """After a server could not be listened to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where one server's events are."""
+    """Where the events of one server are."""
 
     model: str
     incarnation: str
@@ -75,7 +75,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class ExactStatus:
-    """Of the last half second."""
+    """The state of exact mode, at most half a second old."""
 
     models: Mapping[str, ModelStatus]
     servers: Mapping[EndpointName, ServerStatus]
@@ -105,7 +105,7 @@ class _Followed:
 
 @dataclass(frozen=True, slots=True)
 class _Deaf:
-    """A server that cannot be listened to."""
+    """A server whose events cannot be followed."""
 
     source: Source
     reason: str
@@ -145,16 +145,16 @@ class ExactService:
 
     @property
     def dropped(self) -> int:
-        """Prompts that were not looked at, since too many waited."""
+        """Number of prompts that were skipped because too many waited."""
         return self._queue.dropped
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
-        """Follow these from now on."""
+        """Follow these endpoints from now on."""
         found = ((endpoint.name, self._source(endpoint)) for endpoint in endpoints)
         self._wanted = {name: source for name, source in found if source is not None}
 
     async def run(self) -> None:
-        """Until cancelled, or until an error that nobody foresaw, which is raised once exact mode is off."""
+        """Run until cancelled, or until an unexpected error. The error is raised once exact mode is off."""
         self._begin()
         loop, news, stopping = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
         thread = threading.Thread(
@@ -173,7 +173,9 @@ class ExactService:
             self._failure = error
         except asyncio.CancelledError:
             stopping.set()
-            thread.join(_STOP_S)  # it looks every few milliseconds, but not while it makes tokens of a prompt
+            thread.join(
+                _STOP_S
+            )  # the thread checks this every few milliseconds, but not while it tokenizes a prompt
             raise
         stopping.set()
         self._turn_off(self._failure)
@@ -182,7 +184,7 @@ class ExactService:
         raise self._failure
 
     def _begin(self) -> None:
-        """Anew, with nothing of a run before: what failed may be in it."""
+        """Start without anything of an earlier run, which may contain the cause of the error."""
         self._runs += 1
         if self._runs > 1:
             self._exact, self._failure = self._make_exact(), None
@@ -191,9 +193,7 @@ class ExactService:
             self._queue.open()
 
     def _turn_off(self, failure: BaseException) -> None:
-        """Nothing is followed, nothing is asked of the picker any more,
-        and nothing that it was told is believed on.
-        """
+        """Follow no server, ask nothing of the picker any more, and invalidate what it was told."""
         self._queue.close()
         self._found.clear()
         reason = f"failed: {type(failure).__name__}: {failure}"
@@ -277,7 +277,7 @@ class ExactService:
         *,
         now: float,
     ) -> None:
-        """Open and close sockets as the endpoints come and go."""
+        """Open and close sockets as endpoints come and go."""
         wanted = self._wanted
         for name in [name for name, one in followed.items() if wanted.get(name) != one.source]:
             gone = followed.pop(name)
@@ -300,7 +300,7 @@ class ExactService:
     def _subscribed(
         self, name: EndpointName, source: Source, poller: zmq.Poller, context: Context, *, now: float
     ) -> Subscription | None:
-        """None, with the reason kept: no file descriptor is left, or the address is none."""
+        """A socket. None: no file descriptor is left, or the address is wrong; the reason is kept."""
         try:
             sub = Subscription(context, source.events, topic=self._topic)
         except zmq.ZMQError as error:
@@ -318,7 +318,9 @@ class ExactService:
         *,
         now: float,
     ) -> None:
-        """Where a connection has ended. What was missed shows as a gap in the numbers of the messages."""
+        """Open a new subscription where a connection has ended. Missed messages show as a
+        gap in the numbers.
+        """
         for one in [one for one in followed.values() if one.sub.read_out()]:
             _unsubscribe(one, poller)
             sub = self._subscribed(one.name, one.source, poller, context, now=now)
@@ -342,7 +344,7 @@ class ExactService:
                 self._exact.malformed += 1
             elif (
                 not self._topic or frames[0] == self._topic.encode()
-            ):  # what begins with it is somebody else's
+            ):  # a longer topic that begins with ours is another topic
                 self._heard(one, one.messages.live(int.from_bytes(frames[1], "big"), frames[2]), now=now)
 
     def _read_replay(self, one: _Followed, *, now: float) -> None:
@@ -362,7 +364,7 @@ class ExactService:
         self._exact.heard(one.name, steps, complete=one.messages.complete, now=now)
 
     def _tend_replay(self, one: _Followed, poller: zmq.Poller, context: Context, *, now: float) -> None:
-        """Ask for what is missing, and give up on what does not come."""
+        """Request missing messages, and give up requests that are not answered."""
         messages = one.messages
         if messages.due is not None and one.asked == messages.asked and now >= one.give_up_at:
             self._heard(one, messages.replay_over(), now=now)
@@ -427,7 +429,7 @@ def _unsubscribe(one: _Followed, poller: zmq.Poller) -> None:
 
 
 def _close(one: _Followed, poller: zmq.Poller) -> None:
-    """Of a replay that is over, or void."""
+    """Close the socket of a replay that is over or void."""
     if one.replay is not None:
         poller.unregister(one.replay)
         one.replay.close(linger=0)

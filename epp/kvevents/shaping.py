@@ -25,7 +25,7 @@ the request's fields of these names count, with a default."""
 
 
 class ShapingError(Exception):
-    """What the server makes of the prompt is not known."""
+    """It is not known how the server renders the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ _NONE: Final = Shaping()
 
 
 def read_shaping(sent: bytes) -> Shaping:
-    """Of `InferenceRequest.shaping`. ShapingError."""
+    """The fields of `InferenceRequest.shaping`. Raises ShapingError."""
     if not sent:
         return _NONE
     try:

@@ -31,7 +31,7 @@ def new_context() -> Context:
 
 
 def open_socket(context: Context, kind: int, address: str, *, topic: str | None = None) -> Socket:
-    """topic: to subscribe to. ZMQError."""
+    """topic: the topic to subscribe to. Raises ZMQError."""
     socket = context.socket(kind)
     try:
         socket.setsockopt(zmq.LINGER, 0)
@@ -50,12 +50,12 @@ def open_socket(context: Context, kind: int, address: str, *, topic: str | None 
 class Subscription:
     """A SUB socket, and whether its connection has ended since it was opened.
 
-    ZeroMQ connects anew after most ends of a connection, but not after a message over the limit or one that
-    breaks its protocol. So whoever reads opens another subscription after any end.
+    ZeroMQ reconnects after most ends of a connection, but not after a message over the limit or one that
+    breaks its protocol. So the reader opens a new subscription after any end.
     """
 
     def __init__(self, context: Context, address: str, *, topic: str) -> None:
-        """ZMQError."""
+        """Raises ZMQError."""
         self.socket = open_socket(context, zmq.SUB, address, topic=topic)
         try:
             self._monitor: Socket = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
@@ -65,19 +65,19 @@ class Subscription:
         self._ended = False
 
     def read_out(self) -> bool:
-        """The connection has ended, and everything that came over it was read."""
+        """Whether the connection has ended, and everything that came over it was read."""
         while receive(self._monitor) is not None:
             self._ended = True
         return self._ended and not self.socket.poll(0)
 
     def close(self) -> None:
         self.socket.disable_monitor()
-        self._monitor.close(linger=0)  # else the context never ends
+        self._monitor.close(linger=0)  # otherwise the context never ends
         self.socket.close(linger=0)
 
 
 def receive(socket: Socket) -> list[bytes] | None:
-    """None: nothing has come."""
+    """A message. None: none has come."""
     try:
         return socket.recv_multipart(zmq.NOBLOCK)
     except zmq.Again:

@@ -22,12 +22,12 @@ _PACKAGES = ("jinja2", "tokenizers", "zmq")
 
 
 def require(settings: ExactMode) -> None:
-    """ConfigError where something that the settings need is missing: a package, a tokenizer."""
+    """Raises ConfigError if the settings need something that is missing: a package, or a tokenizer."""
     _models(settings)
 
 
 def make(picker: Picker, settings: ExactMode) -> ExactService:
-    """Listens to the picker from now on; `run` starts the rest."""
+    """The service. It listens to the picker from now on; `run` starts the rest."""
     models = _models(settings)
     prompts = RoutedPrompts(max_prompts=settings.max_queued_prompts, max_bytes=settings.max_queued_bytes)
     picker.subscribe(prompts.hear)
