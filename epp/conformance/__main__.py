@@ -118,7 +118,7 @@ async def _run(
 
 
 async def run(target: Target) -> list[Result]:
-    """Every check, one after the other; the order has no meaning."""
+    """Run every check, one after the other. The order has no meaning."""
     return [await _checked(check, target) for check in CHECKS]
 
 

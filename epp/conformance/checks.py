@@ -25,11 +25,11 @@ NOWHERE: Final = "203.0.113.7:8000"
 _CHAT: Final = "/v1/chat/completions"
 _NOBODYS: Final = "conformance/nobody-has-this-model"
 _OBEYED: Final = ("x-prefiller-host-port", "x-prefiller-url", "x-data-parallel-host-port")
-"""Headers by which a server learns whom to call."""
+"""Headers from which a server learns which address to call."""
 
 
 class NotAskedError(Exception):
-    """The check means nothing for this dialect or picker; the message says why."""
+    """The check has no meaning for this dialect or picker. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,9 @@ async def _a_client_names_no_server_to_call(target: Target) -> None:
 
 
 async def _a_prefill_server_is_named(target: Target) -> None:
-    """A decode server that writes answers has a long prompt computed elsewhere. Needs idle endpoints."""
+    """A decode server that writes answers should get a long prompt from a prefill server. Needs idle
+    endpoints.
+    """
     if not target.prefillers:
         raise NotAskedError("no prefill endpoint is named (--prefillers)")
     if target.mode.bare:

@@ -32,17 +32,17 @@ Headers = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """One way in which a data plane hands over bodies."""
+    """One way in which a data plane sends bodies."""
 
     request: int
     response: int = _BODY.NONE
     early: bool = False
-    """Body chunks do not wait for the answer to the headers."""
+    """Whether body chunks are sent without waiting for the answer to the headers."""
     silent: bool = False
-    """The data plane does not say its modes, as older ones do not."""
+    """Whether the data plane does not state its modes, as with older ones."""
     bare: bool = False
-    """As NGINX Gateway Fabric: no pseudo-headers, one body, half-close,
-    and the answer to the headers is all that is read."""
+    """Like NGINX Gateway Fabric: no pseudo-headers, one body, half-close, and only the answer to the headers
+    is read."""
 
     @property
     def duplex(self) -> bool:
@@ -70,7 +70,7 @@ MODES: Final = {
     "full_duplex_silent": SILENT_DUPLEX,
 }
 READING_MODES: Final = {name: mode for name, mode in MODES.items() if mode not in (NONE, STREAMED)}
-"""Those in which the pick may wait for the body."""
+"""Modes in which the pick may wait for the body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +84,13 @@ class Immediate:
 
 @dataclass(slots=True)
 class Half:
-    """One direction of the exchange: what a data plane made of the picker's answers."""
+    """One direction of the exchange, after the data plane has applied the picker's answers."""
 
     headers: list[tuple[str, str]]
-    """Lower-case names, the picker's mutations applied."""
+    """With lower-case names, after the picker's mutations."""
     pieces: list[bytes] = field(default_factory=list)
-    """Of the body as the picker sent it back:
-    in full duplex always, in the other modes where it puts another in its place."""
+    """The body as the picker sent it back: always in full duplex, in the other modes only if it replaces the
+    body."""
     ends: list[bool] = field(default_factory=list)
     """The end-of-stream flag of each piece."""
     order: list[str] = field(default_factory=list)
@@ -113,9 +113,9 @@ class Exchange:
         self.response = Half([])
         self.immediate: Immediate | None = None
         self.metadata: dict[str, Any] = {}
-        """The picker's dynamic metadata, namespaces outermost."""
+        """The picker's dynamic metadata, by namespace."""
         self.carriers = 0
-        """Answers that named a destination in a header and in the metadata at once."""
+        """Number of answers that named a destination both in a header and in the metadata."""
         self._told_modes = mode.silent
         self.call: Any = channel.stream_stream(
             METHOD,
@@ -127,14 +127,14 @@ class Exchange:
 
     @property
     def destination(self) -> str:
-        """The value that would be sent on in the header; one value, or the picker failed."""
+        """The destination in the header that would be sent on. An error unless there is exactly one value."""
         values = self.request.values(DESTINATION)
         assert len(values) == 1, f"{DESTINATION}: {values}, immediate: {self.immediate}"
         return values[0]
 
     @property
     def told_destination(self) -> str:
-        """The same in the dynamic metadata."""
+        """The destination in the dynamic metadata."""
         value = self.metadata.get(LB, {}).get(DESTINATION)
         assert isinstance(value, str), f"{DESTINATION} in {self.metadata}, immediate: {self.immediate}"
         return value
@@ -161,10 +161,10 @@ class Exchange:
         trailers: bool = False,
         plain_values: bool = False,
     ) -> Exchange:
-        """The whole request, by the rules of the mode, and every answer to it.
+        """Send the whole request by the rules of the mode, and receive every answer to it.
 
-        `body`: None has no body at all; a sequence is how the network cut it.
-        `subset`: the hint's value, a list or text.
+        `body`: None: no body at all; a sequence: the pieces of the body.
+        `subset`: the value of the hint, a list or text.
         """
         pieces = [] if body is None else [body] if isinstance(body, bytes) else list(body)
         pseudo = ((":method", method), (":path", path), (":scheme", "http"), (":authority", "models.test"))
@@ -186,7 +186,7 @@ class Exchange:
         return self
 
     async def _ask_only(self, headers: Headers, pieces: list[bytes]) -> None:
-        """Everything at once, and then whatever comes until the picker ends the stream."""
+        """Send everything at once, and then receive until the picker ends the stream."""
         host = (("x-epp-host", "picker"), ("x-epp-port", "9002"))
         head = _with_headers("request_headers", [*headers, *host], end=not pieces, plain_values=True)
         for message in (head, *_bodies("request_body", [b"".join(pieces)] if pieces else [], trailers=False)):
@@ -202,11 +202,11 @@ class Exchange:
                 self.request.headers = _mutated(self.request.headers, mutation)
 
     async def begin(self, *, path: str = "/v1/completions") -> None:
-        """Only the headers of a request whose body is yet to come, and no waiting for an answer."""
+        """Send only the headers of a request whose body follows, without waiting for an answer."""
         await self._write(_with_headers("request_headers", [(":method", "POST"), (":path", path)], end=False))
 
     async def _send_in_turn(self, head: Any, pieces: list[bytes], *, trailers: bool) -> None:
-        """Each message waits for the answer to the one before."""
+        """Send each message after the answer to the one before."""
         await self._ask(head, self.request)
         if self.mode.request != _BODY.STREAMED:
             pieces = [b"".join(pieces)]
@@ -215,7 +215,7 @@ class Exchange:
                 await self._ask(message, self.request)
 
     async def _send_ahead(self, head: Any, pieces: list[bytes], *, trailers: bool) -> None:
-        """Messages go out whatever is answered meanwhile."""
+        """Send all messages, whatever the picker answers meanwhile."""
         messages = [head, *_bodies("request_body", pieces, trailers=trailers)]
         if self.mode.duplex and trailers:
             messages.append(wire.ProcessingRequest(request_trailers={}))
@@ -228,7 +228,7 @@ class Exchange:
             await asyncio.gather(writing, return_exceptions=True)
 
     def _whole(self, half: Half, sent: int, *, trailers: bool) -> bool:
-        """Whether every answer that the mode asks for has come."""
+        """Whether every answer that the mode requires has come."""
         if not self.mode.duplex:
             return len(half.order) == sent
         return "trailers" in half.order if trailers else any(half.ends)
@@ -245,8 +245,8 @@ class Exchange:
         served: str = "",
         attribute: bool = False,
     ) -> Exchange:
-        """The server's answer.
-        `served`: who it was, in the metadata, or as `attribute` (Envoy's `upstream.address`).
+        """The server's answer. `served`: the server, in the metadata, or as `attribute` (Envoy's
+        `upstream.address`).
         """
         pieces = [] if body is None else [body] if isinstance(body, bytes) else list(body)
         assert self.immediate is None, f"no server was asked, the picker answered: {self.immediate}"
@@ -274,7 +274,7 @@ class Exchange:
         return self
 
     async def finish(self) -> Any:
-        """The HTTP request is over: close our side. The stream's gRPC status."""
+        """The HTTP request is over: close our side. Returns the stream's gRPC status."""
         await self.call.done_writing()
         assert await asyncio.wait_for(self.call.read(), _PATIENCE_S) is grpc.aio.EOF
         return await self.code()
@@ -321,7 +321,7 @@ class Exchange:
             self.carriers += DESTINATION in named and answer.HasField("dynamic_metadata")
 
     def _apply(self, common: Any, part: str, half: Half) -> None:
-        """What a data plane does with a header or body answer."""
+        """Do what a data plane does with an answer to headers or to a body."""
         half.headers = _mutated(half.headers, common.header_mutation)
         mode = self.mode.request if half is self.request else self.mode.response
         if part != "body":
@@ -353,7 +353,7 @@ def _with_headers(kind: str, headers: Headers, *, end: bool, plain_values: bool 
 
 
 def _bodies(kind: str, pieces: Sequence[bytes], *, trailers: bool) -> list[Any]:
-    """Body messages; the last ends the stream unless trailers follow."""
+    """The body messages. The last one ends the stream unless trailers follow."""
     last = len(pieces) - 1
     return [
         wire.ProcessingRequest(**{kind: {"body": piece, "end_of_stream": n == last and not trailers}})
@@ -367,8 +367,8 @@ def _immediate(message: Any) -> Immediate:
 
 
 def _mutated(headers: list[tuple[str, str]], mutation: Any) -> list[tuple[str, str]]:
-    """Headers after a mutation: removals first, then additions,
-    which overwrite unless `append` says otherwise.
+    """The headers after a mutation: first removals, then additions, which overwrite unless `append` says
+    otherwise.
     """
     gone = {name.lower() for name in mutation.remove_headers}
     result = [(key, value) for key, value in headers if key not in gone]
@@ -383,7 +383,7 @@ def _mutated(headers: list[tuple[str, str]], mutation: Any) -> list[tuple[str, s
 
 @asynccontextmanager
 async def exchange(channel: grpc.aio.Channel, *, mode: Mode = BUFFERED) -> AsyncIterator[Exchange]:
-    """One HTTP request; cancelled at the end if a test leaves it open, as when a client goes away."""
+    """One HTTP request. It is cancelled at the end if a test leaves it open, as when a client goes away."""
     running = Exchange(channel, mode=mode)
     try:
         yield running

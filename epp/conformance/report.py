@@ -20,12 +20,12 @@ class Result:
     claim: str
     outcome: Outcome
     said: str = ""
-    """What was wrong, or why it was not asked."""
+    """The error, or why the check was not made."""
     seconds: float = 0.0
 
 
 def table(results: Sequence[Result]) -> str:
-    """One line a check, the failures with what was seen, and a sum."""
+    """One line for each check, the failures with details, and a sum."""
     lines = []
     for result in results:
         lines.append(f"{result.dialect:<14} row {result.row:>2}  {result.claim:<{_WIDTH}} {result.outcome}")
@@ -67,5 +67,5 @@ def junit(results: Sequence[Result]) -> str:
 
 
 def _printable(text: str) -> str:
-    """XML has no way to say control characters."""
+    """The text without control characters, which XML cannot contain."""
     return "".join(c if c.isprintable() else " " for c in text[:2000])

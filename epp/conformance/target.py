@@ -22,7 +22,7 @@ MODES: Final[Mapping[DialectName, Mode]] = {
     "nginx": BARE,
     "gke": DUPLEX,
 }
-"""How each hands over bodies."""
+"""The body modes of each gateway."""
 
 SENDS_SUBSETS: Final[frozenset[DialectName]] = frozenset(("envoy", "envoy-gateway", "gke"))
 _PATIENCE_S: Final = 15.0
@@ -30,19 +30,19 @@ _PATIENCE_S: Final = 15.0
 
 @dataclass(slots=True)
 class Target:
-    """`endpoints`: all `ip:port` that the picker may choose from, ready and idle."""
+    """The picker under test. `endpoints`: all `ip:port` that it may choose from, ready and idle."""
 
     channel: grpc.aio.Channel
     dialect: DialectName
     endpoints: Sequence[str]
     model: str = "m"
-    """Which the requests name."""
+    """The model that the requests name."""
     knows_models: bool = False
-    """The picker has heard of every endpoint which models it has, `model` among them."""
+    """Whether the picker knows the models of every endpoint, with `model` among them."""
     alias: tuple[str, str] | None = None
-    """A name that the picker replaces, and what with."""
+    """A name that the picker replaces, and the new name."""
     prefillers: Sequence[str] = ()
-    """`ip:port` that compute prompts for the endpoints."""
+    """`ip:port` of endpoints that compute prompts for others."""
 
     @property
     def mode(self) -> Mode:
@@ -53,8 +53,8 @@ class Target:
         return DIALECTS[self.dialect].reads_list
 
     async def route(self, body: Any, *, answered: bool = True, **request: Any) -> Exchange:
-        """One request from start to end, answered with 200 by whoever was picked.
-        AssertionError: no gateway could use it.
+        """One request from start to end, which the picked endpoint answers with 200. AssertionError: no
+        gateway could use the pick.
         """
         async with dataplane.exchange(self.channel, mode=self.mode) as exchange:
             await exchange.send(body, **request)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def bootstrap(config: Config, *, output: Literal["yaml", "json"] = "yaml") -> str:
-    """The bootstrap as text that `envoy --config-path` reads.
-    ConfigError when the configuration lacks what it needs.
+    """The bootstrap as text for `envoy --config-path`. Raises ConfigError if the configuration lacks
+    something.
     """
     # Snake case, as Envoy's own documentation writes the fields.
     document = _with_extra_filters(message(config).to_dict(casing=Casing.SNAKE), config)
@@ -34,8 +34,8 @@ def bootstrap(config: Config, *, output: Literal["yaml", "json"] = "yaml") -> st
 
 
 def _with_extra_filters(document: dict[str, Any], config: Config) -> dict[str, Any]:
-    """The operator's HTTP filters before ours, on every way in.
-    They may be of types that are not known here, so they stay JSON.
+    """Put the operator's HTTP filters before ours on every listener. Their types may be unknown here, so they
+    stay JSON.
     """
     extra: list[Any] = list(config.envoy.extra_http_filters)
     if extra:
@@ -57,7 +57,7 @@ def message(config: Config) -> Bootstrap:
     watched = bool(config.envoy.status)
     return Bootstrap(
         node=Node(id=STAT_PREFIX, cluster=STAT_PREFIX),
-        # Probes and operators get in when clients have taken every connection.
+        # Probes and operators can still connect when clients have taken every connection.
         admin=Admin(address=clusters.envoy_address(config.envoy.admin), ignore_global_conn_limit=True),
         overload_manager=overload.manager(config.envoy),
         static_resources=BootstrapStaticResources(

@@ -71,12 +71,12 @@ if TYPE_CHECKING:
 UPSTREAM_HTTP: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 
 UPSTREAM_IDLE: Final = timedelta(seconds=3)
-"""Under the 5 s after which vLLM's server closes an idle connection:
-a request sent into that close is lost."""
+"""Less than the 5 s after which vLLM's server closes an idle connection. A request sent at that moment would
+be lost."""
 
 
 def envoy_address(text: str) -> EnvoyAddress:
-    """`ip:port` or `unix:/path` as Envoy writes it."""
+    """`ip:port` or `unix:/path` in Envoy's form."""
     if text.startswith("unix:"):
         return EnvoyAddress(pipe=Pipe(path=text.removeprefix("unix:")))
     address = Address.parse(text)
@@ -84,8 +84,10 @@ def envoy_address(text: str) -> EnvoyAddress:
 
 
 def model_servers(config: Config) -> Cluster:
-    """The model servers: Envoy learns them from the endpoints file, the picker chooses among them."""
-    # Absolute, since Envoy may be started from another directory than the picker.
+    """The cluster of model servers. Envoy reads them from the endpoints file, and the picker chooses among
+    them.
+    """
+    # Absolute, because Envoy may be started from another directory than the picker.
     eds_file = os.path.abspath(config.envoy.eds_file)  # noqa: PTH100 - resolves no links: a mounted file may be one
     return Cluster(
         name=MODEL_SERVERS,
@@ -95,7 +97,7 @@ def model_servers(config: Config) -> Cluster:
                 path_config_source=PathConfigSource(
                     path=eds_file,
                     # The directory, not the file:
-                    # only a rename is a whole file, and only a directory shows it.
+                    # a rename replaces the whole file at once, and only watching the directory shows it.
                     watched_directory=WatchedDirectory(path=str(PurePath(eds_file).parent)),
                 )
             )
@@ -106,7 +108,7 @@ def model_servers(config: Config) -> Cluster:
         load_balancing_policy=_follow_the_pick(),
         circuit_breakers=_wide_breakers(),
         upstream_connection_options=UpstreamConnectionOptions(
-            # Finds a machine that died under an answer that has not begun; no timeout bounds such an answer.
+            # Finds a machine that died before its answer began. No timeout bounds such an answer.
             tcp_keepalive=TcpKeepalive(keepalive_probes=3, keepalive_time=30, keepalive_interval=5)
         ),
         typed_extension_protocol_options={
@@ -123,7 +125,7 @@ def model_servers(config: Config) -> Cluster:
 
 
 def static(name: str, addresses: Iterable[str], **settings: Any) -> Cluster:
-    """A cluster of addresses that never change; `settings` are the message's other fields."""
+    """A cluster of addresses that never change. `settings` are the other fields of the message."""
     endpoints = [LbEndpoint(endpoint=Endpoint(address=envoy_address(address))) for address in addresses]
     return Cluster(
         name=name,
@@ -137,7 +139,7 @@ def static(name: str, addresses: Iterable[str], **settings: Any) -> Cluster:
 
 
 def picker(config: Config) -> Cluster:
-    """The picker's workers, each an endpoint of its own."""
+    """The cluster of the picker's workers. Each worker is an endpoint."""
     return static(
         PICKER,
         config.listen.addresses(workers=config.workers),
@@ -155,7 +157,7 @@ def picker(config: Config) -> Cluster:
 
 
 def speaking_http2() -> dict[str, AnyMessage]:
-    """As gRPC needs it."""
+    """The settings for HTTP/2, which gRPC needs."""
     return {
         UPSTREAM_HTTP: AnyMessage.pack(
             UpstreamHttpProtocolOptions(
@@ -168,10 +170,11 @@ def speaking_http2() -> dict[str, AnyMessage]:
 
 
 def _follow_the_pick() -> LoadBalancingPolicy:
-    """Go down the picker's list, one address an attempt; round robin when there is none or it is used up.
+    """Try the picker's list of addresses in order, one for each attempt. Round robin if there is no list or
+    it is used up.
 
-    From the metadata only: a header could come from a client.
-    An address that Envoy does not hold is passed over.
+    The list comes only from the metadata, because a client could send a header. An address that Envoy does
+    not know is skipped.
     """
     fallback = _policy("envoy.load_balancing_policies.round_robin", AnyMessage.pack(RoundRobin()))
     source = OverrideHostOverrideHostSource(
@@ -187,11 +190,11 @@ def _policy(name: str, config: AnyMessage) -> LoadBalancingPolicy:
 
 
 def _wide_breakers() -> CircuitBreakers:
-    """Out of the way: admission is the picker's work.
+    """Limits so large that they never act, since admission is the picker's work.
 
     The defaults are 1,024 of each and 3 retries. Every request holds a stream at the picker until its answer
-    ends, so past 1,024 the rest would bypass it without an error; and of a burst whose first choice died, all
-    but 3 would fail.
+    ends, so beyond 1,024 requests the others would bypass the picker without an error. If the first choice of
+    a burst dies, all but 3 requests would fail.
     """
     thresholds = CircuitBreakersThresholds(
         max_connections=100_000, max_pending_requests=100_000, max_requests=100_000, max_retries=1_000
@@ -202,8 +205,8 @@ def _wide_breakers() -> CircuitBreakers:
 def _grpc_health_check() -> HealthCheck:
     """Take a dead or hung worker out, and let it back at once.
 
-    Until then its share of the requests bypasses the picker. A TCP check would not see a hung one.
-    A killed worker is out after at most 1.2 s, a hung one after about 3 s.
+    Until then its share of the requests bypasses the picker. A TCP check would not notice a hung worker. A
+    killed worker is out after at most 1.2 s, a hung one after about 3 s.
     """
     second = timedelta(seconds=1)
     return HealthCheck(
@@ -212,7 +215,7 @@ def _grpc_health_check() -> HealthCheck:
         # Until the first request, the default is to check once a minute.
         no_traffic_interval=second,
         no_traffic_healthy_interval=second,
-        # One slow answer is no proof; a second question follows the first failure at once.
+        # One slow answer proves nothing, so a second check follows the first failure at once.
         unhealthy_threshold=2,
         unhealthy_edge_interval=timedelta(milliseconds=200),
         unhealthy_interval=second,

@@ -24,17 +24,21 @@ _ASSIGNMENT: Final = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAs
 
 
 class EdsFile:
-    """One endpoints file. Only one process may write it; the last one wins where several do."""
+    """One endpoints file. Only one process may write it; if several do, the last one wins."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def write(self, endpoints: Iterable[Endpoint]) -> bool:
-        """Make the file say `endpoints`; False when it already did. OSError when it cannot be written."""
+        """Make the file contain `endpoints`. False: it already did. Raises OSError if it
+        cannot be written.
+        """
         return write_if_changed(self._path, render(endpoints))
 
     def check_integrity(self) -> None:
-        """The file holds what `render` could have written, and no leftover lies beside it."""
+        """Assert that the file has content that `render` could have written, and that no temporary file is
+        left.
+        """
         document = json.loads(self._path.read_bytes())
         (resource,) = document["resources"]
         assert document["version_info"] == _version(resource), "the version is not of this content"
@@ -43,8 +47,8 @@ class EdsFile:
 
 
 def render(endpoints: Iterable[Endpoint]) -> bytes:
-    """The file's text: a discovery response in JSON, addresses sorted and each once;
-    only of those that may be destinations.
+    """The text of the file: a discovery response in JSON, with each address once, in order. Only endpoints
+    that may be destinations.
     """
     answering = {endpoint.destination for endpoint in endpoints if endpoint.role.answers}
     addresses = sorted(answering, key=lambda a: (a.host, a.port))

@@ -38,12 +38,14 @@ _HEADER: Final = "connection"
 _VALUE: Final = "close"
 
 MARK: Final = HeaderValueOption(header=HeaderValue(key=_HEADER, value=_VALUE))
-"""Set on the 400 that Envoy makes, by which it is known from the picker's.
-Envoy replaces this header field when it writes the answer."""
+"""A header of the 400 that Envoy makes, which distinguishes it from the picker's own 400. Envoy replaces this
+header when it writes the answer."""
 
 
 def replies() -> HttpFilter:
-    """Comes behind the external processor in the list: filters see answers from the last to the first."""
+    """Stands after the external processor in the list, because filters see answers from the last to the
+    first.
+    """
     envoys_own = _is(HttpResponseLocalReplyMatchInput(), "true")
     marked = _is(HttpResponseHeaderMatchInput(header_name=_HEADER), _VALUE)
     both = MatcherMatcherListPredicate(

@@ -98,14 +98,13 @@ ACCESS_LOG_FIELDS: Final = {
     "status": "%RESPONSE_CODE%",
     "time": "%START_TIME%",
 }
-"""An empty `picked` is a request that bypassed the picker."""
+"""If `picked` is empty, the request bypassed the picker."""
 
 MAX_HEADER_FIELDS: Final = 128
-"""Envoy and the picker add up to ten, and one more than this would be an error:
-100 of a client's have room."""
+"""A client may send 100. Envoy and the picker add up to ten, and more than this number would be an error."""
 
 MAX_STREAMS: Final = 100
-"""HTTP/2 streams of one connection; a client with more waits or opens another."""
+"""HTTP/2 streams of one connection. A client with more waits or opens another connection."""
 
 
 def gateway(config: Config) -> Listener:

@@ -14,10 +14,11 @@ PICKER: Final = "picker"
 """Cluster of the picker's workers."""
 
 COLLECTOR: Final = "collector"
-"""Cluster of the collector that Envoy's own spans go to."""
+"""Cluster of the collector of Envoy's own spans."""
 
 STAT_PREFIX: Final = "gateway"
-"""Envoy's counters of the listener are `http.gateway.*`, those of the picker `http.gateway.ext_proc.*`."""
+"""Envoy's counters of the listener are `http.gateway.*`, and those of the picker are
+`http.gateway.ext_proc.*`."""
 
 DESTINATION: Final = "x-gateway-destination-endpoint"
 """Header and metadata key of the pick."""
@@ -26,4 +27,4 @@ LB_NAMESPACE: Final = "envoy.lb"
 SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
 
 PICKER_SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
-"""gRPC service of the picker, and the name under which its health is asked for."""
+"""gRPC service of the picker, also used for its health check."""

@@ -39,7 +39,9 @@ _TRACKED_FROM: Final = 20
 
 
 def manager(envoy: Envoy) -> OverloadManager:
-    """By share of `maxHeapBytes` in use: first give back, then end the largest streams, then refuse."""
+    """Actions by the share of `maxHeapBytes` in use: first free memory, then end the largest streams, then
+    refuse requests.
+    """
     connections = DownstreamConnectionsConfig(max_active_downstream_connections=envoy.max_connections)
     monitors = [ResourceMonitor(name=_CONNECTIONS, typed_config=AnyMessage.pack(connections))]
     if not envoy.max_heap_bytes:
@@ -52,13 +54,13 @@ def manager(envoy: Envoy) -> OverloadManager:
         actions=[
             _action("shrink_heap", ThresholdTrigger(value=0.7)),
             _shorter_idle_times(),
-            # The closer to the limit, the smaller the streams that are ended; many small requests live on.
+            # The closer to the limit, the smaller the streams that are ended. Many small requests survive.
             _action("reset_high_memory_stream", ScaledTrigger(scaling_threshold=0.8, saturation_threshold=0.9)),
-            # New requests get 503; answers that have begun run on.
+            # New requests get 503. Answers that have begun continue.
             _action("stop_accepting_requests", ThresholdTrigger(value=0.9)),
         ],
         # Over HTTP/1.1 Envoy cannot end a stream for its memory.
-        # So at the last whoever sends more of a request is cut off.
+        # So as the last step, clients that still send a request are cut off.
         loadshed_points=[
             LoadShedPoint(
                 name="envoy.load_shed_points.http1_server_abort_dispatch",
@@ -83,7 +85,7 @@ def _trigger(trigger: ThresholdTrigger | ScaledTrigger) -> Trigger:
 
 
 def _shorter_idle_times() -> OverloadAction:
-    """Connections without a request go first."""
+    """Connections without a request are closed first."""
     timer = ScaleTimersOverloadActionConfigScaleTimer(
         timer=ScaleTimersOverloadActionConfigTimerType.HTTP_DOWNSTREAM_CONNECTION_IDLE,
         min_timeout=timedelta(seconds=2),

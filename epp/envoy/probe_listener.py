@@ -37,7 +37,7 @@ PAGES: Final = ("/ready", "/stats/prometheus")
 
 
 def listener(config: Config) -> Listener:
-    """Where `envoy.status` says. Its connections are not among the clients', and end soon."""
+    """The listener at `envoy.status`. Its connections do not count among the clients', and end soon."""
     manager = HttpConnectionManager(
         stat_prefix=NAME,
         normalize_path=True,
@@ -55,7 +55,7 @@ def admin(config: Config) -> Cluster:
 
 
 def _page(path: str) -> Route:
-    # The admin page's POSTs change things.
+    # POST requests to the admin page change Envoy's state.
     only_get = HeaderMatcher(name=":method", string_match=StringMatcher(exact="GET"))
     return Route(match=RouteMatch(path=path, headers=[only_get]), route=RouteAction(cluster=ADMIN))
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 
 def write_if_changed(path: Path, text: bytes) -> bool:
-    """Make the file say `text`; False when it already did. OSError when it cannot be written.
+    """Make the file contain `text`. False: it already did. Raises OSError if it cannot be written.
 
-    What counts is the file as it is, not what was last written: another hand's change is put right.
+    The current content of the file counts, not what was last written, so a change by another program is
+    overwritten.
     """
     try:
         if path.read_bytes() == text:
@@ -25,7 +26,7 @@ def write_if_changed(path: Path, text: bytes) -> bool:
 
 
 def _replace(path: Path, text: bytes) -> None:
-    # In the same directory: a rename across file systems would be a copy, which Envoy could read half.
+    # In the same directory, because a rename across file systems copies, and Envoy could read a half copy.
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -51,7 +51,7 @@ _OVERFLOW: Final = "header_mutation_result_exceeds_limit"
 
 
 def as_json() -> LocalReplyConfig:
-    """All of them; a status that is not in the table is told in general words."""
+    """All error replies. A status that is not in the table gets a general text."""
     other = (PickError.error_type, PickError.reason, "the gateway could not answer")
     return LocalReplyConfig(
         mappers=[
@@ -83,7 +83,7 @@ def _details(expression: str) -> AccessLogFilter:
 
 
 def _status(status: int, comparison: ComparisonFilterOp) -> AccessLogFilter:
-    # Envoy wants the name of a runtime setting that could change the number; nobody sets it.
+    # Envoy requires the name of a runtime setting that could change the number. Nobody sets it.
     value = RuntimeUInt32(default_value=status, runtime_key=f"gateway.error_{status}")
     return AccessLogFilter(
         status_code_filter=StatusCodeFilter(comparison=ComparisonFilter(op=comparison, value=value))
@@ -92,7 +92,7 @@ def _status(status: int, comparison: ComparisonFilterOp) -> AccessLogFilter:
 
 def _body(error_type: str, code: str, message: str) -> SubstitutionFormatString:
     error = {"message": message, "type": error_type, "param": None, "code": code}
-    # With `type` beside it, which OpenAI's clients pass over, Anthropic's clients can read it too.
+    # The extra `type`, which OpenAI's clients ignore, lets Anthropic's clients read it too.
     return SubstitutionFormatString(
         json_format=Struct.from_dict({"type": "error", "error": error}), content_type="application/json"
     )

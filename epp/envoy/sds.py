@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from epp.config.tls import Tls
 
 GATEWAY_IDENTITY: Final = "gateway-identity"
-"""What the gateway shows its clients."""
+"""The certificate that the gateway shows its clients."""
 
 CLIENT_TRUST: Final = "client-trust"
-"""Who signed the gateway's clients."""
+"""The CA that signed the certificates of the gateway's clients."""
 
 PICKER_TRUST: Final = "picker-trust"
-"""Who signed the picker."""
+"""The CA that signed the picker's certificate."""
 
 PICKER_CLIENT: Final = "picker-client"
-"""What Envoy shows the picker."""
+"""The certificate that Envoy shows the picker."""
 
 _TYPE_URL: Final = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
 
 
 def path(config: Config, name: str) -> str:
-    """Where the secret's file is: absolute, since Envoy may be started from another directory than the
+    """The path of the secret's file. Absolute, because Envoy may be started from another directory than the
     picker.
     """
     return str(PurePath(_absolute(config.envoy.eds_file)).with_suffix(f".{name}.json"))
 
 
 def write(config: Config) -> None:
-    """Every file that the bootstrap of `config` names. OSError when one cannot be written."""
+    """Write every file that the bootstrap of `config` names. Raises OSError if one cannot be written."""
     for name, secret in _secrets(config).items():
         resource = {"@type": _TYPE_URL, "name": name, **secret}
         text = json.dumps({"resources": [resource]}, indent=1).encode() + b"\n"
@@ -56,7 +56,7 @@ def _secrets(config: Config) -> dict[str, dict[str, object]]:
         if clients.client_ca_file:
             found[CLIENT_TRUST] = _trust(clients.client_ca_file)
     if picker := config.listen.tls:
-        # The picker shares this configuration; without a CA, its own certificate is what is trusted.
+        # The picker has the same configuration. Without a CA, its own certificate is trusted.
         found[PICKER_TRUST] = _trust(picker.ca_file or picker.cert_file)
         if picker.client_ca_file:
             found[PICKER_CLIENT] = _identity(picker)
@@ -80,7 +80,7 @@ def _trust(ca_file: str) -> dict[str, object]:
 
 
 def _directory(file: str) -> dict[str, str]:
-    # The directory, not the file: a mounted Kubernetes secret swaps a link beside it.
+    # The directory, not the file: Kubernetes changes a mounted secret by a link beside the file.
     return {"path": str(PurePath(file).parent)}
 
 

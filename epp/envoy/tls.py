@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def downstream(config: Config, *, protocols: list[str]) -> TransportSocket | None:
-    """TLS that the gateway's clients meet, if any; mTLS when a client CA is set."""
+    """TLS for the gateway's clients, if configured. With a client CA it is mutual TLS."""
     tls = config.envoy.tls
     if tls is None:
         return None
@@ -36,17 +36,17 @@ def downstream(config: Config, *, protocols: list[str]) -> TransportSocket | Non
             ),
             alpn_protocols=protocols,
         ),
-        # Without it a certificate is checked only when a client happens to send one.
+        # Without this, a certificate is checked only if a client sends one.
         require_client_certificate=True if tls.client_ca_file else None,
     )
     return TransportSocket(name="envoy.transport_sockets.tls", typed_config=AnyMessage.pack(context))
 
 
 def upstream(config: Config) -> TransportSocket | None:
-    """TLS towards the picker, if it has any.
+    """TLS to the picker, if the picker has it.
 
-    An upstream context with no trust set encrypts and accepts any peer, without a word. Where the picker asks
-    for client certificates, Envoy shows the picker's own pair, so the client CA must have signed it.
+    An upstream context without trusted CAs encrypts but accepts any peer, without a warning. If the picker
+    asks for client certificates, Envoy shows the picker's own pair, so the client CA must have signed it.
     """
     tls = config.listen.tls
     if tls is None:

@@ -49,18 +49,20 @@ def of_requests(settings: EnvoyTracing) -> HttpConnectionManagerTracing:
     provider = OpenTelemetryConfig(
         grpc_service=GrpcService(envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=COLLECTOR)),
         service_name=settings.service_name,
-        # Envoy's own `random_sampling` would overrule what the caller's context says.
+        # Envoy's own `random_sampling` would overrule the caller's context.
         sampler=_extension("parent_based", ParentBasedSamplerConfig(wrapped_sampler=_ratio(settings))),
     )
     return HttpConnectionManagerTracing(
         provider=TracingHttp(name="envoy.tracers.opentelemetry", typed_config=AnyMessage.pack(provider)),
-        # Else one span would stand for both sides, and retries would not be seen.
+        # Otherwise one span would stand for both sides, and retries would not appear.
         spawn_upstream_span=True,
     )
 
 
 def request_ids() -> RequestIdExtension:
-    """By default a request whose id is no UUID is never traced, and a UUID is changed to say why it is."""
+    """By default a request whose id is no UUID is never traced, and a UUID is changed to show why it is
+    traced.
+    """
     config = UuidRequestIdConfig(pack_trace_reason=False, use_request_id_for_trace_sampling=False)
     return RequestIdExtension(typed_config=AnyMessage.pack(config))
 

@@ -27,13 +27,13 @@ _MOST_BYTES: Final = 2**20
 _SEQUENCE: Final = 0x30
 _VERSION: Final = 0xA0
 _FORMATS: Final = {0x17: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
-"""ASN.1's two kinds of time."""
+"""The two time formats of ASN.1."""
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"
 
 
 def files_of(tls: Tls) -> list[tuple[str, str]]:
-    """The files that are configured, with their fields."""
+    """The configured files, with the names of their fields."""
     named = (
         ("certFile", tls.cert_file),
         ("keyFile", tls.key_file),
@@ -44,7 +44,7 @@ def files_of(tls: Tls) -> list[tuple[str, str]]:
 
 
 def check_tls(tls: Tls, *, field: str, unix_now_s: float) -> None:
-    """ConfigError names the field, what is wrong with it, and what to do."""
+    """The ConfigError names the field, what is wrong with it, and what to do."""
     for name, path in files_of(tls):
         try:
             with Path(path).open("rb") as file:
@@ -122,7 +122,7 @@ def expiry(certificate: bytes) -> datetime | None:
 
 
 def _element(data: bytes, at: int) -> tuple[int, int, int]:
-    """Tag, and where the content begins and ends. IndexError past the end."""
+    """The tag, and where the content begins and ends. IndexError: the bytes end too early."""
     tag, size, start = data[at], data[at + 1], at + 2
     if size >= 0x80:
         count = size & 0x7F
@@ -150,7 +150,7 @@ class CertificateWatch:
         self._fault: str | None = None
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Check until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(_LOOK_S)

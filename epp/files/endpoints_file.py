@@ -80,7 +80,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_endpoints(text: str | bytes, *, source: str) -> Sequence[Endpoint]:
-    """Decode and check the file. ConfigError names `source` and the field at fault."""
+    """Decode and check the file. A ConfigError names `source` and the field at fault."""
     file = _decoded(text, source=source)
     try:
         endpoints = [_endpoint(entry, field=f"endpoints[{n}]") for n, entry in enumerate(file.endpoints)]
@@ -92,7 +92,7 @@ def load_endpoints(text: str | bytes, *, source: str) -> Sequence[Endpoint]:
 
 
 def load_rewrites(text: str | bytes, *, source: str) -> Rewrites:
-    """The rewrites of the same file, in its order. ConfigError as above."""
+    """The rewrites of the same file, in its order. Raises ConfigError in the same way."""
     return Rewrites(
         Rule(rule.models, tuple(Target(target.model, target.weight) for target in rule.targets))
         for rule in _decoded(text, source=source).rewrites
@@ -129,7 +129,7 @@ def _endpoint(entry: _Entry, *, field: str) -> Endpoint:
 
 
 def _address(entry: _Entry, *, field: str) -> Address:
-    """`ip:port`, or an address alone beside a `port`. Never a host name: Envoy is told addresses."""
+    """`ip:port`, or an address alone beside a `port`. Never a host name, because Envoy is told addresses."""
     text = entry.address.strip()
     if entry.port is not None:
         text = (

@@ -29,13 +29,13 @@ T = TypeVar("T")
 
 
 class FileWatcher(Generic[T]):
-    """Calls `on_change` with what `parse` makes of each new content of `path`;
-    ConfigError refuses that content, OSError puts it off.
+    """Calls `on_change` with the result of `parse` for each new content of `path`. A ConfigError refuses this
+    content; an OSError postpones it.
 
-    `parse` runs in a thread: a long YAML file takes seconds, which requests should not wait for.
-
-    `applied` is the content already in use; without it the first content is handed over, too. `on_result`
-    hears of every attempt: True for a content taken, False for one refused or a file gone unreadable.
+    `parse` runs in a thread, because a long YAML file takes seconds, for which requests should not wait.
+    `applied` is the content already in use; without it, `on_change` gets the first content too. `on_result`
+    is called after every attempt: True if the content was taken, False if it was refused or the file became
+    unreadable.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class FileWatcher(Generic[T]):
         self._unreadable = ""
         self._put_off = ""
         self._in_use = True
-        """The newest content that was handed over is the one in use."""
+        """Whether the newest content that was passed on is in use."""
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -67,9 +67,9 @@ class FileWatcher(Generic[T]):
             await asyncio.sleep(self._poll_s)
 
     async def look(self) -> None:
-        """Look at the file once. A change is handed over at the second look that finds it."""
+        """Look at the file once. A change is passed on at the second look that finds it."""
         try:
-            # In a thread: a network file system that hangs must not stop the picks.
+            # In a thread, so that a network file system that hangs cannot stop the picks.
             content = await asyncio.to_thread(self._read)
         except OSError as error:
             self._glimpsed = None
@@ -118,7 +118,7 @@ class FileWatcher(Generic[T]):
         self._on_result(in_use)
 
     def _say_unreadable(self, reason: str) -> None:
-        """Once for each reason, not four times a second."""
+        """Log each reason once, not four times a second."""
         if reason != self._unreadable:
             self._unreadable = reason
             logger.error("%s cannot be read; what was read before stays: %s", self.path, reason)

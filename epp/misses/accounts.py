@@ -15,7 +15,7 @@ from epp.types import EndpointName
 _BUCKET_S: Final = 10.0
 _BUCKETS: Final = 90
 _MOST_SERVERS: Final = 2000
-"""In a bucket, by cause: more are summed up without their names."""
+"""Most servers in a bucket for each cause. Further ones are added up without their names."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missed:
-    """One cause's part."""
+    """The part of one cause."""
 
     cause: Cause
     tokens: float
@@ -41,7 +41,7 @@ class Missed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """What a window holds; causes by size."""
+    """The sums over a window. Causes are ordered by size."""
 
     window_s: float
     requests: int
@@ -55,7 +55,7 @@ class Accounts:
         self._buckets: deque[Bucket] = deque(maxlen=_BUCKETS)
 
     def bucket(self, *, now: float) -> Bucket:
-        """The one to add to."""
+        """The bucket to add to."""
         if not self._buckets or now - self._buckets[-1].began_at >= _BUCKET_S:
             self._buckets.append(Bucket(began_at=now))
         return self._buckets[-1]
@@ -72,7 +72,7 @@ class Accounts:
             bucket.by_server[cause.name, server] += tokens
 
     def over(self, window_s: float, *, now: float) -> Account:
-        """The buckets that began within the window."""
+        """The sums over the buckets that began within the window."""
         kept = [bucket for bucket in self._buckets if now - bucket.began_at <= window_s]
         missed: defaultdict[str, float] = defaultdict(float)
         servers: dict[str, defaultdict[EndpointName, float]] = {c.name: defaultdict(float) for c in CAUSES}

@@ -32,7 +32,7 @@ class _Cause(TypedDict):
 
 
 class _Explained(TypedDict):
-    """What is shown of a picker's answer."""
+    """The fields of a picker's answer that are shown."""
 
     window_s: float
     requests: int
@@ -43,7 +43,7 @@ class _Explained(TypedDict):
 
 
 def fetch(admin: str, *, window_s: int) -> dict[str, Any]:
-    """ConfigError where nobody answers, or no picker does."""
+    """Raises ConfigError if nothing answers, or if no picker does."""
     url = f"{admin.rstrip('/')}/explain?window={window_s}"
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--admin {admin}: an address such as http://127.0.0.1:9090")
@@ -55,7 +55,7 @@ def fetch(admin: str, *, window_s: int) -> dict[str, Any]:
 
 
 def parsed(answer: bytes) -> dict[str, Any]:
-    """ValueError: this is no picker's account."""
+    """Raises ValueError if this is no picker's account."""
     found: dict[str, Any] = bounded_json.decode(answer)
     msgspec.convert(found, _Explained)
     return found

@@ -17,9 +17,9 @@ from epp.picker import Picker
 _LOOK_S: Final = 0.2
 _PORTION: Final = 25
 _PORTIONS: Final = 4
-"""Of one look, with turns of the loop between them."""
+"""Number of portions in one look. Other work runs between them."""
 _MOST_SERVERS: Final = 10
-"""Named for each cause."""
+"""Most servers that are named for each cause."""
 _HOTTEST: Final = 12
 _MOST_HOLDERS: Final = 64
 _PERCENT_DIGITS: Final = 4
@@ -60,8 +60,8 @@ class Explaining:
         }
 
     def hot_prefixes(self) -> list[dict[str, Any]]:
-        """The hottest beginnings of prompts:
-        who holds them, by the table, and where requests went in the last minutes.
+        """The hottest beginnings of prompts: which servers hold them, by the table, and which got their
+        requests in the last minutes.
         """
         table = self._picker.table
         found = []

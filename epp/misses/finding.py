@@ -41,11 +41,11 @@ from epp.types import ChunkHash, EndpointName, InferenceRequest
 
 _MOST_WAITING: Final = 1000
 _PROBES_BYTES: Final = (256, 1024, 4096, 16_384, 65_536)
-"""Beginnings of a prompt that are compared over models, adapters and salts."""
+"""Lengths of the beginnings that are compared over models, adapters and salts."""
 _MOST_PROBES: Final = 16_384
 
 Probe = tuple[int, int]
-"""Bytes, and the hash of so many bytes without model and salt."""
+"""A number of bytes, and the hash of this beginning without model and salt."""
 
 
 class Misses:
@@ -56,16 +56,16 @@ class Misses:
         self._seen = Seen()
         self.heat = Heat()
         self._roots: dict[int, ChunkHash] = {}
-        """By the hash of a beginning without model and salt:
-        the first chunk with them, of who sent it last."""
+        """By the hash of a beginning without model and salt: the hash of the first chunk of the prompt that
+        had it last. That hash depends on model and salt."""
         self._several_roots = False
         self._model = ""
         self.skipped = 0
-        """Requests that were not looked at, since too many waited."""
+        """Requests that were skipped because too many waited."""
         self.looked_at = 0
 
     def hear(self, event: PickerEvent) -> None:
-        """A listener of the picker."""
+        """Listen to the picker."""
         if isinstance(event, Began):
             if len(self._waiting) >= _MOST_WAITING:
                 self.skipped += 1
@@ -73,7 +73,7 @@ class Misses:
             self._waiting.append((event.request, self._probes(event.asked.inference), event.at))
 
     def work(self, *, limit: int) -> int:
-        """Look at so many requests that wait. How many it were."""
+        """Look at up to `limit` waiting requests. Returns their number."""
         done = 0
         while self._waiting and done < limit:
             request, probes, at = self._waiting.popleft()
@@ -87,7 +87,7 @@ class Misses:
 
     @property
     def one_in(self) -> int:
-        """One in so many chunks is followed."""
+        """One in this many chunks is followed."""
         return self._seen.one_in
 
     def check_integrity(self) -> None:
@@ -124,7 +124,7 @@ class Misses:
         if request.table is self._picker.table:
             self._split(bucket, request, probes, best=best)
         else:
-            self._miss(bucket, NEW, missed - held_elsewhere)  # chunks are cut differently by now
+            self._miss(bucket, NEW, missed - held_elsewhere)  # prompts are cut differently now
         recorded = request.recorded
         if recorded is not None and recorded.added and not request.prefix_lost:
             sent = Sent(request.state.endpoint.name, request.process, at)
@@ -133,7 +133,9 @@ class Misses:
             self._remember(probe, chain)
 
     def _split(self, bucket: Bucket, request: RoutedRequest, probes: Sequence[Probe], *, best: int) -> None:
-        """Tokens that no candidate held: by chunk what became of them, the rest belongs to ends."""
+        """The tokens that no candidate held: by chunk, what became of them. The rest belongs to ends of
+        prompts.
+        """
         decision, chain, schedule = request.decision, request.chain, request.table.schedule
         tokens_per_byte = decision.prompt_tokens / max(1, request.prompt.size.text_bytes)
         first = _chunks_of(best, tokens_per_byte, schedule, block=_block_tokens(request))
@@ -172,7 +174,7 @@ class Misses:
     def _cause_of(
         self, sent: Sent, request: RoutedRequest, late: EndpointName | None
     ) -> tuple[Cause, EndpointName | None]:
-        """Of a chunk that was sent somewhere before."""
+        """The cause for a chunk that was sent somewhere before."""
         state = self._picker.fleet.get(sent.server)
         if state is None or state.process != sent.process:
             return RESTARTED, sent.server
@@ -181,8 +183,8 @@ class Misses:
         return EVICTED, sent.server
 
     def _holder_now(self, request: RoutedRequest, first: int) -> tuple[EndpointName | None, int]:
-        """Another server that holds more of the prompt by now than any candidate was known to hold at the
-        pick, and how many chunks.
+        """Another server that now holds more of the prompt than any candidate was known to hold at the pick,
+        and how many chunks.
         """
         own, table = request.state.endpoint.name, self._picker.table
         if not any(
@@ -194,11 +196,11 @@ class Misses:
         return name, held
 
     def _ours(self, chain: Sequence[ChunkHash]) -> int:
-        """How many of these chunks a later request of this picker, which still waits here,
-        was sent somewhere.
+        """Number of these chunks that a later request of this picker, which still waits here, sent to some
+        server.
 
-        A hash names all of the prompt before it, so equal hashes stand at equal places,
-        and chains are equal up to where they part.
+        A hash names the whole prompt before it, so equal hashes stand at equal places, and two chains are
+        equal up to the place where they diverge.
         """
         most = 0
         for request, _, _ in self._waiting:
@@ -217,7 +219,7 @@ class Misses:
     # -- beginnings over models and salts --------------------------------------------------------------------
 
     def _probes(self, inference: InferenceRequest) -> tuple[Probe, ...]:
-        """Nothing, as long as all prompts have one model and no salt."""
+        """Empty as long as all prompts have one model and no salt."""
         prompt = inference.prompt
         if not self._several_roots:
             self._several_roots = bool(inference.cache_salt) or inference.model != (
@@ -230,7 +232,7 @@ class Misses:
         return tuple([(n, xxh3_64_intdigest(view[:n])) for n in _PROBES_BYTES if n <= len(prompt)])
 
     def _shared_bytes(self, probes: Sequence[Probe], chain: Sequence[ChunkHash]) -> int:
-        """How much of the beginning was last seen with another model, adapter or salt."""
+        """Number of bytes of the beginning that were last seen with another model, adapter or salt."""
         return max(
             (size for size, probe in probes if self._roots.get(probe, chain[0]) != chain[0]), default=0
         )
@@ -254,5 +256,5 @@ def _block_tokens(request: RoutedRequest) -> int:
 
 
 def _chunks_of(tokens: int, tokens_per_byte: float, schedule: ChunkSchedule, *, block: int) -> int:
-    """Chunks that so many cached tokens came from: tokens are rounded down to blocks."""
+    """Number of chunks that gave this many cached tokens. Tokens are rounded down to blocks."""
     return schedule.chunks_in(int((tokens + block) / tokens_per_byte)) if tokens else 0

@@ -11,11 +11,11 @@ from typing import Final
 from epp.types import ChunkHash, EndpointName
 
 _CHUNKS: Final = 8
-"""Requests that share so many chunks are one group; shorter prompts are groups by all that they have."""
+"""Requests that share this many chunks are one group. Shorter prompts are grouped by all of their chunks."""
 _MOST: Final = 512
 _KEPT: Final = 384
-"""So many of the hottest stay when there are too many:
-to look for the coldest at each new group would take longer than a pick."""
+"""If there are too many groups, this many of the hottest stay. Searching for the coldest group at each new
+group would take longer than a pick."""
 _HALF_EVERY_S: Final = 60.0
 _MOST_SERVERS: Final = 64
 _LEAST: Final = 0.5
@@ -44,7 +44,7 @@ class Heat:
         matched_tokens: int,
         now: float,
     ) -> None:
-        """One request went to that server."""
+        """One request was sent to that server."""
         if not chain:
             return
         if now - self._halved_at >= _HALF_EVERY_S:
@@ -65,7 +65,7 @@ class Heat:
         return sorted(self._groups.values(), key=lambda group: -group.requests)[:count]
 
     def _drop_coldest(self) -> None:
-        """Of equals the newer ones stay."""
+        """Of equal groups the newer ones stay."""
         newest_first = reversed(self._groups)
         for name in sorted(newest_first, key=lambda name: -self._groups[name].requests)[_KEPT:]:
             del self._groups[name]

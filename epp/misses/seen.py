@@ -39,11 +39,11 @@ class Seen:
 
     @property
     def one_in(self) -> int:
-        """One in so many chunks is in the sample."""
+        """One in this many chunks is in the sample."""
         return self._mask + 1
 
     def sampled(self, chunks: Iterable[ChunkHash]) -> list[ChunkHash]:
-        """Those that are in the sample."""
+        """Those of the chunks that are in the sample."""
         mask = self._mask
         return [chunk for chunk in chunks if not chunk & mask] if mask else list(chunks)
 
@@ -51,15 +51,15 @@ class Seen:
         return self._sent.get(chunk)
 
     def none_of(self, chunks: Iterable[ChunkHash]) -> bool:
-        """Whether none of these was ever sent anywhere, as far as the sample tells."""
+        """Whether none of these chunks was ever sent anywhere, as far as the sample shows."""
         return self._sent.keys().isdisjoint(chunks)
 
     def note(self, chunks: Sequence[ChunkHash], sent: Sent) -> None:
-        """These were sent there now."""
+        """These chunks were sent there now."""
         chosen = self.sampled(chunks)
         if not self._sent.keys().isdisjoint(chosen):
             for chunk in chosen:
-                self._sent.pop(chunk, None)  # to the end of the order
+                self._sent.pop(chunk, None)  # moves the chunk to the end of the order
         self._sent.update(dict.fromkeys(chosen, sent))
         while len(self._sent) > self._most:
             self._shrink(now=sent.at)

@@ -154,6 +154,6 @@ def _show(counts: Counts | None, *, on: Callable[[], bool] = sys.stderr.isatty) 
 
 
 def told(counts: Counts) -> str:
-    """For people."""
+    """The counts, for people."""
     left_out = f", {counts.left_out:,} left out" if counts.left_out else ""
     return f"{counts.requests:,} requests, {counts.size_bytes / 2**20:.1f} MiB{left_out}"

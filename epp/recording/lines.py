@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 
 VERSION: Final = 1
 MOST_PROMPT_BYTES: Final = 2**26
-"""No gateway takes a larger body."""
+"""No gateway accepts a larger body."""
 _ChunkBytes = Annotated[int, Meta(ge=1, le=2**24)]
 _Bytes = Annotated[int, Meta(ge=0, le=MOST_PROMPT_BYTES)]
 _Tokens = Annotated[int, Meta(ge=0, le=2**30)]
@@ -28,14 +28,14 @@ _Seconds = Annotated[float, Meta(ge=0, le=2**31)]
 
 
 class Opening(Struct, frozen=True, tag_field="line", tag="recording", kw_only=True):
-    """How the requests that follow were cut and routed."""
+    """How the picker cut and routed the requests that follow."""
 
     version: int = VERSION
     chunk_bytes: _ChunkBytes
     later_chunk_bytes: _ChunkBytes
     later_from_bytes: Annotated[int, Meta(ge=0, le=2**32)]
     hashing: str
-    """Names schedule and secret of the hashes. Hashes compare only where this is equal."""
+    """Names the schedule and the secret of the hashes. Hashes can be compared only if these are equal."""
     policy: dict[str, Any]
     """As `epp check` prints a policy."""
 
@@ -50,7 +50,7 @@ class Server(Struct, frozen=True, kw_only=True):
 
 
 class Servers(Struct, frozen=True, tag_field="line", tag="servers", kw_only=True):
-    """The fleet from now on."""
+    """The fleet from this line on."""
 
     servers: Annotated[tuple[Server, ...], Meta(max_length=4096)]
 
@@ -60,12 +60,12 @@ class Asked(Struct, frozen=True, tag_field="line", tag="request", kw_only=True, 
 
     at_unix_s: _UnixSeconds
     waited_s: _Seconds = 0.0
-    """How long flow control had held it before."""
+    """How long flow control had held the request."""
     kind: str
     base_model: str = ""
     adapter: str = ""
     tenant: str = ""
-    """A keyed hash. Empty: none was named."""
+    """A keyed hash. Empty: no tenant was named."""
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31)] = 0
     stream: bool = False
     prompt_bytes: _Bytes
@@ -74,13 +74,13 @@ class Asked(Struct, frozen=True, tag_field="line", tag="request", kw_only=True, 
     matched_tokens: _Tokens = 0
     reason: str
     server: str
-    """Who really served it, where that is known."""
+    """The server that really served the request, if known."""
     outcome: str
     status: int | None = None
     headers_s: _Seconds | None = None
     ended_s: _Seconds
     cached_tokens: _Tokens | None = None
-    """By the server's own account, as the two below, in sampled answers alone."""
+    """By the server's own report, in sampled answers only. The same holds for the next two."""
     ttft_s: _Seconds | None = None
     output_tokens: _Tokens | None = None
     chunks: bytes = b""
@@ -98,7 +98,7 @@ def encode(line: Line) -> bytes:
 
 
 def decode(text: bytes) -> Line:
-    """ValueError names the field at fault."""
+    """A ValueError names the field at fault."""
     try:
         line: Line = _DECODER.decode(text)
     except RecursionError as error:
@@ -107,12 +107,12 @@ def decode(text: bytes) -> Line:
 
 
 def packed(chain: Sequence[int]) -> bytes:
-    """Little-endian on every machine that this runs on; `unpacked` is its inverse."""
+    """Hashes as bytes. Little-endian, as every machine that this runs on. `unpacked` is its inverse."""
     return array("Q", chain).tobytes()
 
 
 def unpacked(chunks: bytes) -> list[int]:
-    """ValueError where these are no whole hashes."""
+    """Raises ValueError if these are no whole hashes."""
     hashes = array("Q")
     hashes.frombytes(chunks)
     return hashes.tolist()

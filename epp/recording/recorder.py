@@ -15,12 +15,12 @@ from epp.routed_request import RoutedRequest
 
 _MOST_WAITING_BYTES: Final = 8 * 2**20
 _LINE_BYTES: Final = 600
-"""What a line takes in memory without its chunks."""
+"""Memory of a line without its chunks."""
 _TENANT_BYTES: Final = 6
 
 
 class Recorder:
-    """`key`: what tenants' names are hashed with; 64 bytes at most."""
+    """`key`: the key of the hashes of tenants' names; at most 64 bytes."""
 
     def __init__(self, *, key: bytes, most_waiting_bytes: int = _MOST_WAITING_BYTES) -> None:
         self._key = key
@@ -31,7 +31,7 @@ class Recorder:
         """Requests that were left out because too many lines waited for the disk."""
 
     def ended(self, request: RoutedRequest, *, unix_now_s: float) -> None:
-        """The request is over."""
+        """Make the line of a request that is over."""
         chain = request.chain
         size = _LINE_BYTES + 8 * len(chain)
         if self._waiting_bytes + size > self._most_waiting_bytes:

@@ -24,13 +24,13 @@ _log = logging.getLogger(__name__)
 _FLUSH_S: Final = 0.5
 _STOP_WITHIN_S: Final = 2.0
 _LOOK_AT_SERVERS_EVERY: Final = 60
-"""Flushes between two looks at the fleet, whose learned numbers move all the time."""
+"""Flushes between two looks at the fleet, whose learned numbers always change."""
 
 _Batch = tuple[Sequence[Asked], Opening, Servers]
 
 
 class RecordingService:
-    """`opening` and `servers` tell how the picker routes now, and where."""
+    """`opening` and `servers` describe how the picker routes now, and its servers."""
 
     def __init__(
         self,
@@ -51,15 +51,15 @@ class RecordingService:
         self._flushes = 0
         self.written = 0
         self.lost = 0
-        """Requests that the disk did not take."""
+        """Requests whose lines could not be written to the disk."""
 
     @property
     def counts(self) -> dict[str, int]:
-        """Requests by what became of their lines."""
+        """Number of requests, by what became of their lines."""
         return {"written": self.written, "dropped": self._recorder.dropped, "failed": self.lost}
 
     def hear(self, event: PickerEvent) -> None:
-        """A listener of the picker."""
+        """Listen to the picker."""
         if isinstance(event, Ended):
             self._recorder.ended(event.request, unix_now_s=time.time())
 
@@ -69,7 +69,7 @@ class RecordingService:
             self._hand_over()
 
     def stop(self) -> None:
-        """Write what is left, if the disk takes it within a moment."""
+        """Write the remaining lines, if the disk takes them within a moment."""
         try:
             self._batches.put(self._batch(), timeout=_STOP_WITHIN_S)
             self._batches.put(None, timeout=_STOP_WITHIN_S)

@@ -18,7 +18,7 @@ KEY_BYTES = 16
 
 
 def make(picker: Picker, settings: Recording, *, worker: int, workers: int) -> RecordingService:
-    """The service's thread runs from here on."""
+    """The service. Its thread runs from now on."""
     path = Path(settings.file)
     if workers > 1:
         path = path.with_name(f"{path.name}.w{worker}")
@@ -47,7 +47,7 @@ def opening_of(picker: Picker) -> Opening:
 
 
 def servers_of(picker: Picker) -> Servers:
-    """The endpoints with what they stated and taught."""
+    """The endpoints, with the numbers that they stated or that were learned."""
     return Servers(
         servers=tuple(
             Server(

@@ -21,7 +21,7 @@ from epp.recording.recorder import Recorder
 from epp.recording.start import KEY_BYTES, opening_of, servers_of
 
 GONE_AFTER_S: Final = 15.0
-"""A reader that has not asked for so long is gone."""
+"""A reader that has not asked for this long is gone."""
 
 
 class Tap:
@@ -29,7 +29,7 @@ class Tap:
         self._picker = picker
         self._clock = clock
         self._recorder: Recorder | None = None
-        """None: nobody asks."""
+        """None: no reader is recording."""
         self._reader = ""
         self._asked_at = 0.0
 
@@ -38,12 +38,10 @@ class Tap:
         return self._recorder is not None
 
     def read(self, reader: str, last: bool) -> tuple[bytes, int]:  # noqa: FBT001 - as the admin address calls it
-        """The lines since this reader's last question, opened as a file is,
-        and how many requests were left out so far.
+        """The lines since this reader's last question, opened as a file is, and the number of requests that
+        were left out so far.
 
-        last: the reader is done, and another one may begin.
-
-        RecordingTakenError: another reader is at it.
+        last: the reader is done, and another one may begin. RecordingTakenError: another reader is recording.
         """
         now = self._clock()
         if self.on and now - self._asked_at > GONE_AFTER_S:
@@ -63,7 +61,7 @@ class Tap:
         return b"".join(map(encode, lines)), dropped
 
     def hear(self, event: PickerEvent) -> None:
-        """A listener of the picker."""
+        """Listen to the picker."""
         if not isinstance(event, Ended) or self._recorder is None:
             return
         if self._clock() - self._asked_at > GONE_AFTER_S:

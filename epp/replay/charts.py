@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 20, 50, 50
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Told apart by people who see few colours."""
+"""Colours that people with colour blindness can tell apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,14 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """One group: a value for each series; None: there is none."""
+    """One group: a value for each series. None: there is no value."""
 
     label: str
     values: Sequence[float | None]
 
 
 def line_chart(title: str, lines: Sequence[Line], *, x_label: str, y_label: str, log_x: bool = False) -> str:
-    """`log_x`: equal distances are equal ratios; every x is over zero."""
+    """log_x: equal distances are equal ratios, so every x is above zero."""
     xs = [x for line in lines for x, _ in line.points]
     top = _ceiling(max(y for line in lines for _, y in line.points))
     first, last = _place(min(xs), log=log_x), _place(max(xs), log=log_x)
@@ -55,7 +55,7 @@ def line_chart(title: str, lines: Sequence[Line], *, x_label: str, y_label: str,
 
 
 def bar_chart(title: str, series: Sequence[str], groups: Sequence[Bars], *, y_label: str) -> str:
-    """Each bar's value stands over it."""
+    """Each bar has its value above it."""
     top = _ceiling(max(value for group in groups for value in group.values if value is not None))
     parts = [*_frame(title, "", y_label), *_scale(top), *_legend(series)]
     room = (_WIDTH - _LEFT - _RIGHT) / len(groups)
@@ -125,8 +125,8 @@ def _place(x: float, *, log: bool) -> float:
 
 
 def _ceiling(value: float) -> float:
-    """The next of 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8 times a power of ten:
-    what a scale of five steps divides well.
+    """The next of 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8 times a power of ten. A scale of five steps divides these
+    well.
     """
     if value <= 0:
         raise ValueError("a chart shows at least one value over zero")
@@ -136,7 +136,7 @@ def _ceiling(value: float) -> float:
 
 
 def _ticks(xs: Sequence[float]) -> Sequence[float]:
-    """Where values are written: at most a dozen of them."""
+    """The values at which the axis has numbers: at most a dozen."""
     return xs[:: -(-len(xs) // 12)]
 
 

@@ -10,7 +10,7 @@ from model_server.sim.fleet import Outcome
 from model_server.sim.request import Record
 
 WARM_UP_SHARE = 0.1
-"""The first arrivals meet cold caches everywhere, and are left out."""
+"""The first arrivals meet cold caches everywhere, so this share of them is left out."""
 GOOD_TTFT_S = 2.0
 GOOD_TPOT_S = 0.1
 
@@ -25,13 +25,13 @@ class Row:
     ttft_p99_s: float
     tpot_p90_s: float
     hit_ratio: float
-    """Cached prompt tokens over prompt tokens, of requests that were admitted."""
+    """Cached prompt tokens divided by prompt tokens, for admitted requests."""
     completed: float
     good: float
-    """Share of all requests that were answered within GOOD_TTFT_S and at GOOD_TPOT_S a token."""
+    """Share of all requests that were answered within GOOD_TTFT_S and with GOOD_TPOT_S a token."""
     load_cov: float
     adapter_loads: float
-    """For each 1,000 requests."""
+    """Number for each 1,000 requests."""
     requests: float
 
 
@@ -40,8 +40,8 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def row_of(outcome: Outcome) -> Row:
-    """A request without a first token counts with the time that it waited until the run's end,
-    so waiting never looks short.
+    """The figures of a run. A request without a first token counts with its wait until the run's end, so that
+    waiting never looks short.
     """
     ordered = sorted(outcome.records, key=lambda r: (r.arrived_s, r.request.request_id))
     records = ordered[int(WARM_UP_SHARE * len(ordered)) :]
@@ -69,7 +69,7 @@ def mean_row(rows: Sequence[Row]) -> Row:
 
 
 def spread(rows: Sequence[Row], name: str) -> float:
-    """Largest less smallest of one figure over the seeds."""
+    """The largest value of one figure over the seeds, minus the smallest."""
     values: list[float] = [getattr(row, name) for row in rows]
     return max(values) - min(values)
 

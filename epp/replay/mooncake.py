@@ -31,12 +31,12 @@ _DECODER: Final = msgspec.json.Decoder(_Row)
 
 
 def is_one(text: bytes) -> bool:
-    """By its first line."""
+    """Whether the file is such a trace, by its first line."""
     return b'"hash_ids"' in text.lstrip().split(b"\n", 1)[0]
 
 
 def parse(text: bytes, *, name: str) -> Iterator[Call]:
-    """In the order of the file. ReplayError names the line at fault."""
+    """The calls, in the order of the file. A ReplayError names the line at fault."""
     for number, line in enumerate(text.split(b"\n"), 1):
         if not line.strip():
             continue

@@ -16,12 +16,12 @@ from epp.replay.simulate import Setting, run
 from epp.replay.trace import Figures, ReplayError, Trace
 
 Told = Callable[[dict[str, float]], None]
-"""Given the share of each run that is through."""
+"""Called with the finished share of each run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A policy and what it is called in the table."""
+    """A policy and its name in the table."""
 
     name: str
     policy: Policy
@@ -30,7 +30,7 @@ class Candidate:
 def run_all(
     trace: Trace, candidates: Sequence[Candidate], setting: Setting, *, processes: int, told: Told
 ) -> dict[str, Figures]:
-    """By name, in the order given."""
+    """The results by name, in the given order."""
     shares = dict.fromkeys((candidate.name for candidate in candidates), 0.0)
     found: dict[str, Figures] = {}
     waiting, running = deque(candidates), dict[Connection, str]()

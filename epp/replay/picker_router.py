@@ -28,11 +28,11 @@ from model_server.sim.snapshot import Snapshot
 
 BASE_MODEL = "base"
 PREFILL_TIMES = ("prefill_sum_s", "prefill_count", "prefill_tokens")
-"""What a server's rate is learned from."""
+"""The fields from which a server's rate is learned."""
 
 
 class _Open:
-    """A request under way and whose it is."""
+    """An open request, and its picker."""
 
     __slots__ = ("first_token_s", "pick", "picker", "request")
 
@@ -78,7 +78,7 @@ class PickerRouter:
         return self._shared
 
     def _flow_controls(self) -> Sequence[FlowPort]:
-        """Of each picker; called once, if the pickers share."""
+        """The flow control of each picker. Called once, if the pickers share."""
         return ()
 
     def _advance(self, now: float) -> None:
@@ -133,8 +133,8 @@ class PickerRouter:
         return pick.decision.chosen
 
     def answered(self, request_id: int, *, now: float) -> None:
-        """The headers of the answer come:
-        at once, but for a request whose prompt another server computes first.
+        """The headers of the answer come: at once, except for a request whose prompt another server computes
+        first.
         """
         opened = self._open[request_id]
         opened.picker.on_response_headers(
@@ -176,7 +176,9 @@ class PickerRouter:
 
 
 def metrics_of(page: Snapshot, *, read_at_s: float) -> EndpointMetrics:
-    """The page as the scraper would hand it on. It cannot know how old a page is, only when it came."""
+    """The page as the scraper would pass it on. The scraper does not know how old a page is, only when it
+    came.
+    """
     return EndpointMetrics(
         scraped_at=read_at_s,
         running=page.running,

@@ -28,18 +28,18 @@ from epp.replay.trace import Call, Figures, Piece, ReplayError, Server, Trace
 
 _DEFAULT_CAPACITY_TOKENS: Final = 512_000
 _MOST_CAPACITY_TOKENS: Final = 2**26
-"""Of a simulated server, which makes an object of each block."""
+"""Largest cache of a simulated server, which makes an object for each block."""
 _DEFAULT_TOKENS_PER_S: Final = 8000.0
 _MOST_FILE_BYTES: Final = 2**31
-"""Of one file, unpacked: a recording is read into memory."""
+"""Largest unpacked file, since a recording is read into memory."""
 _LONGEST_S: Final = 7 * 86_400
-"""From the first request to the last: the simulated servers live through all of it."""
+"""Longest time from the first request to the last, since the simulation runs through all of it."""
 _MASK: Final = (1 << 64) - 1
 
 
 @dataclass(slots=True)
 class _Lines:
-    """Of all files, in the order read."""
+    """The lines of all files, in the order in which they were read."""
 
     asked: list[tuple[Asked, ChunkSchedule]] = field(default_factory=list)
     servers: Servers | None = None
@@ -48,7 +48,7 @@ class _Lines:
 
 
 def read(paths: Sequence[Path]) -> Trace:
-    """One trace of all files. ReplayError names the file, the line and the fault."""
+    """One trace of all files. A ReplayError names the file, the line and the fault."""
     lines, calls = _Lines(), list[Call]()
     for path in paths:
         text = _text_of(path)
@@ -102,7 +102,7 @@ def _read_lines(text: bytes, name: str, *, into: _Lines) -> None:
                 into.asked.append((line, schedule))
         except ValueError as error:
             if number == len(rows):
-                break  # it was cut off: a whole line ends with a newline
+                break  # the line was cut off: a whole line ends with a newline
             raise ReplayError(f"{name}, line {number}: {error}") from error
 
 
@@ -185,7 +185,9 @@ def _servers_of(line: Servers | None, model: str) -> list[Server]:
 def _call_of(
     asked: Asked, schedule: ChunkSchedule, number: int, *, tempo: Tempo, bytes_per_token: float
 ) -> Call:
-    """Where a chunk ends depends on its place alone, so equal chunks get equal numbers of tokens."""
+    """A request as a call. The end of a chunk depends only on its position, so equal chunks get equal numbers
+    of tokens.
+    """
     pieces = []
     covered, tokens = 0, 0
     for n, name in enumerate(unpacked(asked.chunks), 1):
@@ -217,7 +219,9 @@ def _from_zero(calls: Sequence[Call]) -> list[Call]:
 
 
 def _really(every: Sequence[Asked]) -> Figures:
-    """Without the first tenth, as of a simulated run, but for where requests went."""
+    """The recorded figures, without the first tenth of the requests, as in a simulated run. The requests of
+    each server are counted in full.
+    """
     requests = every[int(WARM_UP_SHARE * len(every)) :]
     ttfts = sorted(a.ttft_s for a in requests if a.ttft_s is not None)
     tpots = tpots_s(requests)

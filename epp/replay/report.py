@@ -11,7 +11,7 @@ from epp.replay.trace import Figures
 
 RECORDED: Final = "as recorded"
 _MOST_SERVERS: Final = 12
-"""More are summed up in the table and left out of the picture."""
+"""With more servers, the table has only sums of them, and the picture leaves them out."""
 _CHART_HEIGHT: Final = 300
 _ROWS: Final[Sequence[tuple[str, Callable[[Figures], str]]]] = (
     ("token hit rate", lambda f: f"{f.hit_ratio:.1%}"),
@@ -28,7 +28,9 @@ _ROWS: Final[Sequence[tuple[str, Callable[[Figures], str]]]] = (
 
 
 def table(columns: Mapping[str, Figures]) -> str:
-    """One column for each policy, one row for each figure; requests by server where there are few servers."""
+    """One column for each policy, one row for each figure. With few servers, also the requests of each
+    server.
+    """
     rows = [["", *columns]]
     rows += [[label, *(show(figures) for figures in columns.values())] for label, show in _ROWS]
     servers = _servers(columns)
@@ -82,7 +84,7 @@ def picture(columns: Mapping[str, Figures], *, title: str) -> str:
 
 
 def imbalance(figures: Figures) -> float:
-    """The busiest server's requests over the mean."""
+    """The requests of the busiest server divided by the mean."""
     counts = list(figures.by_server.values())
     return max(counts) * len(counts) / sum(counts) if counts and sum(counts) else 0.0
 

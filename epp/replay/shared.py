@@ -14,7 +14,7 @@ _SETTINGS = Sharing()
 
 
 class Shared:
-    """Says what each picker did every flush interval, and lets the others hear it `delay_s` later."""
+    """Sends every picker's batches each flush interval. The others receive them `delay_s` later."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class Shared:
         delay_s: float,
         flows: Sequence[FlowPort] = (),
     ) -> None:
-        """flows: the flow control of each, where they have one."""
+        """flows: the flow control of each picker, if it has one."""
         self._exchanges = [
             Exchange(
                 picker,

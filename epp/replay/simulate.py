@@ -29,17 +29,17 @@ from model_server.sim.prompts import Segment
 from model_server.sim.request import Record, SimRequest
 
 _GRACE_S: Final = 60.0
-"""After the last arrival the run goes on for so long."""
+"""The run goes on for this long after the last arrival."""
 _ANSWER_NAMES: Final = 1 << 63
 _NAME_BYTES: Final = 8
 
 Progress = Callable[[float], None]
-"""Told the share of the requests that have come."""
+"""Called with the share of the requests that have arrived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What the command line says of the fleet and the rate."""
+    """The fleet and the rate, as the command line gives them."""
 
     load: float = 1.0
     servers: int = 0
@@ -63,7 +63,7 @@ def run(trace: Trace, policy: Policy, setting: Setting, *, progress: Progress) -
 
 
 def fleet_of(trace: Trace, setting: Setting) -> Sequence[Server]:
-    """The recorded servers; where another number is asked for, the first ones again and again."""
+    """The recorded servers. If another number is asked for: the first ones, repeated."""
     known = trace.servers or [Server(name="server", capacity_tokens=512_000, prefill_tokens_per_s=8000.0)]
     count = setting.servers or len(trace.servers) or 8
     return [
@@ -79,7 +79,7 @@ def fleet_of(trace: Trace, setting: Setting) -> Sequence[Server]:
 
 
 class _Router(PickerRouter):
-    """The real picker, given the recorded prompts as bytes: each piece is its name, repeated."""
+    """The real picker, which gets the recorded prompts as bytes: each piece is its name, repeated."""
 
     def __init__(self, policy: Policy, calls: Sequence[Call], *, seed: int, adapters: frozenset[str]) -> None:
         super().__init__(policy, seed=seed, adapters=adapters)
@@ -132,7 +132,7 @@ def _request_of(number: int, call: Call) -> SimRequest:
 
 
 def _plan_of(trace: Trace, servers: Sequence[Server], *, horizon_s: float) -> FleetPlan:
-    """Cache and prefill of each server relative to the first one's."""
+    """Cache and prefill speed of each server in proportion to the first one's."""
     first = servers[0]
     costs = CostModel(prefill_tokens_per_s=first.prefill_tokens_per_s)
     if trace.decode_step_s is not None:
@@ -152,7 +152,9 @@ def _plan_of(trace: Trace, servers: Sequence[Server], *, horizon_s: float) -> Fl
 
 
 def _figures_of(outcome: Outcome, servers: Sequence[Server]) -> Figures:
-    """The first tenth of the requests meets cold caches and is not counted, but for where they went."""
+    """The figures of a run. The first tenth of the requests meets cold caches and counts only in the requests
+    of each server.
+    """
     ordered = sorted(outcome.records, key=lambda record: record.arrived_s)
     records = ordered[int(WARM_UP_SHARE * len(ordered)) :]
     ttfts = sorted(ttft_s(record, outcome.ended_s) for record in records)

@@ -22,7 +22,7 @@ from model_server.runners.cost import CostModel
 _ASSUMED_TPOT_S: Final = 0.02
 _MOST_OUTPUT_TOKENS: Final = 16_384
 MOST_TOLD_TOKENS: Final = 2**18
-"""Of an answer that says its length: each is a step of a simulated server."""
+"""Bound of the length that an answer reports. Each token is a step of a simulated server."""
 _LEAST_STEP_S: Final = 0.001
 _MOST_BUSY: Final = 0.9
 _COSTS: Final = CostModel()
@@ -31,14 +31,14 @@ _COSTS: Final = CostModel()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tempo:
     ttft_s: float
-    """Median of the sampled answers; 0: there are none."""
+    """Median of the sampled answers. 0: there are none."""
     tpot_s: float
     """The same for each further token."""
     decode_step_s: float | None
-    """None: no sampled answer tells."""
+    """None: no sampled answer shows it."""
     prefill_ratio: float
-    """From the rate that the picker learned, in the middle of prompts and beside decoding,
-    to the rate at the start of a prompt alone."""
+    """The rate at the start of a prompt on an otherwise idle server, divided by the rate that the picker
+    learned: that one holds in the middle of prompts and beside decoding."""
     remarks: tuple[str, ...]
 
     @classmethod
@@ -56,14 +56,14 @@ class Tempo:
         )
 
     def output_tokens(self, asked: Asked) -> int:
-        """As the server said, or by how long the answer took."""
+        """Length of an answer, as the server said, or by how long the answer took."""
         if asked.output_tokens is not None:
             return max(1, min(MOST_TOLD_TOKENS, asked.output_tokens))
         return min(_MOST_OUTPUT_TOKENS, max(1, round((asked.ended_s - self.ttft_s) / self.tpot_s)))
 
 
 def tpots_s(requests: Sequence[Asked]) -> list[float]:
-    """Seconds for each token after the first, of the answers that tell, in order."""
+    """Seconds for each token after the first, of all answers with these times, in ascending order."""
     return sorted(
         (a.ended_s - a.ttft_s) / (a.output_tokens - 1)
         for a in requests
@@ -75,8 +75,8 @@ def tpots_s(requests: Sequence[Asked]) -> list[float]:
 
 
 def _step_s(requests: Sequence[Asked], servers: Sequence[Server], tpot_s: float) -> float:
-    """By the means over the recording: how much of the time went to prefills,
-    and how many requests were in a batch.
+    """Seconds of a decode step, from means over the recording: how much of the time went to prefills, and how
+    many requests were in a batch.
     """
     lasted_s = max(a.at_unix_s + a.ended_s for a in requests) - min(a.at_unix_s for a in requests)
     computed = sum(a.prompt_tokens - a.matched_tokens for a in requests)
@@ -89,7 +89,7 @@ def _step_s(requests: Sequence[Asked], servers: Sequence[Server], tpot_s: float)
 
 
 def _middle_tokens(requests: Sequence[Asked]) -> float:
-    """Where in its prompt the average computed token stands."""
+    """The average position of a computed token in its prompt."""
     computed = [
         (a.prompt_tokens - a.matched_tokens, (a.prompt_tokens + a.matched_tokens) / 2) for a in requests
     ]

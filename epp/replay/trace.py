@@ -27,7 +27,7 @@ class Call:
     """One request."""
 
     at_s: float
-    """Since the first one."""
+    """Seconds since the first request."""
     pieces: tuple[Piece, ...]
     output_tokens: int
     adapter: str = ""
@@ -48,7 +48,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What one policy gave. Times are seconds; None: nothing tells."""
+    """The figures of one policy. Times are seconds. None: not known."""
 
     hit_ratio: float
     ttft_mean_s: float | None
@@ -58,7 +58,7 @@ class Figures:
     tpot_p50_s: float | None
     tpot_p90_s: float | None
     counted: int
-    """Requests that these figures are over."""
+    """Number of requests in these figures."""
     failed: int
     by_server: dict[str, int]
     """All requests, by the server that got them."""
@@ -72,15 +72,16 @@ class Trace:
     servers: Sequence[Server]
     """Empty: the source does not say."""
     block_tokens: int = 64
-    """Of the simulated caches: about as long as a piece, so that neither tells more apart than the other."""
+    """Block size of the simulated caches: about as long as a piece, so that neither is
+    finer than the other."""
     decode_step_s: float | None = None
-    """Time for each token of an answer on a server that does little else, where sampled answers tell."""
+    """Time for each token of an answer on a server that does little else, if sampled answers show it."""
     policy: Policy | None = None
-    """The one that routed, at the end of the recording."""
+    """The policy that routed at the end of the recording."""
     recorded: Figures | None = None
-    """What really happened."""
+    """The figures of the recording itself."""
     remarks: tuple[str, ...] = ()
-    """What the reader should know: what was left out, and what was guessed."""
+    """What the reader should know: what was left out, and what was estimated."""
 
 
 class ReplayError(Exception):

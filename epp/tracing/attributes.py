@@ -25,7 +25,7 @@ _OPERATIONS: Final[Mapping[str, str]] = {
 
 
 def attributes_of(decision: Decision) -> Attributes:
-    """Of a finished request: what is not known is left out."""
+    """The attributes of a finished request. Unknown values are left out."""
     served = decision.served or decision.destinations[0]
     found: Attributes = {
         "gen_ai.operation.name": _OPERATIONS.get(decision.kind, decision.kind),
@@ -64,14 +64,14 @@ def attributes_of(decision: Decision) -> Attributes:
 
 
 def error_of(decision: Decision) -> str:
-    """Why the request counts as an error; empty: it does not, and neither does one whose client left."""
+    """Why the request counts as an error. Empty: it is none; a request whose client left is none either."""
     if decision.status is not None and decision.status >= 500:
         return str(decision.status)
     return "failed" if decision.outcome == "failed" else ""
 
 
 def attributes_of_refusal(request_id: str, error: PickError) -> Attributes:
-    """Of a request that the picker answered itself."""
+    """The attributes of a request that the picker answered itself."""
     return {
         "http.response.status_code": error.status,
         "error.type": error.reason,

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """As OpenTelemetry's batch processor has them."""
+    """As in OpenTelemetry's batch processor."""
 
     max_queued: int = 2048
     max_batch: int = 512
@@ -28,13 +28,13 @@ class Bounds:
 
 
 class Sender(Generic[T]):
-    """`start`, `put` and `stop` belong to one thread; the counts may be read from any."""
+    """`start`, `put` and `stop` must be called from one thread. Any thread may read the counts."""
 
     def __init__(
         self, send: Callable[[Sequence[T]], bool], close: Callable[[], None], *, bounds: Bounds
     ) -> None:
-        """send: deliver one batch, and say whether it arrived; it may block.
-        close: end what `send` is waiting for.
+        """send: delivers one batch, and says whether it arrived. It may block.
+        close: ends the wait of `send`.
         """
         self._send = send
         self._close = close
@@ -44,19 +44,19 @@ class Sender(Generic[T]):
         self._finished = threading.Event()
         self._stopping = False
         self._sent = self._failed = self._dropped = 0
-        # Daemon: a collector that hangs must not keep the process from ending.
+        # A daemon thread, so a collector that hangs cannot keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Spans by what became of them."""
+        """Number of spans, by what became of them."""
         return {"sent": self._sent, "failed": self._failed, "dropped": self._dropped}
 
     def start(self) -> None:
         self._thread.start()
 
     def put(self, item: T) -> None:
-        """Never waits. Dropped, and counted, where the queue is full."""
+        """Never waits. If the queue is full, the span is dropped and counted."""
         if len(self._queue) >= self._bounds.max_queued:
             self._dropped += 1
             return
@@ -65,7 +65,7 @@ class Sender(Generic[T]):
             self._wake.set()
 
     def stop(self) -> None:
-        """Send what is queued, then end. Does not wait: look at `finished`."""
+        """Send the queued spans, then end. Does not wait: check `finished`."""
         self._stopping = True
         self._wake.set()
 
@@ -74,8 +74,8 @@ class Sender(Generic[T]):
         return self._finished.is_set()
 
     def give_up(self) -> None:
-        """End the sending that is under way, as far as that can be done without waiting;
-        the rest goes down with the process.
+        """End the current sending, as far as this is possible without waiting. The remaining spans are lost
+        when the process ends.
         """
         self._queue.clear()
         self._close()
@@ -105,6 +105,6 @@ class Sender(Generic[T]):
         while len(batch) < self._bounds.max_batch:
             try:
                 batch.append(self._queue.popleft())
-            except IndexError:  # empty, or cleared at this moment
+            except IndexError:  # the queue is empty, or was cleared at this moment
                 break
         return batch

@@ -30,20 +30,22 @@ _EXPORTERS: Final = {
     "http/protobuf": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
 }
 _SWITCH_INTERVAL_S: Final = 0.0005
-"""How long the sending thread may keep the interpreter from the event loop;
-Python's own default is ten times this."""
+"""How long the sending thread may keep the interpreter from the event loop. Python's default is ten times
+this."""
 _LAST_SENDING_S: Final = 2.0
 _LOOK_S: Final = 0.02
 
 
 def on(tracing: bool) -> bool:  # noqa: FBT001 - the configuration's switch
-    """`OTEL_SDK_DISABLED` and `OTEL_TRACES_EXPORTER=none` turn off what the configuration turns on."""
+    """`OTEL_SDK_DISABLED` and `OTEL_TRACES_EXPORTER=none` turn tracing off, even if the configuration turns
+    it on.
+    """
     disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     return tracing and not disabled and _exporter() == "otlp"
 
 
 def require(tracing: bool) -> None:  # noqa: FBT001 - the configuration's switch
-    """ConfigError says what is not installed, or which variable cannot be used."""
+    """The ConfigError says what is not installed, or which variable cannot be used."""
     if not on(tracing):
         return
     for package in _PACKAGES:
@@ -58,14 +60,14 @@ def require(tracing: bool) -> None:  # noqa: FBT001 - the configuration's switch
 
 
 def make(observer: Observer, *, worker: int) -> Tracer:
-    """An observer around `observer` that sends spans. ConfigError: a variable cannot be used."""
+    """An observer around `observer` that sends spans. Raises ConfigError if a variable cannot be used."""
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - an extra
     from opentelemetry.sdk.trace.export import SpanExportResult  # noqa: PLC0415
 
     from epp.tracing.tracer import Tracer  # noqa: PLC0415
 
     exporter = _made_exporter()
-    # Never used to make a span: it knows how to read the variables of sampling and resource.
+    # Makes no span: it is used only to read the variables of sampling and resource.
     provider = TracerProvider(shutdown_on_exit=False)
     return Tracer(
         observer,
@@ -84,7 +86,7 @@ def start(tracer: Tracer) -> None:
 
 
 async def stop(tracer: Tracer) -> None:
-    """Give the last spans a moment to arrive; a collector that is away keeps nobody longer than that."""
+    """Give the last spans a moment to arrive. A collector that is away delays the end no longer than that."""
     tracer.sender.stop()
     try:
         async with asyncio.timeout(_LAST_SENDING_S):
@@ -104,9 +106,7 @@ def _made_exporter() -> SpanExporter:
 
 
 def _resource(worker: int) -> Resource:
-    """What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say;
-    the name and the instance where they say neither.
-    """
+    """The attributes in OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES, with a default name and instance."""
     from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - an extra
 
     usual = {"service.name": "prefix-gateway", "service.instance.id": f"{socket.gethostname()}-{worker}"}
@@ -135,7 +135,7 @@ def _protocol() -> str:
 
 
 def _bounds(environ: Mapping[str, str]) -> Bounds:
-    """OTEL_BSP_*."""
+    """The bounds in OTEL_BSP_*."""
     usual = Bounds()
 
     def number(name: str, default: int) -> int:

@@ -40,11 +40,11 @@ _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _SCOPE: Final = InstrumentationScope("prefix-gateway")
 
 Export = Callable[[Sequence[ReadableSpan]], bool]
-"""Whether the batch arrived."""
+"""Returns whether the batch arrived."""
 
 
 class _Span(NamedTuple):
-    """A sampled pick, as it waits for its end and then in the queue."""
+    """A sampled pick, until its end and then in the queue."""
 
     context: SpanContext
     parent: SpanContext | None
@@ -54,8 +54,8 @@ class _Span(NamedTuple):
 
 
 class Tracer:
-    """Wraps the observer that counts, which hears the picker's events by itself.
-    Its methods belong to the event loop, and none of them waits.
+    """Wraps the observer that counts, which listens to the picker itself. All methods must be called on the
+    event loop, and none of them waits.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Tracer:
         unix_clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """timer: as that of the streams."""
+        """timer: the same timer as the streams'."""
         self._inner = inner
         self._sampler = sampler
         self._ids = ids
@@ -80,7 +80,7 @@ class Tracer:
         self._timer = timer
         self._export = export
         self._open: dict[int, _Span] = {}
-        """By the identity of picks that have not ended; their streams keep them alive."""
+        """Spans by the identity of picks that have not ended. The picks' streams keep the picks alive."""
         self.sender: Sender[_Span] = Sender(self._send, close, bounds=bounds)
 
     @property
@@ -100,7 +100,7 @@ class Tracer:
         self.sender.put(_Span(*contexts, now - waited_s, now, attributes_of_refusal(request_id, error)))
 
     def hear(self, event: PickerEvent) -> None:
-        """A pick may begin a span, and the span of a request that is over can be sent."""
+        """A pick may begin a span. The span of a request that is over is queued."""
         if isinstance(event, Began):
             self._begin(event)
         elif isinstance(event, Ended):
@@ -126,7 +126,7 @@ class Tracer:
         self._open[id(event.request)] = _Span(context, parent, start, end, decision)
 
     def _sampled(self, trace: str) -> tuple[SpanContext, SpanContext | None] | None:
-        """The new span's context and its parent's; None: this request is not sampled."""
+        """The contexts of the new span and of its parent. None: this request is not sampled."""
         parent, above = None, None
         caller = read_traceparent(trace) if trace else None
         if caller is not None:
@@ -143,7 +143,7 @@ class Tracer:
         return self._export([self._readable(span) for span in batch])
 
     def _readable(self, span: _Span) -> ReadableSpan:
-        """In the sending thread."""
+        """Runs in the sending thread."""
         if isinstance(span.told, Decision):
             attributes, error = attributes_of(span.told), error_of(span.told)
         else:
