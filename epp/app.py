@@ -210,7 +210,6 @@ class App:
 
     @contextlib.asynccontextmanager
     async def _serving(self) -> AsyncIterator[None]:
-        """Open both sockets."""
         try:
             address = await self._admin.start()
         except OSError as error:
@@ -267,7 +266,6 @@ class App:
         return tasks
 
     def _watchers(self) -> list[FileWatcher[Any]]:
-        """The watchers of the configured files."""
         config, inputs = self._config, self._inputs
         watchers: list[FileWatcher[Any]] = []
         if self._cluster is None:

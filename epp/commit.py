@@ -191,7 +191,6 @@ class Commits:
         return mismatch
 
     def on_feedback(self, pick: Pick, feedback: ResponseFeedback, *, now: float) -> None:
-        """Learn from a sampled answer."""
         routed = own(pick)
         decision = routed.decision
         decision.cached_tokens = feedback.cached_tokens

@@ -210,7 +210,6 @@ class Gate:
                 self._flow(model).control.hear(picker, rows, now=now)
 
     def forget(self, picker: bytes) -> None:
-        """Forget another picker that is gone."""
         for flow in self._flows.values():
             flow.control.forget(picker)
 

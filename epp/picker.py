@@ -99,7 +99,6 @@ class Picker:
 
     @property
     def secret(self) -> HashSecret:
-        """The secret of the chunk hashes."""
         return self.caches.secret
 
     def set_secret(self, secret: HashSecret) -> None:
@@ -218,7 +217,6 @@ class Picker:
         self.fleet.failures.answered(state, failed=failed, settings=self._spec.failures, now=now)
 
     def heard_hang(self, state: EndpointState, *, now: float) -> None:
-        """Another picker's requests hang at this server."""
         self.fleet.failures.hangs(state, now=now)
 
     def take_in(self, findings: Sequence[KvReport]) -> None:
@@ -246,7 +244,6 @@ class Picker:
         return self.fleet.failures.probes_due(settings=self._spec.failures, now=now)
 
     def probed(self, probe: Probe, verdict: Verdict, *, now: float) -> None:
-        """The result of a probe."""
         self.fleet.failures.probed(probe, verdict, settings=self._spec.failures, now=now)
 
     def housekeep(self, *, now: float) -> None:
@@ -342,11 +339,9 @@ class Picker:
         return self._commits.on_response_headers(pick, status=status, served=served, now=now)
 
     def on_feedback(self, pick: Pick, feedback: ResponseFeedback, *, now: float) -> None:
-        """Learn from a sampled answer."""
         self._commits.on_feedback(pick, feedback, now=now)
 
     def end(self, pick: Pick, *, outcome: Outcome, now: float) -> None:
-        """The HTTP request is over."""
         self._commits.end(pick, outcome=outcome, now=now)
 
     def detach(self, pick: Pick, *, now: float) -> None:

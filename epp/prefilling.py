@@ -42,8 +42,6 @@ class Held(Struct, eq=False, gc=False):
 
 
 class Prefilling:
-    """See the module's docstring."""
-
     def __init__(self, fleet: Fleet, caches: ServerCaches, rng: random.Random) -> None:
         self._fleet = fleet
         self._caches = caches

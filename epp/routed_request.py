@@ -64,6 +64,5 @@ def is_fault(status: int) -> bool:
 
 
 def own(pick: Pick) -> RoutedRequest:
-    """The pick as the picker's own type."""
     assert isinstance(pick, RoutedRequest), "a pick comes back to the picker that made it"
     return pick

@@ -127,7 +127,6 @@ class ServerCaches:
             self.add(state)
 
     def add(self, state: EndpointState) -> None:
-        """Start an empty mirror for an endpoint."""
         self.table.add_endpoint(state.endpoint.name, capacity_bytes=self._capacity_bytes(state))
 
     def learned(self, model: str) -> Learned:

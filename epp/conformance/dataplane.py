@@ -134,7 +134,6 @@ class Exchange:
 
     @property
     def told_destination(self) -> str:
-        """The destination in the dynamic metadata."""
         value = self.metadata.get(LB, {}).get(DESTINATION)
         assert isinstance(value, str), f"{DESTINATION} in {self.metadata}, immediate: {self.immediate}"
         return value

@@ -80,7 +80,6 @@ class Columns:
     # -- following the states --------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        """Copy the rows of all changed states."""
         while self.changed:
             self._copy(self.changed.pop())
         if not self._rates_known:

@@ -401,7 +401,6 @@ class Failures:
 
     @property
     def known(self) -> bool:
-        """Whether any server has failed lately."""
         return bool(self._marks)
 
     def share(self, state: EndpointState, *, now: float) -> float:

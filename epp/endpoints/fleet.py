@@ -27,8 +27,6 @@ _NOT_READY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class FleetChange:
-    """What a new list of endpoints changed."""
-
     added: tuple[EndpointName, ...]
     removed: tuple[EndpointName, ...]
     restarted: tuple[EndpointName, ...]

@@ -23,7 +23,6 @@ class RecentlyLeft:
         self._left: dict[EndpointName, tuple[Endpoint, float]] = {}
 
     def names(self) -> set[EndpointName]:
-        """Names of the endpoints that may still come back."""
         return set(self._left)
 
     def leave(self, endpoint: Endpoint, *, now: float) -> bool:

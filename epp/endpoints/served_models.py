@@ -99,7 +99,6 @@ class AwayModels:
         return any(model in models for models in self._left.values())
 
     def leave(self, endpoint: Endpoint, listed: ModelList | None, *, now: float) -> None:
-        """A server of the pool has left."""
         models = self._left.setdefault(endpoint.pool, {})
         for model in endpoint.adapters | {endpoint.model} | (listed.names if listed else frozenset()):
             if model:
@@ -124,8 +123,6 @@ class AwayModels:
 
 
 class _Found(NamedTuple):
-    """What is known about one model."""
-
     slots: Sequence[int] | None
     """The servers that declare or list it. None: there are none."""
     declared: bool

@@ -110,7 +110,6 @@ class EndpointState:
         return self.loads(metrics)[0]
 
     def loads(self, metrics: EndpointMetrics | None) -> tuple[int, int]:
-        """`load` and `known_load`."""
         known = self.in_flight + self.peers_in_flight
         inside = metrics.inside if metrics is not None else None
         if inside is None:
@@ -145,7 +144,6 @@ class EndpointState:
         return loads
 
     def observe(self, after: EndpointMetrics, *, now: float) -> None:
-        """Take in one good scrape."""
         self.changed.add(self.slot)
         before, rate = self.metrics, self.rate.tokens_per_s
         if before is not None:

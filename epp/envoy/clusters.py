@@ -157,7 +157,6 @@ def picker(config: Config) -> Cluster:
 
 
 def speaking_http2() -> dict[str, AnyMessage]:
-    """The settings for HTTP/2, which gRPC needs."""
     return {
         UPSTREAM_HTTP: AnyMessage.pack(
             UpstreamHttpProtocolOptions(

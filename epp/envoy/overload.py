@@ -85,7 +85,6 @@ def _trigger(trigger: ThresholdTrigger | ScaledTrigger) -> Trigger:
 
 
 def _shorter_idle_times() -> OverloadAction:
-    """Connections without a request are closed first."""
     timer = ScaleTimersOverloadActionConfigScaleTimer(
         timer=ScaleTimersOverloadActionConfigTimerType.HTTP_DOWNSTREAM_CONNECTION_IDLE,
         min_timeout=timedelta(seconds=2),

@@ -68,7 +68,6 @@ def check_tls(tls: Tls, *, field: str, unix_now_s: float) -> None:
 
 
 def to_do(error: OSError) -> str:
-    """What the operator can do about this error."""
     match error:
         case FileNotFoundError():
             return "create it, or correct the path"
@@ -150,7 +149,6 @@ class CertificateWatch:
         self._fault: str | None = None
 
     async def run(self) -> None:
-        """Check until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(_LOOK_S)

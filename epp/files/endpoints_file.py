@@ -44,8 +44,6 @@ _Text = Annotated[str, Meta(max_length=1024)]
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One endpoint as the file writes it."""
-
     name: _Name
     address: str
     port: Annotated[int, Meta(ge=1, le=65535)] | None = None
@@ -66,8 +64,6 @@ class _Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Rewrite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Other names for models, as the file writes them."""
-
     targets: Annotated[tuple[_Target, ...], Meta(min_length=1, max_length=64)]
     models: Annotated[
         tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...], Meta(max_length=1024)

@@ -61,7 +61,6 @@ class FileWatcher(Generic[T]):
         """Whether the newest content that was passed on is in use."""
 
     async def run(self) -> None:
-        """Watch until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(self._poll_s)

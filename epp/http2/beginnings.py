@@ -28,11 +28,9 @@ class Beginnings:
         finds its first key slowly after many deletions before it.)"""
 
     def __bool__(self) -> bool:
-        """Whether a call waits."""
         return bool(self._line)
 
     def add(self, event: Message | HalfClosed, *, came_after: float) -> None:
-        """Queue an event of one of `calls`."""
         line = self._line.get(event.stream_id)
         if line is None:
             line = self._line[event.stream_id] = deque()

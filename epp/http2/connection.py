@@ -84,7 +84,6 @@ class Connection:
 
     @property
     def streams(self) -> int:
-        """Number of open streams."""
         return len(self._streams)
 
     @property

@@ -145,7 +145,6 @@ class Sender:
         return [s for s in self._stalled.values() if s.stalled_since is not None and s.stalled_since <= since]
 
     def forget(self, stream: Stream) -> None:
-        """Forget a stream that is over."""
         self._waiting.pop(stream.number, None)
         self._stalled.pop(stream.number, None)
         stream.backlog = None

@@ -81,7 +81,6 @@ class FrameReader:
         return self._block is not None
 
     def drop(self) -> None:
-        """Drop all received bytes."""
         self._data, self._at, self.pending = b"", 0, False
 
     def read(self, data: bytes, *, limit: int) -> None:

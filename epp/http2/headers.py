@@ -93,7 +93,6 @@ class HeaderReader:
 
     @property
     def kept(self) -> int:
-        """Number of cached blocks."""
         return len(self._kept)
 
     def _decode(self, block: bytes) -> Sequence[tuple[bytes, bytes]]:

@@ -77,7 +77,6 @@ class Assembly:
         return message
 
     def drop(self) -> None:
-        """Free the parts."""
         self._held.now -= self._have
         self._parts, self._have = [], 0
 

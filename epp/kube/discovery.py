@@ -65,7 +65,6 @@ class Discovery:
         self.changed = False
 
     def __len__(self) -> int:
-        """Number of pods that may get requests."""
         return len(self._servers)
 
     def set_ports(self, ports: Sequence[int]) -> None:
@@ -75,14 +74,12 @@ class Discovery:
             self.changed = True
 
     def replace(self, pods: Iterable[Pod]) -> None:
-        """The list of all pods."""
         servers = {pod.metadata.name: server for pod in pods if (server := self._server(pod)) is not None}
         if servers != self._servers:
             self._servers = servers
             self.changed = True
 
     def put(self, pod: Pod) -> None:
-        """A new or changed pod."""
         server = self._server(pod)
         if server is None:
             self.remove(pod)
@@ -157,7 +154,6 @@ def pool_ports(pool: Pool) -> tuple[int, ...]:
 
 
 def label_selector(labels: Mapping[str, str]) -> str:
-    """The labels as a query of the API server."""
     return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
 
 
@@ -176,7 +172,6 @@ def united(pools: Sequence[Sequence[Found]]) -> list[Endpoint]:
 
 
 def in_several(pools: Sequence[Sequence[Found]]) -> Collection[EndpointName]:
-    """The endpoints that more than one pool has."""
     times = Counter(found.endpoint.name for found in chain.from_iterable(pools))
     return [name for name, count in times.items() if count > 1]
 

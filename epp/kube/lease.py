@@ -53,11 +53,9 @@ class Election:
         self._renewed_at = sent_at
 
     def lost(self) -> None:
-        """Another replica wrote the lease first."""
         self._renewed_at = None
 
     def holds(self, *, now: float) -> bool:
-        """Whether this candidate may act as the holder."""
         return self._renewed_at is not None and now - self._renewed_at < _HOLDS_RATIO * self._duration_s
 
     def spec(self, step: Step, *, time_text: str) -> LeaseSpec:

@@ -17,8 +17,6 @@ _SLICES: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class LiveEndpoint:
-    """The current state of one endpoint."""
-
     name: str
     pool: str
     why_not: str = ""

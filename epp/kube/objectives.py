@@ -30,7 +30,6 @@ class Objectives:
         self.priorities: dict[str, int] = {}
 
     def replace(self, objects: Iterable[Objective]) -> None:
-        """The list of all objectives."""
         self.priorities.clear()
         for found in objects:
             self.put(found)
@@ -45,7 +44,6 @@ class Objectives:
 
 
 def merged(newer_first: Sequence[Objectives]) -> Mapping[str, int]:
-    """The priority of each objective, by name."""
     found: dict[str, int] = {}
     for objectives in reversed(newer_first):
         found.update(objectives.priorities)

@@ -124,7 +124,6 @@ class PolicySet:
         return len(self._claims)
 
     def replace(self, objects: Iterable[PolicyObject]) -> None:
-        """The list of all policy objects."""
         present = set()
         for found in objects:
             present.add(found.metadata.name)
@@ -133,7 +132,6 @@ class PolicySet:
             self._drop(name)
 
     def put(self, found: PolicyObject) -> None:
-        """A new or changed policy object."""
         name = found.metadata.name
         before = self._claims.get(name)
         self._strangers.pop(name, None)
@@ -157,7 +155,6 @@ class PolicySet:
         self._drop(found.metadata.name)
 
     def observed(self) -> Mapping[str, Any]:
-        """The status of each object, as last seen."""
         return {name: claim.status for name, claim in self._claims.items()}
 
     def strangers(self) -> Collection[Stranger]:

@@ -156,7 +156,6 @@ class WriteTimes:
         self._written[uid] = now
 
     def keep(self, uids: set[str]) -> None:
-        """Forget objects that are gone."""
         self._written = {uid: at for uid, at in self._written.items() if uid in uids}
 
     def check_integrity(self) -> None:

@@ -64,7 +64,6 @@ class PoolWatch:
         """Whether the pool exists, so that policies may target it."""
 
     async def run(self) -> None:
-        """Follow until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             if self._selector:

@@ -74,7 +74,6 @@ class Pools:
         """Whether the first endpoints have been passed on."""
 
     async def run(self) -> None:
-        """Follow until cancelled."""
         async with asyncio.TaskGroup() as group:
             for watch in self._watches:
                 group.create_task(watch.run(), name=f"pool {watch.name}")
@@ -82,7 +81,6 @@ class Pools:
 
     @property
     def existing(self) -> frozenset[str]:
-        """Names of the existing pools."""
         return frozenset(watch.name for watch in self._watches if watch.exists)
 
     @property

@@ -67,7 +67,6 @@ RULES: Final[Sequence[Rule]] = (
 
 
 def rules(*, pools: Sequence[str] = (POOL,), lease: str = LEASE) -> Sequence[Mapping[str, Any]]:
-    """`rules` of a Role."""
     names = {POOL: list(pools), LEASE: [lease]}
     return [
         {

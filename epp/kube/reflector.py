@@ -136,7 +136,6 @@ class Reflector(Generic[T]):
         return self._source.what
 
     async def run(self) -> None:
-        """Follow until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             started = loop.time()
@@ -239,7 +238,6 @@ class Reflector(Generic[T]):
             raise ApiError(f"the answer cannot be read: {error}") from error
 
     def _complain(self, error: ApiError) -> None:
-        """Log each reason once, not at every try."""
         complaint = f"{error.status} {error}" if error.status else "unreachable"
         if complaint != self._complaint:
             self._complaint = complaint
@@ -252,7 +250,6 @@ class Reflector(Generic[T]):
         self._say(answers=False)
 
     def _settle(self) -> None:
-        """The server answers."""
         if self._complaint:
             self._complaint = ""
             _log.info("watching %s works again", self._source.what)

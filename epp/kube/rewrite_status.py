@@ -66,7 +66,6 @@ def _word(claim: Claim, taken: Mapping[str, Claim], *, pool_exists: bool) -> Wor
 
 
 def accepted(word: Word, claim: Claim, *, time_text: str) -> Condition:
-    """The condition of an object of our pool."""
     return _condition("True" if word.so else "False", word.reason, word.message, claim, time_text=time_text)
 
 
@@ -86,7 +85,6 @@ def observed_generation(claim: Claim) -> int:
 
 
 def says(claim: Claim, wanted: Condition) -> bool:
-    """Whether its status already has this condition."""
     return wanted in claim.conditions
 
 

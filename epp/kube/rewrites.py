@@ -69,7 +69,6 @@ class ModelRewrites:
         self._strangers: dict[str, Claim] = {}
 
     def replace(self, objects: Iterable[ModelRewrite]) -> None:
-        """The list of all rewrites."""
         before = {claim.name for claim in (*self._claims.values(), *self._strangers.values())}
         for found in objects:
             before.discard(found.metadata.name)
@@ -110,7 +109,6 @@ class ModelRewrites:
         return self._strangers.values()
 
     def rules(self) -> list[Rule]:
-        """The rules in order of precedence."""
         rules = [rule for claim in self.claims() for rule in claim.rules]
         names = list(accumulate(len(rule.models) + len(rule.targets) for rule in rules))
         return rules[: bisect_right(names, _MOST_IN_ALL)]
@@ -134,7 +132,6 @@ class ModelRewrites:
 
 
 def all_rewrites(newer_first: Sequence[ModelRewrites]) -> Rewrites:
-    """The rules of several groups together."""
     return Rewrites(rule for rewrites in newer_first for rule in rewrites.rules())
 
 

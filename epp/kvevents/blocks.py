@@ -38,7 +38,6 @@ class ServerBlocks:
         return block in self._copies
 
     def hold(self, blocks: Iterable[BlockName]) -> bool:
-        """Whether all these blocks are held."""
         copies = self._copies
         return all(block in copies for block in blocks)
 
@@ -58,7 +57,6 @@ class ServerBlocks:
                 return self.clear()
 
     def clear(self) -> list[BlockName]:
-        """Forget all blocks, and return them."""
         gone = list(self._copies)
         self._copies.clear()
         return gone

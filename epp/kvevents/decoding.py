@@ -23,8 +23,6 @@ from epp.prefix_index.kv_reports import Tier
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Consecutive blocks of one sequence."""
-
     blocks: tuple[BlockName, ...]
     tier: Tier
     parent: BlockName | None = None

@@ -126,7 +126,6 @@ class _Model:
             self.waiting_bytes -= self.waiting.popleft().inference.held_bytes
 
     def waited(self) -> Sequence[RoutedPrompt]:
-        """Take out all waiting prompts."""
         waiting, self.waiting, self.waiting_bytes = self.waiting, deque(), 0
         return waiting
 
@@ -159,7 +158,6 @@ class Exact:
     # -- servers ---------------------------------------------------------------------------------------------
 
     def add(self, server: EndpointName, *, model: str) -> None:
-        """Follow a server from now on."""
         known = self._models.get(model)
         if known is None:
             known = self._models[model] = self._new_model(model)
@@ -347,7 +345,6 @@ class Exact:
                 )
 
     def findings(self, *, now: float) -> list[KvReport]:
-        """The findings for the picker since the last call."""
         for model in self._models.values():
             if model.waiting and model.hasher is not None:
                 for routed in model.waited():

@@ -90,7 +90,6 @@ class Knowledge:
     # -- servers ---------------------------------------------------------------------------------------------
 
     def add(self, server: EndpointName) -> None:
-        """Follow a server. Nothing is known about it yet."""
         self._servers[server] = _Server(server, ServerBlocks())
 
     def drop(self, server: EndpointName) -> None:
@@ -268,7 +267,6 @@ class Knowledge:
         return ends
 
     def _release(self, known: _Server, first: Node) -> None:
-        """Mark a node and all nodes below it as not held."""
         waiting = [first]
         while waiting:
             node = waiting.pop()

@@ -58,7 +58,6 @@ class RoutedPrompts:
         return len(self._queue)
 
     def hear(self, event: PickerEvent) -> None:
-        """Take in one event of the picker."""
         kind = type(event)
         if kind is Began:
             self._keep(event.request, event.asked.inference)  # type: ignore[union-attr]  # mypy does not narrow by type()

@@ -149,7 +149,6 @@ class ExactService:
         return self._queue.dropped
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
-        """Follow these endpoints from now on."""
         found = ((endpoint.name, self._source(endpoint)) for endpoint in endpoints)
         self._wanted = {name: source for name, source in found if source is not None}
 
@@ -213,7 +212,6 @@ class ExactService:
         )
 
     async def _apply(self) -> None:
-        """Correct the table, in portions."""
         found = self._found
         while found:
             portion = [found.popleft() for _ in range(min(len(found), _FINDINGS_A_TURN))]
@@ -277,7 +275,6 @@ class ExactService:
         *,
         now: float,
     ) -> None:
-        """Open and close sockets as endpoints come and go."""
         wanted = self._wanted
         for name in [name for name, one in followed.items() if wanted.get(name) != one.source]:
             gone = followed.pop(name)

@@ -55,7 +55,6 @@ class Accounts:
         self._buckets: deque[Bucket] = deque(maxlen=_BUCKETS)
 
     def bucket(self, *, now: float) -> Bucket:
-        """The bucket to add to."""
         if not self._buckets or now - self._buckets[-1].began_at >= _BUCKET_S:
             self._buckets.append(Bucket(began_at=now))
         return self._buckets[-1]

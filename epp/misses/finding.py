@@ -65,7 +65,6 @@ class Misses:
         self.looked_at = 0
 
     def hear(self, event: PickerEvent) -> None:
-        """Listen to the picker."""
         if isinstance(event, Began):
             if len(self._waiting) >= _MOST_WAITING:
                 self.skipped += 1

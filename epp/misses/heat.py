@@ -44,7 +44,6 @@ class Heat:
         matched_tokens: int,
         now: float,
     ) -> None:
-        """One request was sent to that server."""
         if not chain:
             return
         if now - self._halved_at >= _HALF_EVERY_S:

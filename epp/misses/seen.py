@@ -43,7 +43,6 @@ class Seen:
         return self._mask + 1
 
     def sampled(self, chunks: Iterable[ChunkHash]) -> list[ChunkHash]:
-        """Those of the chunks that are in the sample."""
         mask = self._mask
         return [chunk for chunk in chunks if not chunk & mask] if mask else list(chunks)
 
@@ -55,7 +54,6 @@ class Seen:
         return self._sent.keys().isdisjoint(chunks)
 
     def note(self, chunks: Sequence[ChunkHash], sent: Sent) -> None:
-        """These chunks were sent there now."""
         chosen = self.sampled(chunks)
         if not self._sent.keys().isdisjoint(chosen):
             for chunk in chosen:

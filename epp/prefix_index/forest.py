@@ -81,7 +81,6 @@ class Mirror:
     newest: Use | None = None
 
     def append(self, use: Use) -> None:
-        """Make `use` the newest."""
         use.older = self.newest
         if self.newest is None:
             self.oldest = use
@@ -90,7 +89,6 @@ class Mirror:
         self.newest = use
 
     def prepend(self, use: Use) -> None:
-        """Make `use` the oldest."""
         use.newer = self.oldest
         if self.oldest is None:
             self.newest = use
@@ -120,7 +118,6 @@ class Mirror:
             self.unlink(before)
 
     def uses(self) -> Iterator[Use]:
-        """The uses, the oldest first."""
         use = self.oldest
         while use is not None:
             yield use
@@ -169,7 +166,6 @@ class RunForest:
         self._mirrors[mirror.bit.bit_length() - 1] = None
 
     def mirrors(self, holders: int) -> Iterator[Mirror]:
-        """The mirrors of a mask."""
         while holders:
             slot = holders.bit_length() - 1
             mirror = self._mirrors[slot]

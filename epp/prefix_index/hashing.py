@@ -97,7 +97,6 @@ class Roots:
         return name.hexdigest()
 
     def seed(self, *, model: str, cache_salt: str = "") -> int:
-        """The seed for prompts to a model or adapter."""
         known = self._kept.get(model) if not cache_salt else None
         if known is not None:
             return known

@@ -72,7 +72,6 @@ class PrefixTable:
         self._forest.enrol(mirror)
 
     def drop_endpoint(self, name: EndpointName) -> None:
-        """Forget the server and all that it held."""
         mirror = self._mirrors.pop(name)
         self._forest.release_all(mirror)
         self._forest.strike(mirror)
@@ -106,7 +105,6 @@ class PrefixTable:
         return {name: mirror.evicted for name, mirror in self._mirrors.items()}
 
     def __len__(self) -> int:
-        """Number of entries of all servers."""
         return self._forest.entries
 
     def uses(self, name: EndpointName) -> Iterator[tuple[Sequence[int], int]]:

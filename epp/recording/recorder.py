@@ -31,7 +31,6 @@ class Recorder:
         """Requests that were left out because too many lines waited for the disk."""
 
     def ended(self, request: RoutedRequest, *, unix_now_s: float) -> None:
-        """Make the line of a request that is over."""
         chain = request.chain
         size = _LINE_BYTES + 8 * len(chain)
         if self._waiting_bytes + size > self._most_waiting_bytes:
@@ -66,7 +65,6 @@ class Recorder:
         )
 
     def take(self) -> list[Asked]:
-        """The lines since the last call."""
         taken, self._waiting, self._waiting_bytes = self._waiting, [], 0
         return taken
 

@@ -59,7 +59,6 @@ class RecordingService:
         return {"written": self.written, "dropped": self._recorder.dropped, "failed": self.lost}
 
     def hear(self, event: PickerEvent) -> None:
-        """Listen to the picker."""
         if isinstance(event, Ended):
             self._recorder.ended(event.request, unix_now_s=time.time())
 

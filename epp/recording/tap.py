@@ -61,7 +61,6 @@ class Tap:
         return b"".join(map(encode, lines)), dropped
 
     def hear(self, event: PickerEvent) -> None:
-        """Listen to the picker."""
         if not isinstance(event, Ended) or self._recorder is None:
             return
         if self._clock() - self._asked_at > GONE_AFTER_S:

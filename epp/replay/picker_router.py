@@ -32,8 +32,6 @@ PREFILL_TIMES = ("prefill_sum_s", "prefill_count", "prefill_tokens")
 
 
 class _Open:
-    """An open request, and its picker."""
-
     __slots__ = ("first_token_s", "pick", "picker", "request")
 
     def __init__(self, picker: Picker, pick: Pick, request: SimRequest) -> None:
@@ -69,12 +67,10 @@ class PickerRouter:
 
     @property
     def pickers(self) -> Sequence[Picker]:
-        """For reading."""
         return self._pickers
 
     @property
     def shared(self) -> Shared | None:
-        """For reading."""
         return self._shared
 
     def _flow_controls(self) -> Sequence[FlowPort]:

@@ -42,7 +42,6 @@ class Shared:
 
     @property
     def exchanges(self) -> Sequence[Exchange]:
-        """For reading."""
         return self._exchanges
 
     def advance(self, now: float) -> None:

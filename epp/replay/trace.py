@@ -24,8 +24,6 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request."""
-
     at_s: float
     """Seconds since the first request."""
     pieces: tuple[Piece, ...]
@@ -66,8 +64,6 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """See the module's docstring."""
-
     calls: Sequence[Call]
     servers: Sequence[Server]
     """Empty: the source does not say."""

@@ -105,7 +105,6 @@ def label(name: bytes) -> bytes:
 
 
 def present(raw: Raw) -> bool:
-    """Whether the field has a value."""
     return len(memoryview(raw)) > _LONGEST_ABSENT or bytes(raw) not in _ABSENT
 
 

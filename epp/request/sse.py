@@ -29,7 +29,6 @@ class EventSplitter:
         self._lines_left = MOST_LINES
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The data of each event that ends in this piece."""
         if self._lines_left < 0:
             return []
         if self._after_cr and piece:

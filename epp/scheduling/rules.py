@@ -68,8 +68,6 @@ class Weighed(Struct, frozen=True, eq=False, gc=False):
 
 
 class Ranked(NamedTuple):
-    """The output of a rule."""
-
     places: list[int]
     """Places of the best candidates, the best first: `MOST` of them, or all if there are fewer."""
     reason: str

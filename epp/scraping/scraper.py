@@ -49,8 +49,6 @@ OnMetrics = Callable[[EndpointName, EndpointMetrics | None], None]
 
 @dataclass(frozen=True, slots=True)
 class ScrapeAge:
-    """How old an endpoint's last good scrape is."""
-
     age_s: float | None
     """None: the endpoint has never answered."""
     error: str
@@ -59,8 +57,6 @@ class ScrapeAge:
 
 @dataclass(frozen=True, slots=True)
 class _Nap:
-    """The wait for the next scrape."""
-
     over: asyncio.Future[None]
     until: float
 
@@ -233,7 +229,6 @@ class Scraper:
         return settings.interval_seconds
 
     async def _scrape(self, target: _Target) -> EndpointMetrics | str:
-        """One page, or why there is none."""
         settings = self._settings()
         try:
             page = await self._fetch(target.url_at(settings.path), settings)

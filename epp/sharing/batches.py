@@ -50,8 +50,6 @@ _Name = Annotated[str, Meta(max_length=1_024)]
 
 
 class Flag(enum.IntFlag):
-    """Flags of a batch."""
-
     FRESH = 1
     """A new dictionary begins with this batch, so the batch refers to no earlier one."""
     FORGET = 2
@@ -63,8 +61,6 @@ class Flag(enum.IntFlag):
 
 
 class Kept(enum.IntEnum):
-    """How a request ended."""
-
     LOST = 0
     """The server did not compute the prompt."""
     ABORTED = 1

@@ -50,7 +50,6 @@ class Told:
         return index
 
     def new_names(self) -> list[tuple[str, int]]:
-        """The new names that the batch must contain."""
         new, self._new = self._new, []
         return new
 

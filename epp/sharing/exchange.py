@@ -89,7 +89,6 @@ class Exchange:
         return self.listener.hear(data, now=now, age_s=age_s)
 
     def expire(self, *, now: float) -> None:
-        """Forget peers that have gone silent."""
         self.listener.expire(now=now)
 
     def load(self, data: bytes, *, now: float, age_s: float) -> Iterator[None]:
@@ -97,11 +96,9 @@ class Exchange:
         return self.listener.load(data, now=now, age_s=age_s)
 
     def writer(self) -> TableWriter:
-        """A writer of this picker's table."""
         return TableWriter(self._picker)
 
     def leave(self, *, now: float) -> None:
-        """From now on another channel is used."""
         self.listener.forget_all(now=now)
         self.speaker.start_anew()
 

@@ -78,8 +78,6 @@ class _Open:
 
 @dataclass(slots=True, eq=False)
 class _Peer:
-    """Another picker."""
-
     heard_at: float
     number: int = 0
     hello: int = 0
@@ -93,8 +91,6 @@ class _Peer:
 
 @dataclass(slots=True)
 class HeardCounts:
-    """For metrics and tests."""
-
     batches: int = 0
     events: int = 0
     """Events that were applied."""
@@ -141,7 +137,6 @@ class Listener:
 
     @property
     def peers(self) -> int:
-        """Number of other pickers that are alive."""
         return len(self._peers)
 
     def forget_all(self, *, now: float) -> None:

@@ -42,8 +42,6 @@ _CANCEL_AGAIN_S: Final = 0.2
 
 @dataclass(slots=True)
 class LinkCounts:
-    """For metrics and tests."""
-
     said_batches: int = 0
     said_bytes: int = 0
     read_bytes: int = 0
@@ -94,7 +92,6 @@ class SharingService:
 
     @property
     def exchange(self) -> Exchange:
-        """For reading."""
         return self._exchange
 
     @property
@@ -108,7 +105,6 @@ class SharingService:
         return self._warm.is_set()
 
     async def warmed(self) -> None:
-        """Wait until `warm`."""
         await self._warm.wait()
 
     async def run(self) -> None:

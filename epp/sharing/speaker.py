@@ -133,7 +133,6 @@ class Speaker:
         self._fresh = True
 
     def hear(self, event: PickerEvent) -> None:
-        """Put one event of this picker into the queue."""
         match event:
             case Began(at, request):
                 self._give_number(request)

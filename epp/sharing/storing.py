@@ -41,7 +41,6 @@ class TableWriter:
         self._fresh = True
 
     def portions(self) -> Iterator[None]:
-        """One step for each portion."""
         for state in list(self._picker.fleet.states()):
             name = state.endpoint.name
             if self._picker.fleet.get(name) is not state:

@@ -115,7 +115,6 @@ class AdminServer:
         return Address(host=host, port=port)
 
     async def stop(self) -> None:
-        """Stop listening. Harmless if not started."""
         if self._server is not None:
             self._server.close()
             self._server = None

@@ -88,7 +88,6 @@ class Board:
             await asyncio.sleep(_SAMPLE_S)
 
     def sample(self) -> None:
-        """Add a point to every spark line."""
         self._history.append({e.name: _counters(e) for e in self._state().endpoints})
 
     def own(self) -> dict[str, Any]:
@@ -249,7 +248,6 @@ async def _addresses_of(names: Sequence[str]) -> list[str]:
 
 
 async def _answer_of(session: aiohttp.ClientSession, address: str) -> tuple[int, dict[str, Any] | None]:
-    """The size of another picker's part, and the part."""
     body = bytearray()
     try:
         async with session.get(f"http://{address}/live?own=1", allow_redirects=False) as answer:

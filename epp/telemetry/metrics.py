@@ -70,7 +70,6 @@ class Metrics:
         )
 
     def hear(self, event: PickerEvent) -> None:
-        """Count requests from their picks on."""
         if isinstance(event, Began):
             self._began(event)
         elif isinstance(event, Answered):
@@ -155,7 +154,6 @@ class Metrics:
         self._process.lease_held = held
 
     def page(self) -> bytes:
-        """All metrics in Prometheus's text format."""
         return b"".join(self.pieces())
 
     def pieces(self) -> Iterator[bytes]:
@@ -175,8 +173,6 @@ class Metrics:
 
 
 class _Only(Collector):
-    """A collector of one metric."""
-
     def __init__(self, family: Metric) -> None:
         self._family = family
 

@@ -18,7 +18,6 @@ files and start time of the process.
 
 
 def metrics_reference() -> str:
-    """The page in Markdown."""
     sections = (_section(group.title, (metric for _, metric in group.metrics())) for group in GROUPS)
     return "\n".join([_INTRO, *(line for section in sections for line in section)])
 
