@@ -56,9 +56,7 @@ class Considered(NamedTuple):
 
 
 class Commits:
-    """See the module's docstring. `unix_offset_s` converts monotonic times into wall-clock
-    times for people.
-    """
+    """See the module's docstring. `unix_offset_s` converts monotonic times into wall-clock times."""
 
     def __init__(
         self,
@@ -234,9 +232,7 @@ class Commits:
         self._listeners.tell(Ended(now, routed))
 
     def detach(self, pick: Pick, *, now: float) -> None:
-        """The stream is let go on purpose while the answer continues. From now on scrapes
-        count the request.
-        """
+        """The stream is let go while the answer continues. From now on scrapes count the request."""
         routed = own(pick)
         if not routed.over:
             routed.enter(Phase.DETACHED)

@@ -121,9 +121,7 @@ class Gate:
         longest_s: float,
         now: float,
     ) -> Pick | Ticket:
-        """A pick at once, or a ticket for a request that waits. Raises PickError if the
-        request is refused.
-        """
+        """A pick at once, or a ticket for a request that waits. PickError: the request is refused."""
         picker = self._picker
         policy = picker.policy
         if policy is not self._policy:

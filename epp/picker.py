@@ -345,9 +345,7 @@ class Picker:
         self._commits.end(pick, outcome=outcome, now=now)
 
     def detach(self, pick: Pick, *, now: float) -> None:
-        """The stream is let go on purpose while the answer continues. From now on scrapes
-        count the request.
-        """
+        """The stream is let go while the answer continues. From now on scrapes count the request."""
         self._commits.detach(pick, now=now)
 
     def queued(self, model: str, *, now: float) -> tuple[Floats, Floats]:

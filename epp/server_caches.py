@@ -113,9 +113,7 @@ class ServerCaches:
         return self._secret
 
     def set_secret(self, secret: HashSecret, states: Iterable[EndpointState]) -> None:
-        """Use another secret for hashes. The table starts empty, since its hashes have no
-        meaning any more.
-        """
+        """Use another secret for hashes. The table starts empty: its hashes have lost their meaning."""
         self._secret = secret
         self._start_anew(states)
 
@@ -161,7 +159,7 @@ class ServerCaches:
     # -- what servers say of themselves ----------------------------------------------------------------------
 
     def take_in(self, findings: Iterable[KvReport]) -> set[EndpointName]:
-        """Correct the table by the servers' own events. Returns the servers whose mirrors may need another
+        """Correct the table by the servers' own events. Returns the servers whose mirrors may need a new
         size.
         """
         accounts = set()
@@ -182,9 +180,7 @@ class ServerCaches:
         self.slower.pop(name, None)
 
     def worth_bytes(self, name: EndpointName, chain: Sequence[ChunkHash], chunks: int) -> float:
-        """Value of the first chunks of a chain, in bytes of the first tier. Chunks in a slower tier count in
-        part.
-        """
+        """Value of a chain's first chunks in bytes of the first tier. Slower chunks count in part."""
         slower, schedule = self.slower.get(name), self.schedule
         whole = float(schedule.end_bytes(chunks))
         if not slower:
@@ -237,9 +233,7 @@ class ServerCaches:
         return prompt.chain[:chunks][-1] if prompt.chain else 0
 
     def prompt(self, inference: InferenceRequest, *, base_model: str, body_bytes: int) -> Prompt:
-        """The prompt of a request for the servers of `base_model`. A body that could not be read counts by
-        its size.
-        """
+        """The prompt of a request to servers of `base_model`. An unread body counts by its size."""
         size = prompt_size(inference, body_bytes=body_bytes)
         if inference.token_ids:
             return Prompt(size, size.text_bytes // _TOKEN_ID_BYTES, self.chain(inference), teaches=False)

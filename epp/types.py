@@ -60,9 +60,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Read `ip:port`, with IPv6 in brackets. Raises ValueError for anything else,
-        including host names.
-        """
+        """Read `ip:port`, with IPv6 in brackets. ValueError for anything else, including host names."""
         host, _, port = text.strip().rpartition(":")
         if len(port) > 5 or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
             raise ValueError(f"{text!r} is not ip:port (the port is missing or out of range)")

@@ -41,9 +41,7 @@ class Supervisor:
         self._status = 0
 
     async def run(self) -> int:
-        """The exit status: 0 after a requested stop, 2 if a worker could not use its configuration at the
-        start.
-        """
+        """The exit status: 0 after a requested stop, 2 if a worker could not use its first configuration."""
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, self._stop)

@@ -250,9 +250,7 @@ async def _a_client_names_no_server_to_call(target: Target) -> None:
 
 
 async def _a_prefill_server_is_named(target: Target) -> None:
-    """A decode server that writes answers should get a long prompt from a prefill server. Needs idle
-    endpoints.
-    """
+    """A busy decode server should get a long prompt from a prefill server. Needs idle endpoints."""
     if not target.prefillers:
         raise NotAskedError("no prefill endpoint is named (--prefillers)")
     if target.mode.bare:

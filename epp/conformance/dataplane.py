@@ -366,9 +366,7 @@ def _immediate(message: Any) -> Immediate:
 
 
 def _mutated(headers: list[tuple[str, str]], mutation: Any) -> list[tuple[str, str]]:
-    """The headers after a mutation: first removals, then additions, which overwrite unless `append` says
-    otherwise.
-    """
+    """The headers after a mutation: removals, then additions, which overwrite unless `append` is set."""
     gone = {name.lower() for name in mutation.remove_headers}
     result = [(key, value) for key, value in headers if key not in gone]
     for option in mutation.set_headers:

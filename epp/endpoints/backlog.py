@@ -130,9 +130,7 @@ class Backlog:
         self.baseline()
 
     def clear_before(self, when: float, *, now: float, rate: float) -> None:
-        """Remove every booking made before `when`: the server was idle then, or the booking was lost long
-        ago.
-        """
+        """Remove bookings made before `when`: the server was idle then, or they were lost long ago."""
         self._advance(now, rate)
         while self._bookings:
             if next(iter(self._bookings)).booked_at >= when:

@@ -443,9 +443,7 @@ def _takes_probes(state: EndpointState) -> bool:
 
 
 def _has_queue(state: EndpointState, *, now: float) -> bool:
-    """Whether the server has a queue, by its own page or by the prompt tokens that it still has to
-    compute.
-    """
+    """Whether the server has a queue, by its page or by the tokens that it still has to compute."""
     rate = state.rate.tokens_per_s
     waiting = state.metrics.waiting if state.metrics is not None else None
     return bool(waiting) or state.backlog.undone_tokens(now=now, rate=rate) > rate * _QUEUE_S

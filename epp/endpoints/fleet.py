@@ -265,9 +265,7 @@ class Fleet:
     def prefillers(
         self, model: str, *, subset: AbstractSet[Address] | None, failures_to_eject: int
     ) -> Sequence[int]:
-        """Slots of the endpoints that may compute a prompt for `model` that another endpoint answers. May be
-        empty.
-        """
+        """Slots of endpoints that may compute a prompt for `model` for another one. May be empty."""
         able = set(self.serving(model)) if model else set(self._columns.roster.everyone)
         slots = [slot for slot in self._prefilling if slot in able]
         slots = list(self.healthy(slots, failures_to_eject=failures_to_eject))
@@ -320,9 +318,7 @@ class Fleet:
         return {self._in_slots[slot] for slot in self.healthy(everyone, failures_to_eject=failures_to_eject)}
 
     def adapter(self, model: str) -> str:
-        """`model` if it is an adapter that some endpoint declares or was seen to hold, else
-        the empty string.
-        """
+        """`model` if some endpoint declares it as an adapter or was seen to hold it, else empty."""
         if self._serving.declares(model):
             return model
         holders = self._followed().holders(model)
@@ -375,7 +371,5 @@ class Fleet:
 
 
 def _process(endpoint: Endpoint) -> tuple[Address, str, str]:
-    """Identifies the serving process: if one of these values differs, the process and its cache are other
-    ones.
-    """
+    """Identifies the serving process: if a value differs, process and cache are other ones."""
     return endpoint.address, endpoint.incarnation, endpoint.model

@@ -12,9 +12,7 @@ from epp.endpoints.learning import TokenEstimate
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What is learned about one model. The fleet keeps the prefill rate, since each server has its own
-    deviation.
-    """
+    """What is learned about one model. The fleet keeps the prefill rate, since servers differ in it."""
 
     tokens: TokenEstimate
     cache: CacheSize

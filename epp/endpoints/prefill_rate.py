@@ -98,9 +98,7 @@ class ModelRate:
     def observe(
         self, server: PrefillRate, *, requests: float, tokens: float, seconds: float, adapter_loads: int = 0
     ) -> None:
-        """Learn from the prefills of some requests together: their tokens and seconds by the server's own
-        counters.
-        """
+        """Learn from tokens and seconds of some prefills together, by the server's own counters."""
         foretold_s = self.foretold_s(requests=requests, tokens=tokens, adapter_loads=adapter_loads)
         ratio = seconds / max(foretold_s, _LEAST_S)
         says = (ratio > _MOST_SLOWNESS) - (ratio < 1 / _MOST_SLOWNESS)
@@ -121,9 +119,7 @@ class ModelRate:
 
     @property
     def busy_slowness(self) -> float:
-        """Real seconds of busy servers for each second that the line predicts. They also write answers
-        meanwhile.
-        """
+        """Real seconds of busy servers for each second of the line. They also write answers."""
         return self._busy_taken_s / self._busy_foretold_s
 
     def worked(self, *, tokens: float, seconds: float) -> None:

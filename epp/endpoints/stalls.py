@@ -91,9 +91,7 @@ class Stalls:
 
 
 def _grew(before: EndpointMetrics, after: EndpointMetrics) -> bool:
-    """Whether the counters grew. A server that does not count the tokens of its answers is
-    assumed to work.
-    """
+    """Whether the counters grew. A server that does not count answers' tokens is assumed to work."""
     if before.generated_tokens is None or after.generated_tokens is None:
         return True
     return (before.generated_tokens, before.prompt_tokens, before.finished) != (

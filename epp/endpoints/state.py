@@ -226,9 +226,7 @@ class EndpointState:
         self.backlog.release(booking, computed=computed, now=now, rate=self.rate.tokens_per_s)
 
     def detach(self) -> None:
-        """The stream is let go while the answer continues. From now on the scrapes count it, and its booking
-        drains.
-        """
+        """The stream is let go while the answer continues. Scrapes count it, and its booking drains."""
         self.changed.add(self.slot)
         self.in_flight -= 1
 

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 
 def bootstrap(config: Config, *, output: Literal["yaml", "json"] = "yaml") -> str:
-    """The bootstrap as text for `envoy --config-path`. Raises ConfigError if the configuration lacks
-    something.
-    """
+    """The bootstrap as text for `envoy --config-path`. ConfigError if the configuration lacks something."""
     # Snake case, as Envoy's own documentation writes the fields.
     document = _with_extra_filters(message(config).to_dict(casing=Casing.SNAKE), config)
     if output == "json":

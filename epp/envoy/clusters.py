@@ -84,9 +84,7 @@ def envoy_address(text: str) -> EnvoyAddress:
 
 
 def model_servers(config: Config) -> Cluster:
-    """The cluster of model servers. Envoy reads them from the endpoints file, and the picker chooses among
-    them.
-    """
+    """The model servers. Envoy reads them from the endpoints file, and the picker chooses among them."""
     # Absolute, because Envoy may be started from another directory than the picker.
     eds_file = os.path.abspath(config.envoy.eds_file)  # noqa: PTH100 - resolves no links: a mounted file may be one
     return Cluster(

@@ -30,15 +30,11 @@ class EdsFile:
         self._path = path
 
     def write(self, endpoints: Iterable[Endpoint]) -> bool:
-        """Make the file contain `endpoints`. False: it already did. Raises OSError if it
-        cannot be written.
-        """
+        """Make the file contain `endpoints`. False: it already did. OSError if it cannot be written."""
         return write_if_changed(self._path, render(endpoints))
 
     def check_integrity(self) -> None:
-        """Assert that the file has content that `render` could have written, and that no temporary file is
-        left.
-        """
+        """The file has content that `render` could have written, and no temporary file is left."""
         document = json.loads(self._path.read_bytes())
         (resource,) = document["resources"]
         assert document["version_info"] == _version(resource), "the version is not of this content"

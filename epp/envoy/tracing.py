@@ -60,9 +60,7 @@ def of_requests(settings: EnvoyTracing) -> HttpConnectionManagerTracing:
 
 
 def request_ids() -> RequestIdExtension:
-    """By default a request whose id is no UUID is never traced, and a UUID is changed to show why it is
-    traced.
-    """
+    """By default a request without a UUID as id is never traced, and the UUID of others is changed."""
     config = UuidRequestIdConfig(pack_trace_reason=False, use_request_id_for_trace_sampling=False)
     return RequestIdExtension(typed_config=AnyMessage.pack(config))
 

@@ -299,9 +299,7 @@ class Connection:
             self._table.events.append(HalfClosed(number))
 
     def _refuse(self, stream: Stream, request: Request) -> None:
-        """Answer a stream that is no gRPC call with an HTTP response. The peer may send its body, which is
-        thrown away.
-        """
+        """Answer a stream that is no gRPC call with an HTTP response. Its body is thrown away."""
         self._table.events.append(Fault("no_grpc_call"))
         stream.lingers_until = self._table.now + self._limits.linger_s
         self._table.lingering[stream.number] = stream
@@ -360,9 +358,7 @@ class Connection:
             raise FrameError(Code.ENHANCE_YOUR_CALM, "unfinished_headers")
 
     def _check_quiet(self, now: float) -> None:
-        """A peer that disappears without closing would leave its streams open for ever. So a quiet peer gets
-        a PING.
-        """
+        """Send a quiet peer a PING: if it has disappeared, its streams would stay open for ever."""
         if not self._streams or now - self._heard <= self._limits.quiet_s:
             self._asked_at = None
         elif self._asked_at is None:

@@ -48,9 +48,7 @@ class Limits:
 
 @dataclass(slots=True)
 class HeldBytes:
-    """Bytes of the unfinished messages of all connections together. A message that would exceed `most` is
-    refused.
-    """
+    """Bytes of unfinished messages of all connections. A message that would exceed `most` is refused."""
 
     most: int
     now: int = 0

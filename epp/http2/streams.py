@@ -29,9 +29,7 @@ class State(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """A frame that is not allowed in this state: an error of the stream, or of the whole connection
-    (`whole`).
-    """
+    """A frame that this state does not allow: an error of the stream, or of the connection (`whole`)."""
 
     code: Code
     whole: bool

@@ -93,9 +93,7 @@ class StreamTable:
             self.we_ended(stream)
 
     def we_ended(self, stream: Stream) -> None:
-        """Our answer is sent. A peer that still sends is asked to stop; if it was refused, it may go on for a
-        while.
-        """
+        """Our answer is sent. A peer that still sends is asked to stop, unless its call was refused."""
         stream.state = AFTER_OUR_END[stream.state]
         if stream.state is State.ANSWERED:
             if stream.lingers_until is not None:

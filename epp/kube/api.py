@@ -92,9 +92,7 @@ class Api:
 
     @classmethod
     async def connect(cls, settings: Kubernetes) -> Api:
-        """Prepare a connection, without sending anything. Raises ConfigError if there are no usable
-        credentials.
-        """
+        """Prepare a connection without sending anything. ConfigError: there are no usable credentials."""
         client: Any = importlib.import_module("kubernetes.aio.client")
         config: Any = importlib.import_module("kubernetes.aio.config")
         configuration = client.Configuration()

@@ -207,9 +207,7 @@ class Cluster:
         ]
 
     def _use_rewrites(self) -> None:
-        """Apply the rewrites if their specs have changed. Their status, which we write ourselves, does not
-        count.
-        """
+        """Apply the rewrites if a spec has changed. A status, which we write ourselves, does not count."""
         version = sum(rewrites.version for rewrites in self._rewrites)
         if version != self._rewrites_version:
             self._rewrites_version = version
@@ -229,9 +227,7 @@ class Cluster:
         )
 
     async def _judge(self, pools: Pools) -> None:
-        """Judge the policies whenever a spec has changed, and apply the result. A change of status has no
-        effect.
-        """
+        """Judge the policies whenever a spec has changed. A change of status has no effect."""
         while True:
             await self._dirty.wait()
             self._dirty.clear()

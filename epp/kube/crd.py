@@ -131,9 +131,7 @@ def _object(name: str, definitions: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _at_least(larger: str, smaller: str, fields: Mapping[str, Any], struct: Mapping[str, Any]) -> str:
-    """A CEL rule: one field is not less than another. A field that is not set counts as the
-    picker's default.
-    """
+    """A CEL rule: one field is not less than another. An unset field has the picker's default."""
 
     def value(name: str) -> str:
         default = struct["properties"][name]["default"]

@@ -129,9 +129,7 @@ class Discovery:
 
 
 def _adapters(text: str) -> frozenset[str]:
-    """Adapters whose names a request can have. Names beyond the number that a server can
-    hold are left out.
-    """
+    """Adapters that a request can name. Those beyond what a server can hold are left out."""
     names = (name.strip() for name in text.split(",", _MOST_ADAPTERS)[:_MOST_ADAPTERS])
     return frozenset(name for name in names if 0 < len(name) <= MAX_NAME_CHARS)
 

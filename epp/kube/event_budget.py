@@ -97,9 +97,7 @@ class EventBudget:
 
 
 class Watchman:
-    """Compares the endpoints of a pool between two looks. Changes of many endpoints are reported in one
-    sentence.
-    """
+    """Compares a pool's endpoints between two looks. Changes of many are reported in one sentence."""
 
     _NAMED: Final = 5
 

@@ -113,9 +113,7 @@ def patch(status: PolicyStatus, *, uid: str, resource_version: str = "") -> Mapp
 
 
 class Unclaimed:
-    """Finds policies for other pools that no picker judges. The picker of such a pool has `_PATIENCE_S` to do
-    it.
-    """
+    """Finds policies for other pools that no picker judges within `_PATIENCE_S`."""
 
     _PATIENCE_S: Final = 20.0
     """The holder of that pool's Lease may be changing."""

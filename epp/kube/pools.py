@@ -97,9 +97,7 @@ class Pools:
         self._on_state(what, all(so for (each, _), so in self._states.items() if each == what))
 
     async def _hand_on(self) -> None:
-        """Pass on the endpoints whenever they have changed. The first list waits until all
-        pools are known.
-        """
+        """Pass on the endpoints when they have changed. The first list waits until all pools are known."""
         handed_on: tuple[list[Endpoint], frozenset[str]] | None = None
         while True:
             await self._changed.wait()

@@ -133,9 +133,7 @@ class Writer:
     async def _write_unclaimed(
         self, strangers: Collection[Stranger], *, holds: Callable[[], bool], now: float
     ) -> None:
-        """Mark the policies that nobody judges. If two holders write the same, the second
-        write is refused.
-        """
+        """Mark policies that nobody judges. If two holders write the same, the second write is refused."""
         for stranger in self._unclaimed.due(strangers, now=now)[:_WRITES_AT_ONCE]:
             if holds():
                 wanted = unclaimed(stranger, time_text=self._time_text())

@@ -124,9 +124,7 @@ class PrefixTable:
     # -- prompts ---------------------------------------------------------------------------------------------
 
     def match(self, chain: Sequence[ChunkHash]) -> dict[EndpointName, int]:
-        """Number of leading chunks of the chain that each server holds. Servers that hold
-        none are left out.
-        """
+        """Number of leading chunks that each server holds. Servers that hold none are left out."""
         return {
             mirror.name: chunks
             for holders, chunks in self.holders(chain)

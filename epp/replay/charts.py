@@ -125,9 +125,7 @@ def _place(x: float, *, log: bool) -> float:
 
 
 def _ceiling(value: float) -> float:
-    """The next of 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8 times a power of ten. A scale of five steps divides these
-    well.
-    """
+    """The next of 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8 times a power of ten: five steps divide these well."""
     if value <= 0:
         raise ValueError("a chart shows at least one value over zero")
     power = 10.0 ** math.floor(math.log10(value))

@@ -129,9 +129,7 @@ class PickerRouter:
         return pick.decision.chosen
 
     def answered(self, request_id: int, *, now: float) -> None:
-        """The headers of the answer come: at once, except for a request whose prompt another server computes
-        first.
-        """
+        """The headers of the answer come: at once, unless another server computes the prompt first."""
         opened = self._open[request_id]
         opened.picker.on_response_headers(
             opened.pick, status=200, served=opened.pick.destinations[0], now=now
@@ -172,9 +170,7 @@ class PickerRouter:
 
 
 def metrics_of(page: Snapshot, *, read_at_s: float) -> EndpointMetrics:
-    """The page as the scraper would pass it on. The scraper does not know how old a page is, only when it
-    came.
-    """
+    """The page as the scraper would pass it on. It knows when a page came, not how old it is."""
     return EndpointMetrics(
         scraped_at=read_at_s,
         running=page.running,

@@ -18,9 +18,7 @@ _READABLE: Final = ("application/json", "text/event-stream")
 
 
 class AnswerNames:
-    """Pass every piece to `feed`, and send on what it returns. It holds back less than the
-    length of a name.
-    """
+    """Pass every piece to `feed`, and send on what it returns. Holds back less than a name's length."""
 
     def __init__(self, *, served: str, asked: str) -> None:
         old, new = msgspec.json.encode(served), msgspec.json.encode(asked)

@@ -112,8 +112,8 @@ class Shaping:
         self._none = (NO_RAW,) * len(names)
 
     def sent(self, body: AnyBody) -> bytes:
-        """The fields that the body has, unchanged, as a JSON object. Nearly every request has none: then
-        nothing.
+        """These fields of the body, unchanged, as a JSON object. Nearly every request has
+        none: then empty.
         """
         values = self._values(body)
         if values == self._none:

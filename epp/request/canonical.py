@@ -83,9 +83,7 @@ _DECODE_ITEM = msgspec.json.Decoder(_Item)
 
 
 def heading(role: bytes, *, name: bytes = b"", answers: bytes = b"") -> bytes:
-    """The section's heading before a message's content: its role, its author's name, the tool call that it
-    answers.
-    """
+    """The heading before a message's content: role, author's name, the tool call that it answers."""
     known = _HEADINGS.get(role)
     if known is not None and not name and not answers:
         return known
@@ -109,16 +107,12 @@ def present(raw: Raw) -> bool:
 
 
 def raw_section(name: bytes, raw: Raw) -> list[Piece]:
-    """A section with JSON as it was sent, if any. A difference in white space costs a hit
-    and does no harm.
-    """
+    """A section with JSON as it was sent, if any. Other white space costs a hit and does no harm."""
     return [label(name), raw] if present(raw) else []
 
 
 def raw_call(name: bytes, raw: Raw) -> list[Piece]:
-    """A message's tool calls as they were sent. They follow the content, because the answer's text came
-    first.
-    """
+    """A message's tool calls as they were sent. They follow the content, as the text came first."""
     return [PART + FIELD + name + FIELD, raw] if present(raw) else []
 
 

@@ -20,9 +20,7 @@ _MEDIA_BYTES = 4096
 
 
 def prompt_size(request: InferenceRequest, *, body_bytes: int = 0) -> PromptSize:
-    """The size of all prompts of a request. A body that could not be read counts by its
-    size, up to a bound.
-    """
+    """The size of all prompts of a request. An unread body counts by its size, up to a bound."""
     prompt = request.prompt
     size = len(prompt)
     total = size + request.more_prompt_bytes

@@ -105,9 +105,7 @@ def _api(path: str) -> tuple[ApiKind, Callable[[Body], InferenceRequest] | None]
 
 
 def _seen_model(value: bytes) -> str:
-    """The model's name if `weigh` found it. So a body that is not read still goes to a server that has the
-    model.
-    """
+    """The model's name if `weigh` found it, so that an unread body goes to a server that has it."""
     try:
         return (name_in(Raw(value)) if value else None) or ""
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -348,9 +346,7 @@ def _request(
 
 
 def _priority(raw: Raw) -> int:
-    """The priority as vLLM reads it. Anything but a short number counts as 0, since only flow control reads
-    it.
-    """
+    """As vLLM reads it. Anything but a short number counts as 0, since only flow control reads it."""
     text = bytes(raw)
     digits = text[1:] if text.startswith(b"-") else text
     number = int(text) if len(digits) <= 4 and digits.isdigit() else 0
@@ -420,9 +416,7 @@ _AT = _AT_ROOT + "."
 
 
 def _explained(fault: str) -> BadRequestError:
-    """The decoder's error in the user's words. It has the form ``Expected `str`, got `int`
-    - at `$.model```.
-    """
+    """The decoder's error in the user's words, of the form ``Expected `str`, got `int` - at `$.model```."""
     what, at, field = fault.partition(_AT)
     if not at:
         return BadRequestError("The body must be a JSON object.", reason="bad_json")

@@ -255,9 +255,7 @@ class ResponseReader:
         )
 
     def _on_messages_usage(self, usage: dict[str, object]) -> None:
-        """Anthropic counts three parts of a prompt: tokens read from the cache, tokens written to it, and all
-        others.
-        """
+        """Anthropic counts tokens read from the cache, tokens written to it, and all others."""
         self._fresh_tokens = _first(usage.get("input_tokens"), self._fresh_tokens)
         self._cached_tokens = _first(usage.get("cache_read_input_tokens"), self._cached_tokens)
         self._stored_tokens = _first(usage.get("cache_creation_input_tokens"), self._stored_tokens)
@@ -270,9 +268,7 @@ _GENERATED_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls", "r
 
 
 def _decoded(data: bytes) -> dict[str, object]:
-    """A JSON object. Empty for anything else. The escape of a lone surrogate is read as U+FFFD, as in
-    requests.
-    """
+    """A JSON object, else empty. The escape of a lone surrogate is read as U+FFFD, as in requests."""
     if weigh(data).units > _MOST_UNITS:
         return {}
     try:

@@ -44,9 +44,7 @@ class EventSplitter:
         return events
 
     def finish(self) -> list[bytes]:
-        """The event that was unfinished at the end of the stream, if any: some servers leave out the last
-        blank line.
-        """
+        """The event that the stream ended in, if any: some servers leave out the last blank line."""
         events: list[bytes] = []
         if self._line:
             self._end_line(events)

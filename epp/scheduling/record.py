@@ -66,9 +66,7 @@ def hurried_decision(
     policy: Policy,
     at_unix_s: float,
 ) -> Decision:
-    """The record of a choice by load alone. The first of `endpoints` gets the request, and no endpoint was
-    scored.
-    """
+    """The record of a choice by load alone. The first of `endpoints` gets the request; no scores."""
     inference = request.inference
     return Decision(
         request_id=request.request_id,

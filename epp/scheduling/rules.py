@@ -215,9 +215,7 @@ class LeastCost:
 
 
 def _holder_first(places: list[int], score_s: Floats, uncached: Floats) -> list[int]:
-    """The best candidates. A candidate whose cost is nearly the least and that has less to compute goes
-    first.
-    """
+    """The best candidates. One of nearly the least cost that has less to compute goes first."""
     first = places[0]
     if uncached[first] <= uncached.min():
         return places

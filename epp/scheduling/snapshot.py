@@ -126,9 +126,7 @@ class Snapshot(Struct, frozen=True, eq=False, gc=False):
         return by_slot if self.slots is self.roster.everyone else by_slot[self.slots]
 
     def narrowed(self, places: Ints) -> Snapshot:
-        """A snapshot of some candidates only, in the order of `places`. In it no candidate counts as
-        failing.
-        """
+        """A snapshot of some candidates, in the order of `places`. None of them counts as failing."""
         return Snapshot(
             self.roster,
             [self.slots[place] for place in places.tolist()],

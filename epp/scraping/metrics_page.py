@@ -226,9 +226,7 @@ class _Found:
         return min(1.0, sum(values) / len(values)) if values else None
 
     def total(self, field: str) -> float | None:
-        """A counter over all engines, models and reasons. None: the page lacks it, or a part of it is
-        unreadable.
-        """
+        """A counter over all engines, models and reasons. None: it is absent, or partly unreadable."""
         series = self._by_field.get(field)
         if not series:
             return None

@@ -102,9 +102,7 @@ class ModelLists:
 
     @property
     def asked_all(self) -> bool:
-        """Whether every server of the first list has been asked once and its answer is in use, or this took
-        too long.
-        """
+        """Whether all servers of the first list have been asked once, or this took too long."""
         return self._asked_all.is_set()
 
     async def wait_asked_all(self) -> None:

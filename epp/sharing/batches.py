@@ -128,9 +128,7 @@ class Restarted(msgspec.Struct, array_like=True, frozen=True, tag=6):
 
 
 class Sized(msgspec.Struct, array_like=True, frozen=True, tag=7):
-    """The capacity of an endpoint's mirror, and its counter of prompt tokens at that time. In stored tables
-    only.
-    """
+    """Capacity of an endpoint's mirror, and its counter of prompt tokens then. In stored tables only."""
 
     endpoint: _Index
     capacity_bytes: _Bytes

@@ -107,9 +107,7 @@ class Hub:
         return channel
 
     def _forget_others(self, joined: bytes) -> None:
-        """Forget channels that all workers have left. They belong to an earlier policy, so their tables are
-        useless.
-        """
+        """Forget channels that all workers have left, with their tables of an earlier policy."""
         left = [name for name, channel in self._channels.items() if not channel.writers and name != joined]
         for name in left:
             del self._channels[name]

@@ -38,9 +38,7 @@ class Link(Protocol):
         """Send to all pickers of the channel."""
 
     async def read(self) -> list[Received]:
-        """The messages since the last call, oldest first, perhaps with our own. Waits about
-        a second for one.
-        """
+        """The messages since the last call, oldest first, perhaps our own too. Waits about a second."""
 
     async def recover(self) -> None:
         """To be called after an error: makes sure that `read` does not wait for messages that cannot come."""

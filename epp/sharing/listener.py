@@ -147,9 +147,7 @@ class Listener:
         self._peers.clear()
 
     def hear(self, data: bytes, *, now: float, age_s: float = 0.0) -> Iterator[None]:
-        """Apply one batch, a portion at each step. This picker's own batches are skipped. Raises
-        MalformedError.
-        """
+        """Apply a batch, a portion at each step. This picker's own are skipped. Raises MalformedError."""
         batch = decode_batch(data)
         if batch.speaker == self._me:
             return
@@ -176,9 +174,7 @@ class Listener:
         self._hang(peer, batch.hanging if books else [], now=now)
 
     def load(self, data: bytes, *, now: float, age_s: float) -> Iterator[None]:
-        """Apply a stored table, a portion at each step, so that other work can run between them. Raises
-        MalformedError.
-        """
+        """Apply a stored table, a portion at each step. Raises MalformedError."""
         reader = _Peer(heard_at=now)
         for portion in decode_table(data).batches:
             batch = decode_batch(portion)
@@ -209,9 +205,7 @@ class Listener:
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _missed(self, peer: _Peer, *, now: float) -> None:
-        """Batches are missing. They may have held ends of requests, so all of the peer's requests are
-        released.
-        """
+        """Batches are missing, perhaps with ends of requests, so release all requests of the peer."""
         self.counts.gaps += 1
         peer.synced = peer.asked = False
         self._release_all(peer, now=now)

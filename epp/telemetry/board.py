@@ -297,9 +297,7 @@ class _Part(TypedDict):
 
 
 def part_of(page: bytes) -> dict[str, Any] | None:
-    """Another picker's part. None: it cannot be used. It may come from another version, or from no picker at
-    all.
-    """
+    """Another picker's part. None: it cannot be used, as from another version or from no picker."""
     try:
         found: dict[str, Any] = bounded_json.decode(page, most_units=_PEER_UNITS)
         known = msgspec.convert(found, _Part)["columns"] == COLUMNS

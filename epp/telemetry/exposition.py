@@ -32,9 +32,7 @@ class Group(Generic[S]):
     labels: Labels = ()
 
     def metrics(self) -> Iterator[tuple[str, Metric]]:
-        """The declared metrics, by field or property, in the order of the class. Labels of the object come
-        first.
-        """
+        """The declared metrics by field or property, in the class's order. The object's labels come first."""
         for name, hint in get_type_hints(self.of, include_extras=True).items():
             yield from self._declared(name, hint)
         for name, member in vars(self.of).items():

@@ -80,9 +80,7 @@ def _bounded(value: object) -> object:
 
 
 def setup_logging(config: Log, *, stream: TextIO | None = None) -> QueuedHandler:
-    """Send all logs to `stream` (standard error) in the configured form. A later call replaces an earlier
-    one.
-    """
+    """Send all logs to `stream` (standard error) in the configured form. Replaces an earlier call."""
     handler = QueuedHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if config.format == "json" else TextFormatter())
     root = logging.getLogger()

@@ -27,9 +27,7 @@ from epp.types import EndpointName
 
 
 class Metrics:
-    """Implements `epp.decision.Observer`, and listens with `hear`. Every decision also goes
-    to `decisions`.
-    """
+    """Implements `epp.decision.Observer`, and listens with `hear`. Decisions also go to `decisions`."""
 
     def __init__(
         self,

@@ -106,9 +106,7 @@ class QueuedHandler(logging.Handler):
             self.counts.repeated += 1
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - logging's signature
-        """Called for a line that cannot be formatted. logging's own method would write to standard error
-        here.
-        """
+        """Called for a line that cannot be formatted. logging's own would write to standard error."""
         self._drop()
 
     def flush(self) -> None:

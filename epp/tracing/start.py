@@ -37,9 +37,7 @@ _LOOK_S: Final = 0.02
 
 
 def on(tracing: bool) -> bool:  # noqa: FBT001 - the configuration's switch
-    """`OTEL_SDK_DISABLED` and `OTEL_TRACES_EXPORTER=none` turn tracing off, even if the configuration turns
-    it on.
-    """
+    """`OTEL_SDK_DISABLED` and `OTEL_TRACES_EXPORTER=none` turn off tracing that is configured."""
     disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     return tracing and not disabled and _exporter() == "otlp"
 
