@@ -49,6 +49,7 @@ def main() -> None:
         metavar="N",
         help="in 001-6 (default 20 prompts, 200 on a GPU) and 003-5 (64), where all layers are too slow for more",
     )
+    parser.add_argument("--modes", nargs="+", choices=runs.MODES, default=runs.MODES, help="of 003-5")
     parser.add_argument("--shape", choices=list(SHAPES), help="random weights of this shape instead")
     parser.add_argument("--device", default="cpu", help="where --shape computes (default %(default)s)")
     parser.add_argument("--json", type=Path, help="keep every figure in this file, after those that it holds")
@@ -63,6 +64,7 @@ def main() -> None:
         )
     except ModelError as error:
         parser.error(str(error))
+    bench = replace(bench, modes=args.modes)
     if args.requests is not None:
         bench = replace(bench, requests=args.requests, name=f"{bench.name}, {args.requests} requests")
     kept = _kept(args.json, model=bench.name)

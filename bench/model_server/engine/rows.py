@@ -121,7 +121,7 @@ def prompt_modes(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures
     distinct = max(1, round(requests * DISTINCT / REQUESTS))
     texts: list[list[list[TokenId]]] = []
     rows = []
-    for mode in ("naive", "offline", "online"):
+    for mode in bench.modes:
         name = f"003-5 {mode}"
         for _ in range(repeats):
             sides = _in_turns(bench, mode, requests=requests, distinct=distinct)

@@ -33,6 +33,8 @@ Say = Callable[[str], None]
 Figures = dict[str, Any]
 
 BLOCK_TOKENS = 16
+MODES = ("naive", "offline", "online")
+"""Of 003-5."""
 QUESTION = "What is your name?"
 """The hash table report's (000)."""
 
@@ -52,6 +54,7 @@ class Bench:
     """Prompts in the documents' numbers, where the machine is fast enough for them."""
     requests: int | None = None
     """So many prompts in 001-6, and requests in 003-5, in place of the row's own number."""
+    modes: Sequence[str] = MODES
 
     def twin(self) -> Bench:
         """The same weights over a memory of its own, for two engines that run in turns within a run."""

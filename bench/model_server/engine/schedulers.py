@@ -22,7 +22,6 @@ from model_server.core.prompt_engine import OfflineScheduler, OnlineScheduler, P
 from model_server.core.request import Request, TokenId
 from model_server.runners.hf.errors import ModelError
 
-MODES = ("naive", "offline", "online")
 _ONLINE_BATCH = 8
 
 
@@ -101,7 +100,7 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--modes", nargs="+", choices=runs.MODES, default=runs.MODES)
     parser.add_argument("--layers", type=int, default=4, help="SmolLM2's first so many layers; 0: all thirty")
     parser.add_argument("--shape", choices=list(SHAPES), help="random weights of this shape instead")
     parser.add_argument("--device", default="cpu", help="where --shape computes (default %(default)s)")
