@@ -1,3 +1,3 @@
-"""The engine without torch, sockets or a clock:
-hashing, blocks, the KV cache manager, the scheduler, the step.
+"""The engine without torch, sockets or a clock: hashing, blocks, the KV cache manager, the scheduler, the
+step.
 """

@@ -1,10 +1,10 @@
-"""What the cached blocks after one prefix hold, in the order of their tokens.
+"""The tokens of the cached blocks that follow one prefix, in order.
 
-A prompt goes on in the block that has most in common with it. In that order the block that has most in common
-with a prompt stands next to the place where the prompt would stand, so a binary search finds it, however many
-there are. Blocks of equal tokens stand side by side, by their ids.
+A prompt continues in the block that has most tokens in common with it. In this order that block stands next
+to the place where the prompt would stand, so a binary search finds it among any number of blocks. Blocks with
+equal tokens stand side by side, ordered by their ids.
 
-Caller: the cache of partial blocks, one of these for each prefix that cached blocks follow.
+Caller: the cache of partial blocks. It has one of these lists for each prefix that cached blocks follow.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Beginnings:
         return ((block, tokens) for tokens, _, block in self._entries)
 
     def add(self, tokens: _Tokens, block: Block) -> None:
-        """A block once; what it holds changes by removing it and adding it again."""
+        """Each block is here once. If its tokens change, remove it and add it again."""
         insort(self._entries, (tokens, block.block_id, block))
 
     def remove(self, tokens: _Tokens, block: Block) -> None:
@@ -40,8 +40,8 @@ class Beginnings:
         del self._entries[at]
 
     def longest(self, wanted: _Tokens) -> tuple[int, Block | None]:
-        """How many first tokens of `wanted` a block begins with, at most, and such a block:
-        one that ends there, if any does.
+        """The longest common beginning of `wanted` and a block, in tokens, and such a block. A block that
+        ends there is preferred.
         """
         at = bisect_left(self._entries, (wanted,))
         beside = self._entries[max(0, at - 1) : at + 1]
@@ -57,7 +57,7 @@ class Beginnings:
 
 
 def _common(left: Sequence[TokenId], right: Sequence[TokenId]) -> int:
-    """Tokens that both begin with."""
+    """Number of leading tokens that both have in common."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return index

@@ -1,20 +1,21 @@
-"""The pool of KV cache blocks: who holds them, which are free, and which can be found again by their hash.
+"""The pool of KV cache blocks: which are held, which are free, and which can be found again by their hash.
 
 Invariants (`check_integrity`):
-- a block is free exactly when nobody holds it (`ref_count == 0`). A free block without a hash holds nothing
-  that anyone could find and is on the stack of empty ones; with a hash it is in the order of eviction;
-- a block with a hash is in the cached map under that hash, and nothing else is. One hash may name several
-  blocks: block tables are append-only, so equal content computed twice stays twice, and the one cached first
-  is served;
-- a free block keeps its hash, and with it its content, until it is taken for something else:
-  that is the eviction;
-- at most `max_unused_blocks` free blocks keep a hash; those over it are forgotten by the same order.
+- a block is free exactly when nobody holds it (`ref_count == 0`). A free block without a hash has no content
+  that could be found, and is on the stack of empty blocks. A free block with a hash is in the order of
+  eviction;
+- the map of cached blocks contains exactly the blocks with a hash. One hash may name several blocks: block
+  tables are append-only, so equal content that was computed twice stays twice, and the block that was cached
+  first is used;
+- a free block keeps its hash and content until it is taken for other content: this is the eviction;
+- at most `max_unused_blocks` free blocks keep a hash. Further ones are forgotten in the same order.
 
-New content goes to empty blocks first, the one freed last before the others, and then to the blocks that the
-order of eviction gives. Blocks are freed tail first, so that of one sequence the block with the longest
-prefix, which the fewest others can share, goes first.
+New content goes to empty blocks first, the one freed last before the others, and then to blocks in the order
+of eviction. The blocks of a sequence are freed from its tail, so the block with the longest prefix, which the
+fewest others can share, is evicted first.
 
-Callers: the KV cache managers and the prompt cache, which decide; nothing here knows requests or tokens.
+Callers: the KV cache managers and the prompt cache, which decide. This module knows neither requests nor
+tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ __all__ = ["Block", "BlockId", "BlockPool"]
 
 
 def _nobody(block: Block) -> None:
-    """No one wants to know."""
+    """The default of `on_forget`."""
 
 
 class BlockPool:
@@ -44,8 +45,8 @@ class BlockPool:
         max_unused_blocks: int | None = None,
         on_forget: Callable[[Block], None] = _nobody,
     ) -> None:
-        """`order`: of eviction, by default `lru`.
-        `on_forget` is called just before a block loses its hash.
+        """`order`: order of eviction, by default `lru`.
+        `on_forget`: called just before a block loses its hash.
         """
         if num_blocks < 1:
             raise ValueError(f"a pool needs at least one block, not {num_blocks}")
@@ -65,12 +66,12 @@ class BlockPool:
 
     @property
     def num_unused(self) -> int:
-        """Free blocks that can be found by their hash."""
+        """Number of free blocks that can be found by their hash."""
         return len(self._unused)
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that somebody holds, 0 to 1."""
+        """Share of the blocks that are held, 0 to 1."""
         return 1 - self.num_free / len(self.blocks)
 
     def find(self, block_hash: BlockHash) -> Block | None:
@@ -83,7 +84,7 @@ class BlockPool:
         return tuple(self._cached.get(block_hash, ()))
 
     def hold(self, blocks: Sequence[Block]) -> None:
-        """One more holder for each of these blocks, which are held already or cached."""
+        """Add a holder to each of these blocks, which are already held or cached."""
         for block in blocks:
             if block.ref_count == 0:
                 assert block.block_hash is not None, "an empty block is taken, not held"
@@ -92,7 +93,7 @@ class BlockPool:
             block.uses += 1
 
     def take(self, count: int) -> list[Block]:
-        """`count` blocks for new content; what they held is forgotten."""
+        """`count` blocks for new content. Their old content is forgotten."""
         assert 0 <= count <= self.num_free, "more blocks taken than are free"
         taken: list[Block] = []
         for _ in range(count):
@@ -106,9 +107,9 @@ class BlockPool:
         return taken
 
     def cache(self, block: Block, block_hash: BlockHash, *, prefix_blocks: int = 0) -> None:
-        """A held block can be found under `block_hash` from now on.
+        """From now on a held block can be found under `block_hash`.
 
-        It ends a prefix of `prefix_blocks` blocks, for the policies that ask; `lru` does not.
+        It ends a prefix of `prefix_blocks` blocks. Some policies use this number; `lru` does not.
         """
         assert block.ref_count > 0, "only a held block gets content"
         assert block.block_hash is None, "a block has one hash at a time"
@@ -117,8 +118,8 @@ class BlockPool:
         self._cached.setdefault(block_hash, {})[block.block_id] = block
 
     def uncache(self, block: Block) -> None:
-        """Nobody finds the block's content any more; who holds it keeps it.
-        The block is held, or being taken.
+        """The block's content can no longer be found. Its holders keep it. The block must be held, or being
+        taken.
         """
         name = block.block_hash
         if name is None:
@@ -132,7 +133,7 @@ class BlockPool:
         block.prefix_blocks = 0
 
     def release(self, table: Sequence[Block]) -> None:
-        """One holder less for each block of a sequence, given in the sequence's order."""
+        """Remove a holder from each block of a sequence, given in the sequence's order."""
         empty: list[Block] = []
         for block in reversed(table):
             assert block.ref_count > 0, "a block was freed more often than it was held"
@@ -151,8 +152,8 @@ class BlockPool:
             self._empty.append(block)
 
     def forget_all(self) -> None:
-        """Nothing cached can be found any more; held blocks stay with their holders.
-        The order of blocks stays.
+        """No cached content can be found any more. Held blocks stay with their holders, and the order of
+        blocks stays.
         """
         unused = [self._unused.pop_first() for _ in range(len(self._unused))]
         self._empty[:0] = reversed(unused)
@@ -164,16 +165,17 @@ class BlockPool:
         self._cached.clear()
 
     def end_step(self) -> None:
-        """A step of the engine is planned: time moves on for the order of eviction."""
+        """A step of the engine is planned, so the time of the eviction order advances."""
         self._step += 1
         self._unused.end_step()
 
     def free_in_order(self) -> list[BlockId]:
-        """The order in which blocks will be taken, for tests and for a page that shows the cache."""
+        """The free blocks in the order in which they will be taken, for tests and for a page that shows the
+        cache.
+        """
         return [block.block_id for block in (*reversed(self._empty), *self._unused)]
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where the invariants at the top of this module do not hold."""
         self._unused.check_integrity()
         free = self.free_in_order()
         assert len(free) == len(set(free)) == self.num_free

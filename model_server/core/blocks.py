@@ -1,4 +1,4 @@
-"""One block of the KV cache, and what orders free blocks is told about it.
+"""One block of the KV cache, with the values by which free blocks are ordered.
 
 A block lives as long as its pool and changes only through it. Callers: the pool and the free orders.
 """
@@ -29,11 +29,11 @@ class Block:
         self.ref_count = 0
         self.block_hash: BlockHash | None = None
         self.prefix_blocks = 0
-        """How many blocks the prefix has that this one ends; 0 without a hash."""
+        """Number of blocks in the prefix that this block ends. 0: it has no hash."""
         self.last_use = 0
-        """The pool's step in which somebody let go of it last."""
+        """The pool's step in which a holder last released it."""
         self.uses = 0
-        """How often the content was held: once by who computed it, then once a hit."""
+        """How often the content was held: once when it was computed, then once for each hit."""
         self.before: Block | None = None
         self.after: Block | None = None
 

@@ -1,6 +1,4 @@
-"""How a KV cache is kept: what may be chosen, and nothing else.
-Callers: engine configuration, cache managers.
-"""
+"""The options of a KV cache. Callers: engine configuration, cache managers."""
 
 from __future__ import annotations
 
@@ -14,16 +12,17 @@ from model_server.core.hashing import DEFAULT_SEED, HASH_ALGORITHMS, HashAlgorit
 class CacheOptions:
     hash_algorithm: HashAlgorithm = "sha256"
     hash_seed: str = DEFAULT_SEED
-    """What the root hash is made from; servers whose events are compared need the same."""
+    """The seed of the root hash. Servers whose events are compared need the same seed."""
     eviction: EvictionName = "lru"
     free_queue: QueueName = "linked"
-    """How `lru` keeps its order."""
+    """The data structure of `lru`."""
     max_unused_blocks: int | None = None
-    """Most blocks that keep cached content while nobody holds them; None: all of them."""
+    """Most free blocks that keep cached content. None: all of them."""
     preallocated_blocks: int = 0
-    """Empty blocks a request gets beyond what it needs, when it needs a new one and they are free."""
+    """When a request needs a new block, it gets up to this many more empty blocks, if they are free."""
     partial_blocks: bool = False
-    """Blocks that are not full can be found too, token by token; False: full blocks only, as vLLM does."""
+    """Whether blocks that are not full can be found too, token by token. False: full blocks
+    only, as in vLLM."""
 
     def __post_init__(self) -> None:
         for value, known in (

@@ -1,14 +1,14 @@
 """The engine: requests in, tokens out, one step at a time.
 
 A step is `begin` (schedule, reserve blocks), the runner's `execute`, and `finish` (append the tokens, end
-what has ended). They are apart because a step takes time: the server begins, waits as long as the runner
-says, and finishes, and in between the engine truly shows what is being computed. `step` does all three for
-callers with their own time.
+finished requests). They are separate because a step takes time: the server begins, waits as long as the
+runner says, and finishes. In between the engine really shows what is being computed. `step` does all three
+for callers with a clock of their own.
 
-Between `begin` and `finish` only `add`, `abort`, `stop` and reads may come.
-The blocks of a request ended so are free at once; the step that was computing it then yields nothing for it.
+Between `begin` and `finish` only `add`, `abort`, `stop` and reads are allowed. The blocks of a request that
+ends in this way are free at once, and the current step yields no token for it.
 
-Everything is deterministic: same calls, same answers. Callers: the server's driver, and tests.
+Everything is deterministic: the same calls give the same answers. Callers: the server's driver, and tests.
 """
 
 from __future__ import annotations
@@ -28,18 +28,17 @@ from model_server.core.scheduler import Scheduler, SchedulerLimits, StepPlan
 @dataclass(frozen=True, slots=True)
 class StepResult:
     token_ids: Sequence[TokenId | None]
-    """For each chunk of the plan the next token, or None where the chunk samples none."""
+    """The next token for each chunk of the plan. None: the chunk samples no token."""
     duration_s: float
-    """How long the step takes beyond the call itself: 0 for a runner that really computed."""
+    """How long the step takes besides the call itself. 0 for a runner that really computes."""
     logprobs: Sequence[TokenLogprobs | None] | None = None
-    """For each chunk what its request wants to be told of the token; None: nobody wants anything."""
+    """For each chunk, the log probabilities that its request asked for. None: no request asked."""
     last_logits: Sequence[object] | None = None
-    """For each chunk that `keeps_logits` what its next token came from; None:
-    of a runner that has no logits."""
+    """For each chunk that `keeps_logits`, the logits of its next token. None: the runner has no logits."""
 
 
 class Runner(Protocol):
-    """What turns a plan into tokens: the cost model here, a real model elsewhere."""
+    """Turns a plan into tokens. This may be the cost model, or a real model."""
 
     def execute(self, plan: StepPlan) -> StepResult: ...
 
@@ -51,7 +50,7 @@ class TokenOutput:
     request: Request
     token_id: TokenId
     previous_token_s: float | None
-    """When the token before it came; None for the first."""
+    """When the token before it came. None: this is the first one."""
     logprobs: TokenLogprobs | None = None
 
 
@@ -61,12 +60,13 @@ class EngineConfig:
     block_size_tokens: int = 16
     enable_prefix_caching: bool = True
     max_model_len_tokens: int | None = None
-    """Longest prompt plus answer; None: what the blocks hold."""
+    """Longest prompt plus answer. None: what the blocks can hold."""
     eos_token_id: TokenId
     more_eos_token_ids: frozenset[TokenId] = frozenset()
-    """Of models with several tokens that end an answer."""
+    """For models with several tokens that end an answer."""
     prompt_cache_entries: int = 0
-    """Whole prompts kept with the logits after them, whose requests need no prefill; 0: none."""
+    """Number of whole prompts that are kept with their logits, so that equal prompts need no prefill. 0:
+    none."""
     cache: CacheOptions = field(default_factory=CacheOptions)
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
 
@@ -91,12 +91,12 @@ class EngineConfig:
         return self.max_model_len_tokens or self.capacity_tokens
 
     def ends(self, token_id: TokenId) -> bool:
-        """The token ends an answer."""
+        """Whether the token ends an answer."""
         return token_id == self.eos_token_id or token_id in self.more_eos_token_ids
 
 
 def blocks_for_concurrency(*, requests: int, max_len_tokens: int, block_size_tokens: int) -> int:
-    """Blocks that hold so many requests at once, each of the greatest length that the model takes."""
+    """Blocks that are enough for so many requests at once, each as long as the model allows."""
     return -(-max_len_tokens * requests // block_size_tokens)
 
 
@@ -122,7 +122,9 @@ class Engine:
 
     @property
     def can_step(self) -> bool:
-        """A step would compute something: not all unfinished requests wait for a store."""
+        """Whether a step would compute something, because some unfinished request does not
+        wait for a store.
+        """
         return self.scheduler.has_work
 
     def add(self, request: Request) -> None:
@@ -138,24 +140,24 @@ class Engine:
         self.scheduler.add(request)
 
     def abort(self, request_id: RequestId) -> Request | None:
-        """End a request now and free its blocks; None when it had ended already."""
+        """End a request now and free its blocks. None: it had already ended."""
         request = self._requests.get(request_id)
         if request is not None:
             self._end(request, FinishReason.ABORT)
         return request
 
     def stop(self, request_id: RequestId) -> None:
-        """End an unfinished request as complete: its text holds what its client wanted it to end with."""
+        """End an unfinished request as complete, because its text contains a stop string."""
         self._end(self._requests[request_id], FinishReason.STOP)
 
     def begin(self, *, now: float) -> StepPlan:
-        """Plan the next step. Whenever the engine `can_step`, the plan has at least one chunk."""
+        """Plan the next step. If the engine `can_step`, the plan has at least one chunk."""
         plan = self.scheduler.schedule(now=now)
         assert plan.chunks or not self.can_step, "requests wait and nothing can run"
         return plan
 
     def finish(self, plan: StepPlan, result: StepResult, *, now: float) -> list[TokenOutput]:
-        """Book a computed step. A request that ended with it has its `finish_reason` and holds no blocks."""
+        """Record a computed step. A request that ended in it has a `finish_reason` and holds no blocks."""
         outputs: list[TokenOutput] = []
         told = result.logprobs or [None] * len(plan.chunks)
         last = result.last_logits or [None] * len(plan.chunks)
@@ -173,20 +175,19 @@ class Engine:
         return outputs
 
     def step(self, *, now: float) -> tuple[list[TokenOutput], float]:
-        """One whole step that starts at `now`: the new tokens, and when the step ended."""
+        """One whole step that starts at `now`. Returns the new tokens, and the time when the step ended."""
         plan = self.begin(now=now)
         result = self.runner.execute(plan)
         end_s = now + result.duration_s
         return self.finish(plan, result, now=end_s), end_s
 
     def reset_prefix_cache(self) -> None:
-        """Forget all that is cached; requests under way keep their blocks."""
+        """Forget all cached content. Unfinished requests keep their blocks."""
         if self.prompt_cache is not None:
             self.prompt_cache.clear()
         self.kv_cache.reset_prefix_cache()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where requests, queues and blocks disagree."""
         self.scheduler.check_integrity()
         if self.prompt_cache is not None:
             self.prompt_cache.check_integrity()

@@ -35,11 +35,11 @@ QUEUES: dict[QueueName, type[LinkedQueue | LazyQueue]] = {
 }
 
 _SLACK_ENTRIES = 64
-"""Forgotten entries that are not worth a rebuild."""
+"""This many stale entries are not worth a rebuild."""
 
 
 def make_order(eviction: EvictionName, *, queue: QueueName = "linked") -> FreeOrder:
-    """`queue` is how `lru` is kept. ValueError: no such policy or queue."""
+    """`queue`: the data structure of `lru`. ValueError: there is no such policy or queue."""
     if queue not in QUEUES:
         raise ValueError(f"no free queue {queue!r}; there are {', '.join(QUEUES)}")
     match eviction:
@@ -54,7 +54,7 @@ def make_order(eviction: EvictionName, *, queue: QueueName = "linked") -> FreeOr
 
 
 class LastTouchThenLongest:
-    """Heap of heaps: the outer holds each step with free blocks once, the inner ones (-prefix, age,
+    """Heap of heaps: the outer heap has each step with free blocks once, the inner heaps (-prefix, age,
     block).
     """
 
@@ -62,7 +62,7 @@ class LastTouchThenLongest:
         self._steps: list[int] = []
         self._inner: dict[int, list[tuple[int, int, Block]]] = {}
         self._entry_of: dict[Block, tuple[int, int]] = {}
-        """Step and age of the entry that counts."""
+        """Step and age of the valid entry of each block."""
         self._ages = count()
         self._num_entries = 0
 
@@ -98,8 +98,7 @@ class LastTouchThenLongest:
                 del self._entry_of[block]
                 return block
 
-    def end_step(self) -> None:
-        """Nothing is left over from a step."""
+    def end_step(self) -> None: ...
 
     def check_integrity(self) -> None:
         assert sorted(self._steps) == sorted(self._inner)
@@ -159,8 +158,7 @@ class LeastFrequentlyUsed:
                 del self._age_of[block]
                 return block
 
-    def end_step(self) -> None:
-        """Nothing is left over from a step."""
+    def end_step(self) -> None: ...
 
     def check_integrity(self) -> None:
         assert set(self) == self._age_of.keys()

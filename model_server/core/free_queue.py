@@ -1,17 +1,17 @@
-"""Free blocks that still hold cached content, in order of eviction:
-first in, first out, and out of the middle at a hit.
+"""Free blocks with cached content, in order of eviction: first in, first out, and a hit takes a block out of
+the middle.
 
-Three ways to leave the middle, behind one protocol;
-the micro-benchmark compares them (docs/bench-caching.md):
+There are three ways to take out of the middle, behind one protocol. The micro-benchmark compares them
+(docs/bench-caching.md):
 - `LinkedQueue`: a doubly linked list, O(1) at once;
-- `LazyQueue`: a hit only marks the block, and marked ones are skipped when they come to the front.
-  A marked block that is freed again has to leave its old place first, which is O(n);
-- `DeferredQueue`: a hit only marks the block, and a thread of its own sweeps the marked ones out, O(n),
-  after each step, while the model computes.
+- `LazyQueue`: a hit only marks the block, and marked blocks are skipped when they come to the front. A marked
+  block that is freed again has to leave its old place first, which is O(n);
+- `DeferredQueue`: a hit only marks the block. A thread of its own removes the marked blocks after each step,
+  in O(n), while the model computes.
 
 Invariant (`check_integrity`): iteration gives each free block once, in the order of eviction, and `len`
-counts them. A thread other than the engine's exists only in `DeferredQueue`, and only between `end_step` and
-the next call.
+counts them. Only `DeferredQueue` has a thread besides the engine's, and only between `end_step` and the next
+call.
 
 Callers: the block pool.
 """
@@ -27,17 +27,17 @@ from model_server.core.blocks import Block, BlockId
 
 
 class FreeOrder(Protocol):
-    """What the pool asks of any order of eviction, queue or policy."""
+    """An order of eviction, as the pool uses it: a queue or a policy."""
 
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[Block]:
-        """In order of eviction; changes nothing."""
+        """The free blocks in order of eviction. Changes nothing."""
         ...
 
     def append(self, block: Block) -> None:
-        """The block became free, its `last_use`, `uses` and `prefix_blocks` up to date;
-        of a sequence the tail first.
+        """The block became free. Its `last_use`, `uses` and `prefix_blocks` are up to date. Of a sequence the
+        tail comes first.
         """
         ...
 
@@ -50,14 +50,14 @@ class FreeOrder(Protocol):
         ...
 
     def end_step(self) -> None:
-        """The engine's step is planned; upkeep may go on until the next call."""
+        """The engine's step is planned. Work in the background may go on until the next call."""
         ...
 
     def check_integrity(self) -> None: ...
 
 
 class LinkedQueue:
-    """The links are fields of the blocks themselves: nothing is allocated when a block joins or leaves."""
+    """The links are fields of the blocks, so nothing is allocated when a block joins or leaves."""
 
     __slots__ = ("_ends", "_length")
 
@@ -99,8 +99,7 @@ class LinkedQueue:
         self.remove(first)
         return first
 
-    def end_step(self) -> None:
-        """Nothing is left over from a step."""
+    def end_step(self) -> None: ...
 
     def check_integrity(self) -> None:
         blocks = list(self)
@@ -109,8 +108,8 @@ class LinkedQueue:
 
 
 class LazyQueue:
-    """Invariant: every marked block has exactly one entry, which is stale,
-    and every free block one that is not.
+    """Invariant: every marked block has exactly one entry, which is stale. Every free block has exactly one
+    that is not stale.
     """
 
     __slots__ = ("_entries", "_marked")
@@ -142,7 +141,7 @@ class LazyQueue:
         return block
 
     def end_step(self) -> None:
-        """Marked blocks wait until they come to the front."""
+        """Marked blocks stay until they come to the front."""
 
     def check_integrity(self) -> None:
         assert len(self._entries) == len(set(self._entries))
@@ -150,9 +149,8 @@ class LazyQueue:
 
 
 class DeferredQueue(LazyQueue):
-    """The marked blocks are swept out between steps by a thread; whoever comes next waits for it.
-
-    Within a step it behaves as the lazy queue does.
+    """A thread removes the marked blocks between steps, and the next caller waits for it. Within a step it
+    behaves like `LazyQueue`.
     """
 
     __slots__ = ("_sweep", "_sweeper")

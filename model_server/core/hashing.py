@@ -1,18 +1,18 @@
-"""Block hashes: the name under which a block of tokens is found again.
+"""Block hashes: the names by which blocks of tokens are found again.
 
-A block's hash names the whole prefix up to the block's end, and two prompts share a block only when
-everything before it is equal too. There are two ways to that, with the same hits:
+A block's hash names the whole prefix up to the block's end. Two prompts share a block only if everything
+before it is equal too. There are two ways to compute it, with the same hits:
 - chained: hash(hash of the block before, own tokens), linear in the prompt;
-- direct: hash(all tokens before, own tokens), quadratic in the prompt,
-  and right without an argument about chains.
+- direct: hash(all tokens before, own tokens), quadratic in the prompt, and correct without a proof about
+  chains.
 
-What else decides the content of the KV cache, the LoRA adapter, and who may share it, the cache salt,
-is the prompt's `PrefixScope` and part of its hashes.
+The LoRA adapter also decides the content of the KV cache, and the cache salt decides who may share it. Both
+are the prompt's `PrefixScope` and part of its hashes.
 
 Algorithms:
 - `sha256`, `sha256_cbor`: vLLM's two formulas bit for bit, so that KV events name the same blocks. A
-  cryptographic hash keeps tenants apart: with one that can be collided on purpose, a tenant could craft a
-  prompt that reads another's blocks in spite of the salt;
+  cryptographic hash keeps tenants apart: if collisions could be made on purpose, a tenant could write a
+  prompt that reads another tenant's blocks in spite of the salt;
 - `xxh3`: 128 bits, chained, several times cheaper, for a server with a single tenant;
 - `direct`: sha256 over the whole prefix.
 
@@ -36,7 +36,7 @@ HashAlgorithm = Literal["sha256", "sha256_cbor", "xxh3", "direct"]
 HASH_ALGORITHMS: tuple[HashAlgorithm, ...] = get_args(HashAlgorithm)
 
 DEFAULT_SEED = "vllm-none-hash"
-"""What vLLM derives the root hash from where PYTHONHASHSEED is not set."""
+"""The text from which vLLM derives the root hash if PYTHONHASHSEED is not set."""
 
 _ExtraKeys = tuple[tuple[str, ...], ...] | None
 _Formula = Callable[[object], bytes]
@@ -44,18 +44,18 @@ _Formula = Callable[[object], bytes]
 
 @dataclass(frozen=True, slots=True)
 class PrefixScope:
-    """What a prefix's hashes cover beside its tokens."""
+    """The values that a prefix's hashes cover besides its tokens."""
 
     adapter_name: str = ""
     adapter_path: str = ""
     cache_salt: str = ""
     approximation: str = ""
-    """How its KV differs from what the model computes from the tokens alone (`sel:0.25`);
-    empty: not at all."""
+    """Names how its KV differs from what the model computes from the tokens alone (`sel:0.25`). Empty: it
+    does not differ."""
 
     def packed(self) -> bytes:
-        """Empty for the plain scope.
-        Fields are preceded by their lengths: different scopes give different bytes.
+        """The scope as bytes; empty for the plain scope. A length stands before each field, so different
+        scopes give different bytes.
         """
         fields = [self.adapter_name.encode(), self.adapter_path.encode(), self.cache_salt.encode()]
         if self.approximation:
@@ -66,7 +66,7 @@ class PrefixScope:
 
 
 class BlockHasher(ABC):
-    """Names blocks of up to `block_size_tokens` tokens, the first of a prompt at position 0."""
+    """Names blocks of up to `block_size_tokens` tokens. The first block of a prompt begins at position 0."""
 
     def __init__(self, block_size_tokens: int) -> None:
         if block_size_tokens < 1:
@@ -77,7 +77,7 @@ class BlockHasher(ABC):
         self, chain: list[BlockHash], token_ids: Sequence[int], *, num_blocks: int, scope: PrefixScope
     ) -> None:
         """Append to `chain` until it covers the first `num_blocks` blocks of `token_ids`,
-        all of them full.
+        which must be full.
         """
         size = self.block_size_tokens
         assert num_blocks * size <= len(token_ids), "a full block has all its tokens"
@@ -88,13 +88,15 @@ class BlockHasher(ABC):
     def name(
         self, chain: Sequence[BlockHash], token_ids: Sequence[int], *, end: int, scope: PrefixScope
     ) -> BlockHash:
-        """The hash of the block after those in `chain`; it ends before position `end` and may be partial."""
+        """The hash of the block after those in `chain`. It ends before position `end`, and may be partial."""
 
 
 class ChainedHasher(BlockHasher):
-    """vLLM's formula: H((hash before, own tokens, extra keys)) over a serialized form, from H(seed) on.
+    """vLLM's formula: H((hash before, own tokens, extra keys)) over a serialized form, beginning with
+    H(seed).
 
-    An adapter is an extra key of each of its blocks, a salt of the first only; the chain carries it on.
+    An adapter is an extra key of each of its blocks. A salt is an extra key of the first block only, and the
+    chain carries it on.
     """
 
     def __init__(self, block_size_tokens: int, *, formula: _Formula, seed: str) -> None:
@@ -111,7 +113,9 @@ class ChainedHasher(BlockHasher):
 
 
 class Xxh3Hasher(BlockHasher):
-    """Chained xxh3, 128 bits: the hash before, own tokens as 32 bits each, and at the root the scope."""
+    """Chained xxh3, 128 bits, over the hash before and the own tokens as 32 bits each. The root covers the
+    scope.
+    """
 
     def __init__(self, block_size_tokens: int, *, seed: str) -> None:
         super().__init__(block_size_tokens)
@@ -141,7 +145,7 @@ class DirectHasher(BlockHasher):
 
 
 def make_hasher(algorithm: HashAlgorithm, *, block_size_tokens: int, seed: str = DEFAULT_SEED) -> BlockHasher:
-    """ValueError: no such algorithm."""
+    """ValueError: there is no such algorithm."""
     match algorithm:
         case "sha256":
             return ChainedHasher(block_size_tokens, formula=_sha256_pickle, seed=seed)
@@ -151,12 +155,12 @@ def make_hasher(algorithm: HashAlgorithm, *, block_size_tokens: int, seed: str =
             return Xxh3Hasher(block_size_tokens, seed=seed)
         case "direct":
             return DirectHasher(block_size_tokens, seed=seed)
-        case _:  # from a command line or a file, whatever the type says
+        case _:  # it may come from a command line or a file, so the type does not guarantee it
             raise ValueError(f"no hash algorithm {algorithm!r}; there are {', '.join(HASH_ALGORITHMS)}")
 
 
 def event_hash(block_hash: BlockHash) -> int:
-    """How a KV event of vLLM names the block: its low 64 bits."""
+    """The name of the block in vLLM's KV events: the low 64 bits of its hash."""
     return int.from_bytes(block_hash[-8:], "big")
 
 
@@ -165,7 +169,8 @@ def _packed(token_ids: Sequence[int]) -> bytes:
 
 
 def _vllm_extra_keys(scope: PrefixScope, *, first: bool) -> _ExtraKeys:
-    """The pickled form depends on which strings are one object, so name, path and salt are made apart.
+    """The pickled form depends on which strings are one object, so name, path and salt are made as separate
+    objects.
 
     In vLLM they come from different fields of parsed JSON: equal text, different objects.
     """
@@ -192,7 +197,7 @@ def _sha256_cbor(value: object) -> bytes:
 
 
 def _cbor(value: object) -> bytes:
-    """RFC 8949 in its canonical form, for the types that a block hash covers."""
+    """Canonical CBOR (RFC 8949) for the types that a block hash covers."""
     match value:
         case None:
             return b"\xf6"

@@ -35,32 +35,34 @@ from model_server.core.stored_prefix import LoadedPrefix, OutsidePrefix
 
 @dataclass(slots=True)
 class PrefixCacheStats:
-    """Counters in tokens over first admissions; a preempted request's return is not a second query."""
+    """Counters in tokens over first admissions. The return of a preempted request is not a second query."""
 
     queries_tokens: int = 0
     hits_tokens: int = 0
     external_queries_tokens: int = 0
-    """Not found here, and looked up in a store below."""
+    """Tokens that were not found here, and were looked up in a store below."""
     external_hits_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CachedPrefix:
-    """What of a prompt is in the cache: `blocks` to share, all full, and of `tail`'s first tokens a copy."""
+    """The part of a prompt that is in the cache: full `blocks` to share, and a block whose first tokens are
+    copied (`tail`).
+    """
 
     blocks: Sequence[Block]
     num_tokens: int
-    """What need not be computed, with what comes from outside."""
+    """Tokens that need not be computed, including those from outside."""
     tail: Block | None = None
     loaded: LoadedPrefix | None = None
-    """To be copied into new blocks after `blocks`."""
+    """Content to copy into new blocks after `blocks`."""
     outside_blocks: int = 0
-    """Before `blocks` stand so many that are read elsewhere and stay empty."""
+    """Number of blocks before `blocks` that are read elsewhere and stay empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """The first `num_tokens` slots of `source` are wanted in `target` too."""
+    """Copy the first `num_tokens` slots of `source` to `target`."""
 
     source: Block
     target: Block
@@ -69,7 +71,7 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True)
 class PrefixLoad:
-    """Content of a store that is wanted in `blocks`, which are those of its prefix from `first_block` on."""
+    """Copy content of a store to `blocks`, which are the blocks of its prefix from `first_block` on."""
 
     prefix: LoadedPrefix
     first_block: int
@@ -77,7 +79,7 @@ class PrefixLoad:
 
 
 class KVCacheManager:
-    """Full blocks only."""
+    """Manages full blocks only."""
 
     def __init__(
         self,
@@ -98,9 +100,9 @@ class KVCacheManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.stats = PrefixCacheStats()
         self._untold: Counter[BlockHash] = Counter()
-        """Cached blocks that are approximate: nobody outside hears of them."""
+        """Cached blocks with approximate content, which are not reported to the observer."""
         self.observer: CacheObserver = Unobserved()
-        """Hears of full blocks only, so it makes no sense where partial ones are found too."""
+        """Hears of full blocks only, so it does not fit a cache that also finds partial blocks."""
         self._hasher = make_hasher(
             options.hash_algorithm, block_size_tokens=block_size_tokens, seed=options.hash_seed
         )
@@ -120,22 +122,22 @@ class KVCacheManager:
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that requests hold, 0 to 1;
-        those that are merely pinned give way to requests.
+        """Share of the blocks that requests hold, 0 to 1. Blocks that are only pinned do not count, since
+        they give way to requests.
         """
         if not self._pins:
             return self.pool.usage
         return len({block for table in self._tables.values() for block in table}) / len(self.pool.blocks)
 
     def table(self, request_id: RequestId) -> Sequence[Block]:
-        """The request's blocks in order; the same list grows with it, so a step may keep it."""
+        """The request's blocks in order. The list grows with the request, so a step may keep it."""
         return self._tables[request_id]
 
     def get_computed(self, request: Request) -> CachedPrefix:
-        """What of the request's prefix is in the cache, from the start on without a gap.
+        """The part of the request's prefix that is in the cache, without a gap from the start on.
 
-        At least one token is left to compute, because the first new token needs its output:
-        a full hit ends one block early. Changes no block.
+        At least one token is left to compute, because the first new token needs its output. So a full hit
+        ends one block early. Changes no block.
         """
         if not self.enable_prefix_caching:
             return CachedPrefix((), 0)
@@ -156,8 +158,8 @@ class KVCacheManager:
         return CachedPrefix(found, num_blocks * size, outside_blocks=outside)
 
     def allocate(self, request: Request, prefix: CachedPrefix, *, num_new_tokens: int) -> bool:
-        """Admit a request with its cached `prefix` and slots for the next tokens.
-        False: no room, no change.
+        """Admit a request with its cached `prefix` and slots for the next tokens. False: there is no room,
+        and nothing has changed.
         """
         assert request.request_id not in self._tables, "the request is admitted already"
         assert num_new_tokens > 0
@@ -181,7 +183,9 @@ class KVCacheManager:
         return True
 
     def append(self, request: Request, *, num_new_tokens: int) -> bool:
-        """Slots for the next tokens of an admitted request. False: no room, no change."""
+        """Add slots for the next tokens of an admitted request. False: there is no room, and nothing has
+        changed.
+        """
         table = self._tables[request.request_id]
         num_tokens = request.num_computed_tokens + num_new_tokens
         num_new_blocks = max(0, self.blocks_for(num_tokens) - len(table))
@@ -197,10 +201,10 @@ class KVCacheManager:
         return True
 
     def take_in(self, request: Request, *, end_block: int) -> int:
-        """Full blocks of a prompt came from another server:
-        cache those up to `end_block` that have room, with nobody holding them.
+        """Full blocks of a prompt came from another server. Cache those up to `end_block` that have room,
+        without a holder.
 
-        The number of blocks from the start on that are cached now.
+        Returns the number of leading blocks that are cached now.
         """
         known = list(self.get_computed(request).blocks)
         end_block = min(end_block, len(request.block_hashes))
@@ -215,17 +219,17 @@ class KVCacheManager:
         return end
 
     def computed(self, request: Request) -> None:
-        """`request.num_computed_tokens` has grown.
-        Full blocks are cached before that; others need to know.
+        """`request.num_computed_tokens` has grown. Full blocks were cached earlier;
+        subclasses need to know.
         """
 
     def free(self, request: Request) -> None:
-        """The request holds nothing any more; what it cached stays findable until it is evicted."""
+        """The request releases its blocks. What it cached can be found until it is evicted."""
         self.pool.release(self._tables.pop(request.request_id))
         del self._num_cached_blocks[request.request_id]
 
     def fork(self, request: Request, child: Request) -> None:
-        """`child`, whose tokens begin with what is computed of `request`, shares its blocks.
+        """`child` shares the blocks of `request`. Its tokens begin with the computed tokens of `request`.
         Between steps only.
         """
         num_blocks = self.blocks_for(request.num_computed_tokens)
@@ -236,8 +240,8 @@ class KVCacheManager:
         )
 
     def adopt(self, request: Request, blocks: Sequence[Block], *, num_tokens: int) -> None:
-        """Admit a request with blocks, held by somebody else,
-        that have its first `num_tokens` tokens computed.
+        """Admit a request with blocks that another holder has, and that contain its first `num_tokens`
+        tokens.
         """
         assert request.request_id not in self._tables, "the request is admitted already"
         assert num_tokens <= len(request.token_ids)
@@ -248,7 +252,7 @@ class KVCacheManager:
         request.num_computed_tokens = num_tokens
 
     def pin(self, blocks: Sequence[Block]) -> None:
-        """One more holder that is not a request."""
+        """Add a holder that is not a request."""
         self.pool.hold(blocks)
         self._pins.update(blocks)
 
@@ -258,31 +262,30 @@ class KVCacheManager:
         self.pool.release(blocks)
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
-        """The copies owed since the last call, in the order to make them."""
+        """The copies to make since the last call, in order."""
         copies = tuple(self._copies)
         self._copies.clear()
         return copies
 
     def take_loads(self) -> tuple[PrefixLoad, ...]:
-        """As `take_copies`: what has to be there before anything is computed."""
+        """The loads that must be done before anything is computed, since the last call."""
         loads = tuple(self._loads)
         self._loads.clear()
         return loads
 
     def end_step(self) -> None:
-        """A step is planned."""
         self.pool.end_step()
 
     def record_admission(self, *, num_tokens: int, num_hit_tokens: int, num_stored_tokens: int = 0) -> None:
-        """`num_hit_tokens`: found here; `num_stored_tokens`: not here, but in a store below."""
+        """`num_hit_tokens`: found here; `num_stored_tokens`: not found here, but in a store below."""
         self.stats.queries_tokens += num_tokens
         self.stats.hits_tokens += num_hit_tokens
         self.stats.external_queries_tokens += num_tokens - num_hit_tokens
         self.stats.external_hits_tokens += num_stored_tokens
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached content; requests under way keep their blocks and cache only what they fill from
-        now on.
+        """Forget all cached content. Unfinished requests keep their blocks, and cache only blocks that they
+        fill from now on.
         """
         self.pool.forget_all()
         self._untold.clear()
@@ -292,7 +295,6 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size_tokens)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where the invariants at the top of this module do not hold."""
         self.pool.check_integrity()
         held = Counter(block for table in self._tables.values() for block in table) + self._pins
         assert all(block.ref_count == held[block] for block in self.pool.blocks)
@@ -308,7 +310,7 @@ class KVCacheManager:
         assert all(block.block_hash is None for block in blocks)
 
     def _shareable(self, prefix: CachedPrefix) -> list[Block]:
-        """The blocks of a prefix that the request can have as they are."""
+        """The blocks of a prefix that the request can use as they are."""
         return list(prefix.blocks)
 
     def _take(self, num_blocks: int) -> list[Block]:
@@ -344,7 +346,7 @@ class KVCacheManager:
         self.pool.cache(block, request.block_hashes[index], prefix_blocks=index + 1)
 
     def _forgotten(self, block: Block) -> None:
-        """The pool is about to take a block's hash."""
+        """The pool will remove a block's hash."""
         if block.block_hash is None:
             return
         if self._untold[block.block_hash]:

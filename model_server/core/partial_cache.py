@@ -1,18 +1,18 @@
-"""The KV cache manager whose blocks can be found before they are full, and token by token.
+"""The KV cache manager whose blocks can be found before they are full, token by token.
 
 As in the report on hash table prefix caching, a partial block is in the table under the hash of its prefix
-and its tokens so far; as it grows its key is replaced, and when it is full the next one gets a key of its
-own. A key alone finds only a prompt that ends exactly where the block does, which a block that has grown by
-one answer token no longer does. So each cached block is also listed under what comes before it, with the
-tokens it has computed, in their order (`beginnings`), and a prompt gets the longest beginning that any of
-them has in common with it.
+and its tokens so far. Its key is replaced as it grows, and when it is full the next block gets a key of its
+own. A key alone finds a block only for a prompt that ends exactly where the block ends. This fails once the
+block has grown by one token of an answer. So each cached block is also listed under the prefix before it,
+with the tokens that it has computed, in their order (`beginnings`). A prompt gets the longest beginning that
+any of these blocks has in common with it.
 
-Where the cached block is free and ends where the match ends, the request continues in it.
-Otherwise, since it will write into it, it gets a copy of the matching slots.
+If the cached block is free and ends where the match ends, the request continues in it. Otherwise the request
+gets a copy of the matching slots, since it will write into the block.
 
-Invariants (`check_integrity`): a listed block is cached and lists only computed tokens (what a step is still
-computing cannot be copied before that step computes); of a request under way at most the tail is hashed
-beyond the full blocks.
+Invariants (`check_integrity`): a listed block is cached and lists only computed tokens (tokens that a step is
+still computing cannot be copied before this step computes). Of an unfinished request, at most the tail is
+hashed beyond the full blocks.
 
 Full blocks are shared as in the base class. Callers: as for the base class.
 """
@@ -29,7 +29,7 @@ from model_server.core.kv_cache import CachedPrefix, KVCacheManager
 from model_server.core.request import Request, TokenId
 
 _Place = bytes
-"""The hash of the block before, or for a first block the prompt's scope."""
+"""The hash of the block before. For a first block: the prompt's scope."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class _Content:
     place: _Place
     tokens: tuple[TokenId, ...]
     full_key: bool = False
-    """The block is cached as a full one, though a step may still be computing the rest of it."""
+    """Whether the block is cached as a full one. A step may still be computing the rest of it."""
 
 
 class PartialKVCacheManager(KVCacheManager):
@@ -59,7 +59,9 @@ class PartialKVCacheManager(KVCacheManager):
         self._listed: dict[_Place, Beginnings] = {}
 
     def get_computed(self, request: Request) -> CachedPrefix:
-        """As in the base class, and then as many tokens of the next block as some cached block has too."""
+        """As in the base class, and then as many tokens of the next block as some cached
+        block has in common.
+        """
         full = super().get_computed(request)
         if not self.enable_prefix_caching:
             return full
@@ -74,12 +76,12 @@ class PartialKVCacheManager(KVCacheManager):
         return CachedPrefix(full.blocks, full.num_tokens + common, tail)
 
     def computed(self, request: Request) -> None:
-        """List what the last step computed, and give the tail the key of its tokens so far."""
+        """List the tokens that the last step computed, and give the tail the key of its tokens so far."""
         if not self.enable_prefix_caching:
             return
         size, table = self.block_size_tokens, self._tables[request.request_id]
         last = (request.num_computed_tokens - 1) // size
-        # A step adds to the block it began in and to those after it; what is listed up to date ends the walk.
+        # A step adds to the block where it began and to later ones, so the walk ends at an up-to-date block.
         for index in range(last, -1, -1):
             tokens = tuple(
                 request.token_ids[index * size : min((index + 1) * size, request.num_computed_tokens)]
@@ -116,7 +118,7 @@ class PartialKVCacheManager(KVCacheManager):
 
     def _rekey_tail(self, request: Request, block: Block, index: int) -> None:
         if block.ref_count > 1:
-            return  # others continue from it as it is; it is cached, or will be copied before it grows
+            return  # others may continue from it: it is cached, or will be copied before it grows
         self._hasher.extend(request.block_hashes, request.token_ids, num_blocks=index, scope=request.scope)
         end = request.num_computed_tokens
         name = self._hasher.name(
@@ -126,7 +128,7 @@ class PartialKVCacheManager(KVCacheManager):
         self.pool.cache(block, name, prefix_blocks=index + 1)
 
     def _cache(self, request: Request, block: Block, index: int) -> None:
-        """The block is full: its key as a partial block goes, what it has computed so far stays listed."""
+        """The block is full. Its key as a partial block is removed, and its computed tokens stay listed."""
         content = self._content.get(block)
         self.pool.uncache(block)
         super()._cache(request, block, index)

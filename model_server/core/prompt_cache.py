@@ -1,15 +1,14 @@
-"""Whole prompts, kept with their blocks and the logits after their last token:
-the same prompt again needs no prefill.
+"""Keeps whole prompts with their blocks and the logits after their last token, so that an equal prompt needs
+no prefill.
 
-Beside the block cache, which finds shared beginnings, this finds only equal prompts, but leaves nothing to
-compute for them: the first token is sampled from the kept logits. The blocks stay pinned while the prompt is
-kept, its partial tail included; who continues from them copies the tail before writing into it.
+The block cache finds shared beginnings. This cache finds only equal prompts, but leaves nothing to compute
+for them: the first token is sampled from the kept logits. The blocks stay pinned while the prompt is kept,
+including its partial tail. A request that continues from them copies the tail before it writes into it.
 
-Invariants (`check_integrity`): at most `max_entries` prompts, 0 keeps none;
-each pins exactly the blocks of its prompt, and lets go of them when it leaves, least recently used first.
+Invariants (`check_integrity`): at most `max_entries` prompts are kept; 0 keeps none. Each prompt pins exactly
+its blocks and releases them when it is removed, the least recently used first.
 
-Callers: the prompt engine, and the continuous engine with its scheduler.
-What logits are is the model's business.
+Callers: the prompt engine, and the continuous engine with its scheduler. The model defines what logits are.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class PromptCache:
         return len(self._entries)
 
     def put(self, request: Request, last_logits: object) -> None:
-        """Keep the prompt of an admitted request that has just been computed."""
+        """Keep the prompt of an admitted request that was just computed."""
         assert request.num_computed_tokens == request.num_prompt_tokens == len(request.token_ids)
         if not self._max_entries:
             return
@@ -63,8 +62,8 @@ class PromptCache:
         self._entries[key] = entry
 
     def attach(self, request: Request) -> PromptEntry | None:
-        """Admit the request with all of its prompt computed;
-        None, and nothing done, where the prompt is not kept.
+        """Admit the request with its whole prompt computed. None: the prompt is not kept, and nothing was
+        done.
         """
         key = _key(request)
         entry = self._entries.get(key)
@@ -77,7 +76,7 @@ class PromptCache:
         return entry
 
     def evict_one(self) -> bool:
-        """Let go of the prompt used least recently. False: there is none."""
+        """Remove the least recently used prompt. False: there is none."""
         if not self._entries:
             return False
         _, entry = self._entries.popitem(last=False)
@@ -89,7 +88,6 @@ class PromptCache:
             pass
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where the invariants at the top of this module do not hold."""
         assert len(self._entries) <= self._max_entries
         for (_, tokens), entry in self._entries.items():
             assert len(entry.blocks) == self._kv_cache.blocks_for(len(tokens))

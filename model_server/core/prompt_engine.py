@@ -26,16 +26,16 @@ from model_server.core.scheduler import Chunk, StepPlan
 
 class Model(Protocol):
     def forward(self, plan: StepPlan) -> Sequence[object]:
-        """Make the plan's copies, compute its chunks, and give the logits after each chunk's last token."""
+        """Make the plan's copies, compute its chunks, and return the logits after each chunk's last token."""
         ...
 
 
 Sampler = Callable[[object, Request], TokenId]
-"""Logits to the next token; greedy where answers are compared."""
+"""Logits to the next token. Greedy where answers are compared."""
 
 
 class OutOfBlocksError(Exception):
-    """The cache cannot hold the request beside those under way."""
+    """The cache has no room for the request besides the unfinished ones."""
 
 
 class PromptEngine:
@@ -60,8 +60,8 @@ class PromptEngine:
         self._reserved_blocks: dict[RequestId, int] = {}
 
     def start(self, request: Request, *, use_prompt_cache: bool = True) -> None:
-        """Compute the prompt, or find it kept, and sample the first token.
-        ValueError, OutOfBlocksError: refused.
+        """Compute the prompt, or find it in the cache, and sample the first token. ValueError,
+        OutOfBlocksError: the request is refused.
         """
         self._reserve(request)
         request.state = RequestState.RUNNING
@@ -77,7 +77,7 @@ class PromptEngine:
         self._append(request, logits)
 
     def decode(self, requests: Sequence[Request]) -> None:
-        """One more token for each of these started, unfinished requests, in one step."""
+        """Compute one more token for each of these started, unfinished requests, in one step."""
         for request in requests:
             while not self.kv_cache.append(request, num_new_tokens=1):
                 evicted = self.prompt_cache.evict_one()
@@ -86,11 +86,10 @@ class PromptEngine:
             self._append(request, logits)
 
     def abort(self, request: Request) -> None:
-        """End a started, unfinished request; its blocks are free at once."""
+        """End a started, unfinished request. Its blocks are free at once."""
         self._end(request, FinishReason.ABORT)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where the invariant at the top of this module does not hold."""
         self.kv_cache.check_integrity()
         self.prompt_cache.check_integrity()
         assert sum(self._reserved_blocks.values()) <= self.config.num_blocks
@@ -156,8 +155,8 @@ class PromptEngine:
 
 
 def run_naive(engine: PromptEngine, requests: Iterable[Request], *, use_prompt_cache: bool = True) -> None:
-    """Each request alone, to its end.
-    `use_prompt_cache`: False is the baseline that finds and keeps no prompt.
+    """Run each request alone, to its end.
+    `use_prompt_cache`: False is the baseline that keeps no prompt.
     """
     for request in requests:
         engine.start(request, use_prompt_cache=use_prompt_cache)
@@ -177,7 +176,7 @@ class OfflineScheduler:
             self._unfinished.append(request)
 
     def run(self) -> None:
-        """Decode everything that was added, in one batch, to the end."""
+        """Decode all added requests in one batch, to the end."""
         while self._unfinished:
             self._engine.decode(self._unfinished)
             self._unfinished = [request for request in self._unfinished if request.finish_reason is None]
@@ -190,7 +189,7 @@ class OnlineScheduler:
         self._engine = engine
         self._max_batch_size = max_batch_size
         self._ring: list[Request] = []
-        """The unfinished requests, those whose turn is next first."""
+        """The unfinished requests. Those whose turn is next come first."""
         self._requests: dict[RequestId, Request] = {}
 
     @property
@@ -207,7 +206,7 @@ class OnlineScheduler:
             self._ring.append(request)
 
     def step(self) -> list[RequestId]:
-        """One token for each request of the next batch; says whose turn it was."""
+        """One token for each request of the next batch. Returns the requests of this batch."""
         batch = self._ring[: self._max_batch_size]
         if not batch:
             return []
@@ -217,7 +216,7 @@ class OnlineScheduler:
         return [request.request_id for request in batch]
 
     def pop(self, request_id: RequestId) -> Request:
-        """Take a request out; one that has not finished ends here. KeyError: there is none."""
+        """Take a request out. An unfinished request ends here. KeyError: there is none."""
         request = self._requests.pop(request_id)
         if request.finish_reason is None:
             self._ring.remove(request)

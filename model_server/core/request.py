@@ -1,8 +1,8 @@
-"""One generation request as the engine sees it: its tokens, how far they are computed, and its times.
+"""One generation request as the engine sees it: its tokens, how many are computed, and its times.
 
-A `Request` is the one mutable record of the core. The scheduler moves its state and its computed count, the
-engine appends tokens, and nobody outside the core writes to it. Times are monotonic seconds, given by the
-caller.
+A `Request` is the only mutable record of the core. The scheduler changes its state and its computed count,
+the engine appends tokens, and no code outside the core writes to it. Times are monotonic seconds, given by
+the caller.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RequestId = NewType("RequestId", str)
 TokenId = NewType("TokenId", int)
 
 NO_TOKEN = TokenId(-1)
-"""No model says this: the end marker of one that has none."""
+"""A token that no model produces: the end marker of a model that has none."""
 
 
 class RequestState(enum.Enum):
@@ -32,7 +32,7 @@ class RequestState(enum.Enum):
 
 
 class FinishReason(enum.StrEnum):
-    """Why a request ended, by the names of the OpenAI API, and of vLLM's metric."""
+    """Why a request ended. The names are those of the OpenAI API and of vLLM's metric."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -58,32 +58,32 @@ class Request:
     adapter: Adapter | None = None
     cache_salt: str = ""
     approximation: str = ""
-    """Names how its KV is computed where that is not exact:
-    such blocks serve only requests of the same name."""
+    """Names how its KV is computed if that is not exact. Such blocks serve only requests
+    with the same name."""
     seed: int = 0
-    """For a runner that makes up its answers; one that samples reads `sampling`."""
+    """For a runner that makes up its answers. A runner that samples reads `sampling`."""
     sampling: SamplingParams = GREEDY
 
     state: RequestState = field(default=RequestState.WAITING, init=False)
     num_prompt_tokens: int = field(default=0, init=False)
     num_computed_tokens: int = field(default=0, init=False)
-    """How many of `token_ids` have their KV in the cache; 0 again after a preemption."""
+    """Number of `token_ids` whose KV is in the cache. 0 again after a preemption."""
     num_cached_tokens: int | None = field(default=None, init=False)
-    """Prompt tokens found in the cache when the request was first admitted; None while it has never been."""
+    """Prompt tokens found in the cache at the first admission. None: not admitted yet."""
     loading: bool = field(default=False, init=False)
-    """Its prefix is being fetched from a store below the cache: it is not admitted before that has ended."""
+    """Whether its prefix is being fetched from a store below the cache. It is admitted only after that."""
     stored: LoadedPrefix | OutsidePrefix | None = field(default=None, init=False)
-    """What was fetched. A loaded one is used once, by the first admission."""
+    """The fetched prefix. A loaded prefix is used once, by the first admission."""
     num_stored_tokens: int = field(default=0, init=False)
-    """How many of `num_cached_tokens` came from that store."""
+    """Number of `num_cached_tokens` that came from this store."""
     num_preemptions: int = field(default=0, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
     block_hashes: list[BlockHash] = field(default_factory=list, init=False)
     """The chain over the full blocks of `token_ids`, as far as it was needed."""
     scope: PrefixScope = field(default=PrefixScope(), init=False)
-    """With whom the prompt's blocks may be shared."""
+    """Decides with which requests the prompt's blocks may be shared."""
     fingerprint: int = field(default=0, init=False)
-    """Hash of prompt, adapter and seed: a runner that makes up its answer makes it from this."""
+    """Hash of prompt, adapter and seed. A runner that makes up its answer makes it from this hash."""
 
     scheduled_s: float | None = field(default=None, init=False)
     first_token_s: float | None = field(default=None, init=False)
@@ -107,7 +107,7 @@ class Request:
         self.fingerprint = xxhash.xxh3_64_intdigest(prompt + own, seed=self.seed & 0xFFFFFFFFFFFFFFFF)
 
     def approximate(self, name: str) -> None:
-        """Before it is admitted: its KV will not be exact, and its blocks get other hashes."""
+        """To be called before admission: the KV will not be exact, so its blocks get other hashes."""
         assert self.state is RequestState.WAITING
         self.approximation = name
         self.scope = replace(self.scope, approximation=name)

@@ -1,7 +1,7 @@
-"""How a request wants its tokens chosen, and what is said about a chosen one.
-Values only: choosing is the runner's.
+"""How a request wants its tokens chosen, and the log probabilities of a chosen token. Values only: the runner
+chooses.
 
-Callers: whoever makes requests; the runners.
+Callers: all code that makes requests, and the runners.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_LOGPROBS = 20
-"""Alternatives told for each token, at most, as in the OpenAI API and vLLM."""
+"""Most alternatives for each token, as in the OpenAI API and vLLM."""
 MAX_TEMPERATURE = 2
-"""As there."""
+"""As in the OpenAI API and vLLM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,14 +19,14 @@ class SamplingParams:
     temperature: float = 0.0
     """0: always the most likely token."""
     top_p: float = 1.0
-    """Only of the most likely tokens that together have at least this probability."""
+    """Only the most likely tokens that together have at least this probability."""
     top_k: int = 0
-    """Only of this many most likely tokens; 0: all."""
+    """Only this many of the most likely tokens. 0: all."""
     seed: int = 0
-    """With the token's position it decides the draw:
-    equal seeds, equal answers, whatever else is in the batch."""
+    """Decides the draw together with the token's position. Equal seeds give equal answers, whatever else is
+    in the batch."""
     num_logprobs: int | None = None
-    """Tell each token's log probability, and those of this many most likely ones; None: tell nothing."""
+    """Return each token's log probability, and those of this many most likely tokens. None: return none."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature <= MAX_TEMPERATURE:
@@ -47,6 +47,6 @@ class TokenLogprobs:
     """Log probabilities of the model itself, before temperature and cuts."""
 
     logprob: float
-    """Of the chosen token."""
+    """The log probability of the chosen token."""
     top: tuple[tuple[int, float], ...]
-    """Token ids with theirs, the most likely first."""
+    """The most likely tokens and their log probabilities, the most likely first."""

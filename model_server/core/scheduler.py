@@ -1,20 +1,20 @@
 """Continuous batching: which requests compute how many tokens in the next step.
 
-The rule, first come first served:
-- each step has a token budget. Running requests are served first, in order of admission: one token each while
-  they decode, as much of the prompt as the budget leaves while they prefill (so long prompts come in chunks
-  between other requests' tokens);
-- when blocks run out, the request admitted last gives its blocks back and waits at the head of the queue; it
-  starts again later, with whatever of it is still in the prefix cache. The oldest running request therefore
-  always goes on, and because a request that could not fit alone is refused at the door, every request ends;
-- then waiting requests are admitted while budget, places and blocks last. One that cannot get blocks stops
-  the admission, so that small requests do not starve a large one; one whose LoRA adapter finds no slot is
-  passed over, and so is one whose prefix is still being loaded from a store below the cache.
+The rule is first come, first served:
+- each step has a token budget. Running requests are served first, in order of admission. A request that
+  decodes gets one token. A request in prefill gets as much of its prompt as the budget leaves, so long
+  prompts come in chunks between other requests' tokens;
+- when blocks run out, the request admitted last gives its blocks back and waits at the head of the queue. It
+  starts again later, with its part of the prefix cache. So the oldest running request always continues. Since
+  a request that could not fit alone is refused when it is added, every request ends;
+- then waiting requests are admitted while budget, places and blocks last. A request that cannot get blocks
+  stops the admission, so that small requests do not starve a large one. A request whose LoRA adapter finds no
+  slot is skipped, and so is one whose prefix is still being loaded from a store below the cache.
 
-Invariants (`check_integrity`): a request is waiting or running, never both; running ones hold blocks and
-waiting ones none; at most `max_num_seqs` run, with at most `max_loras` different adapters.
+Invariants (`check_integrity`): a request is waiting or running, never both. Running requests hold blocks and
+waiting ones hold none. At most `max_num_seqs` run, with at most `max_loras` different adapters.
 
-Callers: the engine. No clock: `now` is only written down.
+Callers: the engine. There is no clock: `now` is only written down.
 """
 
 from __future__ import annotations
@@ -50,13 +50,14 @@ class Chunk:
     start: int
     num_tokens: int
     samples: bool
-    """The chunk ends at the newest token, so the step yields the next one."""
+    """Whether the chunk ends at the newest token, so that the step yields the next one."""
     table: Sequence[Block]
     """The request's blocks, for a runner that writes KV."""
     kept: PromptEntry | None = None
-    """The whole prompt was computed before: no tokens, and the next one comes from what was kept."""
+    """The kept result of an equal prompt. The chunk then has no tokens, and the next token comes from this
+    result."""
     keeps_logits: bool = False
-    """The chunk ends a prompt that is to be kept, so the step's result has to hold its logits."""
+    """Whether the chunk ends a prompt that will be kept, so that the step's result must have its logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +65,16 @@ class StepPlan:
     chunks: tuple[Chunk, ...]
     preempted: tuple[RequestId, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
-    """For a runner that writes KV: made in this order, before any chunk is computed."""
+    """For a runner that writes KV: the copies to make, in this order, before any chunk is computed."""
     loads: tuple[PrefixLoad, ...] = ()
-    """Likewise."""
+    """For a runner that writes KV: the loads to make before any chunk is computed."""
 
 
 class Scheduler:
     def __init__(
         self, kv_cache: KVCacheManager, limits: SchedulerLimits, *, prompts: PromptCache | None = None
     ) -> None:
-        """`prompts`: whole prompts that are kept; None: none are."""
+        """`prompts`: the cache of whole prompts. None: none are kept."""
         self._kv_cache = kv_cache
         self._prompts = prompts
         self._limits = limits
@@ -90,7 +91,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Not every unfinished request waits for its prefix to be loaded."""
+        """Whether some unfinished request does not wait for its prefix to be loaded."""
         return bool(self._running) or any(not request.loading for request in self._waiting)
 
     def add(self, request: Request) -> None:
@@ -110,7 +111,7 @@ class Scheduler:
         )
 
     def remove(self, request: Request) -> None:
-        """Take an ended request out, wherever it is; its blocks are free at once."""
+        """Remove an ended request, wherever it is. Its blocks are free at once."""
         if request.state is RequestState.RUNNING:
             self._running.remove(request)
             self._kv_cache.free(request)
@@ -119,7 +120,6 @@ class Scheduler:
         request.state = RequestState.FINISHED
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where the invariants at the top of this module do not hold."""
         self._kv_cache.check_integrity()
         assert all(request.state is RequestState.WAITING for request in self._waiting)
         assert all(request.num_computed_tokens == 0 for request in self._waiting)
@@ -211,15 +211,15 @@ class Scheduler:
         return self._chunk(request, num_tokens)
 
     def _kept(self, request: Request) -> PromptEntry | None:
-        """What is kept of the request's prompt, which then holds its blocks;
-        None of one that comes back half answered.
+        """The kept prompt of the request, which then holds its blocks. None for a request that returns with a
+        part of its answer.
         """
         if self._prompts is None or request.num_cached_tokens is not None:
             return None
         return self._prompts.attach(request)
 
     def _give_up_prompt(self) -> bool:
-        """Blocks are wanted: prompts that are merely kept give way first. False: none is."""
+        """Blocks are needed, so a prompt that is only kept gives way first. False: there is none."""
         return self._prompts is not None and self._prompts.evict_one()
 
     def _record_first_admission(self, request: Request, computed: CachedPrefix, *, now: float) -> None:

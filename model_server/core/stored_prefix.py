@@ -1,7 +1,8 @@
-"""What a store below the KV cache has of one request's prefix. Values; the content is the runner's business.
+"""The part of a request's prefix that a store below the KV cache has. Values only; the runner handles the
+content.
 
-Set on a request before it is admitted, read by the KV cache manager (which blocks it needs for it) and by the
-runner (which copies or reads the content). Callers: the tiers.
+It is set on a request before the request is admitted. The KV cache manager reads which blocks it needs, and
+the runner copies or reads the content. Callers: the tiers.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedPrefix:
-    """Exact KV of blocks [first_block, end_block), in memory and checked:
-    the runner copies it into blocks.
+    """Exact KV of the blocks [first_block, end_block), in memory and verified. The runner copies it into
+    blocks.
     """
 
     first_block: int
@@ -23,10 +24,10 @@ class LoadedPrefix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutsidePrefix:
-    """The first `num_blocks` blocks are read where they are, as the runner's view of them likes.
+    """The first `num_blocks` blocks are read where they are, in the way of the runner's view.
 
-    The request's own blocks at these places stay empty, and nobody can find them.
-    What is computed after such a prefix is approximate, so the request's scope says so.
+    The request's own blocks at these places stay empty, and cannot be found. Everything computed after such a
+    prefix is approximate, so the request's scope names the approximation.
     """
 
     num_blocks: int
