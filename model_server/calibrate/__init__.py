@@ -1,3 +1,1 @@
-"""Fits the cost model to a real server:
-what to ask, what to make of its times, and the file that keeps it.
-"""
+"""Fits the cost model to a real server: the probes, the fit of their times, and the file with the result."""

@@ -1,4 +1,4 @@
-"""Puts probes to a running server over the OpenAI API and writes down when each token came.
+"""Sends probes to a running server over the OpenAI API and records when each token came.
 Caller: the command.
 """
 
@@ -21,7 +21,7 @@ _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_read=600)
 
 
 class CalibrationError(Exception):
-    """The server cannot be measured; the message says why and what to do."""
+    """The server cannot be measured. The message says why and what to do."""
 
 
 class _Event(msgspec.Struct):
@@ -39,7 +39,7 @@ class ServerUnderTest:
         self._rng = rng
 
     async def observe(self, probe: Probe) -> list[Trace]:
-        """CalibrationError, aiohttp.ClientError."""
+        """Raises CalibrationError or aiohttp.ClientError."""
         times: list[list[float]] = [[] for _ in probe.together]
         ready = asyncio.Event()
 
@@ -58,7 +58,7 @@ class ServerUnderTest:
         return [task.result() for task in asked]
 
     async def ask(self, num_tokens: int, *, answer_tokens: int) -> Trace:
-        """One request by itself. CalibrationError, aiohttp.ClientError."""
+        """Send one request by itself. Raises CalibrationError or aiohttp.ClientError."""
         return await self._ask(num_tokens, answer_tokens, [], lambda: None)
 
     async def _ask(self, num_tokens: int, answer_tokens: int, seen: list[float], came: Any) -> Trace:
@@ -94,8 +94,8 @@ class ServerUnderTest:
 
 
 async def find_model(http: aiohttp.ClientSession, wanted: str | None) -> tuple[str, int | None]:
-    """A model's name and, where the server tells it, its greatest length.
-    CalibrationError: it has no such model.
+    """A model's name and, if the server states it, its greatest length. CalibrationError: the server has no
+    such model.
     """
     async with http.get("v1/models") as response:
         if response.status != 200:

@@ -1,5 +1,5 @@
-"""The file of a calibration: the costs, how well they fit, and what they were measured on.
-YAML, or JSON, which is YAML.
+"""The file of a calibration: the costs, how well they fit, and the server on which they were measured. YAML,
+or JSON, which is YAML.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_costs(path: Path) -> CostModel:
-    """ValueError: it cannot be read, or is no such file, and why."""
+    """ValueError: the file cannot be read, or is no such file; the message says why."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -30,13 +30,13 @@ def read_costs(path: Path) -> CostModel:
         file = msgspec.convert(yaml.safe_load(text), _File)
         return CostModel(**file.costs)
     except (msgspec.ValidationError, yaml.YAMLError, TypeError, ValueError) as error:
-        why = " ".join(str(error).split())  # YAML's own words run over several lines
+        why = " ".join(str(error).split())  # YAML's own messages have several lines
         raise ValueError(
             f"{path} is no file of costs as `model-server calibrate` writes it: {why}"
         ) from error
 
 
 def cost_document(costs: CostModel, *, fit: dict[str, Any], source: dict[str, Any]) -> str:
-    """The file's text. `speed` is no cost and stays out."""
+    """The text of the file. `speed` is no cost and is left out."""
     figures = {name: float(f"{value:.6g}") for name, value in asdict(costs).items() if name != "speed"}
     return yaml.safe_dump({"costs": figures, "fit": fit, "source": source}, sort_keys=False)

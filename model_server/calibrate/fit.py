@@ -1,9 +1,10 @@
-"""From samples to the cost model's figures, by least squares on relative errors, and how well they fit. Pure.
+"""Computes the cost model's figures from samples, by least squares on relative errors, and how well they fit.
+Pure.
 
-Prefill alone: a + n / rate + n² / (2 · rate · knee), where a is what a request costs beside its computation
-(network, scheduling); the cost model has no place for it, so it is told and left out. Decode: step + per
-request + per context token. Prefill beside decode: what it takes longer than both alone. Figures that would
-come out below zero are zero.
+Prefill alone takes a + n / rate + n² / (2 · rate · knee). Here a is the cost of a request besides its
+computation (network, scheduling). The cost model has no place for it, so it is reported and left out. Decode
+takes step + per request + per context token. Prefill beside decode is measured by the time that it takes
+beyond both alone. Figures that would be below zero are set to zero.
 """
 
 from __future__ import annotations
@@ -16,32 +17,32 @@ from model_server.calibrate.probes import DecodeSample, MixedSample, PrefillSamp
 from model_server.runners.cost import CostModel
 
 _NO_KNEE_TOKENS = 1e9
-"""Prefill showed no growth with context."""
+"""Used if prefill showed no growth with context."""
 
 
 class FitError(Exception):
-    """The samples do not determine the costs; the message says which are missing."""
+    """The samples do not determine the costs. The message says which samples are missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Of one part of the model."""
+    """The quality of one part of the model."""
 
     samples: int
     r2: float
     median_error: float
-    """Relative."""
+    """Relative error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
     costs: CostModel
     overhead_s: float
-    """Of a request, beside what the server computes; not in the costs."""
+    """Time of a request besides the server's computation. Not in the costs."""
     prefill: Quality
     decode: Quality
     mixed: Quality | None
-    """None: no prompt was seen beside decoding requests, and `interference` is the default's."""
+    """None: no prompt was measured beside decoding requests, so `interference` has its default."""
 
 
 def fit(samples: Sequence[Sample]) -> Fit:
@@ -52,7 +53,7 @@ def fit(samples: Sequence[Sample]) -> Fit:
     rows = [(1.0, sample.batch - 1.0, sample.context_tokens) for sample in decodes]
     step_s, per_request_s, per_token_s = _least_squares(rows, [sample.seconds for sample in decodes])
 
-    # A prompt shorter than a step takes a step: it says nothing of prefill.
+    # A prompt shorter than a step takes a whole step, so it shows nothing about prefill.
     clear = [sample for sample in prefills if sample.seconds > 1.5 * step_s]
     if len({sample.num_tokens for sample in clear}) < 3:
         raise FitError(
@@ -93,7 +94,7 @@ def fit(samples: Sequence[Sample]) -> Fit:
 
 
 def decode_s(costs: CostModel, sample: DecodeSample | MixedSample) -> float:
-    """One step that decodes so many requests."""
+    """Time of one step that decodes so many requests."""
     return (
         costs.decode_step_s
         + costs.decode_per_request_s * (sample.batch - 1)
@@ -125,8 +126,8 @@ def _quality(seen: Sequence[float], predicted: Sequence[float]) -> Quality:
 
 
 def _least_squares(rows: Sequence[tuple[float, ...]], seen: Sequence[float]) -> list[float]:
-    """Coefficients, none below zero, that make the relative errors least:
-    the most negative leaves, until none is.
+    """The coefficients, none below zero, with the least relative errors. The most negative one is removed
+    until none is negative.
     """
     used = list(range(len(rows[0])))
     while True:
@@ -145,7 +146,7 @@ def _least_squares(rows: Sequence[tuple[float, ...]], seen: Sequence[float]) -> 
 
 
 def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Gauss with pivots, for a few unknowns, columns scaled first because lengths squared are large."""
+    """Gauss with pivots, for a few unknowns. Columns are scaled first, because squared lengths are large."""
     size = len(right)
     scale = [matrix[i][i] ** 0.5 or 1.0 for i in range(size)]
     rows = [

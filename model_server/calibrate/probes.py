@@ -1,9 +1,9 @@
-"""What a calibration asks of a server, and what the times of its tokens say about the cost model's parts.
+"""The probes of a calibration, and what the times of their tokens show about the parts of the cost model.
 Pure.
 
-Three kinds of probe: one prompt alone (prefill), several requests that decode together (decode), and a prompt
-that comes while others decode (both in one step). Prompts are random tokens, so nothing is ever found in a
-cache. Callers: the command, and tests that answer probes from an engine under a virtual clock.
+There are three kinds of probe: one prompt alone (prefill), several requests that decode together (decode),
+and a prompt that comes while others decode (both in one step). Prompts are random tokens, so no cache ever
+holds a part of them. Callers: the command, and tests that answer probes from an engine under a virtual clock.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from itertools import pairwise
 from statistics import median
 
 LATE_AFTER_TOKENS = 4
-"""The late prompt is sent when each of the others has so many tokens."""
+"""The late prompt is sent when each of the other requests has this many tokens."""
 _SHORT_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """`together` prompts of these lengths at once, each answered with `answer_tokens`;
-    then perhaps one more.
+    """Prompts of these lengths sent `together`, each answered with `answer_tokens`; then perhaps one late
+    prompt.
     """
 
     together: tuple[int, ...]
@@ -45,7 +45,7 @@ class PrefillSample:
 
 @dataclass(frozen=True, slots=True)
 class DecodeSample:
-    """A step that decodes `batch` requests whose contexts have `context_tokens` altogether."""
+    """A step that decodes `batch` requests, whose contexts have `context_tokens` together."""
 
     batch: int
     context_tokens: float
@@ -54,7 +54,7 @@ class DecodeSample:
 
 @dataclass(frozen=True, slots=True)
 class MixedSample:
-    """A prompt computed within `steps` steps that decoded `batch` requests too."""
+    """A prompt that was computed within `steps` steps, which also decoded `batch` requests."""
 
     num_tokens: int
     batch: int
@@ -67,7 +67,7 @@ Sample = PrefillSample | DecodeSample | MixedSample
 
 
 def plan(*, max_prompt_tokens: int, max_batch: int, repeats: int) -> list[Probe]:
-    """Interleaved, so that a slow minute falls on all kinds alike."""
+    """The probes, interleaved so that a slow minute affects all kinds alike."""
     lengths = sorted({max_prompt_tokens // divisor for divisor in (1, 2, 3, 4, 8)} - {0})
     batches = sorted({1, 2, 4, max_batch // 2, max_batch} & set(range(1, max_batch + 1)))
     half = max(1, max_prompt_tokens // 2)
@@ -81,7 +81,9 @@ def plan(*, max_prompt_tokens: int, max_batch: int, repeats: int) -> list[Probe]
 
 
 def sample_of(probe: Probe, traces: Sequence[Trace]) -> Sample | None:
-    """`traces`: those sent together, then the late one. None: it happened otherwise than the probe wanted."""
+    """`traces`: the requests sent together, then the late one. None: the requests did not run in the way that
+    the probe needs.
+    """
     together = traces[: len(probe.together)]
     if probe.late_tokens is not None:
         return _mixed(probe, together, traces[-1])
@@ -91,15 +93,13 @@ def sample_of(probe: Probe, traces: Sequence[Trace]) -> Sample | None:
 
 
 def fastest(measured: Mapping[Probe, Sequence[Sample]]) -> list[Sample]:
-    """Of equal probes the one that took the least:
-    what else a machine does adds to times and never takes from them.
-    """
+    """The fastest of equal probes, since other work on a machine only adds to times."""
     return [min(samples, key=_seconds) for samples in measured.values() if samples]
 
 
 def unrest(measured: Mapping[Probe, Sequence[Sample]]) -> float:
-    """How much longer the slowest of equal probes took than the fastest, the median of all:
-    1 on a quiet machine.
+    """How many times as long the slowest of equal probes took as the fastest; the median of all probes. 1 on
+    a quiet machine.
     """
     return median(
         max(map(_seconds, samples)) / min(map(_seconds, samples)) for samples in measured.values() if samples
@@ -111,7 +111,7 @@ def _seconds(sample: Sample) -> float:
 
 
 def _decode(probe: Probe, together: Sequence[Trace]) -> DecodeSample | None:
-    """From when all decode until the first one ends."""
+    """The time from when all requests decode until the first one ends."""
     begin = max(trace.token_s[0] for trace in together)
     end = min(trace.token_s[-1] for trace in together)
     times = [time for time in together[0].token_s if begin <= time <= end]
@@ -122,14 +122,14 @@ def _decode(probe: Probe, together: Sequence[Trace]) -> DecodeSample | None:
 
 
 def _mixed(probe: Probe, together: Sequence[Trace], late: Trace) -> MixedSample | None:
-    """The late prompt is computed from the end of the step that it came into."""
+    """The late prompt is computed from the end of the step in which it came."""
     assert probe.late_tokens is not None
     times = together[0].token_s
     begin = next((time for time in times if time > late.sent_s), None)
     end = late.token_s[0]
     if begin is None or times[-1] < end or begin >= end:
         return None
-    # The step's other tokens come at the same moment, but for what the network adds.
+    # The other tokens of the step come at the same moment, apart from delays of the network.
     slack = median(_gaps([time for time in times if time <= begin])) / 2
     steps = sum(begin < time <= end + slack for time in times)
     if steps == 0:

@@ -1,1 +1,1 @@
-"""What turns a step's plan into tokens."""
+"""Runners: they turn a step's plan into tokens."""

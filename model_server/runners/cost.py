@@ -1,6 +1,6 @@
 """A runner that computes nothing and takes as long as a real one would: for gateways, tests and simulations.
 
-The model of a step's time, in seconds at speed 1, with p the prefill chunks and d the requests that decode:
+A step takes this many seconds at speed 1; p are the prefill chunks and d the requests that decode:
 
     prefill = sum over p of  n / prefill_rate * (1 + (start + n / 2) / context_knee)
     decode  = step + per_request * (len(d) - 1) + per_context_token * (context of all d)      (0 without d)
@@ -8,11 +8,11 @@ The model of a step's time, in seconds at speed 1, with p the prefill chunks and
               max(step, prefill)                        for prefill alone
               decode                                    for decode alone
 
-so a prefill costs more the further into the prompt it is (attention grows with what came before), and
-decoding requests wait for the prompts that are computed in their step. An adapter that is not resident costs
-its loading time in the first step that uses it; the adapters used last stay resident.
+So a prefill costs more the further it is into its prompt (attention grows with the context), and decoding
+requests wait for the prompts that are computed in their step. An adapter that is not resident costs its
+loading time in the first step that uses it. The adapters used last stay resident.
 
-The durations are for the caller to wait; no clock is read here.
+The caller waits for these durations. No clock is read here.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from model_server.core.scheduler import StepPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """The defaults are of the size of an 8B model on one data-centre GPU."""
+    """The defaults are those of an 8B model on one data-centre GPU."""
 
     prefill_tokens_per_s: float = 8000.0
     context_knee_tokens: float = 32768.0
-    """The context at which a token's prefill costs twice as much as at the start."""
+    """At this context a token's prefill costs twice as much as at the start."""
     decode_step_s: float = 0.020
     decode_per_request_s: float = 0.0002
     decode_per_context_token_s: float = 2e-8
@@ -61,7 +61,7 @@ class CostModel:
         return num_tokens / self.prefill_tokens_per_s * (1 + middle / self.context_knee_tokens)
 
     def step_s(self, plan: StepPlan) -> float:
-        """The whole step without adapter loads, at speed 1."""
+        """Time of the whole step without adapter loads, at speed 1."""
         prefill, context, decoding = 0.0, 0, 0
         for chunk in plan.chunks:
             if chunk.num_tokens == 1:
@@ -80,7 +80,7 @@ class CostModel:
 
 
 class CostRunner:
-    """Keeps which adapters are resident, and nothing else."""
+    """Remembers only which adapters are resident."""
 
     def __init__(self, model: CostModel, *, max_loras: int, next_token: Callable[[Request], TokenId]) -> None:
         self._model = model

@@ -1,8 +1,7 @@
-"""The HTTP routes. Each handler reads, submits, and sends;
-what it reads and sends is shaped in `openai` and `replies`.
+"""The HTTP routes. Each handler reads, submits, and sends. `openai` and `replies` define the formats.
 
-A handler is cancelled when its client goes away (`handler_cancellation` in `serve`), and every way out of one
-aborts what it submitted, which for ended requests does nothing: so an abandoned request never keeps its
+A handler is cancelled when its client goes away (`handler_cancellation` in `serve`). However a handler ends,
+it aborts what it submitted, which has no effect on ended requests. So an abandoned request never keeps its
 blocks.
 """
 
@@ -40,10 +39,12 @@ from model_server.server.remote_prefill import BLOCKS_PATH, HEADER, BlocksAsked,
 from model_server.server.replies import DONE, Delta, Reply, error_event
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
-"""What of a client's x-request-id goes into an answer; any other gets an id of ours."""
+"""The form of a client's x-request-id that is returned in an answer. Any other is replaced
+by an id of ours."""
 
 _CLIENT_GONE = 499
-"""Read by nobody: raised, it would be a traceback in the log for each client that goes away."""
+"""Nobody reads this answer. An exception would write a traceback to the log for each client
+that goes away."""
 _READ_AT_ONCE_BYTES = 64 * 1024
 _MAX_BODY_BYTES = web.AppKey("max_body_bytes", int)
 
@@ -70,8 +71,8 @@ class Api:
         kv_event_sources: Callable[[], dict[str, dict[str, Any]]],
         remote_prefill: RemotePrefill | None = None,
     ) -> None:
-        """`runtime_lora`: clients may load and unload adapters;
-        otherwise those paths are not there, as in vLLM.
+        """`runtime_lora`: clients may load and unload adapters. Otherwise these paths do not exist, as in
+        vLLM.
 
         `remote_prefill`: other servers may compute prompts for this one, and this one for them.
         """
@@ -125,8 +126,8 @@ class Api:
         return await self._answer(http, await self._read(http, self._reader.chat), arrival_s)
 
     async def _read(self, http: web.Request, read: Callable[[bytes], Outcome]) -> Outcome:
-        """The body, read. A long one in a thread of its own, one after the other:
-        its text takes seconds to cut into tokens.
+        """Read the body. Long bodies are read in a thread, one after the other, since tokenizing their text
+        takes seconds.
         """
         raw = await http.read()
         if len(raw) <= _READ_AT_ONCE_BYTES:
@@ -172,7 +173,9 @@ class Api:
         mailbox: Mailbox,
         headers: dict[str, str],
     ) -> web.StreamResponse:
-        """Headers at once, before anything is computed, as vLLM sends them; then events as tokens come."""
+        """Send the headers at once, before anything is computed, as vLLM does. Then send events as tokens
+        come.
+        """
         stream = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
         response = web.StreamResponse(headers={**headers, **stream})
         await response.prepare(http)
@@ -182,7 +185,7 @@ class Api:
         except EngineStoppedError as error:
             await response.write(error_event(error.body()))
         except ConnectionError:
-            return response  # the client has gone, and nothing more can be said to it
+            return response  # the client has gone, so nothing more can be sent
         except Exception:  # noqa: BLE001 - any fault of ours: the client is told, and the log has all of it
             _log.exception("a stream broke off")
             await response.write(error_event(_unexpected()))
@@ -236,7 +239,7 @@ class Api:
 
     async def _load_adapter(self, http: web.Request) -> web.Response:
         body = read_body(await _small(http), LoadAdapterBody)
-        # A client that goes away in the middle leaves no adapter behind that is loaded and has no name.
+        # If the client goes away meanwhile, no adapter stays loaded without a name.
         await asyncio.shield(self._load(Adapter(body.lora_name, body.lora_path)))
         return web.Response(text=f"Adapter {body.lora_name} is loaded.")
 
@@ -287,7 +290,7 @@ async def _small(http: web.Request) -> bytes:
 
 
 async def _events(job: Job, reply: Reply, requests: list[Request], mailbox: Mailbox) -> AsyncIterator[bytes]:
-    """A stream's events, those that came together in one piece."""
+    """The events of a stream. Events that come together are sent in one piece."""
     open_choices = len(requests)
     role = [reply.role_event()] * job.chat
     while open_choices:
@@ -331,7 +334,7 @@ async def _errors_in_api_shape(request: web.Request, handler: Handler) -> web.St
 
 
 def _refuse_compressed(request: web.Request) -> None:
-    """As vLLM, which does not unpack bodies either."""
+    """As in vLLM, which does not unpack bodies either."""
     coding = request.headers.get("content-encoding", "").strip()
     if coding.lower() not in ("", "identity"):
         raise ApiError(f"A body with content-encoding: {coding[:100]} is not read here; send it as it is.")

@@ -1,6 +1,6 @@
-"""What a server computes with: a model that is made up, or a real one. The only place that knows both.
+"""The backends of a server: a made-up model, or a real one. The only module that knows both.
 
-Torch is imported when a real one is asked for, and not before.
+Torch is imported only for a real model.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class HfSettings:
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     threads: int | None = None
-    """Of torch on a CPU; None: half of the cores, for two engines on one core wait for each other."""
+    """Threads of torch on a CPU. None: half of the cores, because two engines on one core slow each other
+    down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,21 +63,21 @@ class Backend:
     language: Language
     made_up: bool
     max_len_tokens: int | None
-    """The longest prompt plus answer that the model itself allows; None: any."""
+    """The longest prompt plus answer that the model itself allows. None: any length."""
     vocabulary_size: int | None
-    """The model has tokens from 0 up to this one; None: any number is a token."""
+    """The model has tokens from 0 up to this one. None: any number is a token."""
     compute: Callable[[StepPlan], Awaitable[StepResult]] | None
-    """None: the runner takes no time of its own."""
+    """None: the runner itself takes no time."""
     step_thread: Executor | None
-    """The one thread in which `compute` computes."""
+    """The one thread in which `compute` runs."""
     tiers: Tiers | None
-    """What is stored of prefixes beyond the engine's blocks."""
+    """The store of prefixes below the engine's blocks."""
     load_adapter: Callable[[Adapter], Awaitable[None]]
-    """ApiError: it cannot be served."""
+    """ApiError: the adapter cannot be served."""
     unload_adapter: Callable[[Adapter, frozenset[Adapter]], Awaitable[None]]
-    """The second: those that unfinished requests use."""
+    """The second argument: the adapters that unfinished requests use."""
     about: str
-    """One line for who started the server; empty: nothing worth saying."""
+    """One line for the person who started the server. Empty: there is nothing to say."""
 
     @property
     def eos_token_ids(self) -> Sequence[TokenId]:
@@ -111,8 +112,8 @@ def real(
     kv_store: KvStoreSettings | None,
     progress: Callable[[str], None],
 ) -> Backend:
-    """WeightsError: no such model, or no torch. ModelError of the runner: it cannot be served.
-    StoreError: not from there.
+    """WeightsError: there is no such model, or no torch. ModelError of the runner: the model cannot be
+    served. StoreError: the store cannot be used.
     """
     try:
         from model_server.runners.hf import model as hf  # noqa: PLC0415 - needs torch
@@ -154,8 +155,8 @@ def real(
 
 
 class _Steps:
-    """One thread for all steps, so that the event loop goes on answering while one is computed;
-    adapters change in it too.
+    """One thread for all steps, so that the event loop can answer while a step is computed. Adapters are
+    changed in this thread too.
     """
 
     def __init__(self, runner: Runner, bank: AdapterBank) -> None:
@@ -202,7 +203,7 @@ async def _nothing_to_load(_: Adapter) -> None:
 
 
 async def _nothing_to_unload(_: Adapter, __: frozenset[Adapter]) -> None:
-    """As for loading."""
+    """The same as for loading."""
 
 
 def _load(bank: AdapterBank, adapter: Adapter) -> None:

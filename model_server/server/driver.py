@@ -1,12 +1,12 @@
-"""Runs the engine in real time: begins a step, waits as long as it takes, finishes it, hands out the tokens.
+"""Runs the engine in real time: begins a step, waits as long as it takes, finishes it, and hands out the
+tokens.
 
-One task owns the loop; handlers submit and abort from the same thread, between steps or while one is being
-computed or waited for, which the engine allows. With nothing to do the loop sleeps on an event and wakes for
-nobody.
+One task owns the loop. Handlers submit and abort from the same thread, between steps or during a step, which
+the engine allows. If there is nothing to do, the loop sleeps on an event.
 
-Steps are timed from when the one before was due, not from when the process woke up, so that a busy machine's
-late wake-ups do not make the modelled server slower; a lag over `_MAX_LAG_S` is forgotten instead of being
-caught up.
+The time of a step counts from when the step before was due, not from when the process woke up. So late
+wake-ups on a busy machine do not make the modelled server slower. A lag over `_MAX_LAG_S` is forgotten and
+not made up for.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_LAG_S = 0.05
 
 
 class Mailbox:
-    """Where one HTTP request receives the text of its choices; one reader."""
+    """Where one HTTP request receives the text of its choices. It has one reader."""
 
     __slots__ = ("_arrived", "_closed", "_deltas")
 
@@ -43,12 +43,12 @@ class Mailbox:
         self._arrived.set()
 
     def close(self) -> None:
-        """Nothing more will come: `take` raises once it has handed out what is there."""
+        """Nothing more will come: `take` raises after it has handed out what is there."""
         self._closed = True
         self._arrived.set()
 
     async def take(self) -> list[Delta]:
-        """Everything that has arrived, at least one. EngineStoppedError when nothing will."""
+        """Everything that has arrived, at least one item. Raises EngineStoppedError if nothing will come."""
         await self._arrived.wait()
         taken, self._deltas = self._deltas, []
         if not taken:
@@ -63,7 +63,7 @@ class _Receiver:
     mailbox: Mailbox
     index: int
     stream_interval: int | None
-    """Tokens in one delta; None: all of them, when the request has ended."""
+    """Number of tokens in one delta. None: all of them, when the request has ended."""
     filter: StopFilter | None
     text: Detokenizer
     told: list[TokenTold] | None
@@ -72,7 +72,7 @@ class _Receiver:
 
 
 def _nowhere() -> None:
-    """No KV events are wanted."""
+    """Used if no KV events are wanted."""
 
 
 class EngineDriver:
@@ -89,10 +89,9 @@ class EngineDriver:
         compute: Callable[[StepPlan], Awaitable[StepResult]] | None = None,
         staging: Staging | None = None,
     ) -> None:
-        """`compute`: the runner's `execute`, somewhere else than in the event loop's thread; None:
-        it takes no time.
+        """`compute`: runs the runner's `execute` outside the event loop's thread. None: it takes no time.
 
-        `staging`: fetches prefixes from a store below the cache; None: there is none.
+        `staging`: fetches prefixes from a store below the cache. None: there is no store.
         """
         self._engine = engine
         self._compute = compute
@@ -109,7 +108,7 @@ class EngineDriver:
             staging.on_ready = self._work.set
         self.draining = False
         self.publish_events: Callable[[], None] = _nowhere
-        """Called when the cache may have changed, between steps."""
+        """Called between steps when the cache may have changed."""
 
     def submit(
         self,
@@ -119,8 +118,8 @@ class EngineDriver:
         stream: bool,
         stops: StopRule | None = None,
     ) -> None:
-        """Queue all requests of one HTTP request, or none:
-        QueueFullError, DrainingError, ApiError if they never could.
+        """Queue all requests of one HTTP request, or none. QueueFullError, DrainingError, or ApiError if they
+        could never run.
         """
         if self.draining:
             raise DrainingError("The server is shutting down; send the request to another one.")
@@ -151,7 +150,7 @@ class EngineDriver:
         self._work.set()
 
     def abort(self, requests: Sequence[Request]) -> None:
-        """Nobody waits for these any more; those that have ended already are left alone."""
+        """Nobody waits for these requests any more. Ended requests are ignored."""
         for request in requests:
             if self._engine.abort(request.request_id) is not None:
                 del self._receivers[request.request_id]
@@ -161,14 +160,14 @@ class EngineDriver:
         self._metrics.lora_activity(self._engine.scheduler)
 
     def reset_prefix_cache(self) -> None:
-        """Forget what is cached and tell at once, though no step may come for long."""
+        """Forget all cached content and report this at once, since no step may come for long."""
         self._engine.reset_prefix_cache()
         self.publish_events()
         if self._staging is not None:
             self._staging.cache_was_reset()
 
     async def run(self) -> None:
-        """The loop. It ends only by cancellation or a fault, and then nobody is left waiting."""
+        """The loop. It ends only by cancellation or a fault, and then no request is left waiting."""
         try:
             await self._run()
         finally:
@@ -200,8 +199,8 @@ class EngineDriver:
                 self._deliver(output, reason)
 
     def _read(self, output: TokenOutput) -> FinishReason | None:
-        """Add the token's text to what its receiver will get, and say why the answer ends with it,
-        if it does.
+        """Add the token's text to what its receiver will get. Returns why the answer ends
+        here, if it does.
         """
         request = output.request
         receiver = self._receivers[request.request_id]
@@ -229,7 +228,7 @@ class EngineDriver:
         receiver = self._receivers[request.request_id]
         ended = reason is not None
         interval = receiver.stream_interval
-        # The first token goes out at once, whatever the interval: it is the one a client waits for.
+        # The first token is sent at once, whatever the interval, because the client waits for it.
         due = interval is not None and (request.num_output_tokens - 1) % interval == 0
         if not ended and not due:
             return
@@ -251,4 +250,4 @@ class EngineDriver:
         try:
             return self._language.decode([token_id])
         except UnknownTokenError:
-            return ""  # some models have places for more tokens than their tokenizer knows
+            return ""  # some models have more token ids than their tokenizer knows

@@ -1,11 +1,11 @@
-"""What a client can get wrong: one exception with its HTTP status,
-answered once in `app` in OpenAI's shape.
+"""The errors that a client can cause: one exception with its HTTP status. `app` answers it
+in OpenAI's shape.
 """
 
 from __future__ import annotations
 
 _SHOWN_CHARACTERS = 200
-"""Of a client's own text in a message to it."""
+"""Most characters of a client's own text in a message to the client."""
 
 
 class ApiError(Exception):

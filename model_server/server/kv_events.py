@@ -1,8 +1,8 @@
-"""KV events: what a subscriber is told of the prefix cache's content, in the form that vLLM 0.32 sends.
+"""KV events: the changes of the prefix cache's content for subscribers, in the form that vLLM 0.32 sends.
 
-One message is a batch: [timestamp, [events], data parallel rank] in msgpack, each event a map with its name
-under "type". Fields, their order, and which are left out when they say nothing are vLLM's; recorded messages
-decoded and encoded again give the same bytes (tests/contract).
+One message is a batch in msgpack: [timestamp, [events], data parallel rank]. Each event is a map with its
+name under "type". The fields, their order, and which are left out when they are empty are vLLM's. Recorded
+messages that are decoded and encoded again give the same bytes (tests/contract).
 
 `KvEventLog` takes notes while steps are planned and turns them into numbered messages afterwards. It keeps
 the newest messages for subscribers that missed some. Invariants (`check_integrity`): kept messages are
@@ -25,7 +25,7 @@ from model_server.core.request import Request
 from model_server.tiers.events import TierEvent, TierRemoved
 
 MEDIUM = "GPU"
-"""What vLLM calls the first tier, on a CPU too. A store below tells of "CPU" and "STORAGE"."""
+"""vLLM's name of the first tier, on a CPU too. A store below uses "CPU" and "STORAGE"."""
 SPEC_KIND = "full_attention"
 DEFAULT_BUFFER_BATCHES = 10_000
 
@@ -33,7 +33,7 @@ ExtraKeys = tuple[str, ...]
 
 
 class BlockStored(msgspec.Struct, omit_defaults=True, tag=True, frozen=True):
-    """Consecutive blocks of one sequence; `parent_block_hash` is that of the block before them, if any."""
+    """Consecutive blocks of one sequence. `parent_block_hash` names the block before them, if any."""
 
     block_hashes: tuple[int, ...]
     parent_block_hash: int | None
@@ -84,7 +84,7 @@ def encode_batch(batch: KvEventBatch) -> bytes:
 
 
 class KvEventLog:
-    """The cache's observer, and the messages made of what it heard."""
+    """The cache's observer, and the messages made from its notes."""
 
     def __init__(self, *, block_size_tokens: int, buffer_batches: int = DEFAULT_BUFFER_BATCHES) -> None:
         if buffer_batches < 0:
@@ -116,7 +116,7 @@ class KvEventLog:
         self._heard.append(BlockRemoved((event_hash(block_hash),), MEDIUM, 0))
 
     def cleared(self) -> None:
-        """What was heard before, and not sent yet, no longer matters to anybody."""
+        """Earlier notes that were not sent yet are dropped."""
         self._heard = [AllBlocksCleared()]
 
     def tier_changed(self, event: TierEvent) -> None:
@@ -143,7 +143,7 @@ class KvEventLog:
         )
 
     def take(self, *, wall_time_s: float) -> Message | None:
-        """What was heard since the last call, as the next message. None: nothing."""
+        """The notes since the last call, as the next message. None: there are none."""
         if not self._heard:
             return None
         batch = KvEventBatch(wall_time_s, tuple(self._heard), 0)
@@ -154,19 +154,18 @@ class KvEventLog:
         return message
 
     def since(self, sequence: int) -> Sequence[Message]:
-        """The messages from this number on that are still kept, oldest first."""
+        """The kept messages from this number on, oldest first."""
         return [message for message in self._kept if message.sequence >= sequence]
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where the invariants at the top of this module do not hold."""
         assert all(after.sequence == before.sequence + 1 for before, after in pairwise(self._kept))
         assert not self._kept or self._kept[-1].sequence == self._next_sequence - 1
         ids = self._adapter_ids.values()
         assert sorted(ids) == list(range(1, len(ids) + 1))
 
     def _adapter_id(self, scope: PrefixScope) -> int | None:
-        """A number for each adapter, from 1, in the order in which they store;
-        another path is another adapter.
+        """A number for each adapter, from 1, in the order in which they first store a block. Another path is
+        another adapter.
         """
         if not scope.adapter_name:
             return None
@@ -175,7 +174,7 @@ class KvEventLog:
 
 
 def _extra_keys(scope: PrefixScope, *, first: bool) -> ExtraKeys | None:
-    """What of a block's hash is not tokens, without the tags that the hash itself covers."""
+    """The parts of a block's hash that are no tokens, without the tags that the hash itself covers."""
     keys = (scope.adapter_name,) if scope.adapter_name else ()
     if scope.cache_salt and first:
         keys = (*keys, scope.cache_salt)

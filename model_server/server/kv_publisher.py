@@ -1,12 +1,13 @@
-"""Sends KV events over ZeroMQ: a PUB socket for what happens now,
-a ROUTER socket for what a subscriber missed.
+"""Sends KV events over ZeroMQ: a PUB socket for current events, and a ROUTER socket for events that a
+subscriber missed.
 
-On the wire as vLLM has it. PUB sends three frames: topic, number (8 bytes, big-endian), batch. A DEALER that
-sends an empty frame and a number to the ROUTER gets every kept message from that number on, each after an
-empty frame, and then one numbered -1.
+The format on the wire is vLLM's. PUB sends three frames: topic, number (8 bytes, big-endian), batch. A DEALER
+that sends an empty frame and a number to the ROUTER gets every kept message from that number on, each after
+an empty frame, and then one numbered -1.
 
-Both sockets bind, whatever the address; vLLM binds only addresses that hold `*`. A subscriber that does not
-keep up loses messages instead of slowing the engine, sees the gap in the numbers, and asks for a replay.
+Both sockets bind, whatever the address is; vLLM binds only addresses that contain `*`. A subscriber that does
+not keep up loses messages and does not slow the engine. It sees the gap in the numbers, and asks for a
+replay.
 
 ZeroMQ is imported when a publisher is opened, so a server without events runs without it. Caller: `serve`.
 """
@@ -29,7 +30,7 @@ END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 _HIGH_WATER_MARK = 100_000
 _LINGER_MS = 200
 _MESSAGES_A_SLICE = 256
-"""How many messages of a replay go out before other tasks get their turn."""
+"""Messages of a replay that are sent before other tasks get their turn."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class KvEventSettings:
 
 
 class KvPublisher:
-    """Open sockets. `publish` after each step; `serve_replays` is a task of its own."""
+    """Open sockets. Call `publish` after each step, and run `serve_replays` as a task of its own."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class KvPublisher:
 
     @property
     def endpoint(self) -> str:
-        """Where subscribers connect, a free port by its number."""
+        """Where subscribers connect, with the number of a port that was chosen as free."""
         return _bound_address(self._pub)
 
     @property
@@ -80,7 +81,7 @@ class KvPublisher:
         return _bound_address(self._router) if self._router is not None else None
 
     def source(self) -> dict[str, Any]:
-        """How to subscribe, by vLLM's names."""
+        """How to subscribe, in vLLM's names."""
         return {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
@@ -92,10 +93,10 @@ class KvPublisher:
         }
 
     def publish(self) -> None:
-        """Send what has been heard since the last call, if anything. Never waits."""
+        """Send the notes since the last call, if any. Never waits."""
         message = self._log.take(wall_time_s=self._wall_clock())
         if message is not None:
-            # Done at once: a PUB socket drops what a slow subscriber cannot take.
+            # This is done at once: a PUB socket drops messages that a slow subscriber cannot take.
             self._pub.send_multipart(self._frames(message))
 
     async def serve_replays(self) -> None:
@@ -125,9 +126,7 @@ class KvPublisher:
 async def open_publisher(
     log: KvEventLog, settings: KvEventSettings, *, wall_clock: Callable[[], float]
 ) -> AsyncIterator[KvPublisher]:
-    """Sockets bound inside. ValueError where ZeroMQ is not installed;
-    OSError where an address cannot be bound.
-    """
+    """The bound sockets. ValueError: ZeroMQ is not installed. OSError: an address cannot be bound."""
     try:
         import zmq  # noqa: PLC0415 - only a server with KV events needs it
         import zmq.asyncio  # noqa: PLC0415 - as above
@@ -150,7 +149,7 @@ async def open_publisher(
 
     try:
         pub = bound(zmq.PUB, settings.endpoint, _HIGH_WATER_MARK)
-        # Room for one whole replay for each client: what is over it, a client asked for and did not read.
+        # Room for one whole replay for each client. Anything beyond it was requested and not read.
         replay = settings.replay_endpoint
         router = bound(zmq.ROUTER, replay, settings.buffer_batches + 1) if replay is not None else None
         yield KvPublisher(log, settings=settings, pub=pub, router=router, wall_clock=wall_clock)

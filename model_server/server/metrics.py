@@ -1,9 +1,9 @@
 """Prometheus metrics under vLLM's names and labels, in a registry of their own.
 
-Gauges and cache counters are read from the engine when somebody scrapes; the rest is counted as steps finish.
-One deviation from vLLM is on purpose: of `lora_requests_info`, whose label sets vLLM keeps for ever, only the
-last few stay. As there, the value is a Unix time and the newest is the truth, and before the first adapter's
-request there is no sample.
+Gauges and cache counters are read from the engine at each scrape. The others are counted when steps finish.
+There is one intended difference from vLLM: of the label sets of `lora_requests_info`, which vLLM keeps for
+ever, only the last few stay. As in vLLM the value is a Unix time and the newest one is valid, and there is no
+sample before the first adapter's request.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Metrics:
         self.registry.register(_EngineGauges(engine, self._values))
 
     def watch_store(self, engine: Engine, status: Callable[[], StoreStatus]) -> None:
-        """Tell of the store below the cache, too."""
+        """Also report the store below the cache."""
         self.registry.register(StoreMetrics(engine, status, self._values))
         by_source = Counter(
             "vllm:prompt_tokens_by_source",
@@ -125,14 +125,14 @@ class Metrics:
         self.lora_activity(scheduler)
 
     def adapter_requested(self) -> None:
-        """An adapter's request has come: from now on adapters are watched."""
+        """A request for an adapter has come, so from now on adapters are watched."""
         self._adapters_asked_for = True
 
     def request_aborted(self) -> None:
         self._ended[FinishReason.ABORT].inc()
 
     def lora_activity(self, scheduler: Scheduler) -> None:
-        """Note which adapters have requests now, where that has changed."""
+        """Record which adapters have requests now, if this has changed."""
         if not self._adapters_asked_for:
             return
         running = ",".join(sorted({r.adapter.name for r in scheduler.running if r.adapter}))
@@ -168,7 +168,7 @@ class Metrics:
 
 
 class _EngineGauges:
-    """Reads the engine while a page is being made."""
+    """Reads the engine while a page is made."""
 
     def __init__(self, engine: Engine, values: tuple[str, str]) -> None:
         self._engine = engine

@@ -1,7 +1,7 @@
-"""Request bodies of the OpenAI API, read and checked once, into what the engine needs.
+"""Reads request bodies of the OpenAI API once, checks them, and makes requests for the engine.
 
-What would change an answer's shape and is not there (echo,
-log probabilities of the prompt) is refused instead of being ignored.
+Fields that would change an answer's shape and are not supported (echo, log probabilities of the prompt) are
+refused and not ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from model_server.server.sampling import SamplingBody, SamplingReader
 from model_server.server.stops import StopRule
 from model_server.text.language import Language
 
-DEFAULT_COMPLETION_TOKENS = 16  # the API's own default; a chat answer may fill the model's length
+DEFAULT_COMPLETION_TOKENS = 16  # the API's own default; a chat's answer may use the model's whole length
 _MAX_SALT_CHARACTERS = 1024
 _MAX_STOP_STRINGS = 16
 _MAX_STOP_CHARACTERS = 256
@@ -105,9 +105,9 @@ AnyBody = TypeVar(
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One HTTP request's work: each prompt becomes one engine request and one choice of the answer.
+    """The work of one HTTP request: each prompt becomes one engine request and one choice of the answer.
 
-    A prompt that several answers are wanted to stands here as many times, one after the other.
+    If several answers to a prompt are wanted, the prompt is here as many times, one after the other.
     """
 
     chat: bool
@@ -120,7 +120,7 @@ class Job:
     cache_salt: str
     seeds: tuple[int, ...]
     samplings: tuple[SamplingParams, ...]
-    """As the seeds, one for each prompt."""
+    """One for each prompt, like the seeds."""
     stream: bool
     include_usage: bool
     usage_in_each_event: bool
@@ -137,13 +137,13 @@ def read_body(raw: bytes, kind: type[AnyBody]) -> AnyBody:
 
 
 def _field_at_fault(message: str) -> str | None:
-    """Where in the body, as msgspec writes it."""
+    """The place in the body, as msgspec writes it."""
     found = [match[1] for pattern in (FAULT_PLACE, MISSING_FIELD) if (match := pattern.search(message))]
     return ".".join(found).strip(".") or None
 
 
 class RequestReader:
-    """Turns bodies into jobs for one server: its names, tokenizer and length."""
+    """Turns bodies into jobs for one server, with its names, tokenizer and length."""
 
     def __init__(
         self,
@@ -154,8 +154,8 @@ class RequestReader:
         max_len_tokens: int,
         vocabulary_size: int | None = None,
     ) -> None:
-        """`vocabulary_size`: tokens from it on are refused, as the model has none; None:
-        there is no such thing.
+        """`vocabulary_size`: tokens from this one on are refused, because the model lacks them. None: there
+        is no such bound.
         """
         self._models = models
         self._prompts = PromptReader(language, max_len_tokens=max_len_tokens)
@@ -246,7 +246,9 @@ class RequestReader:
     def _truncated(
         self, prompts: Sequence[list[TokenId]], most: int | None, max_tokens: int | None
     ) -> Sequence[list[TokenId]]:
-        """Each prompt's last tokens: `most` of them; -1: as many as leave room for the answer. None: all."""
+        """The last tokens of each prompt: `most` of them; -1: as many as leave room for the answer. None:
+        all.
+        """
         if most is None:
             return prompts
         room = self._max_len_tokens - (max_tokens or 1)
@@ -269,7 +271,7 @@ class RequestReader:
         )
 
     def _check_sum(self, tokens: int) -> None:
-        """Each answer is a request of its own, whose blocks are hashed before it waits."""
+        """Each answer is a request of its own, and its blocks are hashed before it waits."""
         if tokens > MAX_LENGTHS * self._max_len_tokens:
             raise ApiError(
                 f"The request's prompts have {tokens} tokens, each counted once for every answer to it, and one request may have "

@@ -1,8 +1,8 @@
-"""Prompts out of request bodies: counted while they are still bytes, then decoded and cut into tokens.
+"""Reads prompts from request bodies: first counts them as bytes, then decodes them and cuts them into tokens.
 
-A body leaves everything that can be long as raw JSON. Each piece is measured first (bytes, commas, braces),
-which costs about 2 ns a byte, and refused when it cannot fit the model's length. So no body makes many
-objects or many tokens that are then thrown away. Caller: the request reader.
+Every part of a body that may be long stays raw JSON. Each part is measured first (bytes, commas, braces), at
+about 2 ns a byte, and refused if it cannot fit the model's length. So no body makes many objects or tokens
+that are then thrown away. Caller: the request reader.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from model_server.text.language import ChatMessage, ChatTemplateError, Language,
 
 MAX_PROMPTS = 256
 MAX_LENGTHS = 16
-"""All prompts of one request together may have so many times the tokens that the model takes at once."""
+"""All prompts of one request together may have this many times the tokens that the model takes at once."""
 ABSENT = msgspec.Raw()
 """A field that the client left out."""
 _MAX_OPTION_BYTES = 64 * 1024
 _MAX_COUNTED_CHARACTERS = 256 * 1024
-"""/tokenize counts a text up to this length even where the model's own length is shorter:
-that is what the page is for."""
+"""/tokenize counts a text up to this length even if the model's own length is shorter, since this is its
+purpose."""
 _LONGEST_ESCAPE_BYTES = 6
-"""JSON writes one character in at most so many bytes, as in \\u00e9;
-a pair of them for one outside the first plane."""
+r"""Most bytes of one character in JSON, as in \u00e9. A character outside the first plane
+takes two of these."""
 _MOST_JSON_MARKS = 8
 """No tokenizer packs more brackets and commas of JSON into one token than this, on the average of a text."""
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
@@ -55,7 +55,7 @@ class Message(msgspec.Struct):
 
 
 class Conversation(Protocol):
-    """What the chat template is given, whichever body it stands in."""
+    """The input of the chat template, from any kind of body."""
 
     messages: msgspec.Raw
     tools: msgspec.Raw
@@ -68,12 +68,12 @@ _TokenIds = list[Annotated[int, msgspec.Meta(ge=0, lt=2**32)]]
 
 
 def given(raw: msgspec.Raw) -> bool:
-    """The field is there and not null."""
+    """Whether the field is there and not null."""
     return bytes(memoryview(raw)[:5]) not in (b"", b"null")
 
 
 def decoded(raw: msgspec.Raw | bytes, kind: type[Decoded] | Any, *, param: str) -> Decoded:
-    """ApiError, naming the field and the place in it."""
+    """The decoded field. The ApiError names the field and the place in it."""
     try:
         value: Decoded = msgspec.json.decode(raw, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -82,7 +82,7 @@ def decoded(raw: msgspec.Raw | bytes, kind: type[Decoded] | Any, *, param: str) 
 
 
 def option(raw: msgspec.Raw, kind: type[Decoded] | Any, *, param: str) -> Decoded | None:
-    """A field whose value is small where a client means it. ApiError."""
+    """A field whose value is small if a client means it. Raises ApiError."""
     if not given(raw):
         return None
     if len(memoryview(raw)) > _MAX_OPTION_BYTES:
@@ -92,7 +92,7 @@ def option(raw: msgspec.Raw, kind: type[Decoded] | Any, *, param: str) -> Decode
 
 
 class PromptReader:
-    """For one model: its tokenizer and length."""
+    """Reads prompts for one model, with its tokenizer and length."""
 
     def __init__(self, language: Language, *, max_len_tokens: int) -> None:
         self._language = language
@@ -117,7 +117,7 @@ class PromptReader:
         return prompts
 
     def counted(self, raw: msgspec.Raw) -> list[TokenId]:
-        """A text that someone wants the tokens of, which may be longer than the model's length."""
+        """A text whose tokens a client wants to count. It may be longer than the model's length."""
         return self._text(raw, at_least=_MAX_COUNTED_CHARACTERS)
 
     def conversation(self, body: Conversation) -> list[TokenId]:
@@ -141,7 +141,7 @@ class PromptReader:
             raise ApiError(str(error)[:1000], param="messages") from error
 
     def text_of(self, raw: msgspec.Raw) -> str:
-        """Of token ids."""
+        """The text of token ids."""
         tokens = self._ids(raw, param="tokens", at_least=_MAX_COUNTED_CHARACTERS)
         try:
             return self._language.decode(tokens)
@@ -170,7 +170,7 @@ class PromptReader:
         return self._language.encode(text)
 
     def _texts(self, raw: msgspec.Raw) -> list[str]:
-        """Of many prompts, which are counted before the first of them is decoded."""
+        """The texts of many prompts, which are counted before the first one is decoded."""
         strings = _STRING.finditer(memoryview(raw))
         if sum(1 for _ in islice(strings, MAX_PROMPTS + 1)) > MAX_PROMPTS:
             raise _too_many()
@@ -216,7 +216,7 @@ class PromptReader:
             self._refuse(f"the prompt's {size} bytes")
 
     def _check_characters(self, count: int, longest: int | None = None) -> None:
-        """Before so long a text is cut into tokens, which takes seconds."""
+        """Checked before a text is cut into tokens, which takes seconds for a long one."""
         if count > (self._max_characters if longest is None else longest):
             self._refuse(f"the prompt's {count} characters")
 
@@ -246,7 +246,7 @@ def _part_text(part: Part) -> str:
 
 
 def _named(body: Conversation) -> dict[str, Any]:
-    """What a client says to the template by fields of their own."""
+    """The template's variables that clients set by fields of their own."""
     named = {
         "add_generation_prompt": body.add_generation_prompt,
         "continue_final_message": body.continue_final_message,
@@ -255,7 +255,7 @@ def _named(body: Conversation) -> dict[str, Any]:
 
 
 def _json(raw: msgspec.Raw, kind: Any, *, param: str) -> Any:
-    """Any JSON of that type; None where the field is absent."""
+    """Any JSON of that type. None: the field is absent."""
     if not given(raw):
         return None
     try:
@@ -265,7 +265,7 @@ def _json(raw: msgspec.Raw, kind: Any, *, param: str) -> Any:
 
 
 def _first_marks(raw: msgspec.Raw) -> tuple[bytes, bytes]:
-    """The first character of a value, and the first one inside where it is a list."""
+    """The first character of a value, and for a list also the first one inside."""
     view = memoryview(raw)
     found = _LIST_START.match(view)
     return bytes(view[:1]), found[1] if found else b""
@@ -276,6 +276,6 @@ def _too_many() -> ApiError:
 
 
 def _place(param: str, message: str) -> str:
-    """Where in the field, as msgspec writes it."""
+    """The place in the field, as msgspec writes it."""
     fault, missing = FAULT_PLACE.search(message), MISSING_FIELD.search(message)
     return param + (fault[1] if fault else "") + (f".{missing[1]}" if missing else "")

@@ -1,14 +1,14 @@
-"""Prompts that another server computes for this one (`--kv-transfer`):
-the other side of `x-prefiller-host-port`.
+"""Prompts that another server computes for this one (`--kv-transfer`): the server's side of
+`x-prefiller-host-port`.
 
-This server sends the request there with one token of answer, asks which blocks of the prompt are there by
-then, waits as long as their transfer takes, and has them in its own cache. The request then runs here as any
-other, and finds them. Blocks of a made-up model have no content, so only their names cross the wire;
-`KvTransferSettings` says how long their content would take.
+This server sends the request to the other server with one token of answer. Then it asks which blocks of the
+prompt the other server has, waits as long as their transfer takes, and has them in its own cache. The request
+then runs here like any other, and finds them. The blocks of a made-up model have no content, so only their
+names are sent; `KvTransferSettings` says how long their content would take.
 
-Whatever goes wrong there costs the request nothing but time: this server computes the prompt itself. Who may
-set the header makes this server call an address, so only the gateway may, and nothing is done without the
-flag.
+If anything goes wrong there, the request loses only time: this server computes the prompt itself. A client
+that sets the header makes this server call an address. So only the gateway may set it, and nothing is done
+without the flag.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class BlocksAsked(msgspec.Struct, frozen=True):
 
 class BlocksHeld(msgspec.Struct, frozen=True):
     held: int
-    """So many of the first of them."""
+    """Number of leading blocks."""
 
 
 class RemotePrefillError(Exception):
-    """The other server did not do it; the message says why."""
+    """The other server did not do it. The message says why."""
 
 
 class RemotePrefill:
@@ -76,8 +76,8 @@ class RemotePrefill:
         self._sleep = sleep
 
     def held(self, asked: BlocksAsked) -> BlocksHeld:
-        """For the server that has the blocks: how many it can hand over.
-        ValueError: a hash is no hexadecimal.
+        """For the server that has the blocks: how many it can hand over. ValueError: a hash is no
+        hexadecimal.
         """
         pool, count = self._engine.kv_cache.pool, 0
         for text in asked.hashes:
@@ -87,12 +87,12 @@ class RemotePrefill:
         return BlocksHeld(count)
 
     async def fetch(self, where: str, path: str, raw: bytes, requests: Sequence[Request]) -> int:
-        """Have the prompt computed at `where`, and its blocks here.
-        Tokens that came; 0 where this server has to compute them.
+        """Have the prompt computed at `where`, and get its blocks. Returns the number of tokens that came. 0:
+        this server has to compute them.
         """
         prompt = requests[0]
         if any(request.token_ids != prompt.token_ids for request in requests[1:]):
-            return 0  # several prompts: llm-d's sidecar sends none of these either
+            return 0  # several prompts: llm-d's sidecar does not send these either
         kv, size = self._engine.kv_cache, self._engine.config.block_size_tokens
         known = len(kv.get_computed(prompt).blocks)
         missing = prompt.block_hashes[known : (len(prompt.token_ids) - 1) // size]
@@ -124,7 +124,7 @@ class RemotePrefill:
 
 
 def _url(where: str) -> str:
-    """RemotePrefillError: not `ip:port`."""
+    """RemotePrefillError: `where` is no `ip:port`."""
     host, _, port = where.rpartition(":")
     try:
         ip = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))

@@ -1,4 +1,4 @@
-"""Answers of the OpenAI API, whole and in chunks. Plain data; nothing here waits or sends."""
+"""Answers of the OpenAI API, whole and in chunks. Plain data; this module neither waits nor sends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class TokenTold:
-    """One token with its log probability, and the most likely ones in its place with theirs."""
+    """One token with its log probability, and the most likely tokens in its place with theirs."""
 
     text: str
     logprob: float
@@ -27,19 +27,19 @@ class TokenTold:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New text of one choice; with `finish_reason` its last."""
+    """New text of one choice. With a `finish_reason` it is the last one."""
 
     index: int
     text: str
     finish_reason: FinishReason | None
     told: tuple[TokenTold, ...] | None = None
-    """Of the tokens in it; None where the client did not ask."""
+    """The log probabilities of its tokens. None: the client did not ask."""
     stop_reason: str | None = None
-    """The stop string that ended the answer, where one did."""
+    """The stop string that ended the answer, if one did."""
 
 
 def usage(requests: Sequence[Request], *, answers_each: int = 1) -> dict[str, Any]:
-    """`answers_each`: so many requests, one after the other, have the same prompt, which counts once."""
+    """`answers_each`: this many consecutive requests have the same prompt, which counts once."""
     prompt = sum(request.num_prompt_tokens for request in requests[::answers_each])
     completion = sum(request.num_output_tokens for request in requests)
     cached = sum(request.num_cached_tokens or 0 for request in requests[::answers_each])
@@ -52,7 +52,7 @@ def usage(requests: Sequence[Request], *, answers_each: int = 1) -> dict[str, An
 
 
 def error_event(body: object) -> bytes:
-    """A fault after the headers of a stream have gone out; no `[DONE]` follows it."""
+    """An error after the headers of a stream were sent. No `[DONE]` follows it."""
     return b"data: %b\n\n" % _encode(body)
 
 
@@ -89,7 +89,7 @@ class Reply:
         return self._event([choice])
 
     def event(self, delta: Delta, *, request: Request | None = None) -> bytes:
-        """`request`: whose usage so far the client wants in each event."""
+        """`request`: the request whose usage so far the client wants in each event."""
         shape: dict[str, Any] = {"delta": {"content": delta.text}} if self._chat else {"text": delta.text}
         so_far = {} if request is None else {"usage": usage([request])}
         return self._event([self._choice(delta, shape)], **so_far)
@@ -120,7 +120,7 @@ class Reply:
         return {
             "tokens": [token.text for token in told],
             "token_logprobs": [token.logprob for token in told],
-            # Two ids may read alike: the likelier one, which comes first, stays.
+            # Two ids may have the same text. The likelier one, which comes first, stays.
             "top_logprobs": [{token.text: token.logprob} | dict(reversed(token.top)) for token in told],
             "text_offset": offsets,
         }

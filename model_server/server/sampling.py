@@ -1,8 +1,8 @@
-"""How a body wants its tokens chosen: read once, checked, and refused where the engine could not do it.
+"""Reads how a body wants its tokens chosen, checks this, and refuses what the engine cannot do.
 
-A model that makes its answers up chooses nothing: there these fields are accepted without effect, as clients
-send them to every server. Only log probabilities, which would have to be invented, are refused, and numbers
-that no server takes. Caller: the request reader.
+A made-up model chooses nothing, so it accepts these fields without effect, since clients send them to every
+server. It refuses only log probabilities, which it would have to invent, and numbers that no server accepts.
+Caller: the request reader.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from model_server.server.prompts import ABSENT, option
 
 _MAX_SEED = 2**63
 _GREEDY_BELOW = 1e-5
-"""As in vLLM: logits divided by less would be no numbers."""
+"""As in vLLM: logits divided by a smaller number would overflow."""
 
 
 class SamplingBody(msgspec.Struct, kw_only=True):
-    """The fields of both APIs; those from `min_p` on are known so that they can be refused."""
+    """The fields of both APIs. Those from `min_p` on are known only to be refused."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -52,12 +52,12 @@ _NEUTRAL_OPTIONS: dict[str, tuple[Any, object]] = {
     "stop_token_ids": (list[int], []),
     "response_format": (dict[str, Any], {"type": "text"}),
 }
-"""Those that a client could make long: their type, and the value that changes nothing."""
+"""Options that a client could make long: their type, and the value that changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingReader:
-    """`rng`: where the seeds of requests come from that name none."""
+    """`rng`: the source of seeds for requests that name none."""
 
     made_up: bool
     rng: random.Random
@@ -65,7 +65,7 @@ class SamplingReader:
     def read(
         self, body: SamplingBody, *, num_logprobs: int | None, seeds: Sequence[int | None]
     ) -> tuple[SamplingParams, ...]:
-        """One for each of `seeds`; None: the client names none, and one is drawn."""
+        """One for each of `seeds`. None: the client names none, and one is drawn."""
         options = {
             name: option(getattr(body, name), kind, param=name)
             for name, (kind, _) in _NEUTRAL_OPTIONS.items()

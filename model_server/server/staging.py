@@ -1,13 +1,13 @@
-"""Requests whose prefix is in a store below the cache:
-it is fetched while they wait, and then they are admitted.
+"""Requests whose prefix is in a store below the cache: the prefix is fetched while they wait, and then they
+are admitted.
 
-A request is looked up when it is submitted. Where the store has more of its prefix than the engine's blocks
-have, it is marked as loading, which the scheduler passes over, and the loader's thread fetches one after the
-other. Nothing that goes wrong there reaches the request: it is computed like any other. When a request has
-ended, its blocks are left to the store too.
+A request is looked up when it is submitted. If the store has more of its prefix than the engine's blocks, the
+request is marked as loading, so the scheduler skips it. The loader's thread fetches one prefix after the
+other. A failure there does not affect the request: it is computed like any other. When a request has ended,
+its blocks are also given to the store.
 
-What is fetched and not yet admitted is bounded:
-further requests wait for their fetch until others are admitted.
+Prefixes that are fetched and not yet admitted are bounded: further requests wait for their fetch until others
+are admitted.
 
 Everything here runs in the event loop's thread. Caller: the driver.
 """
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class Tiers(Protocol):
-    """What is below the cache. `model_server.tiers.serving` fills it where torch is."""
+    """The store below the cache. `model_server.tiers.serving` fills it if torch is there."""
 
     @property
     def approximation(self) -> str: ...
@@ -55,7 +55,7 @@ class Tiers(Protocol):
 
 class Staging:
     def __init__(self, engine: Engine, tiers: Tiers, *, step_thread: Executor, staged_bytes: int) -> None:
-        """`step_thread`: computes the steps, one after the other, and what is handed to it in between."""
+        """`step_thread`: runs the steps, one after the other, and work that is handed to it in between."""
         self._engine = engine
         self._tiers = tiers
         self._step_thread = step_thread
@@ -68,10 +68,10 @@ class Staging:
         self._num_resets = 0
         self._closed = False
         self.on_ready: Callable[[], None] = _nobody
-        """Called when a request may be admitted that might not before."""
+        """Called when a request may be admitted that could not be admitted before."""
 
     def submitted(self, request: Request) -> None:
-        """The engine has just got it."""
+        """The engine has just got this request."""
         cached = self._engine.kv_cache.get_computed(request)
         usable = (len(request.token_ids) - 1) // self._engine.config.block_size_tokens
         if self._tiers.num_held(request.block_hashes[:usable], adapter=request.adapter) > len(cached.blocks):
@@ -80,14 +80,14 @@ class Staging:
             self._fetch_next()
 
     def aborted(self) -> None:
-        """Requests have ended before their time.
-        What was fetched for one of them makes room, and no step may come.
+        """Requests have ended early. The room of their fetched prefixes is free again, and no step may come
+        to notice this.
         """
         self._fetch_next()
 
     def stepped(self, plan: StepPlan) -> None:
-        """A step is finished: requests that ended with it are stored,
-        and there may be room for the next fetch.
+        """A step is finished. Requests that ended in it are stored, and there may be room
+        for the next fetch.
         """
         if self._closed:
             return
@@ -104,15 +104,15 @@ class Staging:
         self._fetch_next()
 
     def tell(self, log: KvEventLog, publish: Callable[[], None]) -> None:
-        """From now on the log hears of what the store holds, and `publish` is called for it.
-        Before the first request.
+        """From now on the log gets the store's changes, and `publish` is called for them. To be called before
+        the first request.
         """
         self._log = log, publish
         self._tiers.listen(self._teller(log, publish))
 
     def cache_was_reset(self) -> None:
-        """Subscribers have dropped everything:
-        what the store holds they have to hear again, and each block once.
+        """Subscribers have forgotten everything, so the store's content is reported again,
+        each block once.
         """
         if self._log is not None:
             self._num_resets += 1
@@ -128,7 +128,7 @@ class Staging:
                 publish()
 
         def tell(event: TierEvent) -> None:
-            with suppress(RuntimeError):  # the loop has ended, and with it the subscriptions
+            with suppress(RuntimeError):  # the loop has ended, and the subscriptions with it
                 loop.call_soon_threadsafe(told, event)
 
         return tell
@@ -137,12 +137,14 @@ class Staging:
         return self._tiers.status()
 
     async def close(self, *, timeout_s: float) -> None:
-        """No request is under way any more. What waits to be written is, as far as the time allows."""
+        """No request is unfinished any more. Waiting blocks are written, as far as the time allows."""
         loop = asyncio.get_running_loop()
-        # A request that waited for its prefix to the end may still be computed; it leaves nothing.
+        # A request that still waits for its prefix may be computed later. It stores nothing.
         self._closed = True
         self._waiting.clear()
-        await loop.run_in_executor(self._step_thread, _nobody)  # what was left to that thread is saved now
+        await loop.run_in_executor(
+            self._step_thread, _nobody
+        )  # the work that was left to that thread is saved now
         await loop.run_in_executor(self._loader, lambda: self._tiers.close(timeout_s=timeout_s))
         self._loader.shutdown()
 
@@ -158,7 +160,7 @@ class Staging:
                 return
             self._waiting.popleft()
             self._fetching = request
-            # By now the cache may hold more of it, or less, than when it was submitted.
+            # The cache may now hold more or less of it than when it was submitted.
             first_block = len(self._engine.kv_cache.get_computed(request).blocks)
             usable = (len(request.token_ids) - 1) // self._engine.config.block_size_tokens
             fetch = partial(
@@ -186,7 +188,7 @@ class Staging:
 
 
 def _leave(thread: Executor, work: Callable[[], None]) -> None:
-    """Nobody waits for the answer, so the log is where a fault can be seen."""
+    """Nobody waits for the result, so only the log shows a fault."""
 
     def done(future: Future[None]) -> None:
         if not future.cancelled() and (error := future.exception()) is not None:

@@ -1,9 +1,9 @@
-"""Stop strings: the answer ends where one of them first appears,
-and a stream never shows the beginning of one.
+"""Stop strings: the answer ends where one of them first appears, and a stream never shows the beginning of
+one.
 
-Text comes in pieces that cut anywhere, so what could still become a stop string is held back until it is
-decided. Where several complete with the same piece, the one that starts first ends the answer. Pure. Caller:
-the driver.
+Text comes in pieces that may be cut anywhere, so text that could still become a stop string is held back
+until this is decided. If several stop strings complete with the same piece, the one that starts first ends
+the answer. Pure. Caller: the driver.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 class StopRule:
     strings: tuple[str, ...]
     include: bool = False
-    """Show the stop string too."""
+    """Whether to show the stop string too."""
 
     def __post_init__(self) -> None:
         if not all(self.strings):
@@ -38,7 +38,9 @@ class StopFilter:
         return self.stopped_by is not None
 
     def feed(self, piece: str) -> str:
-        """What can be shown after this piece; `stopped` turns true when it completes a stop string."""
+        """The text that can be shown after this piece. `stopped` becomes true when the piece completes a stop
+        string.
+        """
         assert not self.stopped, "the answer has ended"
         text = self._held + piece
         found = [(at, stop) for stop in self._rule.strings if (at := text.find(stop)) >= 0]
@@ -52,12 +54,12 @@ class StopFilter:
         return text[: len(text) - undecided]
 
     def flush(self) -> str:
-        """What was held back and has become no stop string: the answer has ended by itself."""
+        """The text that was held back and has become no stop string: the answer has ended by itself."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Characters at the end of `text` that begin `stop`, fewer than all of it."""
+    """Number of characters at the end of `text` with which `stop` begins, less than all of `stop`."""
     longest = min(len(stop) - 1, len(text))
     return next((n for n in range(longest, 0, -1) if stop.startswith(text[len(text) - n :])), 0)

@@ -1,9 +1,8 @@
-"""Metrics of the store below the cache, under the names that vLLM gives its own offloading.
-Caller: `metrics`.
+"""Metrics of the store below the cache, under the names of vLLM's own offloading. Caller: `metrics`.
 
-`vllm:external_prefix_cache_*` counts tokens that the engine's blocks did not have;
-`vllm:kv_offload_tiering_*` what moved, by tier: GPU is the model's device, CPU main memory, STORAGE the
-folder. `kv_store:*` has no counterpart there.
+`vllm:external_prefix_cache_*` counts tokens that the engine's blocks did not have.
+`vllm:kv_offload_tiering_*` counts moved data by tier: GPU is the model's device, CPU is main memory, STORAGE
+is the folder. `kv_store:*` has no counterpart in vLLM.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _Sample = tuple[tuple[str, ...], float]
 
 
 class StoreMetrics:
-    """Reads engine and store while a page is being made."""
+    """Reads engine and store while a page is made."""
 
     def __init__(self, engine: Engine, status: Callable[[], StoreStatus], values: tuple[str, str]) -> None:
         self._engine = engine

@@ -29,7 +29,7 @@ from model_server.sim.stride import Stride
 
 @dataclass(slots=True)
 class Counters:
-    """What a server of the real kind counts, since its start."""
+    """The counters of a real server since its start."""
 
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
@@ -40,8 +40,8 @@ class Counters:
     ttft_sum_s: float = 0.0
     ttft_count: int = 0
     prefill_sum_s: float = 0.0
-    """From admission to first token, of requests that have ended;
-    the next counts the tokens that were computed in it."""
+    """Seconds from admission to first token, of requests that have ended. The next field counts the tokens
+    computed in this time."""
     prefill_tokens: int = 0
     adapter_loads: int = 0
     preemptions: int = 0
@@ -72,7 +72,8 @@ class SimEngine:
         self._stride: Stride | None = None
         self._resident: OrderedDict[str, None] = OrderedDict()
         self._no_room = False
-        """The head of the queue found too few blocks: nothing behind it is admitted before something ends."""
+        """The first request in the queue found too few blocks. Nothing behind it is admitted before a request
+        ends."""
 
     @property
     def num_running(self) -> int:
@@ -91,16 +92,16 @@ class SimEngine:
         return frozenset(self._resident)
 
     def jobs(self) -> list[Job]:
-        """Running ones in order of admission, then waiting ones in order."""
+        """The running requests in order of admission, then the waiting ones in order."""
         return [*self._running, *self._waiting]
 
     def fits(self, job: Job) -> bool:
-        """Whether it could ever run here."""
+        """Whether the request could ever run here."""
         return job.end_tokens <= self.shape.capacity_tokens
 
     def add(self, job: Job, *, now: float) -> None:
-        """Queue a request. An idle engine wants to be woken now,
-        a striding one at the end of the step under way.
+        """Queue a request. An idle engine has to be woken now; one in a stride, at the end of the current
+        step.
         """
         assert self.fits(job), "the request could never run"
         job.arrived_s = now
@@ -113,7 +114,7 @@ class SimEngine:
             self.due_s = stride.end_s(stride.num_steps)
 
     def drop_all(self) -> list[Job]:
-        """The process died: everything in it fails. The engine is of no use afterwards."""
+        """The process died, so everything in it fails. The engine cannot be used afterwards."""
         lost = self.jobs()
         self._running.clear()
         self._waiting.clear()
@@ -121,8 +122,8 @@ class SimEngine:
         return lost
 
     def wake(self, now: float) -> tuple[list[Job], list[Job]]:
-        """The stride under way is over (or there is none): book it, start the next.
-        Jobs with their first token, and ended ones.
+        """The current stride is over (or there is none): record it, and start the next one. Returns requests
+        with their first token, and ended ones.
         """
         first: list[Job] = []
         ended: list[Job] = []
@@ -133,7 +134,6 @@ class SimEngine:
         return first, ended
 
     def check_integrity(self) -> None:
-        """Assert the invariants named in the module's docstring."""
         self.pool.check_integrity()
         held = sum(len(job.table or ()) for job in self._running)
         assert held == sum(block.ref_count for block in self.pool.blocks)
@@ -213,12 +213,12 @@ class SimEngine:
         self.due_s = stride.end_s(num_steps)
 
     def _steps_alike(self, chunks: list[tuple[Job, int]]) -> int:
-        """Steps until a request ends or needs a block, if all of them decode; else one."""
+        """Number of steps until a request ends or needs a block, if all requests decode. Otherwise 1."""
         least = 1 << 30
         for job, num_tokens in chunks:
             computed = job.num_computed
             if num_tokens != 1 or computed + 1 != job.num_tokens or job.first_token_s is None:
-                return 1  # a prompt's last token may come alone as well, and its answer's first must be seen
+                return 1  # a prompt's last token may be a chunk of its own, and the answer's first token must be seen
             # The step that fills a block stands alone: the block can be found from that step's start on.
             slots = job.num_slots - computed - 1
             least = min(least, slots)
@@ -280,7 +280,7 @@ class SimEngine:
         self._waiting.extendleft(reversed(passed_over))
 
     def _try_admit(self, job: Job, budget: int, now: float) -> int:
-        """Tokens that the request computes in this step, or 0 where it finds no room."""
+        """Tokens that the request computes in this step. 0: there is no room for it."""
         size, pool = self.shape.block_tokens, self.pool
         usable = (job.num_tokens - 1) // size
         hits: list[Block] = []
@@ -339,8 +339,8 @@ class SimEngine:
     # -- time ------------------------------------------------------------------------------------------------
 
     def _durations(self, chunks: list[tuple[Job, int]]) -> tuple[float, float]:
-        """Of a step, and how much longer the next one is when all go on decoding;
-        without adapter loads, at speed 1.
+        """Time of a step, and how much longer the next one takes if all requests continue decoding. Without
+        adapter loads, at speed 1.
         """
         costs = self.shape.costs
         prefill, context, decoding = 0.0, 0, 0

@@ -1,12 +1,12 @@
 """Many servers, a router and a workload on one virtual clock.
 
-Owns the clock: a heap of events, each at a time and with a number, so that equal times keep the order in
-which they were planned and the same inputs give the same run, byte for byte. Nothing here is random but the
-scrapes' phases and jitter, which come from the given generator.
+Owns the clock: a heap of events. Each event has a time and a number, so that events of the same time keep the
+order in which they were planned. The same inputs give the same run, byte for byte. Only the phases and the
+jitter of the scrapes are random, from the given generator.
 
-The router is asked at each arrival and told what a proxy would see: the first token, the end of the answer,
-and scrapes. Which events it uses is its own affair. A server that dies fails what it holds; the workload
-hears of it and may go on.
+The router is asked at each arrival, and is told what a proxy would see: the first token, the end of the
+answer, and scrapes. It may use any of these events. A server that dies fails its requests; the workload is
+told and may continue.
 
 Callers: benchmarks and tests. Knows no routing rule.
 """
@@ -26,18 +26,17 @@ from model_server.sim.request import Record, SimRequest
 from model_server.sim.snapshot import Snapshot, snapshot
 
 WAITS: Final = "(waits)"
-"""A router's answer for a request that has to wait before it gets a server.
-Only of routers that are a `Gate` too."""
+"""A router's answer for a request that has to wait for a server. Only for routers that are also a `Gate`."""
 
 
 class Router(Protocol):
-    """What chooses a server. Every method gets the virtual time."""
+    """Chooses a server. Every method gets the virtual time."""
 
     def set_servers(self, names: Sequence[str], *, restarted: str, now: float) -> None:
-        """The servers there are; `restarted` names one that came back with a cold cache, or nothing."""
+        """The current servers. `restarted` names one that came back with a cold cache, or is empty."""
 
     def route(self, request: SimRequest, *, now: float) -> str | None:
-        """The server's name; None refuses the request; `WAITS`: a `Gate` tells later."""
+        """The server's name. None refuses the request. `WAITS`: a `Gate` will answer later."""
 
     def first_token(self, request_id: int, *, now: float) -> None: ...
 
@@ -47,20 +46,20 @@ class Router(Protocol):
 
 
 class Gate(Protocol):
-    """Where requests wait that have no server yet. Asked after each event, and when it is due."""
+    """Holds requests that have no server yet. It is asked after each event, and when it is due."""
 
     def decided(self, *, now: float) -> Iterable[tuple[int, str | None]]:
-        """Requests whose fate is decided now, each with its server; None refuses it.
-        Each is carried out before the next is asked for.
+        """The requests that are decided now, each with its server; None refuses it. Each decision is carried
+        out before the next one is asked for.
         """
 
     @property
     def due_s(self) -> float:
-        """When to ask at the latest."""
+        """When the gate must be asked at the latest."""
 
 
 class Workload(Protocol):
-    """What arrives. Closed loops plan a user's next request when the last one is over."""
+    """The arrivals. Closed loops plan a user's next request when the last one is over."""
 
     def start(self) -> Iterable[tuple[float, SimRequest]]: ...
 
@@ -69,7 +68,7 @@ class Workload(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Something that happens to the fleet."""
+    """A change of the fleet."""
 
     at_s: float
     restart: str = ""
@@ -79,16 +78,16 @@ class Change:
     remove: str = ""
     """This server gets no more requests, ends those that it has, and is gone for good."""
     speed: float = 1.0
-    """Of the server that joins or restarts, as a share of the usual."""
+    """Speed of the server that joins or restarts, as a share of the usual."""
 
 
 class Scaler(Protocol):
-    """Changes the fleet while it runs, as an autoscaler does."""
+    """Changes the fleet during the run, like an autoscaler."""
 
     every_s: float
 
     def changes(self, *, now: float) -> Iterable[Change]:
-        """What is to happen, now or later. Asked every `every_s`."""
+        """The changes to make, now or later. Asked every `every_s`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,22 +95,22 @@ class FleetPlan:
     shape: EngineShape = field(default_factory=EngineShape)
     num_servers: int = 8
     speeds: tuple[float, ...] = ()
-    """Of the first servers, as a share of the usual: for a slow pod."""
+    """Speeds of the first servers, as shares of the usual: for a slow pod."""
     cache_shares: Mapping[str, float] = field(default_factory=dict)
-    """By server: its cache as a share of the usual."""
+    """By server: the size of its cache as a share of the usual."""
     scrape_interval_s: float = 1.0
     scrape_lag_s: float = 0.0
-    """How old a page is when the router gets it."""
+    """Age of a page when the router gets it."""
     num_scrapers: int = 1
-    """Each picker replica reads the servers by itself."""
+    """Number of picker replicas. Each reads the servers by itself."""
     changes: tuple[Change, ...] = ()
     horizon_s: float = 3600.0
-    """The run stops here, whatever is unfinished."""
+    """The run stops at this time, whatever is unfinished."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run gave."""
+    """The result of a run."""
 
     records: list[Record]
     ended_s: float
@@ -137,7 +136,7 @@ class Fleet:
         gate: Gate | None = None,
         scaler: Scaler | None = None,
     ) -> None:
-        """gate: the router again, where requests may wait in it."""
+        """gate: the router again, if requests may wait in it."""
         self._plan = plan
         self._router = router
         self._gate = gate
@@ -249,7 +248,7 @@ class Fleet:
         due_s = engine.due_s
 
         def wake(now: float) -> None:
-            if engine.due_s == due_s:  # else it was moved closer, or its process died
+            if engine.due_s == due_s:  # otherwise its time was changed, or its process died
                 first, ended = engine.wake(now)
                 for job in first:
                     self._first_token(job, now)
@@ -305,7 +304,7 @@ class Fleet:
                 assert change.add not in self._engines, "the server is there already"
                 self._start_server(change.add, speed=change.speed, now=now)
             if change.remove:
-                self._retired.append(self._engines.pop(change.remove))  # its own events end what it holds
+                self._retired.append(self._engines.pop(change.remove))  # its requests end by their own events
             self._router.set_servers(list(self._engines), restarted=change.restart, now=now)
 
         return apply

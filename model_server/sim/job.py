@@ -1,6 +1,6 @@
-"""A request inside a simulated engine: what it asks for, and how far it is.
+"""A request inside a simulated engine: its needs and its progress.
 
-Changed by its engine alone. Times are seconds of the virtual clock; None: it did not get there.
+Only its engine changes it. Times are seconds of the virtual clock. None: it did not get there.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class Job:
     adapter: str = ""
     arrived_s: float = 0.0
     num_tokens: int = 0
-    """Prompt and the answer so far."""
+    """Tokens of the prompt and of the answer so far."""
     num_computed: int = 0
     num_named: int = 0
-    """Blocks of the table that can be found by name."""
+    """Number of the table's blocks that can be found by name."""
     table: list[Block] | None = None
     num_slots: int = 0
-    """Tokens that the table's blocks have room for, while there is a table."""
+    """Number of tokens for which the table's blocks have room, while there is a table."""
     num_cached_tokens: int | None = None
     scheduled_s: float | None = None
     first_token_s: float | None = None
@@ -37,7 +37,7 @@ class Job:
     num_preemptions: int = 0
 
     end_tokens: int = field(init=False)
-    """Prompt and the whole answer."""
+    """Tokens of the prompt and the whole answer."""
 
     def __post_init__(self) -> None:
         assert self.num_prompt_tokens > 0

@@ -1,9 +1,9 @@
-"""Prompts of simulated requests: what they are made of, their text, and the names of their cache blocks.
+"""Prompts of simulated requests: their segments, their text, and the names of their cache blocks.
 
-A prompt is a sequence of segments (id, tokens). Equal ids in equal order give equal text, so sharing between
-prompts is said by sharing segments, and nothing of 48 KB has to be kept for each request: text is rendered
-when the request arrives. Block names are a chained hash over that text, cut every `block_tokens`, so two
-prompts share a block exactly when everything before it is equal too.
+A prompt is a sequence of segments (id, tokens). Equal ids in equal order give equal text. So prompts share
+text by sharing segments, and no text of 48 KB has to be kept for each request: text is rendered when the
+request arrives. Block names are a chained hash over that text, cut every `block_tokens`, so two prompts share
+a block exactly when everything before it is equal too.
 
 Pure functions. Callers: the simulated fleet, and routers that want the text.
 """
@@ -22,8 +22,8 @@ _WORD_BYTES = 8
 
 
 class Segment(NamedTuple):
-    """A piece of text that may occur in several prompts.
-    A longer segment of the same id starts with the shorter one.
+    """A piece of text that may occur in several prompts. A longer segment of the same id starts with the
+    shorter one.
     """
 
     segment_id: int
@@ -31,7 +31,7 @@ class Segment(NamedTuple):
 
 
 def render(segments: Sequence[Segment], *, bytes_per_token: float = _TOKEN_BYTES) -> bytes:
-    """The text: each segment is its id, repeated. Segments end at whole bytes."""
+    """The text: the id of each segment, repeated. Segments end at whole bytes."""
     parts = []
     for segment_id, num_tokens in segments:
         size = int(num_tokens * bytes_per_token)
@@ -41,7 +41,7 @@ def render(segments: Sequence[Segment], *, bytes_per_token: float = _TOKEN_BYTES
 
 
 def block_names(segments: Sequence[Segment], *, block_tokens: int, root: str = "") -> list[BlockHash]:
-    """Names of all full blocks; `root` (adapter, salt) keeps chains of different roots apart."""
+    """Names of all full blocks. `root` (adapter, salt) keeps chains of different roots apart."""
     size = block_tokens * _TOKEN_BYTES
     view = memoryview(render(segments))
     seed = xxh3_64_intdigest(root.encode())

@@ -1,4 +1,4 @@
-"""One simulated request: what is asked, and what became of it."""
+"""One simulated request, and what became of it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class SimRequest:
     request_id: int
     segments: tuple[Segment, ...]
     answer: Segment
-    """Its tokens are the length of the answer;
-    a later prompt that goes on from it holds this very segment."""
+    """The length of the answer is the number of its tokens. A later prompt that continues from it contains
+    this segment."""
     adapter: str = ""
     session: str = ""
     tenant: str = ""
     priority: int = 0
-    """Larger goes first, where the router knows of it."""
+    """Larger goes first, if the router knows priorities."""
     first_user_segment: int = 0
-    """Index of the segment where the first user message starts; what comes before is the system prompt."""
+    """Index of the segment where the first user message starts. The system prompt is before it."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -29,12 +29,12 @@ class SimRequest:
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """What became of a request. Times are seconds of the virtual clock; None: it did not get there."""
+    """What became of a request. Times are seconds of the virtual clock. None: it did not get there."""
 
     request: SimRequest
     arrived_s: float
     server: str = ""
-    """Empty: the router refused it."""
+    """Empty: the router refused the request."""
     num_prompt_tokens: int = 0
     num_cached_tokens: int | None = None
     first_token_s: float | None = None

@@ -1,4 +1,4 @@
-"""What a scrape of a simulated server would say, in a metrics page's terms."""
+"""What a scrape of a simulated server would show, in the terms of a metrics page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from model_server.sim.engine import SimEngine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Counters since the process started, and gauges of the moment."""
+    """Counters since the process started, and current gauges."""
 
     taken_s: float
     running: int
@@ -26,14 +26,14 @@ class Snapshot:
     ttft_sum_s: float
     ttft_count: int
     prefill_sum_s: float
-    """Of the `finished` requests, as their histograms are filled when they end."""
+    """Of the `finished` requests, since their histograms are filled when they end."""
     prefill_tokens: int
     max_loras: int
     active_adapters: frozenset[str]
 
 
 def snapshot(engine: SimEngine, *, now: float) -> Snapshot:
-    """The page of this moment. Tokens of a stride under way are counted when it ends."""
+    """The current page. Tokens of a running stride are counted when it ends."""
     counters = engine.counters
     return Snapshot(
         taken_s=now,

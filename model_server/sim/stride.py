@@ -1,8 +1,8 @@
-"""Steps of one plan taken at once, in closed form:
-when the n-th of them ends, and which one is under way at a moment.
+"""Several steps of the same plan at once, in closed form: when the n-th of them ends, and which one runs at a
+moment.
 
-Each step lasts a constant longer than the one before, since every answer that is written grows by one token.
-Called by the engine.
+Each step takes a constant longer than the step before, since every answer grows by one token. Called by the
+engine.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from model_server.sim.job import Job
 
 @dataclass(slots=True)
 class Stride:
-    """Steps under way: `num_steps` times the same plan."""
+    """`num_steps` steps with the same plan."""
 
     chunks: list[tuple[Job, int]]
     started_s: float
     num_steps: int
     first_s: float
-    """Duration of the first step; each later one is `growth_s` longer than the one before."""
+    """Duration of the first step. Each later step takes `growth_s` longer than the one before."""
     growth_s: float
     interruptible: bool
-    """An arrival could be admitted at the next step."""
+    """Whether an arrival could be admitted at the next step."""
 
     def end_s(self, num_steps: int) -> float:
         return self.started_s + num_steps * self.first_s + self.growth_s * (num_steps * (num_steps - 1) / 2)
@@ -38,7 +38,7 @@ class Stride:
         else:
             steps = math.ceil(left / self.first_s)
         steps = max(1, min(steps, self.num_steps))
-        while steps > 1 and self.end_s(steps - 1) >= now:  # what rounding may have added or lost
+        while steps > 1 and self.end_s(steps - 1) >= now:  # rounding may have added or lost a step
             steps -= 1
         while steps < self.num_steps and self.end_s(steps) < now:
             steps += 1

@@ -1,4 +1,6 @@
-"""Asks a model server, vLLM or ours, which LoRA adapters it has, and to load and unload. Caller: `loop`."""
+"""Asks a model server, vLLM or ours, which LoRA adapters it has, and makes it load and unload adapters.
+Caller: `loop`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from model_server.sync.plan import Action, AdapterName, Adapters, Load
 
 _LIST_TIMEOUT_S = 10.0
 _CHANGE_TIMEOUT_S = 300.0
-"""A load may fetch gigabytes."""
+"""Long, since a load may fetch gigabytes."""
 _SHOWN_CHARACTERS = 300
 
 
@@ -37,7 +39,7 @@ class _Refusal(msgspec.Struct):
 
 
 class AdapterServer:
-    """One server by its base URL; an async context manager."""
+    """One server, by its base URL. An async context manager."""
 
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
@@ -53,7 +55,7 @@ class AdapterServer:
         await self._session.close()
 
     async def adapters(self) -> Adapters:
-        """ServerError where it does not say."""
+        """ServerError: the server does not say."""
         raw = await self._ask("GET", "/v1/models", None, timeout_s=_LIST_TIMEOUT_S)
         try:
             cards = msgspec.json.decode(raw, type=_Cards).data
@@ -62,7 +64,7 @@ class AdapterServer:
         return {AdapterName(card.id): card.root or "" for card in cards if card.parent is not None}
 
     async def do(self, action: Action) -> None:
-        """ServerError where it refuses or fails."""
+        """ServerError: the server refuses or fails."""
         if isinstance(action, Load):
             path, body = "/v1/load_lora_adapter", {"lora_name": action.name, "lora_path": action.path}
         else:
@@ -84,7 +86,7 @@ class AdapterServer:
 
 
 def _message(raw: bytes) -> str:
-    """What an error in the API's shape says, or the beginning of whatever it is."""
+    """The message of an error in the API's shape, or the beginning of any other answer."""
     try:
         text = msgspec.json.decode(raw, type=_Refusal).error.message
     except (msgspec.MsgspecError, UnicodeDecodeError):

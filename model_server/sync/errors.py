@@ -1,4 +1,4 @@
-"""What can go wrong around one pass: a file that cannot be used, or a server that refuses or is not there."""
+"""The errors of one pass: a file that cannot be used, or a server that refuses or does not answer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ class SyncError(Exception):
 
 
 class AdapterFileError(SyncError):
-    """The file with the wanted adapters is missing or not what it should be."""
+    """The file with the wanted adapters is missing or malformed."""
 
 
 class ServerError(SyncError):
-    """The server cannot be reached, or refused what was asked."""
+    """The server cannot be reached, or refused the request."""

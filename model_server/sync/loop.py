@@ -1,6 +1,6 @@
-"""The loop of `lora-sync`: read the file, look at the server, act, tell how it went.
+"""The loop of `lora-sync`: read the file, look at the server, act, report.
 
-A file that cannot be used is no empty file: the last good one stays in force, and the status says so. A
+A file that cannot be used does not count as empty: the last good one stays in use, and the status says so. A
 server that does not answer is asked again at the next pass. Callers: `command`, and tests, which bring their
 own clock.
 """
@@ -33,7 +33,7 @@ from model_server.sync.plan import (
 )
 
 _MOST_ROUNDS = 3
-"""Of one pass: an adapter whose path changed takes two, an unload and a load."""
+"""Most rounds in one pass. An adapter whose path has changed takes two: an unload and a load."""
 _SHORTEST_WAIT_S = 0.1
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class LoraSync:
         backoff: Backoff,
         prune: bool,
     ) -> None:
-        """`prune`: unload also what this process did not load and the file does not name."""
+        """`prune`: also unload adapters that this process did not load and the file does not name."""
         self._file = file
         self._server = server
         self._clock = clock
@@ -68,13 +68,13 @@ class LoraSync:
 
     @property
     def in_sync(self) -> bool:
-        """At the last pass the server had what the file wants, and the file could be read."""
+        """Whether at the last pass the file could be read and the server had all its adapters."""
         if self._wanted is None or self._served is None or self._file_error or self._server_error:
             return False
         return in_sync(self._lines(self._wanted, self._served))
 
     def status(self) -> dict[str, Any]:
-        """For a page: plain data."""
+        """The status for a page, as plain data."""
         known = self._wanted is not None and self._served is not None
         now = self._clock()
         return {
@@ -89,14 +89,14 @@ class LoraSync:
         }
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             await self.sync()
             await asyncio.sleep(self.wait_s())
 
     def wait_s(self) -> float:
-        """Until the next pass: the interval give or take a tenth,
-        or less where something is to be tried again.
+        """Time until the next pass: the interval plus or minus a tenth, or less if something has to be tried
+        again.
         """
         now = self._clock()
         usual = self._interval_s * (0.9 + 0.2 * self._rng.random())
@@ -104,7 +104,7 @@ class LoraSync:
         return usual if retry_at_s is None else max(_SHORTEST_WAIT_S, min(usual, retry_at_s - now))
 
     async def sync(self) -> None:
-        """One pass. What goes wrong is in the status; what was done, in the log."""
+        """One pass. The status shows failures, and the log shows what was done."""
         try:
             self._wanted = read_adapters(self._file)
             self._file_error = ""

@@ -1,14 +1,16 @@
-"""Which adapters to load and unload: decided from what is wanted, what is served, and what happened before.
+"""Decides which adapters to load and unload, from the wanted adapters, the served ones, and what happened
+before.
 
 The rules:
-- a wanted adapter that is not served is loaded; one served from another path is unloaded first;
-- nothing is unloaded that this process did not load, unless it prunes:
-  adapters given at the server's start, or loaded by somebody else, are not ours to take away;
-- what failed is tried again later, each time after twice as long, with a random share so that the sidecars of
-  a fleet do not ask a shared store at the same moment. A changed path starts afresh.
+- a wanted adapter that is not served is loaded. One that is served from another path is unloaded first;
+- this process unloads only what it has loaded itself, unless it prunes: adapters that were given at the
+  server's start or loaded by others stay;
+- a failed action is tried again later, each time after twice as long, with a random part, so that the
+  sidecars of a fleet do not ask a shared store at the same moment. A changed path starts again from the first
+  pause.
 
-A server that restarts has forgotten what was loaded:
-what is no longer served is no longer ours, and is loaded again.
+A server that restarts has lost the loaded adapters. An adapter that is no longer served is no longer ours,
+and is loaded again.
 
 Pure: time and randomness are arguments. Caller: `loop`.
 """
@@ -36,7 +38,7 @@ class Load:
 class Unload:
     name: AdapterName
     path: str
-    """From where it is served."""
+    """The path from which it is served."""
 
 
 Action = Load | Unload
@@ -44,13 +46,13 @@ Action = Load | Unload
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What happened to one name."""
+    """The history of one name."""
 
     loaded_path: str | None = None
-    """What this process loaded under the name and has not seen gone since."""
+    """The path that this process loaded under the name, as long as it was served since."""
     failed: Action | None = None
     failures: int = 0
-    """Of that action, one after the other."""
+    """Number of failures of that action in a row."""
     retry_at_s: float = 0.0
     error: str = ""
 
@@ -68,7 +70,9 @@ class Backoff:
             raise ValueError("a backoff starts above 0 and grows")
 
     def delay_s(self, failures: int, rng: random.Random) -> float:
-        """After this many failures: half of the doubled time for certain, the other half by chance."""
+        """The pause after this many failures: half of the doubled time, plus a random part
+        of the other half.
+        """
         longest = min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 60))
         return longest * (0.5 + 0.5 * rng.random())
 
@@ -77,7 +81,7 @@ class Backoff:
 class AdapterStatus:
     name: AdapterName
     path: str
-    """The wanted one; of an adapter that nobody wants, the one it is served from."""
+    """The wanted path. For an adapter that is not wanted: the path from which it is served."""
     state: State
     failures: int = 0
     error: str = ""
@@ -85,7 +89,9 @@ class AdapterStatus:
 
 
 def plan(wanted: Adapters, served: Adapters, history: History, *, now: float, prune: bool) -> list[Action]:
-    """What to do now, what frees room first. At most one action for each name; plan again after them."""
+    """The actions to do now; those that free room come first. At most one action for each name. Plan again
+    after them.
+    """
     unloads: list[Action] = []
     loads: list[Action] = []
     for name, path in served.items():
@@ -98,7 +104,7 @@ def plan(wanted: Adapters, served: Adapters, history: History, *, now: float, pr
 
 
 def observed(history: History, *, wanted: Adapters, served: Adapters) -> dict[AdapterName, Record]:
-    """The history after a look at the server; names that neither side knows are forgotten."""
+    """The history after a look at the server. Names that neither side knows are forgotten."""
     kept: dict[AdapterName, Record] = {}
     for name, record in history.items():
         if name not in wanted and name not in served:
@@ -127,7 +133,7 @@ def failed(
 
 
 def next_retry_s(history: History, *, now: float) -> float | None:
-    """When the first failed action is due again; None: none waits."""
+    """When the first failed action is due again. None: none waits."""
     due = [record.retry_at_s for record in history.values() if record.failures and record.retry_at_s > now]
     return min(due, default=None)
 

@@ -1,8 +1,8 @@
-"""Made-up answers: the same prompt always gets the same words, and as many of them.
+"""Made-up answers: the same prompt always gets the same words, and the same number of them.
 
-Word and length come from the request's fingerprint and the position alone, so a preempted request goes on as
-if nothing had happened. Every token is one registered piece of the tokenizer: the answer's text, sent back in
-the next turn of a conversation, gives the very tokens that were generated, and finds their blocks.
+Word and length depend only on the request's fingerprint and the position, so a preempted request continues as
+if nothing had happened. Every token is one registered piece of the tokenizer. So if the answer's text is sent
+back in the next turn of a conversation, it gives exactly the generated tokens, and finds their blocks.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _SENTENCE_TOKENS = 12
 
 class Answers:
     def __init__(self, tokenizer: Tokenizer, *, mean_tokens: int) -> None:
-        """`mean_tokens`: mean length of an answer that nothing cuts;
-        lengths spread evenly from half to one and a half.
+        """`mean_tokens`: mean length of an answer without a limit. Lengths are spread evenly from half of it
+        to one and a half.
         """
         if mean_tokens < 1:
             raise ValueError("the mean answer has at least one token")
@@ -39,7 +39,7 @@ class Answers:
         self.eos_token_id = tokenizer.register(END_MARKER)
 
     def next_token(self, request: Request) -> TokenId:
-        """The token after the newest one; the end marker when the answer is complete."""
+        """The token after the newest one. When the answer is complete: the end marker."""
         position = request.num_output_tokens
         if position >= self._length(request) and not request.ignore_eos:
             return self.eos_token_id

@@ -1,7 +1,8 @@
-"""What the server needs of a model's text: prompts to tokens, tokens to text, as they come and all at once.
+"""The text functions of a model that the server needs: prompts to tokens, and tokens to text, piece by piece
+or all at once.
 
-Two kinds exist: `standin`, for a model that makes its words up, and `pretrained`,
-the tokenizer and chat template of a real one. Callers: the request reader, the driver.
+There are two kinds: `standin`, for a made-up model, and `pretrained`, with the tokenizer and chat template of
+a real model. Callers: the request reader, the driver.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ class ChatMessage:
 
 
 class UnknownTokenError(Exception):
-    """The token cannot be turned back into text; the message says why."""
+    """The token cannot be turned back into text. The message says why."""
 
 
 class ChatTemplateError(Exception):
-    """The model's template does not take this conversation, or there is no template."""
+    """The model's template refuses this conversation, or there is no template."""
 
 
 class Detokenizer(Protocol):
-    """One answer's tokens to text, piece by piece. The pieces together are the answer."""
+    """Turns one answer's tokens into text, piece by piece. The pieces together are the answer."""
 
     def feed(self, token_id: TokenId) -> str:
-        """What this token settles; nothing while it ends within a character."""
+        """The text that this token completes. Empty while the token ends inside a character."""
         ...
 
     def flush(self) -> str:
-        """What has been held back, as well as it can be shown: the answer has ended."""
+        """The text that was held back, as well as it can be shown. The answer has ended."""
         ...
 
 
@@ -52,8 +53,8 @@ class Language(Protocol):
 
     @property
     def longest_token_characters(self) -> int:
-        """No token stands for more of a text, so a text of so many for each token is too long without
-        counting.
+        """Most characters that a token stands for. A text with so many for each allowed token is too long,
+        without counting.
         """
         ...
 
@@ -68,14 +69,14 @@ class Language(Protocol):
     ) -> list[TokenId]:
         """The conversation as the model reads it, ready for its answer. ChatTemplateError.
 
-        `variables`: what the client sets in the model's own template, `enable_thinking` for example.
+        `variables`: variables of the model's own template that the client sets, such as `enable_thinking`.
         """
         ...
 
     def decode(self, token_ids: Sequence[TokenId]) -> str:
-        """Special tokens included. UnknownTokenError."""
+        """The text, with special tokens. Raises UnknownTokenError."""
         ...
 
     def detokenizer(self, prompt: Sequence[TokenId]) -> Detokenizer:
-        """For the answer to this prompt: whether it begins with a space may depend on what came before."""
+        """For the answer to this prompt. The prompt may decide whether the answer begins with a space."""
         ...

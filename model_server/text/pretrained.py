@@ -1,9 +1,10 @@
-"""The language of a real model: its own tokenizer and chat template, read from its folder by transformers.
+"""The language of a real model: its own tokenizer and chat template, which transformers reads from its
+folder.
 
-Streaming: a token's text is settled when the text with it no longer ends inside a character. Only the tokens
-from the last settled place on are decoded again, so a long answer costs no more per token than a short one.
-They are decoded together with a few before them, because in many tokenizers a token's text depends on whether
-something stands before it.
+Streaming: the text of a token is final when the text up to it no longer ends inside a character. Only the
+tokens since the last final one are decoded again, so a long answer costs no more for each token than a short
+one. They are decoded together with a few tokens before them, because in many tokenizers a token's text
+depends on whether something stands before it.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from model_server.text.language import NO_VARIABLES, ChatMessage, ChatTemplateEr
 
 _CONTEXT_TOKENS = 5
 _UNFINISHED = "\ufffd"
-"""How a decoder writes the beginning of a character whose end has not come."""
+"""What a decoder writes for the beginning of an unfinished character."""
 
 
 class PretrainedLanguage:
     def __init__(self, folder: Path) -> None:
-        """ValueError, OSError: the folder has no tokenizer that could be read."""
+        """ValueError, OSError: the folder has no tokenizer that can be read."""
         self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         self.eos_token_ids = tuple(TokenId(token) for token in _eos(folder, self._tokenizer))
         self.longest_token_characters = max(map(len, self._tokenizer.get_vocab()), default=1)
@@ -69,7 +70,7 @@ class PretrainedLanguage:
 
 
 class _Growing:
-    """One answer on its way out. `_tokens[_settled:]` are those whose text has not been given."""
+    """An unfinished answer. The text of `_tokens[_settled:]` was not returned yet."""
 
     def __init__(self, tokenizer: Any, context: Sequence[TokenId]) -> None:
         self._tokenizer = tokenizer
@@ -105,7 +106,7 @@ class _Growing:
 
 
 def _eos(folder: Path, tokenizer: Any) -> list[int]:
-    """Of the tokenizer first, then those that the model's generation settings add."""
+    """The end tokens of the tokenizer first, then those of the model's generation settings."""
     found = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
     if (folder / "generation_config.json").is_file():
         more = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
@@ -115,7 +116,9 @@ def _eos(folder: Path, tokenizer: Any) -> list[int]:
 
 
 def _not_variables(tokenizer: Any) -> set[str]:
-    """How the template is applied, by which file and to what, is not for clients to say."""
+    """Arguments of the template's call that clients may not set: how it is applied, from which file and to
+    what.
+    """
     ours = set(inspect.signature(tokenizer.apply_chat_template).parameters)
     return ours - {"add_generation_prompt", "continue_final_message"}
 

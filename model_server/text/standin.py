@@ -1,6 +1,4 @@
-"""The language of a model that makes its words up:
-the stand-in tokenizer and chat template, as one `Language`.
-"""
+"""The language of a made-up model: the stand-in tokenizer and chat template, as one `Language`."""
 
 from __future__ import annotations
 

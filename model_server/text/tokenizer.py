@@ -1,9 +1,9 @@
-"""A stand-in for a model's tokenizer: no vocabulary file, about four characters for a token of English.
+"""A stand-in for a model's tokenizer: no vocabulary file, and about four characters for a token of English.
 
-Text is cut by one regular expression whose pieces are short and depend on nothing behind them, so all tokens
-of a text but the last are tokens of every longer text that starts with it: what a prefix cache lives on. (A
-text that ends inside a marker may differ from there on.) A token's id is a hash of its piece; ids cannot be
-turned back, except those of pieces that were registered (the answers' words).
+Text is cut by one regular expression whose pieces are short and depend on nothing after them. So all tokens
+of a text except the last one are also tokens of every longer text that starts with it, which a prefix cache
+needs. (A text that ends inside a marker may differ from there on.) A token's id is a hash of its piece. Ids
+cannot be turned back into text, except those of registered pieces (the words of answers).
 
 Markers like `<|user|>` are single tokens wherever they stand.
 """
@@ -21,24 +21,22 @@ PIECES = re.compile(
     r"<\|[a-z_]{1,24}\|>"  # markers
     r"| ?[^\W\d_]{1,6}"  # letters, with the space before them
     r"| ?\d{1,3}"
-    r"| ?[^\w\s<]{1,3}"  # punctuation; < by itself, for it may begin a marker
+    r"| ?[^\w\s<]{1,3}"  # punctuation; < is a piece of its own, since it may begin a marker
     r"|<|_{1,4}"
     r"| {1,8}|[^\S ]{1,4}"  # runs of spaces; runs of other white space
 )
 LONGEST_PIECE_CHARACTERS = 28
-"""A marker's; other pieces have at most eight."""
+"""The length of the longest marker. Other pieces have at most eight characters."""
 _MAX_REMEMBERED_PIECES = 200_000
 
 
 _AT_ONCE_CHARACTERS = 16 * 1024
-"""A search holds Python's lock to its end, so a long text is searched in parts:
-other threads get their turn in between."""
+"""A search holds Python's lock to its end, so a long text is searched in parts. Other threads get their turn
+in between."""
 
 
 class _PieceIds(dict[str, TokenId]):
-    """Computes what is missing, so that a long text is looked up in one `map` (a third of the time of a
-    loop).
-    """
+    """Computes missing ids, so that a long text is looked up in one `map` (a third of the time of a loop)."""
 
     def __missing__(self, piece: str) -> TokenId:
         token_id = self[piece] = TokenId(xxhash.xxh32_intdigest(piece.encode("utf-8", "surrogatepass")))
@@ -46,8 +44,8 @@ class _PieceIds(dict[str, TokenId]):
 
 
 def _parts(text: str) -> Iterator[list[str]]:
-    """The pieces of a long text.
-    A part's end may cut a piece in two, so the next part starts before the last piece that can be.
+    """The pieces of a long text. The end of a part may cut a piece in two, so the next part starts before the
+    last piece that may be cut.
     """
     start = 0
     while len(text) - start > _AT_ONCE_CHARACTERS:
@@ -61,7 +59,7 @@ def _parts(text: str) -> Iterator[list[str]]:
 
 
 class Tokenizer:
-    """Holds only a memo of pieces seen: bounded, and the answers do not depend on it."""
+    """Keeps only a bounded memo of known pieces. The results do not depend on it."""
 
     def __init__(self) -> None:
         self._ids = _PieceIds()
@@ -75,7 +73,7 @@ class Tokenizer:
         return [token for part in _parts(text) for token in map(self._ids.__getitem__, part)]
 
     def register(self, piece: str) -> TokenId:
-        """Make one piece decodable and return its id. ValueError when the text is not exactly one piece."""
+        """Make one piece decodable and return its id. ValueError: the text is not exactly one piece."""
         found = self.encode(piece)
         if len(found) != 1:
             raise ValueError(f"{piece!r} is {len(found)} pieces, not one")

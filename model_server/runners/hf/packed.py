@@ -1,10 +1,10 @@
-"""Linear layers whose float32 weights lie in the order in which oneDNN's kernels read them,
-for steps on a CPU.
+"""Linear layers whose float32 weights lie in the order in which oneDNN's kernels read them, for steps on a
+CPU.
 
-torch's own product of a few rows with a large matrix reads the matrix at a fraction of what the processor
-can: a decode step is such products and little else. Layers that are given the same rows (queries, keys and
+torch's own product of a few rows with a large matrix reads the matrix at a fraction of the processor's speed,
+and a decode step consists almost only of such products. Layers with the same input rows (queries, keys and
 values; the two of a gated feed-forward layer) become one product. The order is chosen once, when a model is
-loaded; the results are the same sums in another order. Caller: `model.load`. Weights are only read here: a
+loaded. The results are the same sums in another order. Caller: `model.load`. Weights are only read here: a
 packed layer cannot be trained or changed.
 """
 
@@ -17,20 +17,21 @@ from typing import Any
 import torch
 
 _ROWS = 64
-"""Packed for so many: of 1 to 600 rows, an order made for 8 to 512 is as good and one for 1 is worse."""
+"""The weights are packed for this number of rows. For 1 to 600 rows an order made for 8 to 512 is equally
+good, and one made for 1 is worse."""
 _OPS = ("_reorder_linear_weight", "_linear_pointwise")
 
 
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Children of one module that transformers' models give the same rows, by name."""
+"""Children of one module to which transformers' models give the same rows, by name."""
 
 
 class SharedProduct:
-    """The product of some rows with the weights of several layers:
-    computed when the first of them is asked, kept for the others.
+    """The product of some rows with the weights of several layers. It is computed when the first of these
+    layers is called, and kept for the others.
 
-    Rows are known by identity.
-    A layer that is given other rows computes the whole product for itself, which is slow and right.
+    Rows are recognized by identity. A layer with other rows computes the whole product for itself, which is
+    slow and correct.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, num_layers: int) -> None:
@@ -47,21 +48,21 @@ class SharedProduct:
             product = multiply(rows, self.weight, self.bias, "none", [], "")
             self._waiting = self._num_layers
         self._waiting -= 1
-        # Nothing is kept once all have had their part.
+        # The product is dropped when all layers have their part.
         self._rows, self._product = (rows, product) if self._waiting else (None, None)
         return product
 
     def __deepcopy__(self, memo: dict[int, object]) -> SharedProduct:
-        """Weights are shared, since nobody changes them and torch cannot copy what it cannot see."""
+        """Shares the weights, since nobody changes them and torch cannot copy packed weights."""
         copied = memo[id(self)] = SharedProduct(self.weight, self.bias, num_layers=self._num_layers)
         return copied
 
 
 class PackedLinear(torch.nn.Module):  # type: ignore[misc] # torch is not where mypy runs
-    """Takes a linear layer's place, under its name and with its shape: some columns of a product."""
+    """Replaces a linear layer, with its name and shape: some columns of a product."""
 
     weight: torch.Tensor
-    """Of the whole product."""
+    """The weight of the whole product."""
 
     def __init__(self, linear: torch.nn.Linear, product: SharedProduct, *, first_column: int) -> None:
         super().__init__()
@@ -73,15 +74,15 @@ class PackedLinear(torch.nn.Module):  # type: ignore[misc] # torch is not where 
         return self._product.of(rows)[..., self._first : self._first + self.out_features]
 
     def __deepcopy__(self, memo: dict[int, object]) -> PackedLinear:
-        """Hooks stay behind."""
+        """Hooks are not copied."""
         copied = PackedLinear(self, copy.deepcopy(self._product, memo), first_column=self._first)
         memo[id(self)] = copied
         return copied
 
 
 def pack(module: Any) -> int:
-    """Pack every linear layer of a model that computes in float32 on a CPU; how many.
-    A torch without oneDNN packs none.
+    """Pack every linear layer of a model that computes in float32 on a CPU. Returns their number. A torch
+    without oneDNN packs none.
     """
     if module.device.type != "cpu" or module.dtype != torch.float32 or not _can_pack():
         return 0
@@ -93,7 +94,7 @@ def pack(module: Any) -> int:
 
 
 def _groups(parent: Any) -> list[tuple[str, ...]]:
-    """Names of a module's linear layers, those that are given the same rows together."""
+    """Names of a module's linear layers, grouped by equal input rows."""
     linear = {name: layer for name, layer in parent.named_children() if type(layer) is torch.nn.Linear}
     together = [
         names

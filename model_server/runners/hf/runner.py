@@ -1,4 +1,6 @@
-"""The engine's runner over a real model: a plan in, sampled tokens out, when they are computed."""
+"""The engine's runner over a real model: takes a plan, and returns the sampled tokens when
+they are computed.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from model_server.runners.hf.sampler import choose
 
 
 class HfRunner:
-    """Computes in the caller's thread, and takes no modelled time beyond that."""
+    """Computes in the caller's thread, and adds no modelled time."""
 
     def __init__(self, model: PagedModel) -> None:
         self.model = model
@@ -32,12 +34,12 @@ class HfRunner:
             chosen, logprobs = choose(rows, [plan.chunks[index].request for index in sampling])
             for index, token, tell in zip(sampling, chosen, logprobs, strict=True):
                 tokens[index], told[index] = token, tell
-        # A row of its own: kept as it is, it would keep the step's whole batch in memory.
+        # A copy of the row: the row itself would keep the step's whole batch in memory.
         last = [row.clone() if chunk.keeps_logits else None for chunk, row in zip(plan.chunks, logits, strict=True)]  # fmt: skip
         return StepResult(tokens, 0.0, told, last)
 
     def _logits(self, plan: StepPlan) -> Sequence[torch.Tensor]:
-        """After each chunk: computed, or kept from when the same prompt was."""
+        """The logits after each chunk: computed now, or kept from an equal prompt."""
         computed = iter(
             self.model.forward(replace(plan, chunks=tuple(c for c in plan.chunks if c.kept is None)))
         )

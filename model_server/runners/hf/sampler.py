@@ -1,9 +1,9 @@
-"""From logits to tokens: greedy, or drawn at a temperature from the most likely ones.
+"""From logits to tokens: greedy, or drawn at a temperature from the most likely tokens.
 
-A draw is one uniform number, made from the request's seed and the token's place in the answer, put through
-the distribution's cumulative sum over tokens: in order of likelihood where only the most likely ones may
-come, otherwise in the vocabulary's order. So a token depends on its logits and its request alone: neither the
-batch around it nor a preemption changes an answer. Caller: the runner.
+A draw is one uniform number, made from the request's seed and the token's place in the answer, which goes
+through the distribution's cumulative sum over tokens. If only the most likely tokens are allowed, the sum is
+in order of likelihood, otherwise in the vocabulary's order. So a token depends only on its logits and its
+request: neither the rest of the batch nor a preemption changes an answer. Caller: the runner.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from model_server.core.request import Request, TokenId
 from model_server.core.sampling import SamplingParams, TokenLogprobs
 
 _FIRST_LOOK = 1024
-"""So many tokens are looked at for top_p before the whole vocabulary is sorted,
-which takes ten times as long."""
+"""For top_p this many tokens are looked at first. Sorting the whole vocabulary takes ten times as long."""
 
 
 def choose(
     logits: torch.Tensor, requests: Sequence[Request]
 ) -> tuple[list[TokenId], list[TokenLogprobs | None]]:
-    """The next token of each request, and what to tell about it. `logits`: (requests, vocabulary)."""
+    """The next token of each request, with the log probabilities that it asked for. `logits`: (requests,
+    vocabulary).
+    """
     tokens = [TokenId(token) for token in logits.argmax(-1).tolist()]
     for row, request in enumerate(requests):
         if request.sampling.temperature > 0:
@@ -40,7 +41,9 @@ def choose(
 
 
 def draw(logits: torch.Tensor, params: SamplingParams, *, position: int) -> TokenId:
-    """One token at a temperature over 0. `logits`: (vocabulary,); `position`: of the token in the answer."""
+    """One token at a temperature above 0. `logits`: (vocabulary,); `position`: the token's place in the
+    answer.
+    """
     probabilities = (logits.double() / params.temperature).softmax(-1)
     number = uniform(params.seed, position)
     if not params.top_k and params.top_p == 1:
@@ -50,18 +53,18 @@ def draw(logits: torch.Tensor, params: SamplingParams, *, position: int) -> Toke
 
 
 def _most_likely(probabilities: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
-    """The probabilities of the tokens that may come, and these tokens, the most likely one first."""
+    """The allowed tokens and their probabilities, the most likely first."""
     likely, ids = probabilities.topk(min(params.top_k or _FIRST_LOOK, len(probabilities)))
     if not params.top_k and float(likely.sum()) < params.top_p:
         likely, ids = probabilities.sort(descending=True, stable=True)
-    # A token stays in while those before it have not reached top_p, so the most likely one always does.
+    # A token stays if the tokens before it have not reached top_p. So the most likely one always stays.
     whole = likely.sum() if params.top_k else 1.0
     kept = int((likely.cumsum(-1) - likely < params.top_p * whole).sum())
     return likely[:kept], ids[:kept]
 
 
 def _place(weights: torch.Tensor, number: float) -> int:
-    """Where a number in [0, 1) falls among weights, of whatever sum."""
+    """The place of a number in [0, 1) among weights of any sum."""
     cumulative = weights.cumsum(-1)
     found = torch.searchsorted(cumulative, number * cumulative[-1], right=True)
     return min(int(found), len(weights) - 1)
@@ -75,6 +78,6 @@ def logprobs(logits: torch.Tensor, token_id: TokenId, *, count: int) -> TokenLog
 
 
 def uniform(seed: int, position: int) -> float:
-    """In [0, 1)."""
+    """A number in [0, 1)."""
     word = xxhash.xxh3_64_intdigest(struct.pack("<I", position), seed=seed & 0xFFFFFFFFFFFFFFFF)
     return (word >> 11) / 2.0**53

@@ -1,9 +1,9 @@
-"""How a request may read something else than all of its blocks:
-the hook of a store that keeps only what matters.
+"""Lets a request read something else than all of its blocks: the hook for a store that keeps only the
+important part.
 
-A view stands between one request's queries and its keys and values, layer by layer. It is asked after the
-step's own keys and values are written, gets the queries, and so may compute attention weights itself. Without
-one a request reads every token up to each query's own.
+A view stands between one request's queries and its keys and values, in each layer. It is asked after the
+step's own keys and values are written. It gets the queries, and so can compute attention weights itself.
+Without a view a request reads every token up to each query's own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from model_server.runners.hf.memory import KvMemory
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LongChunk:
-    """Several tokens of one request, or any chunk that has a view: rows [first_row, end_row) of the step."""
+    """Several tokens of one request, or any chunk with a view: rows [first_row, end_row) of the step."""
 
     request: Request
     first_row: int
@@ -42,14 +42,14 @@ class LongChunk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Context:
-    """What one chunk attends to in one layer."""
+    """The keys and values that one chunk attends to in one layer."""
 
     keys: torch.Tensor
     """(tokens, KV head, dim)"""
     values: torch.Tensor
     visible: torch.Tensor | None
-    """(queries, tokens), true where a query may look; None:
-    token i is position i, and each query sees up to itself."""
+    """(queries, tokens): true where a query may look. None: token i is position i, and each query sees the
+    tokens up to itself."""
 
 
 class KvView(Protocol):
@@ -70,10 +70,10 @@ def no_view(_: Request) -> None:
 def attention_weights(
     query: torch.Tensor, keys: torch.Tensor, *, scaling: float, visible: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Softmax weights as the model's attention has them: (head, query, token), in float32.
+    """Softmax weights as in the model's attention: (head, query, token), in float32.
 
-    `query` (queries, head, dim) and `keys` (tokens, KV head, dim);
-    each KV head serves as many query heads as follow each other.
+    `query` (queries, head, dim) and `keys` (tokens, KV head, dim). Each KV head serves an equal number of
+    consecutive query heads.
     """
     groups = query.shape[1] // keys.shape[1]
     repeated = keys.repeat_interleave(groups, dim=1)
