@@ -1,8 +1,8 @@
-"""What a connection for each request costs the picker:
-CPU for each request, beside one connection for all of them.
+"""What a new connection for each request costs the picker: CPU for each request, compared with one connection
+for all of them.
 
-`python -m bench.bench_connections`. The client is a gateway that asks for the pick alone, as NGINX Gateway
-Fabric does: headers, one body of 1 KB, close. Rounds of both ways take turns; medians are printed.
+`python -m bench.bench_connections`. The client is a gateway that only asks for the pick, as NGINX Gateway
+Fabric does: headers, one body of 1 KB, close. Rounds of both ways alternate; medians are printed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 async def _measured(args: argparse.Namespace, *, tls: bool) -> tuple[float, float]:
-    """Milliseconds of the picker's CPU for each request, both ways."""
+    """Milliseconds of the picker's CPU for each request, in both ways."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (folder / "endpoints.yaml").write_text(ENDPOINTS)

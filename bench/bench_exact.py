@@ -1,5 +1,5 @@
-"""What exact mode costs: CPU for each routed prompt and each event,
-and how long picks wait for the thread that does it.
+"""What exact mode costs: CPU for each routed prompt and each event, and how long picks wait for exact mode's
+thread.
 
 python -m bench.bench_exact
 """

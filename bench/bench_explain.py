@@ -1,5 +1,6 @@
-"""CPU that `epp explain` costs for each request: `python -m bench.bench_explain`.
-Prints, and asserts nothing."""
+"""CPU that `epp explain` costs for each request: `python -m bench.bench_explain`. Prints figures and asserts
+nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The cost of a pick where one picker serves several models: `python -m bench.bench_models`.
+"""The cost of a pick if one picker serves several models: `python -m bench.bench_models`.
 
-1,000 endpoints that list one model; 1,000 that list ten, 100 servers each, in one pool and in ten; the same
-prompts of 1 KB. Prints microseconds of CPU for one pick and its end, then milliseconds for what a change
-costs: a server lists another model, a pod joins. The medians of rounds, cases interleaved.
+Three cases with the same prompts of 1 KB: 1,000 endpoints that list one model; 1,000 endpoints that list ten
+models, 100 servers each, in one pool; the same in ten pools. Prints microseconds of CPU for one pick and its
+end, then the milliseconds that a change costs: a server lists another model, or a pod joins. Medians of
+rounds; the cases alternate.
 """
 
 from __future__ import annotations

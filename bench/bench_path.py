@@ -1,9 +1,9 @@
-"""What one request costs the picker's own code, without gRPC:
-the bytes of three messages in, the bytes of the answers out.
+"""What one request costs the picker's own code, without gRPC: from the bytes of three messages to the bytes
+of the answers.
 
-`python -m bench.bench_path [--profile]`. One process that does nothing else, so its caches are warm; between
-Envoy and a client the same code takes several times as long (`make bench-dataplane`). Microseconds of CPU,
-the fifth and the fiftieth percentile of rounds.
+`python -m bench.bench_path [--profile]`. One process that does nothing else, so its caches are warm. Between
+Envoy and a client the same code takes several times as long (`make bench-dataplane`). Prints microseconds of
+CPU: the fifth and the fiftieth percentile of rounds.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _set_headers(part: ext_proc.HttpHeaders, headers: Iterable[tuple[str, str]])
 
 
 def _rounds(path: _Path, size: int) -> list[float]:
-    """Microseconds of CPU a request, of each round. The first is for warming up."""
+    """Microseconds of CPU for each request, in each round. The first round is a warm-up."""
     prompts = Prompts(size_bytes=size, chunks=1, kind="cold", seed=random.Random(size).getrandbits(32))
     took = []
     for number in range(_ROUNDS + 1):

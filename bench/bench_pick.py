@@ -1,7 +1,7 @@
 """What one request costs in the picker: `pick`, response headers, `end` and the eviction after it.
 
-`python -m bench.bench_pick [--profile]`. Half of each prompt is shared by all, as a system prompt is; the
-rest is new, which is the dear case: it is hashed and recorded, and pushes older prompts out of the server
+`python -m bench.bench_pick [--profile]`. All prompts share their first half, like a system prompt. The second
+half is new, which is the expensive case: it is hashed and recorded, and evicts older prompts from the server
 that holds the shared half. Times are CPU time of this process.
 """
 

@@ -1,9 +1,9 @@
-"""What the prefix hash and the prefix table cost:
-microseconds a call and bytes an entry, at the size of a large pool.
+"""What the prefix hash and the prefix table cost: microseconds a call and bytes an entry, at the size of a
+large pool.
 
-Run with `python -m bench.bench_prefix`. Prints tables; asserts nothing, since clocks differ. Times are CPU
-times of the thread, so that a busy machine shows in none of them,
-with the garbage collector as Python sets it, so that its pauses do.
+Run with `python -m bench.bench_prefix`. Prints tables and asserts nothing, since clocks differ. Times are CPU
+times of the thread, so other processes do not change them. The garbage collector runs by Python's defaults,
+so its pauses are included.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""CPU and time of recording and of `epp replay`: `python -m bench.bench_replay`. Prints, and asserts nothing.
+"""CPU and time of recording and of `epp replay`: `python -m bench.bench_replay`. Prints figures and asserts
+nothing.
 
-The requests are made by a simulated fleet, as the tests of replay make theirs:
-7,200 prompt tokens and 1,000 tokens of answer each.
+A simulated fleet makes the requests, as in the tests of replay: 7,200 prompt tokens and 1,000 tokens of
+answer each.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What sharing costs: bytes and CPU for each request, and how long a joining picker waits for the table.
 
-`python -m bench.bench_sharing`. Four pickers in one process, over an instant channel: CPU is this process's,
-of gathering and saying at the picker that routed, and of hearing at one other. Then the same traffic over a
-real Redis, whose own counters tell bytes and CPU, and a fifth picker that joins. Half of the prompts are
-turns of conversations over 8 shared system prompts, as in a chat.
+`python -m bench.bench_sharing`. First, four pickers in one process share over a channel without delay. The
+CPU is that of this process: for collecting and sending at the picker that routed, and for receiving at one
+other picker. Then the same traffic goes over a real Redis, whose own counters show bytes and CPU, and a fifth
+picker joins. Half of the prompts are turns of conversations over 8 shared system prompts, as in a chat.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Millions of ext_proc streams through the picker's own HTTP/2, in one process and without a socket:
-what one costs, and what it leaves behind.
+"""Millions of ext_proc streams through the picker's own HTTP/2, in one process and without a socket: what
+each costs, and what it leaves behind.
 
     python -m bench.bench_streams --thousands 100 [--kb 1] [--chunks 0] [--aborts 0.1] [--bare]
 
-Every stream is one HTTP request as Envoy sends it: headers, body, the answer's headers, and the end, each a
-read of its own; every prompt differs. `--chunks`: in FULL_DUPLEX_STREAMED, with so many chunks of the answer.
-`--bare`: the transport alone, answering with constants. A line for each tenth of the run: CPU of a stream,
-the C heap in use, resident memory, entries of the table. The last line says how much a stream left behind
-since the second tenth.
+Every stream is one HTTP request as Envoy sends it: headers, body, the answer's headers, and the end, each in
+a read of its own. Every prompt differs. `--chunks`: in FULL_DUPLEX_STREAMED, with this many chunks of the
+answer. `--bare`: only the transport, which answers with constants. Prints a line for each tenth of the run:
+CPU of a stream, the C heap in use, resident memory, entries of the table. The last line shows how much each
+stream left behind since the second tenth.
 """
 
 from __future__ import annotations

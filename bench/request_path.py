@@ -1,11 +1,11 @@
-"""The modules that one request runs through:
-from the bytes on a connection to the bytes of the answer, and to the end of the stream.
+"""Lists the modules that one request runs through: from the bytes on a connection to the bytes of the answer
+and the end of the stream.
 
 `python -m bench.request_path`. A picker in this process, on its own HTTP/2, serves one chat request of a gRPC
-client three times; the third is traced. Printed in the order in which they are entered: each module of `epp`
-whose code runs, what was called there, and the calls from a layer to a higher one (`[tool.importlinter]` in
-pyproject.toml has the layers). Calls of listeners are counted apart, since the picker knows none of them: it
-tells events to whoever subscribed.
+client three times; the third is traced. Prints each module of `epp` whose code runs, in the order in which
+they are entered, with the functions called there, and the calls from a layer to a higher one
+(`[tool.importlinter]` in pyproject.toml has the layers). Calls of listeners are counted separately, since the
+picker knows none of them: it sends events to its subscribers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TOLD: Final = frozenset({"hear", "parsed", "picked", "refused", "protocol_error
 
 @dataclass
 class Walk:
-    """What ran for one request."""
+    """The modules that ran for one request."""
 
     functions: dict[str, list[str]] = field(default_factory=dict)
     """Of each module, in the order of their first calls."""
@@ -86,7 +86,7 @@ def _layers() -> Iterator[list[str]]:
 
 
 def _place(frame: FrameType) -> tuple[str, str] | None:
-    """Module and function, where it is one of the picker's."""
+    """Module and function, if it is one of the picker's."""
     module = frame.f_globals.get("__name__", "")
     return (module, frame.f_code.co_qualname) if module.startswith("epp.") else None
 

@@ -1,2 +1,3 @@
-"""How many model servers: an autoscaler on the picker's own signal,
-in the simulated fleet (docs/autoscaling.md)."""
+"""How many model servers a pool needs: an autoscaler on the picker's own signal, in the simulated fleet
+(docs/autoscaling.md).
+"""

@@ -1,9 +1,10 @@
-"""Kubernetes's HorizontalPodAutoscaler as arithmetic: from one value of a metric to a count of servers. Pure.
+"""Kubernetes's HorizontalPodAutoscaler as arithmetic: from one value of a metric to a number of servers.
+Pure.
 
-As the controller does it (kubernetes v1.36.3, `pkg/controller/podautoscaler`): `getUsageRatioReplicaCount` in
-`replica_calculator.go` for a metric with a target of type Value, which is what KEDA sets for
-`metricType: Value`; `stabilizeRecommendationWithBehaviors` and `convertDesiredReplicasWithBehaviorRate` in
-`horizontal.go` for `behavior`.
+It follows the controller (kubernetes v1.36.3, `pkg/controller/podautoscaler`): `getUsageRatioReplicaCount` in
+`replica_calculator.go` for a metric with a target of type Value, which is what KEDA sets for `metricType:
+Value`; `stabilizeRecommendationWithBehaviors` and `convertDesiredReplicasWithBehaviorRate` in `horizontal.go`
+for `behavior`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Load that rises and falls: a workload's requests at a rate that changes with the time. Pure."""
+"""A load that rises and falls: the requests of a workload, at a rate that changes over time. Pure."""
 
 from __future__ import annotations
 

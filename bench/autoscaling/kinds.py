@@ -1,8 +1,8 @@
 """The same day of load for several kinds of requests and several seeds: `python -m bench.autoscaling.kinds`.
-A table, one row a day.
+Prints a table with one row for each day.
 
-A server counts as added in time where no five minutes' p90 of the time to first token passes the goal,
-from the first request to the last.
+A server counts as added in time if the p90 of the time to first token stays below the goal in every five
+minutes, from the first request to the last.
 """
 
 from __future__ import annotations

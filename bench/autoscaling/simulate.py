@@ -1,9 +1,10 @@
-"""One day of rising and falling load on a simulated fleet that an autoscaler changes.
-Pure: a seed gives one result.
+"""One day of rising and falling load on a simulated fleet whose size an autoscaler changes. Pure: a seed
+gives one result.
 
-The picker is the real one, its number is what `epp_pool_saturation` would say, and Prometheus is a mean over
-the last minute's samples. The autoscaler is `autoscaler.py`. A server that is asked for serves `start_s`
-later with an empty cache. One that is taken away, the newest, gets no new request and ends those that it has.
+The picker is the real one, its signal is what `epp_pool_saturation` would show, and Prometheus is a mean over
+the last minute's samples. The autoscaler is `autoscaler.py`. A new server serves `start_s` after it was asked
+for, with an empty cache. The newest server is removed first: it gets no new requests and finishes its current
+ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where a demo that is up can be found: a file in the checkout for as long as it stays up.
-`make load` reads it.
+"""The address of a running demo: a file in the checkout that exists as long as the demo runs. `make load`
+reads it.
 
-One file for each demo, named by its process; a demo that was killed leaves its file, which is passed over.
+There is one file for each demo, named by its process. A killed demo leaves its file, which is then ignored.
 """
 
 from __future__ import annotations

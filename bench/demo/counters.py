@@ -1,5 +1,4 @@
-"""What the parties say of themselves: the servers' own counters,
-and the picker's CPU time from the kernel."""
+"""Reads the counters of the servers, and the picker's CPU time from the kernel."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The demo from start to end: fleet up, one run of the workload for each rule, the table,
-then open for visitors."""
+"""The demo from start to end: start the fleet, run the workload once for each rule, print the table, then
+stay up for visitors.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Everything the demo runs on: model servers, the picker and Envoy, as processes on free ports,
-and how they are told things.
+"""The demo's processes: model servers, the picker and Envoy, on free ports, and how they are configured.
 
-Every process is tethered: it dies with the demo, whatever ends that. Its output goes to files in the demo's
-directory, and the end of it into the error when it does not come up or dies on the way.
+Every process is tethered: it ends with the demo, however the demo ends. Its output goes to files in the
+demo's directory. If it does not start, or dies, the end of this output is in the error.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Sends a workload to the gateway as its users would, and times the answers.
+"""Sends a workload to the gateway as its users would, and measures the times of the answers.
 
-A closed loop: each user waits for the answer, thinks, and asks again. One connection a request in flight,
-streamed answers read as raw pieces and decoded once at the end: the client shares two cores with everything
-it measures.
+A closed loop: each user waits for the answer, thinks, and asks again. There is one connection for each
+request in flight. Streamed answers are read as raw pieces and decoded once at the end, because the client
+shares two cores with everything that it measures.
 """
 
 from __future__ import annotations

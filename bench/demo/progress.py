@@ -1,4 +1,6 @@
-"""Shows how a run goes: one line that changes in place on a terminal, a plain line now and then elsewhere."""
+"""Shows the progress of a run: on a terminal one line that changes in place, elsewhere a
+line now and then.
+"""
 
 from __future__ import annotations
 

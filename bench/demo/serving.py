@@ -1,8 +1,9 @@
-"""What the demo's model servers are: this repository's without a model, or with a small real one,
-as processes to start.
+"""The demo's model servers, as processes to start: this repository's, without a model or with a small real
+one.
 
-The made-up one is a cost model of an 8B model on a GPU, and fits any laptop. A real one computes on the CPU:
-fewer servers, shorter prompts, one thread each, so that a run ends within some minutes on two cores.
+The made-up model is a cost model of an 8B model on a GPU, and runs on any laptop. A real model computes on
+the CPU, with fewer servers, shorter prompts and one thread each, so that a run ends within some minutes on
+two cores.
 """
 
 from __future__ import annotations

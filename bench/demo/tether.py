@@ -1,9 +1,9 @@
-"""Run a command that dies with the process that started it, however that one ends, SIGKILL included.
+"""Runs a command that dies with the process that started it, even if that process is killed.
 
     python -I -S tether.py PARENT_PID COMMAND [ARGUMENT...]
 
-Run as a file, with nothing but the standard library, so that it costs some 20 ms. The kernel keeps the wish
-(Linux's PR_SET_PDEATHSIG) over exec, so the command has this process's id and needs to know nothing.
+It runs as a file, with nothing but the standard library, so that it costs some 20 ms. The kernel keeps the
+setting (Linux's PR_SET_PDEATHSIG) over exec, so the command has this process's id and needs to know nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the demo says once the table is out: where everything is, with commands that work when pasted."""
+"""The text that the demo prints after the table: where everything is, with commands that work when pasted."""
 
 from __future__ import annotations
 

@@ -1,22 +1,22 @@
-"""What the demo asks: users of several tenants, each in conversations of several turns.
-Pure; the same seed, the same words.
+"""The demo's workload: users of several tenants, each in conversations of several turns. Pure: the same seed
+gives the same words.
 
-A tenant is a company's assistant: a long system prompt of its own, and a `cache_salt` of its own, so that
-nothing cached for one tenant serves another. A user belongs to one tenant, talks for a few turns, starts
-over, and thinks between turns. The first message of a conversation brings a document along; later ones are
+A tenant is a company's assistant. It has a long system prompt of its own, and a `cache_salt` of its own, so
+that nothing cached for one tenant serves another. A user belongs to one tenant, talks for a few turns, starts
+again, and thinks between turns. The first message of a conversation contains a document; later ones are
 short. Every turn sends the whole conversation so far, as chat clients do.
 
-Every user has a fixed number of requests, and every answer a fixed length,
-so each rule gets exactly the same work.
+Every user has a fixed number of requests, and every answer a fixed length, so each rule gets exactly the same
+work.
 
-The sizes (see `Shape`) are those of ordinary chat over documents against the model server's default costs, an
+The sizes (see `Shape`) are those of ordinary chat over documents, with the model server's default costs: an
 8B model on one data-centre GPU, with a cache cut to what is left beside the weights on a small card. They
 were chosen so that
 - the prefixes in use at one time (system prompts, documents, conversations) are well above what one server's
-  cache holds and well under what four hold together: routed blindly, each server keeps throwing away what it
+  cache holds, and well under what four hold together: if routed blindly, each server keeps evicting what it
   needs next;
-- by round robin the servers are busy but not overrun:
-  a queue that only grows would make any comparison look good.
+- by round robin the servers are busy but not overloaded: a queue that only grows would make any comparison
+  look good.
 """
 
 from __future__ import annotations

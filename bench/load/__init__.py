@@ -1,5 +1,5 @@
-"""Load tests: locust users against a running gateway, and what their runs came to.
+"""Load tests: locust users against a running gateway, and the reports of their runs.
 
-Nothing here imports locust but the locust files and `locust_run`: it patches the standard library of the
-process it is imported in. `python -m bench.load` starts it as a process of its own.
+Only the locust files and `locust_run` import locust, because it patches the standard library of its process.
+`python -m bench.load` starts it as a process of its own.
 """

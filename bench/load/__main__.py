@@ -164,7 +164,7 @@ def _plan(args: argparse.Namespace, further: Sequence[str], *, scenario: str, ho
     if args.requests:
         options += ["--requests", str(args.requests)]
     if args.trace:
-        trace.read(args.trace)  # a bad file is told of here, not in a log
+        trace.read(args.trace)  # a bad file is reported here, not in a log
         options += ["--trace", str(args.trace.resolve())]
     by_time = not args.requests and scenario != "replay"
     directory = args.out or Path("out/load") / time.strftime(f"{scenario}-%Y%m%d-%H%M%S")

@@ -1,8 +1,8 @@
-"""The client of the load: one streamed POST at a time on a kept connection,
-its pieces with the moments they came.
+"""The client of the load: sends one streamed POST at a time on a kept connection, and keeps the pieces of the
+answer with their times.
 
-On gevent, for locust's users. HTTP is parsed by geventhttpclient's C parser; nothing else happens between two
-pieces. Every way in which an answer can fail has its class (docs/load-tests.md lists them).
+It runs on gevent, for locust's users. geventhttpclient's C parser parses HTTP, and nothing else happens
+between two pieces. Every way in which an answer can fail has its class (docs/load-tests.md lists them).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from geventhttpclient.response import HTTPParseError, HTTPResponse
 from bench.load.sse import AnswerError
 
 _CONNECTIONS: Final = 100_000
-"""An open loop never waits for a connection of its own: that would close the loop."""
+"""An open loop must never wait for a connection, because this would close the loop."""
 _CONNECT_WITHIN_S: Final = 10.0
 _READ_BYTES: Final = 65_536
 
@@ -26,7 +26,7 @@ Piece = tuple[float, bytes]
 
 
 class _Reader(HTTPResponse):
-    """Keeps each piece of the body with the moment at which its bytes were read."""
+    """Keeps each piece of the body with the time when its bytes were read."""
 
     def __init__(self) -> None:
         super().__init__(method="POST")
@@ -42,10 +42,10 @@ class _Reader(HTTPResponse):
 
 
 class Client:
-    """Of one server, shared by all users of a process."""
+    """The client of one server, shared by all users of a process."""
 
     def __init__(self, url: str, *, path: str, silence_s: float) -> None:
-        """`silence_s`: no byte for so long is a failure."""
+        """`silence_s`: it is a failure if no byte comes for this time."""
         parts = urlsplit(url)
         host = parts.hostname or ""
         tls = parts.scheme == "https"
@@ -65,8 +65,9 @@ class Client:
         self._head = f"POST {target} HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: application/json\r\n"
 
     def post(self, body: bytes, *, headers: str = "") -> list[Piece]:
-        """The pieces of a whole answer with status 200.
-        AnswerError otherwise. headers: further ones, each with its line's end."""
+        """The pieces of a whole answer with status 200. Otherwise AnswerError. headers: further ones, each
+        with its line's end.
+        """
         sock = self._connect()
         reader = _Reader()
         try:
@@ -92,7 +93,7 @@ class Client:
             raise AnswerError("no connection", f"{type(error).__name__}: {error}") from error
 
     def _exchange(self, sock: gevent.socket.socket, body: bytes, reader: _Reader, headers: str) -> None:
-        """Until the message is complete by HTTP."""
+        """Read until the message is complete by HTTP."""
         try:
             sock.sendall(f"{self._head}{headers}content-length: {len(body)}\r\n\r\n".encode() + body)
             while not reader.message_complete:

@@ -1,9 +1,10 @@
-"""The same locust run by one routing rule and then by another, on one gateway that stays up:
-what an operator would do.
+"""Runs the same load by one routing rule and then by another, on one gateway that stays up, as an operator
+would.
 
-The rule is changed in the picker's policy file, as it is in use; everything else in the file stays, and
-afterwards the file is what it was. Each run starts from cold caches: it has a `cache_salt` of its own, and
-the model servers are told to forget where their addresses are known (vLLM does so in its development mode).
+It changes the rule in the picker's policy file while the picker runs. Everything else in the file stays, and
+afterwards the file is as before. Each run starts with cold caches: it has a `cache_salt` of its own, and the
+model servers are told to empty their caches if their addresses are known (vLLM does this in its development
+mode).
 """
 
 from __future__ import annotations
@@ -33,19 +34,20 @@ _LOOK_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """What a comparison needs to know of a gateway."""
+    """What a comparison needs to know about a gateway."""
 
     url: str
     admin: str
-    """The picker's: it says which rule is in use."""
+    """The picker's admin address, which shows the rule in use."""
     policy_file: Path
     servers: Sequence[str]
-    """Model servers to tell to forget; none: the salts alone part the runs."""
+    """Model servers whose caches are emptied. Without any, only the salts keep the runs apart."""
 
 
 def compare(plan: Plan, gateway: Gateway, *, rules: Sequence[str]) -> list[RunRecord]:
-    """`plan` by each rule, in this order, and one report in its directory.
-    LoadError when a rule does not come into use."""
+    """Run `plan` by each rule, in this order, with one report in its directory. LoadError: a rule does not
+    come into use.
+    """
     records = []
     with _policy(gateway.policy_file) as document:
         for rule in rules:
@@ -62,7 +64,7 @@ def compare(plan: Plan, gateway: Gateway, *, rules: Sequence[str]) -> list[RunRe
 
 @contextmanager
 def _policy(file: Path) -> Iterator[dict[str, Any]]:
-    """The policy as it is; written back afterwards."""
+    """The current policy. It is written back afterwards."""
     try:
         before = file.read_text()
         document = yaml.safe_load(before)
@@ -76,7 +78,7 @@ def _policy(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _use(gateway: Gateway, document: dict[str, Any], rule: str) -> None:
-    """Rewrite the policy file and wait until the picker says that it routes so."""
+    """Rewrite the policy file and wait until the picker reports the rule."""
     _write(gateway.policy_file, yaml.safe_dump({**document, "spec": {**document["spec"], "rule": rule}}))
     deadline = time.monotonic() + _IN_USE_WITHIN_S
     seen = ""
@@ -114,7 +116,7 @@ def _forget(servers: Sequence[str]) -> None:
 
 
 def _write(file: Path, text: str) -> None:
-    """By rename: the picker never reads half of it."""
+    """Written by rename, so the picker never reads half of it."""
     fresh = file.with_suffix(".load")
     fresh.write_text(text)
     fresh.replace(file)

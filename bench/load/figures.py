@@ -1,5 +1,6 @@
-"""What one run came to: counts, failures by class, and a histogram of each measure.
-Plain data that adds up over processes."""
+"""The figures of one run: counts, failures by class, and a histogram of each measure. Plain data that can be
+added up over processes.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ _EXAMPLES: Final = 3
 
 @dataclass(slots=True)
 class Figures:
-    """Of one scenario in one run.
-    Times of closed loops count from the sending, of open loops from the due moment."""
+    """The figures of one scenario in one run. Times of closed loops count from the sending, and those of open
+    loops from the due moment.
+    """
 
     asked: int = 0
     answered: int = 0
@@ -30,11 +32,11 @@ class Figures:
     cached_tokens: int = 0
     output_tokens: int = 0
     uncounted: int = 0
-    """Answers without usage: their tokens are events."""
+    """Answers without usage: their events count as tokens."""
     first_at: float = math.inf
     last_at: float = -math.inf
-    """Of the first sending and of the last end, by the machine's monotonic clock,
-    which its processes share."""
+    """When the last answer ended; `first_at`: when the first request was sent. By the machine's monotonic
+    clock, which its processes share."""
     measures: dict[str, Samples] = field(default_factory=lambda: {name: Samples() for name in MEASURES})
     health: Health = field(default_factory=Health)
 
@@ -44,7 +46,7 @@ class Figures:
 
     @property
     def unfinished(self) -> int:
-        """Asked, and the run ended first."""
+        """Requests that were sent and not answered when the run ended."""
         return self.asked - self.answered - self.failed
 
     @property
@@ -53,7 +55,7 @@ class Figures:
 
     @property
     def verdict(self) -> list[str]:
-        """Why the generator was the bottleneck; empty: it was not."""
+        """Why the generator was the bottleneck. Empty: it was not."""
         return self.health.verdict(median_ttft_s=self.measures["ttft_s"].quantile(0.5))
 
     def fail(self, kind: str, detail: str) -> None:
@@ -118,7 +120,7 @@ class Figures:
 
 
 def together(parts: Iterable[Figures]) -> Figures:
-    """Several processes, or several scenarios, as one."""
+    """The sum over several processes or several scenarios."""
     whole = Figures()
     for part in parts:
         whole.merge(part)
@@ -127,7 +129,7 @@ def together(parts: Iterable[Figures]) -> Figures:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run: what was asked for, and each scenario's figures. What the report is made of."""
+    """One run: its options, and the figures of each scenario. The report is made from this."""
 
     label: str
     settings: Mapping[str, Any]

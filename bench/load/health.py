@@ -1,10 +1,10 @@
-"""Whether the generator itself was the bottleneck.
-Pure: it is told CPU times, late wake-ups and late requests, and judges.
+"""Judges whether the generator itself was the bottleneck, from CPU times, late wake-ups and late requests.
+Pure.
 
-A time in a load test's report is the server's only as far as the generator was there to see it. Three things
-say that it was not: its process had no CPU time left (one core is all that a Python process has), its event
-loop woke up late, and, where requests have due moments, they went out late. `recorder` tells it; the report
-and the console show `verdict`.
+A time in a load test's report is the server's time only if the generator could measure it. Three things show
+that it could not: its process had no CPU time left (a Python process can use only one core), its event loop
+woke up late, or requests with due moments were sent late. `recorder` passes in the times. The report and the
+console show `verdict`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 from bench.load.samples import Samples
 
 LOOK_S: Final = 0.05
-"""The loop is asked to wake up so often."""
+"""How often the loop should wake up."""
 _FULL_CORE: Final = 0.9
 _BUSY_SHARE: Final = 0.1
 _LEAST_TOLERANCE_S: Final = 0.020
@@ -27,21 +27,21 @@ _LITTLE_CPU: Final = 0.5
 
 @dataclass(slots=True)
 class Health:
-    """Of one process of the generator, or of several together."""
+    """The health of one process of the generator, or of several together."""
 
     windows: int = 0
     full_windows: int = 0
-    """Seconds in which it used more than nine tenths of a core."""
+    """Seconds in which the process used more than nine tenths of a core."""
     cpu_s: float = 0.0
     waited_s: float = 0.0
-    """Time that it was ready to run and another program had the core."""
+    """Time when it was ready to run and another program had the core."""
     wall_s: float = 0.0
     lag_s: Samples = field(default_factory=Samples)
     lateness_s: Samples = field(default_factory=Samples)
-    """From a request's due moment to its sending; of open loops only."""
+    """Time from a request's due moment to its sending. For open loops only."""
 
     def note_window(self, *, wall_s: float, cpu_s: float, waited_s: float) -> None:
-        """About a second of the process's life."""
+        """Add about a second of the process's life."""
         self.windows += 1
         self.full_windows += cpu_s > _FULL_CORE * wall_s
         self.cpu_s += cpu_s
@@ -49,8 +49,9 @@ class Health:
         self.wall_s += wall_s
 
     def note_wake(self, *, late_s: float) -> None:
-        """A look that came so late.
-        While the loop stood still the looks it missed would have been late too: they count."""
+        """Add a late look. While the loop stood still, the looks that it missed would have been late too, so
+        they count.
+        """
         while late_s > 0:
             self.lag_s.add(late_s)
             late_s -= LOOK_S
@@ -71,7 +72,7 @@ class Health:
         self.lateness_s.merge(other.lateness_s)
 
     def verdict(self, *, median_ttft_s: float) -> list[str]:
-        """Why the figures are not the server's alone; empty: they are. nan: no answer came."""
+        """Why the figures are not the server's alone. Empty: they are. nan: no answer came."""
         tolerance_s = _LEAST_TOLERANCE_S
         if not math.isnan(median_ttft_s):
             tolerance_s = max(tolerance_s, _TOLERANCE_OF_TTFT * median_ttft_s)
@@ -103,7 +104,7 @@ class Health:
         return "spread it with --processes N, or ask for less"
 
     def summary(self) -> str:
-        """One line of figures, whatever they say."""
+        """One line of figures."""
         if not self.wall_s:
             return "not watched: the run was too short"
         parts = [

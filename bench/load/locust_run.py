@@ -1,8 +1,8 @@
-"""One run in one process of locust: options, the client, when it is over, and what it leaves.
-The locust files import this.
+"""One run in one process of locust: its options, its client, its end, and its output. The locust files import
+this.
 
-Of several processes each worker keeps figures of its own and sends them, whole,
-with each of locust's reports; the master adds up the last ones.
+If there are several processes, each worker keeps its own figures and sends them, whole, with each of locust's
+reports. The master adds up the last ones.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _SCHEDSTAT: Final = Path("/proc/self/schedstat")
 
 
 class LoadRun:
-    """What this process does and has seen. Made once, before users are."""
+    """The state of this process. Made once, before the users."""
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
         self.recorder = Recorder(environment)
         self.served = Served("", ())
         self.done = False
-        """Nothing is left to send, and all answers are in."""
+        """Whether nothing is left to send, and all answers have come."""
         self.client: Client | None = None
         self._trace: TraceFile | None = None
         self._budget = 0
@@ -71,7 +71,7 @@ class LoadRun:
         return self.recorder.figures
 
     def start(self) -> None:
-        """At the start of the test, before the users. Ends it where the gateway does not answer."""
+        """Called at the start of the test, before the users. Ends the test if the gateway does not answer."""
         self.done = False
         self._budget = -(-self.options.requests // self.options.generators)
         self.recorder.figures = Figures()
@@ -88,7 +88,7 @@ class LoadRun:
             self._trace = self._trace_file()
 
     def stop(self) -> None:
-        """The test has ended; the process may go on to another one."""
+        """The test has ended. The process may run another one."""
         self._watching = False
         if self._trace is not None:
             self._trace.close()
@@ -97,9 +97,9 @@ class LoadRun:
     def ask(
         self, name: str, body: dict[str, Any], *, due_at: float | None = None, headers: str = ""
     ) -> Answer | None:
-        """One request, recorded. None: it failed. StopUser when the run is over."""
+        """Send and record one request. None: it failed. StopUser: the run is over."""
         self._spend()
-        if not self.recorder.figures.asked:  # not before: reading a trace holds the loop up, and no request
+        if not self.recorder.figures.asked:  # not earlier: reading a trace blocks the loop, and no request
             gevent.spawn(self._watch)
         began_at = time.monotonic()
         self.recorder.ask()
@@ -124,7 +124,7 @@ class LoadRun:
         return answer
 
     def _trace_file(self) -> TraceFile | None:
-        """One for each process, if there is to be any."""
+        """The trace file of this process, if one is wanted."""
         if not self.options.record:
             return None
         path = Path(self.options.record)
@@ -133,7 +133,7 @@ class LoadRun:
         return TraceFile(path, salt=self.options.salt)
 
     def _spend(self) -> None:
-        """One of the requests that --requests allows."""
+        """Use up one of the requests that --requests allows."""
         if not self.options.requests:
             return
         if not self._budget:
@@ -141,11 +141,11 @@ class LoadRun:
         self._budget -= 1
 
     def report(self, data: dict[str, Any]) -> None:
-        """Worker: into a message to the master."""
+        """In a worker: put the figures into a message to the master."""
         data[_MESSAGE] = {"figures": self.recorder.figures.document(), "done": self.done}
 
     def hear(self, client_id: str, data: dict[str, Any]) -> None:
-        """Master: from a worker."""
+        """In the master: take a worker's figures."""
         if _MESSAGE not in data:
             return
         self._from_workers[client_id] = data[_MESSAGE]
@@ -156,8 +156,9 @@ class LoadRun:
             gevent.spawn(runner.quit)
 
     def finish(self) -> None:
-        """At the end of the process: the figures into their file,
-        and what the generator thinks of itself to the console."""
+        """At the end of the process: write the figures to their file, and the generator's verdict to the
+        console.
+        """
         if isinstance(self.environment.runner, WorkerRunner):
             return
         figures = self.figures
@@ -182,14 +183,14 @@ class LoadRun:
             gevent.spawn(self.environment.runner.quit)
 
     def _watch(self) -> None:
-        """Keep an eye on this process until all is done, or it ends."""
+        """Watch this process until everything is done, or it ends."""
         health = self.recorder.figures.health
         window = _spent()
         self._watching = True
         while self._watching and not self.done:
             asleep_at = time.monotonic()
             gevent.sleep(LOOK_S)
-            if not self._watching:  # what held the loop up was the writing of locust's report
+            if not self._watching:  # the writing of locust's report blocked the loop
                 return
             health.note_wake(late_s=time.monotonic() - asleep_at - LOOK_S)
             now = _spent()
@@ -201,7 +202,7 @@ class LoadRun:
                 self.end()
 
     def end(self) -> None:
-        """All is sent and answered."""
+        """Everything is sent and answered."""
         self.done = True
         runner = self.environment.runner
         if runner is not None and not isinstance(runner, WorkerRunner):
@@ -209,7 +210,7 @@ class LoadRun:
 
 
 def _write_csv(environment: Environment, prefix: Path) -> None:
-    """locust's statistics as they are at the end."""
+    """locust's statistics at the end."""
     final = StatsCSV(environment, PERCENTILES_TO_REPORT)
     parts = {"stats": final.requests_csv, "failures": final.failures_csv, "exceptions": final.exceptions_csv}
     for name, write in parts.items():
@@ -218,8 +219,9 @@ def _write_csv(environment: Environment, prefix: Path) -> None:
 
 
 def _spent() -> tuple[float, float, float]:
-    """This moment; CPU time of this process;
-    time that it was ready and had no core (0 where the kernel does not tell)."""
+    """The time now; the CPU time of this process; the time when it was ready and had no core (0 if the kernel
+    does not say).
+    """
     try:
         waited_s = int(_SCHEDSTAT.read_text().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):
@@ -228,7 +230,7 @@ def _spent() -> tuple[float, float, float]:
 
 
 class LoadUser(User):
-    """A user of the gateway. Subclasses say what they ask."""
+    """A user of the gateway. Subclasses define the requests."""
 
     abstract = True
     run_of_process: ClassVar[LoadRun]

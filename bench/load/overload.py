@@ -91,8 +91,9 @@ async def _overload(directory: Path, args: argparse.Namespace) -> None:
 
 
 def _shares(recording: bytes) -> str:
-    """Tenants stand there as hashes.
-    What goes after a tenant's last request is left out: nobody else asked by then."""
+    """Tenants appear as hashes. Requests after a tenant's last request are left out, since the tenants no
+    longer compete then.
+    """
     lines = [decode(line) for line in recording.splitlines()]
     asked = [line for line in lines if isinstance(line, Asked) and line.tenant and not line.priority]
     last: dict[str, float] = {}

@@ -1,8 +1,8 @@
-"""Has the picker record what a run sends:
-asks its admin address for the lines, as `epp record` does, and writes them to a file.
+"""Makes the picker record the requests of a run: asks its admin address for the lines, as `epp record` does,
+and writes them to a file.
 
-The lines are written as they come, so the generator needs nothing of the picker installed.
-A picker that cannot be recorded does not stop the run: the command says why there is no recording.
+The lines are written as they come, so the generator needs no installed picker. A picker that cannot be
+recorded does not stop the run: the command says why there is no recording.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Final
 _EVERY_S: Final = 1.0
 _WITHIN_S: Final = 8.0
 _MOST_BYTES: Final = 256 * 2**20
-"""Of the file: what comes later is left out."""
+"""Largest file. Later lines are left out."""
 _HEAD_LINES: Final = 2
-"""Every answer begins with how the picker routes and with its servers."""
+"""Every answer begins with lines about the picker's policy and its servers."""
 
 
 class PickerRecording:
@@ -34,13 +34,14 @@ class PickerRecording:
         self._size_bytes = 0
         self.requests = 0
         self.left_out = 0
-        """Requests that the picker or the file had no room for."""
+        """Requests for which the picker or the file had no room."""
         self.fault = ""
         """Why the recording ended before the run, or never began."""
 
     def fetch(self, *, last: bool = False) -> None:
-        """Write the requests that ended since the last call; last: the picker stops.
-        A fault is kept, and ends the recording."""
+        """Write the requests that ended since the last call. last: the picker stops recording. A failure is
+        kept, and ends the recording.
+        """
         if self.fault:
             return
         try:
@@ -72,7 +73,7 @@ class PickerRecording:
         self.left_out = left_out
 
     def told(self) -> str:
-        """For people."""
+        """The result, for people."""
         if not self.requests:
             return f"The picker recorded nothing: {self.fault or 'it saw no request'}"
         left_out = f", {self.left_out:,} left out" if self.left_out else ""
@@ -82,8 +83,9 @@ class PickerRecording:
 
 @contextmanager
 def recorded(admin: str, path: Path) -> Iterator[None]:
-    """What the picker routes meanwhile goes to `path`, and the end says what came of it.
-    No admin address: nothing is recorded."""
+    """The requests that the picker routes meanwhile go to `path`; a message at the end gives the result.
+    Without an admin address nothing is recorded.
+    """
     if not admin:
         yield
         return

@@ -1,5 +1,4 @@
-"""What a gateway serves, asked before any load: the model and its adapters.
-Says what to do where nothing answers."""
+"""Asks a gateway for its model and adapters before any load. If nothing answers, it says what to do."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ _WITHIN_S: Final = 10.0
 
 
 class LoadError(Exception):
-    """The load cannot start; the message says why and what to do next."""
+    """The load cannot start. The message says why and what to do next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +22,9 @@ class Served:
 
 
 def probe(host: str, *, model: str) -> Served:
-    """`model`: the one to ask for; empty: the first that is served.
-    LoadError when there is none, or nobody answers."""
+    """`model`: the model to use. Empty: the first one that is served. LoadError: there is none, or nothing
+    answers.
+    """
     if not host.startswith(("http://", "https://")):
         raise LoadError(f"{host!r} is no address of a gateway: --host wants http://NAME:PORT")
     url = f"{host.rstrip('/')}/v1/models"

@@ -1,6 +1,6 @@
-"""The words of the load: made up, the same for the same seed, long as asked. Pure.
+"""Makes up the words of the load: the same for the same seed, and as long as asked for. Pure.
 
-A word is about 1.4 tokens for common tokenizers; what a prompt really had is read from each answer's usage.
+A word is about 1.4 tokens for common tokenizers. The real number of tokens is read from each answer's usage.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Message = dict[str, str]
 
 
 def text(seed: str, tokens: int) -> str:
-    """About so many tokens."""
+    """A text of about so many tokens."""
     rng = random.Random(seed)
     words = rng.choices(_WORDS, k=max(1, round(tokens / _TOKENS_PER_WORD)))
     lines = [" ".join(words[n : n + 12]) for n in range(0, len(words), 12)]
@@ -44,12 +44,12 @@ def text(seed: str, tokens: int) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def shared_text(seed: str, tokens: int) -> str:
-    """As `text`, of beginnings that come again."""
+    """The same for beginnings that are used several times."""
     return text(seed, tokens)
 
 
 def chat(model: str, messages: Sequence[Message], *, answer_tokens: int, salt: str = "") -> dict[str, Any]:
-    """A streamed chat request whose answer is as long as asked and ends with its usage."""
+    """A streamed chat request, whose answer has the given length and ends with its usage."""
     body: dict[str, Any] = {
         "model": model,
         "messages": list(messages),
@@ -62,7 +62,9 @@ def chat(model: str, messages: Sequence[Message], *, answer_tokens: int, salt: s
 
 
 def block_text(block: int, tokens: int, *, whole_tokens: int, seed: int) -> str:
-    """The text of one block of a trace, or its beginning where the block is the prompt's short last one."""
+    """The text of one block of a trace. If the block is the prompt's short last one: the beginning of this
+    text.
+    """
     whole = shared_text(f"{seed} block {block}", whole_tokens)
     if tokens >= whole_tokens:
         return whole
@@ -70,5 +72,5 @@ def block_text(block: int, tokens: int, *, whole_tokens: int, seed: int) -> str:
 
 
 def zipf(rng: random.Random, kinds: int) -> int:
-    """One of so many, the first most often."""
+    """One of so many numbers. The first is the most frequent."""
     return rng.choices(range(kinds), [1 / (rank + 1) for rank in range(kinds)])[0]

@@ -36,7 +36,7 @@ class Recorder:
         self.figures.first_at = min(self.figures.first_at, time.monotonic())
 
     def answer(self, name: str, answer: Answer, *, began_at: float, ended_at: float, size_bytes: int) -> None:
-        """A whole answer. `began_at`: when it was sent, or due."""
+        """Record a whole answer. `began_at`: when it was sent, or due."""
         figures = self.figures
         figures.answered += 1
         figures.last_at = max(figures.last_at, time.monotonic())
@@ -81,10 +81,10 @@ class Recorder:
         )
 
     def sent(self, name: str, *, due_at: float, sent_at: float) -> None:
-        """A request of an open loop."""
+        """Record a sent request of an open loop."""
         self.figures.health.note_sent(due_at=due_at, sent_at=sent_at)
         self._row("SENT-LATE", name, max(0.0, sent_at - due_at) * 1000, tokens=0)
 
     def _row(self, row: str, name: str, value: float, *, tokens: int) -> None:
-        # locust's annotation says int; it keeps fractions, and buckets them itself.
+        # locust's annotation says int, but it keeps fractions and rounds them itself.
         self._environment.stats.entries[(name, row)].log(value, tokens)  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
-"""Writes what was sent as a trace in Mooncake's format, for `epp replay`.
-One file for each process of the generator.
+"""Writes the sent requests as a trace in Mooncake's format, for `epp replay`. One file for each process of
+the generator.
 
-A token is taken for four bytes of the messages' text. Blocks of 512 tokens are named by a chained hash,
-so no text is written. Called by `locust_run` for each answer.
+Four bytes of the messages' text count as a token. Blocks of 512 tokens are named by a chained hash, so no
+text is written. `locust_run` calls it for each answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class TraceFile:
         self._salt = salt.encode()
 
     def note(self, body: dict[str, Any], *, output_tokens: int, began_unix_s: float) -> None:
-        """One answered request."""
+        """Write one answered request."""
         text = "\0".join(f"{m['role']}\0{m['content']}" for m in body["messages"]).encode()
         row = {
             "timestamp": round(began_unix_s * 1000),

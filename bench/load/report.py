@@ -1,7 +1,7 @@
-"""What runs came to, for people: lines for a terminal,
-and one HTML page with the same table and the distributions as curves.
+"""Reports of runs for people: lines for a terminal, and one HTML page with the same table and the
+distributions as curves.
 
-One run or several side by side; of several, ratios are to the first.
+Shows one run, or several side by side with ratios to the first one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _COLOURS: Final = ("#8a8f98", "#0b6bcb", "#c2410c", "#15803d")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the table. `value` gives nan where there is nothing to tell."""
+    """One line of the table. `value` returns nan if there is nothing to show."""
 
     name: str
     value: Callable[[Figures], float]
@@ -73,8 +73,9 @@ LINES: Final[Sequence[Line]] = (
 
 
 def cells(runs: Sequence[RunRecord]) -> list[list[str]]:
-    """The table: a heading, then a row for each line;
-    with two runs and more a ratio for each but the first."""
+    """The table: a heading, then a row for each line. With two or more runs, each run but the first has a
+    ratio.
+    """
     rows = [["", *(run.label for run in runs), *(f"{run.label} / {runs[0].label}" for run in runs[1:])]]
     for line in LINES:
         values = [float(line.value(run.figures)) for run in runs]
@@ -86,7 +87,7 @@ def cells(runs: Sequence[RunRecord]) -> list[list[str]]:
 
 
 def text(runs: Sequence[RunRecord]) -> str:
-    """For a terminal: the table, failures by class, and what the generator says of itself."""
+    """For a terminal: the table, failures by class, and the generator's verdict on itself."""
     rows = cells(runs)
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
     lines = []
@@ -142,7 +143,7 @@ td:first-child,th:first-child{text-align:left}th{background:#f6f8fa}
 
 
 def page(runs: Sequence[RunRecord], *, title: str, links: Sequence[tuple[str, str]] = ()) -> str:
-    """One HTML document that needs nothing else. `links`: (text, address) of what lies beside it."""
+    """One HTML document that needs no other file. `links`: (text, address) of other files of the run."""
     head, *rows = cells(runs)
     table = "".join(_html_row(row, "td") for row in rows)
     parts = [
@@ -205,7 +206,7 @@ _TOP: Final = 34
 
 
 def curves(runs: Sequence[RunRecord], measure: str, title: str) -> str:
-    """Share of answers (up) within a time (across, logarithmic), a curve for each run."""
+    """Share of answers (vertical) within a time (horizontal, logarithmic), with a curve for each run."""
     sampled = [run.figures.measures[measure] for run in runs]
     ends = [max(1e-4, end) for samples in sampled if samples.count for end in (samples.least, samples.most)]
     if not ends:
@@ -253,8 +254,9 @@ def _grid(x: Callable[[float], float], y: Callable[[float], float], low: float, 
 
 
 def _marks(least: float, most: float) -> list[float]:
-    """Round numbers between the two: 1, 2, 5 of each power of ten,
-    or even steps where that would be too few."""
+    """Round numbers between the two: 1, 2, 5 of each power of ten, or even steps if these
+    would be too few.
+    """
     powers = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
     wide = most / least > 300
     found = [mark * 10.0**power for power in powers for mark in ((1,) if wide else (1, 2, 5))]

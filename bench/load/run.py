@@ -1,7 +1,7 @@
-"""Starts locust as a process of its own for one run, and makes the report of what it left.
+"""Starts locust as a process of its own for one run, and makes the report from its files.
 
 A run leaves in its directory: `report.html` (ours), `locust.html`, `locust_*.csv`, `locust.log`,
-`figures.json`, `trace.jsonl`, and `recording.jsonl` where the picker's admin address is known.
+`figures.json`, `trace.jsonl`, and `recording.jsonl` if the picker's admin address is known.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ SCENARIOS: Final = {
     "replay": ("replay_locustfile.py", "ReplayUser"),
 }
 _STOP_WITHIN_S: Final = 60
-"""Answers under way at the end are waited for so long."""
+"""At the end, unfinished answers get this long."""
 _TAIL_LINES: Final = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One run. `time_s` 0: until `requests` or the trace are through."""
+    """One run. `time_s` 0: until `requests` or the trace are finished."""
 
     scenario: str
     host: str
@@ -48,9 +48,9 @@ class Plan:
     salt: str
     directory: Path
     options: Sequence[str]
-    """Further ones, of the locust file or of locust itself."""
+    """Further options of the locust file or of locust itself."""
     admin: str = ""
-    """The picker's, which then records the run; empty: it is not known."""
+    """The picker's admin address; the picker then records the run. Empty: not known."""
 
     def command(self) -> list[str]:
         file, name = SCENARIOS[self.scenario]
@@ -97,7 +97,7 @@ class Plan:
 
 
 def _own_port() -> list[str]:
-    """For locust's own messages: two runs on one machine would share the standard one."""
+    """A port for locust's own messages: two runs on one machine would share the standard one."""
     from tests.harness.ports import free_port  # noqa: PLC0415 - only of several processes
 
     port = str(free_port())
@@ -105,7 +105,7 @@ def _own_port() -> list[str]:
 
 
 def run(plan: Plan) -> RunRecord:
-    """Run it to its end. LoadError when it left no figures."""
+    """Run it to its end. LoadError: it left no figures."""
     plan.directory.mkdir(parents=True, exist_ok=True)
     plan.figures_file.unlink(missing_ok=True)
     with recorded(plan.admin, plan.recording_file):
@@ -145,7 +145,7 @@ def _to_its_end(plan: Plan) -> int:
 
 
 def _mark(file: Path, record: RunRecord) -> None:
-    """Say in locust's own report too whether the generator kept up."""
+    """Write the generator's verdict into locust's own report too."""
     if not file.exists():
         return
     colour = "#cf222e" if record.figures.verdict else "#1a7f37"
@@ -154,5 +154,5 @@ def _mark(file: Path, record: RunRecord) -> None:
         f'<div style="padding:10px 16px;font:14px sans-serif;color:#fff;background:{colour}">{text}</div>'
     )
     document = file.read_text()
-    where = document.find(">", document.rfind("<body")) + 1  # scripts before it have the word too
+    where = document.find(">", document.rfind("<body")) + 1  # earlier scripts contain this word too
     file.write_text(document[:where] + banner + document[where:])

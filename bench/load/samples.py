@@ -1,8 +1,8 @@
-"""A histogram of positive numbers that keeps every quantile within half a percent,
-and adds up over processes.
+"""A histogram of positive numbers that keeps every quantile within half a percent and can be added up over
+processes.
 
-Called for each answer by `recorder`, for each look at the event loop by `health`.
-Zero and less count as the least value that it tells apart, a millionth.
+`recorder` calls it for each answer, and `health` for each look at the event loop. Zero and negative numbers
+count as the least value that it can represent, a millionth.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LEAST: Final = 1e-6
 
 
 class Samples:
-    """Counts in buckets of one percent; sum, least and most exact."""
+    """Counts in buckets of one percent. Sum, least and largest value are exact."""
 
     __slots__ = ("_buckets", "count", "least", "most", "total")
 
@@ -47,11 +47,11 @@ class Samples:
 
     @property
     def mean(self) -> float:
-        """nan of nothing."""
+        """nan if there are no values."""
         return self.total / self.count if self.count else math.nan
 
     def quantile(self, share: float) -> float:
-        """The least value that `share` of all are not over; nan of nothing."""
+        """The least value that a `share` of all values do not exceed; nan if there are none."""
         if not self.count:
             return math.nan
         rank = max(1, math.ceil(share * self.count))
@@ -61,7 +61,7 @@ class Samples:
         return self.most
 
     def curve(self) -> list[tuple[float, float]]:
-        """(value, share of all that are not over it), rising."""
+        """(value, share of all values that do not exceed it), in ascending order."""
         points = []
         seen = 0
         for bucket in sorted(self._buckets):

@@ -1,8 +1,8 @@
-"""When the requests of an open loop are due. Pure: told the time, it says what to send and how long to wait.
+"""When the requests of an open loop are due. Pure: from the time it tells what to send and how long to wait.
 
-A due moment never moves, whatever the server or the generator does: what is late goes out at once, all of it,
-and is timed from its due moment. So a server that stops for a second is seen by every request that was due
-meanwhile, not by one.
+A due moment never moves, whatever the server or the generator does. Late requests are all sent at once, and
+timed from their due moments. So if a server stops for a second, every request that was due in this second
+shows it, not only one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Due:
 
 
 class Schedule:
-    """Hands out each call once, in order, no earlier than its moment."""
+    """Returns each call once, in order, not before its moment."""
 
     def __init__(self, calls: Sequence[Call], *, started_at: float) -> None:
         self._calls = calls
@@ -31,11 +31,11 @@ class Schedule:
 
     @property
     def finished(self) -> bool:
-        """All have been handed out."""
+        """Whether all calls have been returned."""
         return self._next == len(self._calls)
 
     def take(self, *, now: float) -> list[Due]:
-        """All that are due and have not been handed out."""
+        """All calls that are due and were not returned yet."""
         due = []
         while not self.finished and (at := self._due_at(self._next)) <= now:
             due.append(Due(self._calls[self._next], at))
@@ -43,7 +43,7 @@ class Schedule:
         return due
 
     def wait_s(self, *, now: float) -> float:
-        """Until the next one is due. Not when finished."""
+        """Time until the next call is due. Not to be called when finished."""
         return max(0.0, self._due_at(self._next) - now)
 
     def _due_at(self, number: int) -> float:
@@ -55,5 +55,5 @@ class Schedule:
 
 
 def share(calls: Sequence[Call], *, worker: int, workers: int) -> list[Call]:
-    """Every `workers`-th call: what one of several processes sends. Moments stay."""
+    """Every `workers`-th call, for one of several processes. The moments stay."""
     return list(calls[worker::workers])

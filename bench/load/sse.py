@@ -1,9 +1,9 @@
-"""What a streamed answer of the OpenAI API was worth, from its pieces and when they came.
-Pure: no clock, no socket.
+"""Reads the measures of a streamed answer of the OpenAI API from its pieces and their times. Pure: no clock,
+no socket.
 
-Pieces are kept as they come and read once the answer is whole, so that reading costs nothing between two of
-them. A token's moment is the arrival of the piece that holds the last byte of its event. The client and the
-unit tests call this.
+Pieces are kept as they come and read once the answer is whole, so that reading costs nothing between two
+pieces. The time of a token is the arrival of the piece with the last byte of its event. The client and the
+unit tests call this module.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ _EVENT: Final = msgspec.json.Decoder(_Event)
 
 
 class AnswerError(Exception):
-    """An answer that does not count.
-    `kind` is its class in the statistics: few values, so that failures add up."""
+    """An answer that does not count. `kind` is its class in the statistics: one of a few values, so that
+    failures can be added up.
+    """
 
     def __init__(self, kind: str, detail: str = "") -> None:
         super().__init__(f"{kind}: {detail}" if detail else kind)
@@ -73,31 +74,32 @@ class AnswerError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One whole answer. Moments are the clock's of its pieces."""
+    """One whole answer. Its times are those of its pieces."""
 
     first_token_at: float
     last_token_at: float
     longest_gap_s: float
-    """The longest silence between two pieces with tokens; 0 of one."""
+    """The longest time between two pieces with tokens. 0: there is only one piece."""
     output_tokens: int
     tokens_counted: bool
-    """By the server. False: no usage came, and `output_tokens` is the number of events,
-    at most that of the tokens."""
+    """Whether the server counted the tokens. False: no usage came, and `output_tokens` is the number of
+    events, at most that of the tokens."""
     prompt_tokens: int
     cached_tokens: int
     text: str
 
     @property
     def inter_token_s(self) -> float | None:
-        """Mean time from one token to the next. None: one token has no next."""
+        """Mean time from one token to the next. None: there is only one token."""
         if self.output_tokens < 2:
             return None
         return (self.last_token_at - self.first_token_at) / (self.output_tokens - 1)
 
 
 def read_answer(pieces: Sequence[tuple[float, bytes]]) -> Answer:
-    """`pieces`: (arrived at, bytes) in order, of a body that ended well by HTTP.
-    AnswerError when it is not a whole answer."""
+    """`pieces`: (arrived at, bytes) in order, of a body that was complete by HTTP. AnswerError: it is no
+    whole answer.
+    """
     body = b"".join(piece for _, piece in pieces)
     ends = list(accumulate(len(piece) for _, piece in pieces))
     moments: list[float] = []
@@ -131,7 +133,7 @@ def _event(data: bytes, *, last: bool) -> _Event:
     try:
         event = _EVENT.decode(data)
     except msgspec.MsgspecError as error:
-        if last:  # not malformed: its rest is missing
+        if last:  # not malformed: the rest is missing
             raise AnswerError("cut", "the body ended within an event") from error
         raise AnswerError("malformed", f"an event is not what the API sends: {error}") from error
     if event.error is not None:

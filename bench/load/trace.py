@@ -1,11 +1,11 @@
-"""Traces: who asks when, for how much, and which beginnings they share.
-Read from files, or made up from a seed. Pure but for `read`.
+"""Traces: the times and sizes of requests, and which beginnings they share. Read from files, or made up from
+a seed. Pure except `read`.
 
-Formats, plain or gzip, told apart by their content:
-- JSON lines of Mooncake's kind: `timestamp` (ms), `input_length`, `output_length` (tokens), `hash_ids`,
-  one for each 512 tokens of the prompt: equal ids are equal text, together with all before.
-- CSV of Azure's kind: `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`.
-  It says nothing of shared beginnings: every prompt is new.
+Formats, plain or gzip, recognized by their content:
+- JSON lines of Mooncake's kind: `timestamp` (ms), `input_length`, `output_length` (tokens), `hash_ids`, one
+  for each 512 tokens of the prompt: equal ids are equal text, together with everything before;
+- CSV of Azure's kind: `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`. It has no shared beginnings: every
+  prompt is new.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ BLOCK_TOKENS: Final = 512
 _MEAN_TURNS: Final = 3.45
 _WARM_UP_S: Final = 60.0
 _OWN_IDS: Final = 1 << 40
-"""Ids of blocks that the file does not name start here."""
+"""Ids of blocks that the file does not name begin here."""
 
 
 class TraceError(Exception):
-    """The file is no trace that can be replayed; the message says where and what is expected there."""
+    """The file is no trace that can be replayed. The message says where and what is expected there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +39,15 @@ class Call:
     """One request of a trace."""
 
     at_s: float
-    """From the first one's moment."""
+    """Seconds since the first one."""
     blocks: tuple[int, ...]
-    """Ids of its prompt's pieces; the last one may be short."""
+    """Ids of its prompt's pieces. The last piece may be short."""
     prompt_tokens: int
     output_tokens: int
 
 
 def read(path: Path) -> list[Call]:
-    """In order of time, beginning at 0. TraceError when it is none."""
+    """The calls in order of time, beginning at 0. TraceError: it is no trace."""
     try:
         raw = path.read_bytes()
         text = (gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw).decode()
@@ -57,7 +57,7 @@ def read(path: Path) -> list[Call]:
 
 
 def parse(text: str, *, name: str) -> list[Call]:
-    """As `read`, of a file's content. `name` is for messages."""
+    """The same from a file's content. `name` is for messages."""
     calls = list(_mooncake(text, name) if text.lstrip().startswith("{") else _azure(text, name))
     if not calls:
         raise TraceError(f"{name}: the trace holds no request")
@@ -93,7 +93,7 @@ def _azure(text: str, name: str) -> Iterator[Call]:
     own = _OWN_IDS
     for number, row in enumerate(csv.DictReader(io.StringIO(text)), 2):
         try:
-            # Seven digits of a second are one more than Python reads.
+            # Seven digits of a second are one digit more than Python reads.
             at_s = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
             tokens = max(1, int(row["ContextTokens"]))
             output = max(1, int(row["GeneratedTokens"]))
@@ -116,8 +116,9 @@ def _finite(value: float) -> float:
 
 
 def prepared(calls: Sequence[Call], *, most: int, speed: float, scale: float) -> list[Call]:
-    """The first `most` (0: all), their gaps divided by `speed`, their sizes times `scale`;
-    equal beginnings stay equal."""
+    """The first `most` calls (0: all), with gaps divided by `speed` and sizes multiplied by `scale`. Equal
+    beginnings stay equal.
+    """
     return [
         replace(
             call,
@@ -130,10 +131,10 @@ def prepared(calls: Sequence[Call], *, most: int, speed: float, scale: float) ->
 
 
 def generated(count: int, *, seed: int, rate_per_s: float = 3.0) -> list[Call]:
-    """A trace of our own: conversations that begin by chance and in bursts,
-    with eight shared beginnings and think time.
+    """A trace of our own: conversations that begin at random and in bursts, with eight shared beginnings and
+    think time.
 
-    About `rate_per_s` requests a second. The same for the same arguments.
+    About `rate_per_s` requests a second. The same arguments give the same trace.
     """
     rng = random.Random(seed)
     ids = iter(range(1000, 1 << 40))
@@ -145,8 +146,8 @@ def generated(count: int, *, seed: int, rate_per_s: float = 3.0) -> list[Call]:
     pending: list[tuple[float, int, Call]] = []
     number = 0
     while len(made) < count:
-        # Calls that no later conversation can come before are final; those of the first minute are left out:
-        # there all conversations are young.
+        # Calls before every later conversation are final. Those of the first minute are left out,
+        # because all conversations are young then.
         while pending and pending[0][0] <= now and len(made) < count:
             call = heapq.heappop(pending)[2]
             if call.at_s >= _WARM_UP_S:
@@ -156,13 +157,13 @@ def generated(count: int, *, seed: int, rate_per_s: float = 3.0) -> list[Call]:
         for call in _conversation(rng, start, ids, now=now, turns=turns):
             heapq.heappush(pending, (call.at_s, number, call))
             number += 1
-        at_once = rng.random() < 0.2  # one in five follows the one before without a pause
+        at_once = rng.random() < 0.2  # one in five follows the call before without a pause
         now += rng.uniform(0, 0.2) if at_once else rng.expovariate(begin_rate)
     return _from_zero(made)
 
 
 def _from_zero(calls: Sequence[Call]) -> list[Call]:
-    """In order of time, moved so that the first one is at 0."""
+    """In order of time, with the first one at 0."""
     ordered = sorted(calls, key=lambda call: call.at_s)
     return [replace(call, at_s=call.at_s - ordered[0].at_s) for call in ordered]
 
@@ -170,7 +171,7 @@ def _from_zero(calls: Sequence[Call]) -> list[Call]:
 def _conversation(
     rng: random.Random, start: tuple[int, ...], ids: Iterator[int], *, now: float, turns: int
 ) -> Iterator[Call]:
-    """Each turn's prompt is the one before, the answer to it, and something new."""
+    """Each turn's prompt is the prompt before, its answer, and something new."""
     tokens = len(start) * BLOCK_TOKENS
     blocks = start
     for _ in range(turns):
@@ -186,7 +187,7 @@ def _conversation(
 
 
 def lines(calls: Iterable[Call]) -> Iterator[str]:
-    """As JSON lines that `read` reads."""
+    """The trace as JSON lines for `read`."""
     for call in calls:
         row = {
             "timestamp": round(call.at_s * 1000),

@@ -1,2 +1,3 @@
-"""The whole gateway under a mixed load for minutes or hours:
-nothing fails, nothing grows, and nothing stays booked at the end."""
+"""Runs the whole gateway under a mixed load for minutes or hours: nothing may fail, nothing may grow, and
+nothing may stay booked at the end.
+"""

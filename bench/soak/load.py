@@ -1,5 +1,4 @@
-"""What clients do to the gateway in a soak run:
-usual requests, answers left in the middle, and bodies of ill will."""
+"""The clients of a soak run: usual requests, answers that are left in the middle, and hostile bodies."""
 
 from __future__ import annotations
 

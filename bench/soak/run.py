@@ -1,7 +1,7 @@
-"""One soak run: a real Envoy, two workers, a real Redis, three backends; faults by the clock;
-a line of figures every so often.
+"""One soak run: a real Envoy, two workers, a real Redis, three backends, with planned faults and a line of
+figures now and then.
 
-A run is good when no request failed that should not, and when at the end memory and descriptors are flat and
+A run is good if no request failed without a reason, and if at the end memory and descriptors are flat and
 nothing is booked.
 """
 
