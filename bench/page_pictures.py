@@ -1,5 +1,5 @@
-"""Takes the pictures of docs/live-page.md in a real Chromium, of a made-up pool: `python -m
-bench.page_pictures`.
+"""Takes the pictures of docs/live-page.md in a real Chromium, of a made-up pool:
+`python -m bench.page_pictures`.
 """
 
 from __future__ import annotations

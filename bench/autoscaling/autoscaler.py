@@ -2,9 +2,9 @@
 Pure.
 
 It follows the controller (kubernetes v1.36.3, `pkg/controller/podautoscaler`): `getUsageRatioReplicaCount` in
-`replica_calculator.go` for a metric with a target of type Value, which is what KEDA sets for `metricType:
-Value`; `stabilizeRecommendationWithBehaviors` and `convertDesiredReplicasWithBehaviorRate` in `horizontal.go`
-for `behavior`.
+`replica_calculator.go` for a metric with a target of type Value, which is what KEDA sets for
+`metricType: Value`; `stabilizeRecommendationWithBehaviors` and `convertDesiredReplicasWithBehaviorRate` in
+`horizontal.go` for `behavior`.
 """
 
 from __future__ import annotations

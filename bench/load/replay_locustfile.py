@@ -1,8 +1,9 @@
 """Replays a trace in an open loop. Requests are sent at the trace's moments, whatever the answers do, and are
 timed from those moments.
 
-One user for each generator process does all of it: `locust -f bench/load/replay_locustfile.py -u 1 --trace
-FILE`, from the repository's root, or `python -m bench.load replay`.
+One user for each generator process does all of it:
+`locust -f bench/load/replay_locustfile.py -u 1 --trace FILE`, from the repository's root, or
+`python -m bench.load replay`.
 """
 
 from __future__ import annotations

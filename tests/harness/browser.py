@@ -1,8 +1,7 @@
-"""A real headless Chromium, driven over its DevTools protocol:
-what a person would see, asked of the browser itself.
+"""A real headless Chromium, driven over its DevTools protocol, to see what a person would see.
 
-Debian's package: `chromium()` installs it where it is missing and apt-get may be used;
-elsewhere it says what to install.
+`chromium()` installs Debian's package if it is missing and apt-get may be used. Elsewhere it says what to
+install.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _WITHIN_S: Final = 60.0
 
 
 def chromium() -> str:
-    """Its path. RuntimeError where there is none and none can be installed."""
+    """The path of the program. RuntimeError: there is none and none can be installed."""
     for name in _NAMES:
         if path := shutil.which(name):
             return path
@@ -56,7 +55,7 @@ class Browser:
         self._socket = socket
         self._numbers = itertools.count(1)
         self.complaints: list[str] = []
-        """What the console said of errors, and of what the content policy refused."""
+        """Errors on the console, and everything that the content policy refused."""
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         number = next(self._numbers)
@@ -92,7 +91,7 @@ class Browser:
         return found["result"].get("value")
 
     async def until(self, script: str) -> None:
-        """Until the expression is true."""
+        """Wait until the expression is true."""
         async with asyncio.timeout(_WITHIN_S):
             while not await self.value(f"Boolean({script})"):  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.05)
@@ -111,7 +110,7 @@ class Browser:
             )
 
     async def screenshot(self, path: Path, *, scale: float = 1.0) -> None:
-        """What is in view, as PNG."""
+        """The visible part, as PNG."""
         size = await self.value("[innerWidth, innerHeight]")
         clip = {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": scale}
         found = await self.call("Page.captureScreenshot", format="png", clip=clip)
@@ -120,7 +119,7 @@ class Browser:
 
 @asynccontextmanager
 async def browser(directory: Path) -> AsyncIterator[Browser]:
-    """Ends with the block; `directory` takes its profile."""
+    """A browser that ends with the block. `directory` holds its profile."""
     profile = directory / "profile"
     options = [
         "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars",

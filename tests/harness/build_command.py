@@ -1,5 +1,6 @@
-"""What the commands that prepare cached things share:
-how they talk, what they say at the end, and their exit status."""
+"""The common part of the commands that prepare cached things: their messages, their summary, and their exit
+status.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ Say = Callable[[str], None]
 
 
 def sayer(name: str) -> Say:
-    """Prints a line at once, with the command's name in front."""
+    """Prints a line at once, after the command's name."""
     return lambda line: print(f"{name}: {line}", flush=True)
 
 
 def exit_status(name: str, command: Callable[[], None]) -> int:
-    """Run the command; 1 where a build failed, 130 where a person stopped it."""
+    """Run the command. 1: a build failed; 130: a person stopped it."""
     try:
         command()
     except BuildFailedError as error:
@@ -32,7 +33,9 @@ def exit_status(name: str, command: Callable[[], None]) -> int:
 
 
 def build_and_tell(folder: Path, *, ready: bool, build: Callable[[], object], say: Say) -> None:
-    """Build what is to be in `folder`, and say how large it is and how long it took; ready: it was there."""
+    """Build the content of `folder`, and say how large it is and how long it took. ready: it was already
+    there.
+    """
     started_at = time.monotonic()
     build()
     if ready:

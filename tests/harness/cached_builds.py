@@ -1,9 +1,9 @@
-"""The user's cache folder, where what takes minutes to build is kept outside any checkout.
+"""The user's cache folder, which keeps builds that take minutes, outside any checkout.
 
-Each thing lives in a folder named after a hash of everything that decides its content, so a changed pin makes
-a new folder and checkouts with equal pins share one. Invariants: a folder under its final name is complete
-(built elsewhere, checked, renamed), and one process at a time builds things of one kind (a file lock). Called
-by the packages that build: `tests.vllm_env` and `tests.cluster_env`.
+Each build is in a folder named after a hash of everything that decides its content. So a changed pin makes a
+new folder, and checkouts with equal pins share one. Invariants: a folder under its final name is complete
+(built elsewhere, checked, renamed), and only one process at a time builds things of one kind (a file lock).
+Called by the packages that build: `tests.vllm_env` and `tests.cluster_env`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Final
 
 UNFINISHED: Final = ".building-"
-"""What stands in the name of a folder that is still being filled."""
+"""Part of the name of a folder that is still being filled."""
 
 
 class BuildFailedError(Exception):
-    """A command of a build failed; the message names it."""
+    """A command of a build failed. The message names it."""
 
 
 def cache_folder() -> Path:
@@ -33,7 +33,7 @@ def cache_folder() -> Path:
 
 
 def content_key(*parts: bytes) -> str:
-    """A name for what `parts` decide."""
+    """A name that depends only on `parts`."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8) + part)
@@ -42,11 +42,11 @@ def content_key(*parts: bytes) -> str:
 
 @contextlib.contextmanager
 def only_builder(kind: str, *, progress: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of this kind of thing, waiting for whoever holds it."""
+    """Hold the lock of this kind of build. Waits until it is free."""
     cache_folder().mkdir(parents=True, exist_ok=True)
     with (cache_folder() / f"{kind}.lock").open("w") as file:
-        # Installers inherit the lock: where this process is killed,
-        # it is free once they have stopped writing.
+        # Installers inherit the lock. If this process is killed,
+        # the lock is free only when they have stopped writing.
         os.set_inheritable(file.fileno(), True)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -58,7 +58,7 @@ def only_builder(kind: str, *, progress: Callable[[str], None]) -> Iterator[None
 
 @contextlib.contextmanager
 def built_elsewhere(final: Path) -> Iterator[Path]:
-    """A folder to build in, renamed to `final` on success and removed on failure."""
+    """A folder to build in. It is renamed to `final` on success and removed on failure."""
     folder = Path(tempfile.mkdtemp(prefix=f"{final.name}{UNFINISHED}", dir=final.parent))
     folder.chmod(0o755)
     try:
@@ -70,16 +70,16 @@ def built_elsewhere(final: Path) -> Iterator[Path]:
 
 
 def remove_unfinished(kinds: Sequence[str], *, progress: Callable[[str], None]) -> None:
-    """Called with the lock held: a folder still under a temporary name is the remains of a killed build."""
+    """Called with the lock held, so a folder that still has a temporary name was left by a killed build."""
     for folder in sorted(found for kind in kinds for found in cache_folder().glob(f"{kind}-*{UNFINISHED}*")):
         progress(f"removing {folder.name}, which an interrupted build left behind")
         shutil.rmtree(folder)
 
 
 def run(*command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
-    """Run one command of a build, its output shown. BuildFailedError where it fails."""
+    """Run one command of a build and show its output. BuildFailedError: it failed."""
     started_at = time.monotonic()
-    # Files are closed in a child unless marked inheritable, which only the lock is.
+    # A child closes all files except inheritable ones, and only the lock is inheritable.
     status = subprocess.run(
         [str(part) for part in command],
         check=False,
@@ -94,5 +94,5 @@ def run(*command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | 
 
 
 def folder_bytes(folder: Path) -> int:
-    """The disk that `folder` takes, whether or not another cache shares the files."""
+    """The disk space of `folder`, even if another cache shares its files."""
     return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))

@@ -1,6 +1,6 @@
-"""One self-signed certificate for tests: for localhost and 127.0.0.1, valid from 2020 to 2120, its own CA.
+"""A self-signed certificate for tests: for localhost and 127.0.0.1, valid from 2020 to 2120, its own CA.
 
-The key guards nothing; it is here so that tests need no program that makes certificates.
+The key protects nothing. It is here so that tests need no program that makes certificates.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ unfb4CtJA7BybIgSymQZKZ2yjnTbhKgZZ6/L/9VopjrUWfINVC2Oi4Nn
 
 
 def write_tls(directory: Path, *, mutual: bool = False) -> Tls:
-    """The pair as files in `directory`, and the configuration that names them."""
+    """Write the pair to files in `directory`. Returns the configuration that names them."""
     cert, key = directory / "tls.crt", directory / "tls.key"
     cert.write_text(CERTIFICATE)
     key.write_text(PRIVATE_KEY)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import aiohttp
 
 SERVED_BY: Final = "x-served-by"
-"""Response header in which the harness's backends say their name."""
+"""Response header in which the harness's backends give their name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Reply:
 
     @property
     def served_by(self) -> str:
-        """Name of the backend; empty when Envoy or the picker answered."""
+        """Name of the backend. Empty: Envoy or the picker answered."""
         return self.headers.get(SERVED_BY, "")
 
     def json(self) -> Any:
@@ -36,7 +36,7 @@ class Reply:
 
 
 class OpenReply:
-    """An answer whose headers came; its body is read as it comes."""
+    """An answer whose headers came. Its body is read as it comes."""
 
     def __init__(self, response: aiohttp.ClientResponse, *, started: float) -> None:
         self._response = response
@@ -48,26 +48,28 @@ class OpenReply:
         """Time to the first byte of the body, the TTFT of a streamed answer."""
 
     async def piece(self) -> bytes:
-        """What came next; empty at the end. aiohttp.ClientError when the answer was cut."""
+        """The next piece. Empty at the end. aiohttp.ClientError: the answer was cut."""
         data = await self._response.content.readany()
         if self.first_piece_s is None:
             self.first_piece_s = time.monotonic() - self._started
         return data
 
     async def rest(self) -> bytes:
-        """All that is still to come. aiohttp.ClientError when the answer was cut."""
+        """Everything that is still to come. aiohttp.ClientError: the answer was cut."""
         pieces = []
         while data := await self.piece():
             pieces.append(data)
         return b"".join(pieces)
 
     def abort(self) -> None:
-        """Close the connection under it."""
+        """Close its connection."""
         self._response.close()
 
 
 class Client:
-    """HTTP/1.1 to one address, no limit on connections, no timeout but 240 s. Made by `http_client`."""
+    """HTTP/1.1 to one address, without a limit on connections, with a timeout of 240 s. Made by
+    `http_client`.
+    """
 
     def __init__(self, session: aiohttp.ClientSession, *, url: str) -> None:
         self._session = session
@@ -77,7 +79,7 @@ class Client:
         self, method: str, path: str, *, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> Reply:
         started = time.monotonic()
-        data = None if body is None else io.BytesIO(body)  # aiohttp warns of large bodies as bytes
+        data = None if body is None else io.BytesIO(body)  # aiohttp warns about large bodies as bytes
         async with self._session.request(method, self.url + path, data=data, headers=headers) as response:
             content = await response.read()
             return Reply(
@@ -102,7 +104,7 @@ class Client:
     async def stream(
         self, prompt: str = "hello", *, headers: Mapping[str, str] | None = None, **fields: Any
     ) -> AsyncIterator[OpenReply]:
-        """POST /v1/completions with `stream`, open after the answer's headers."""
+        """POST /v1/completions with `stream`. Returns after the answer's headers."""
         started = time.monotonic()
         body = _completion(prompt, {"stream": True, **fields})
         async with self._session.post(
@@ -121,7 +123,7 @@ class Client:
 @asynccontextmanager
 async def http_client(url: str) -> AsyncIterator[Client]:
     connector = aiohttp.TCPConnector(limit=0, ssl=False)
-    timeout = aiohttp.ClientTimeout(total=240)  # two thousand held at once: the first waits for the last
+    timeout = aiohttp.ClientTimeout(total=240)  # with two thousand held at once, the first waits for the last
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         yield Client(session, url=url)
 

@@ -1,8 +1,7 @@
-"""A real OpenTelemetry collector, compiled once from its Go modules, and what it forwards.
+"""A real OpenTelemetry collector, compiled once from its Go modules, and the spans that it forwards.
 
-It takes OTLP over gRPC and over HTTP, and sends what it took as JSON to this process, so that a test reads
-spans as the collector understood them. The program is cached outside the checkout under the hash of its
-sources.
+It receives OTLP over gRPC and over HTTP, and sends the spans as JSON to this process. So a test reads spans
+as the collector understood them. The program is cached outside the checkout under the hash of its sources.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _REQUIRE: Final = "PREFIX_GATEWAY_REQUIRE_CLUSTER"
 
 
 def collector_program() -> Path:
-    """Its path, built first where it is not cached. Skips the test where no Go is installed."""
+    """Its path. It is built first if it is not cached. Skips the test if no Go is installed."""
     files = ("go.mod", "go.sum", "main.go")
     final = cache_folder() / f"collector-{content_key(*((_SOURCES / name).read_bytes() for name in files))}"
     if (final / "collector").exists():
@@ -48,7 +47,7 @@ def collector_program() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """As OTLP's JSON has it."""
+    """A span as in OTLP's JSON."""
 
     name: str
     trace_id: str
@@ -61,13 +60,13 @@ class Span:
 
 @dataclass(slots=True)
 class Collector:
-    """A running collector and the spans that came out of it."""
+    """A running collector, and the spans that it forwarded."""
 
     grpc_port: int
     http_port: int
     spans: list[Span] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
-    """All that came out, as bytes."""
+    """Everything that it forwarded, as bytes."""
 
     def named(self, name: str) -> list[Span]:
         return [span for span in self.spans if span.name == name]

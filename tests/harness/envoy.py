@@ -1,6 +1,6 @@
-"""The real Envoy as a child process, and what its admin page says.
+"""The real Envoy as a child process, and what its admin page shows.
 
-Tests wait for states of Envoy (a counter, an endpoint, a healthy picker) rather than for time to pass.
+Tests wait for states of Envoy (a counter, an endpoint, a healthy picker) and not for time to pass.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class EnvoyProcess:
         self._session = session
 
     async def stats(self, prefix: str = "") -> dict[str, int]:
-        """Counters and gauges whose names begin so."""
+        """Counters and gauges whose names begin in this way."""
         document = await self._get_json("/stats", format="json", type="All")
         found: dict[str, int] = {}
         for stat in document["stats"]:
@@ -46,7 +46,7 @@ class EnvoyProcess:
         return found
 
     async def stat(self, name: str) -> int:
-        """One counter or gauge by its full name; 0 when Envoy has not made it yet."""
+        """One counter or gauge by its full name. 0: Envoy has not made it yet."""
         return (await self.stats(name)).get(name, 0)
 
     async def wait_stat(self, name: str, *, at_least: int, timeout_s: float = 60.0) -> None:
@@ -62,7 +62,7 @@ class EnvoyProcess:
         await wait_until(equal, what=f"{name} == {value}", timeout_s=timeout_s)
 
     async def endpoints(self, cluster: str = "model-servers") -> set[str]:
-        """The endpoints that a cluster holds, `ip:port` or `unix:/path`."""
+        """The endpoints of a cluster, `ip:port` or `unix:/path`."""
         document = await self._get_json("/clusters", format="json")
         found: set[str] = set()
         for status in document["cluster_statuses"]:
@@ -82,11 +82,13 @@ class EnvoyProcess:
         await wait_until(known, what=f"Envoy holds {sorted(addresses)}", timeout_s=timeout_s)
 
     async def bypassed(self) -> int:
-        """Requests that went on without the picker."""
+        """Number of requests that went on without the picker."""
         return await self.stat(f"{EXT_PROC}failure_mode_allowed")
 
     def access_log(self) -> list[dict[str, Any]]:
-        """The access log so far, one entry a finished request; it is written some 50 ms after the end."""
+        """The access log so far, one entry for each finished request. It is written some 50
+        ms after the end.
+        """
         lines = self.process.stdout.read_text().splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
@@ -107,7 +109,7 @@ async def running_envoy(
 ) -> AsyncIterator[EnvoyProcess]:
     """Envoy with the bootstrap of `config`, or with `document` made from it, ready for requests.
 
-    `wait_healthy_pickers`: how many workers of the picker must pass their health check first; None: all.
+    `wait_healthy_pickers`: number of the picker's workers that must pass their health check first. None: all.
     """
     path = directory / "envoy.json"
     path.write_text(json.dumps(document) if document is not None else bootstrap(config, output="json"))
@@ -134,7 +136,7 @@ async def running_envoy(
 
 
 def bootstrap_document(config: Config) -> dict[str, Any]:
-    """The bootstrap as a dictionary, for tests that need Envoy a little different."""
+    """The bootstrap as a dictionary, for tests that need a slightly different Envoy."""
     document: dict[str, Any] = json.loads(bootstrap(config, output="json"))
     return document
 

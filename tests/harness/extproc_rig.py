@@ -1,5 +1,6 @@
-"""Envoy with one listener for each way in which it can hand over a request,
-and servers behind it that tell what came."""
+"""Envoy with one listener for each way in which it can pass on a request, and servers behind it that report
+what came.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ class Rig:
         return f"http://127.0.0.1:{self.ports[mode]}{path}"
 
     async def settled(self) -> None:
-        """Wait until every pick is over and every stream gone."""
+        """Wait until every pick is over and every stream is gone."""
         async with asyncio.timeout(10):
             while self.server.streams or len(self.seen.over) < len(self.seen.picks):  # noqa: ASYNC110 - it is in the product
                 await asyncio.sleep(0.01)
@@ -74,7 +75,7 @@ TOLD = web.AppKey("told", asyncio.Event)
 
 
 async def serve_upstream(request: web.Request) -> web.StreamResponse:
-    """Tells what reached it: its port, the size and edges of the body, the headers that matter."""
+    """Reports what reached it: its port, the size and both ends of the body, the headers that matter."""
     body = await request.read()
     port = request.transport.get_extra_info("sockname")[1] if request.transport else 0
     told = {

@@ -1,7 +1,7 @@
 """An ext_proc server that answers as a test says, to see what a bootstrap makes Envoy do.
 
-It runs in the test's event loop, decides nothing, and records what Envoy told it.
-Not for tests of the picker.
+It runs in the test's event loop, decides nothing, and records what Envoy sent. It is not for tests of the
+picker.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 
 @dataclass(slots=True)
 class Exchange:
-    """One HTTP request as Envoy told it."""
+    """One HTTP request as Envoy sent it."""
 
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes | None = None
@@ -38,7 +38,7 @@ class Exchange:
     response_pieces: int = 0
     """Body messages of the answer."""
     ended: bool = False
-    """Its gRPC stream is over."""
+    """Whether its gRPC stream is over."""
 
 
 class FakePicker:
@@ -48,15 +48,15 @@ class FakePicker:
         self.address = address
         self.exchanges: list[Exchange] = []
         self.destinations: Callable[[Exchange], str] = lambda _: ""
-        """The fallback list for a request, as text; empty: none is named."""
+        """The fallback list for a request, as text. Empty: none is named."""
         self.refuse_status: int | None = None
-        """Set: every request is answered at once with this status and `refused`."""
+        """If set, every request is answered at once with this status and `refused`."""
         self.sample = False
-        """Ask for the body of every answer."""
+        """Whether to ask for the body of every answer."""
         self.gate = Gate()
-        """Shut, it hangs: requests and health checks alike."""
+        """If shut, it hangs, for requests and health checks."""
         self.serving = True
-        """What it says of its health."""
+        """The health that it reports."""
         self._server: grpc.aio.Server | None = None
 
     @property
@@ -86,7 +86,7 @@ class FakePicker:
         self._server = server
 
     async def stop(self) -> None:
-        """As a killed one: streams cut, the address closed."""
+        """Like a killed worker: streams are cut, and the address is closed."""
         if self._server:
             server, self._server = self._server, None
             await server.stop(grace=None)

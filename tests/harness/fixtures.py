@@ -14,7 +14,7 @@ from tests.harness.gateway import Bench, Gateway, running_bootstrap, running_gat
 
 @pytest.fixture(scope="session", autouse=True)
 def many_open_files() -> None:
-    """As many as this user may have: thousands of streams held at once need a socket or two each."""
+    """Allow as many as this user may have: thousands of streams held at once need a socket or two each."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -1,5 +1,6 @@
-"""A picker in exact mode beside the test, on its event loop:
-it follows servers that publish KV events, and picks nothing by itself."""
+"""A picker in exact mode on the test's event loop. It follows servers that publish KV events, and picks
+nothing by itself.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ class Follower:
 async def following_picker(
     endpoints: Sequence[Endpoint], settings: ModelSettings, *, topic: str = ""
 ) -> AsyncIterator[Follower]:
-    """Their `kv_events` and `kv_replay` say where to listen. Checks the integrity of all parts at the end."""
+    """The endpoints' `kv_events` and `kv_replay` say where to listen. Checks the integrity of all parts at
+    the end.
+    """
     queue = RoutedPrompts(max_prompts=100, max_bytes=10**7)
     picker = Picker(DEFAULT_POLICY, rng=random.Random(1))
     picker.subscribe(queue.hear)

@@ -1,7 +1,7 @@
 """The whole gateway on free ports: backends in the test's loop, the picker and Envoy as processes.
 
-`config_in` writes a configuration for a directory; `running_gateway` starts everything on one,
-with the real picker; `running_bootstrap` does so with the fake picker, to test Envoy's side alone.
+`config_in` writes a configuration to a directory. `running_gateway` starts everything with it and the real
+picker. `running_bootstrap` starts everything with the fake picker, to test Envoy's side alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Edit = Callable[[dict[str, Any]], None]
 def config_in(directory: Path, *, workers: int = 1, **fields: Any) -> Config:
     """Write `config.yaml` with free ports and paths in `directory`, and read it back.
 
-    `fields` are the file's own, merged one level deep: `envoy={"failOpen": False}`.
+    `fields` are the file's own fields, merged one level deep: `envoy={"failOpen": False}`.
     """
     listen, envoy_admin = free_ports(2)
     document: dict[str, Any] = {
@@ -62,8 +62,9 @@ def write_endpoints(
     roles: Mapping[str, str] | None = None,
     rewrites: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """The endpoints file, by rename, as an operator's tools do.
-    `roles` by name; `rewrites`: other names for models."""
+    """Write the endpoints file by rename, as an operator's tools do. `roles`: by name; `rewrites`: other
+    names for models.
+    """
     listed = [{"name": b.name, "address": str(b.address)} for b in backends]
     for each in listed:
         if roles and each["name"] in roles:
@@ -75,7 +76,7 @@ def write_endpoints(
 
 
 def write_policy(config: Config, spec: Mapping[str, Any], *, name: str = "test") -> None:
-    """The policy file, by rename."""
+    """Write the policy file by rename."""
     document = {
         "apiVersion": "prefix-gateway.dev/v1alpha1",
         "kind": "PrefixRoutingPolicy",
@@ -99,11 +100,11 @@ class PickerProcess:
         self._several = config.workers > 1
 
     def worker_pids(self) -> list[int]:
-        """Oldest first; the process itself where there is one worker."""
+        """The oldest first. With a single worker: the process itself."""
         return self.process.children() if self._several else [self.process.pid]
 
     async def ready(self) -> bool:
-        """Whether every worker says so."""
+        """Whether every worker is ready."""
         for url in self.admin_urls:
             try:
                 async with self._session.get(f"{url}/readyz") as response:
@@ -114,7 +115,7 @@ class PickerProcess:
         return True
 
     async def decision(self, request_id: str) -> dict[str, Any] | None:
-        """The decision about a request, from whichever worker made it."""
+        """The decision about a request, from the worker that made it."""
         for url in self.admin_urls:
             async with self._session.get(f"{url}/decisions/{request_id}") as response:
                 if response.status == 200:
@@ -131,7 +132,7 @@ class PickerProcess:
         return "\n".join(pages)
 
     async def metric(self, name: str, **labels: str) -> float:
-        """Sum of a metric's samples over all workers, those with these labels."""
+        """Sum of a metric's samples with these labels, over all workers."""
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         total = 0.0
         for line in (await self.metrics()).splitlines():
@@ -145,7 +146,7 @@ class PickerProcess:
 async def running_picker(
     config: Config, *, directory: Path, name: str = "picker"
 ) -> AsyncIterator[PickerProcess]:
-    """The real picker on `config`, which `config_in` wrote into `directory`; ready."""
+    """The real picker with `config`, which `config_in` wrote to `directory`; ready."""
     args = [sys.executable, "-m", "epp", "serve", "--config", str(directory / "config.yaml")]
     async with (
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session,
@@ -171,7 +172,7 @@ class Gateway:
         return next(b for b in self.backends if str(b.address) == address)
 
     async def set_backends(self, backends: Iterable[Backend]) -> None:
-        """Rewrite the endpoints file and wait until Envoy holds exactly these."""
+        """Rewrite the endpoints file and wait until Envoy has exactly these."""
         listed = list(backends)
         write_endpoints(self.config, listed)
         await self.envoy.wait_endpoints({str(b.address) for b in listed})
@@ -187,7 +188,7 @@ async def running_gateway(
     edit: Edit | None = None,
     **fields: Any,
 ) -> AsyncIterator[Gateway]:
-    """Everything, with the real picker. `fields` go to `config_in`; `edit` changes Envoy's bootstrap."""
+    """Everything, with the real picker. `fields` go to `config_in`. `edit` changes Envoy's bootstrap."""
     if policy is not None:
         fields["policyFile"] = str(directory / "policy.yaml")
     config = config_in(directory, workers=workers, **fields)
@@ -224,7 +225,7 @@ class Bench:
         return self.pickers[0]
 
     async def set_endpoints(self, addresses: Iterable[Address]) -> None:
-        """Write the file that Envoy watches, and wait until Envoy holds exactly these."""
+        """Write the file that Envoy watches, and wait until Envoy has exactly these."""
         listed = list(addresses)
         self.eds.write(as_endpoints(listed))
         await self.envoy.wait_endpoints({str(address) for address in listed})
@@ -244,8 +245,9 @@ async def running_bootstrap(
     edit: Edit | None = None,
     **fields: Any,
 ) -> AsyncIterator[Bench]:
-    """Envoy with our bootstrap, fake pickers at its workers' addresses, `backends`,
-    and `extra` dead endpoints."""
+    """Envoy with our bootstrap, fake pickers at its workers' addresses, `backends`, and `extra` dead
+    endpoints.
+    """
     config = config_in(directory, workers=workers, **fields)
     document = bootstrap_document(config)
     if edit:

@@ -1,5 +1,6 @@
-"""h2spec, a conformance tester for HTTP/2 servers:
-built once from its Go module, cached by version outside the checkout."""
+"""h2spec, a conformance tester for HTTP/2 servers, built once from its Go module and cached by version
+outside the checkout.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ from tests.harness.cached_builds import built_elsewhere, cache_folder, only_buil
 VERSION: Final = "v2.2.1+incompatible"
 _MODULE: Final = "github.com/summerwind/h2spec/cmd/h2spec"
 _REQUIRE: Final = "PREFIX_GATEWAY_REQUIRE_CLUSTER"
-"""Set where CI runs everything; what builds the control plane builds this."""
+"""Set where CI runs everything. The command that builds the control plane also builds this."""
 
 
 def h2spec_program() -> Path:
-    """Its path, built first where it is not cached. Skips the test where no Go is installed."""
+    """Its path. It is built first if it is not cached. Skips the test if no Go is installed."""
     final = cache_folder() / f"h2spec-{VERSION}"
     if (final / "h2spec").exists():
         return final / "h2spec"
@@ -38,7 +39,7 @@ def h2spec_program() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One case of a report: its section, its text, and why it failed; empty: it passed."""
+    """One case of a report: its section, its text, and why it failed. Empty: it passed."""
 
     section: str
     text: str
@@ -46,7 +47,7 @@ class Case:
 
 
 def read_report(path: Path) -> list[Case]:
-    """h2spec's JUnit file."""
+    """Read h2spec's JUnit file."""
     return [
         Case(case.get("package", ""), case.get("classname", ""), _failure(case))
         for case in ET.parse(path).getroot().iter("testcase")

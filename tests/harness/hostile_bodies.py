@@ -1,8 +1,8 @@
-"""Bodies that look for the most CPU and memory that one byte can cause:
-a piece of JSON repeated in some place of a body.
+"""Bodies that look for the most CPU and memory that one byte can cause: a piece of JSON, repeated at some
+place of a body.
 
-`WORST` are those that were dearest, or were dear once: each is a case of the tests.
-`shapes` makes more of them by chance.
+`WORST` are the most expensive ones, now or in the past. Each is a case of the tests. `shapes` makes more of
+them at random.
 """
 
 from __future__ import annotations
@@ -113,11 +113,11 @@ class Shape:
     path: str
     start: str
     unit: str
-    """Repeated; `N` stands for a name that is another each time."""
+    """Repeated. `N` stands for a name that differs each time."""
     end: str
 
     def body(self, size_bytes: int) -> bytes:
-        """About so many bytes of it."""
+        """A body of about this size."""
         length = len(self.unit.encode())
         count = max(1, (size_bytes - len(self.start) - len(self.end)) // length)
         if '"N"' in self.unit:
@@ -137,14 +137,14 @@ def _in_object(start: str) -> bool:
 
 
 def plain(size_bytes: int) -> bytes:
-    """A chat of plain text, of that size: what all others are compared to."""
+    """A chat of plain text of this size, with which all others are compared."""
     return Shape(
         CHAT, '{"model":"m","messages":[{"role":"user","content":"', "tell me about foxes ", '"}]}'
     ).body(size_bytes)
 
 
 def shapes(rng: random.Random) -> Iterator[Shape]:
-    """Without end: a place by chance, and a unit of one to three pieces that may stand there."""
+    """Without end: a random place, and a unit of one to three pieces that may stand there."""
     while True:
         path = rng.choice(PATHS)
         start, end = rng.choice(_PLACES[path])

@@ -1,8 +1,8 @@
-"""An HTTP/2 client in clear text, by prior knowledge:
-many requests on one connection, and pings when a test wants.
+"""An HTTP/2 client in clear text, by prior knowledge: many requests on one connection, and pings when a test
+wants.
 
-aiohttp speaks HTTP/1.1 only. Flow control is answered at once;
-request bodies must fit the first window (64 KB).
+aiohttp supports only HTTP/1.1. Flow control is answered at once. Request bodies must fit the first window (64
+KB).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ import h2.exceptions
 
 @dataclass(slots=True)
 class Http2Stream:
-    """One request and what came of it."""
+    """One request and its answer."""
 
     headers: dict[str, str] = field(default_factory=dict)
     body: bytearray = field(default_factory=bytearray)
     error: str = ""
-    """Why it was cut; empty: it was not."""
+    """Why it was cut. Empty: it was not."""
     headers_came: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def status(self) -> int:
-        """0 before its headers came."""
+        """0 until its headers came."""
         return int(self.headers.get(":status", "0"))
 
 
@@ -49,7 +49,7 @@ class Http2Client:
         self._streams: dict[int, Http2Stream] = {}
         self.pongs = 0
         self.goaway = ""
-        """What the other side said when it closed; empty: it did not."""
+        """What the other side said when it closed. Empty: it did not close."""
         self._connection.initiate_connection()
         self._flush()
 
@@ -78,13 +78,13 @@ class Http2Client:
         self._flush()
 
     async def ping_every(self, interval_s: float) -> None:
-        """For ever."""
+        """Runs for ever."""
         while True:
             self.ping()
             await asyncio.sleep(interval_s)
 
     async def read(self) -> None:
-        """Take in what comes until the connection closes."""
+        """Read until the connection closes."""
         try:
             while data := await self._reader.read(65536):
                 for event in self._connection.receive_data(data):

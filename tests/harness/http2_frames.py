@@ -1,7 +1,7 @@
-"""The client's half of HTTP/2, frame by frame:
-bytes that a test sends, right or wrong, and the server's bytes as frames.
+"""The client's half of HTTP/2, frame by frame: bytes that a test sends, right or wrong, and the server's
+bytes as frames.
 
-It keeps no rules, so that a test can break them. `CallerSide` drives a `Connection` without any socket.
+It follows no rules, so that a test can break them. `CallerSide` drives a `Connection` without any socket.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ CALL: Final = (
     ("te", "trailers"),
 )
 NO_TABLE: Final = b"\x20"
-"""In front of a header block: the sender's table has size 0 from now on."""
+"""Goes before a header block: the sender's table has size 0 from now on."""
 
 
 def block(fields: Iterable[tuple[str, str]] = CALL, *, replace: Iterable[tuple[str, str]] = ()) -> bytes:
-    """A header block without indexing; `replace` overwrites fields, or adds them."""
+    """A header block without indexing. `replace` overwrites or adds fields."""
     wanted = dict(fields) | dict(replace)
     never = [NeverIndexedHeaderTuple(name.encode(), value.encode()) for name, value in wanted.items()]
     return Encoder().encode(never, huffman=False)
@@ -73,7 +73,7 @@ def ping(payload: bytes = b"12345678", *, ack: bool = False) -> bytes:
 
 
 def hello(*, window: int | None = None, ack: bool = True) -> bytes:
-    """Preface, settings, and the acknowledgement of the server's."""
+    """Preface, settings, and the acknowledgement of the server's settings."""
     values = [] if window is None else [(Setting.INITIAL_WINDOW_SIZE, window)]
     return PREFACE + settings(values) + (frame(Kind.SETTINGS, flags=Flag.ACK) if ack else b"")
 
@@ -91,12 +91,12 @@ class Frame:
 
     @property
     def code(self) -> int:
-        """Of RST_STREAM and GOAWAY."""
+        """The code of RST_STREAM and GOAWAY."""
         return int.from_bytes(self.payload[:4] if self.kind == Kind.RST_STREAM else self.payload[4:8])
 
 
 def split(wire: bytes) -> Iterator[Frame]:
-    """Whole frames of what a server sent."""
+    """The whole frames in a server's bytes."""
     at = 0
     while at < len(wire):
         high, low, kind, flags, number = struct.unpack_from(">HBBBL", wire, at)
@@ -108,7 +108,7 @@ def split(wire: bytes) -> Iterator[Frame]:
 
 @dataclass
 class CallerSide:
-    """A connection under test, and what it answered."""
+    """A connection under test, and its answers."""
 
     limits: Limits = field(default_factory=lambda: Limits(max_message_bytes=2**20))
     held: HeldBytes = field(default_factory=lambda: HeldBytes(2**22))
@@ -120,7 +120,7 @@ class CallerSide:
         self.greeting = self.sent()
 
     def opened(self, *, window: int | None = None) -> CallerSide:
-        """After both sides' settings."""
+        """A connection after the settings of both sides."""
         assert self.feed(hello(window=window)) == []
         assert [f.kind for f in self.sent()] == [Kind.SETTINGS]
         return self
@@ -138,14 +138,14 @@ class CallerSide:
         return events
 
     def sent(self) -> list[Frame]:
-        """The server's frames since the last time."""
+        """The server's frames since the last call."""
         return list(split(self.connection.data_to_send()))
 
     def fields(self, answer: Frame) -> dict[str, str]:
-        """The headers of a HEADERS frame; each frame once, in order."""
+        """The headers of a HEADERS frame. To be called once for each frame, in order."""
         return {str(name): str(value) for name, value in self._decoder.decode(answer.payload)}
 
     def status(self, answers: Sequence[Frame]) -> tuple[int, str]:
-        """How a call ended: gRPC's status and its text, from the last HEADERS frame."""
+        """The end of a call: gRPC's status and its text, from the last HEADERS frame."""
         found = [self.fields(f) for f in answers if f.kind == Kind.HEADERS]
         return int(found[-1]["grpc-status"]), found[-1].get("grpc-message", "")

@@ -1,4 +1,4 @@
-"""A model server that listens, within the test's process, and a client for it."""
+"""A model server that listens, in the test's process, and a client for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from model_server.server.backends import CostSettings
 from model_server.server.serve import Server, ServerSettings, listening
 
 FAST = CostModel(speed=1000)
-NEVER_ENDING = CostModel(prefill_tokens_per_s=0.001)  # one step outlasts any test
+NEVER_ENDING = CostModel(prefill_tokens_per_s=0.001)  # one step takes longer than any test
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it does so again. " * 6
 
 
@@ -80,7 +80,7 @@ Start = Callable[..., Awaitable[Running]]
 
 @asynccontextmanager
 async def starting() -> AsyncIterator[Start]:
-    """Starts any number of them; all end with the block."""
+    """Starts any number of servers. All end with the block."""
     async with AsyncExitStack() as stack:
 
         async def started(**changes: Any) -> Running:

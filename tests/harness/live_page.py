@@ -1,5 +1,6 @@
-"""An admin address whose picker is made up:
-so many endpoints, requests of every outcome, an account of misses, hot prefixes."""
+"""An admin address with a made-up picker: any number of endpoints, requests of every outcome, an account of
+misses, hot prefixes.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def a_board(
 
 @dataclass
 class Scene:
-    """What the page shows. `turn` moves the endpoints' numbers."""
+    """The content of the page. `turn` moves the endpoints' numbers."""
 
     count: int
     ring: DecisionRing

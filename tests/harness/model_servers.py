@@ -1,5 +1,6 @@
-"""Model servers of this repository as processes, for tests in which caches must be real.
-They listen where they like."""
+"""Model servers of this repository as processes, for tests that need real caches. They choose their own
+ports.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ MODEL: Final = "made-up"
 
 @dataclass(frozen=True, slots=True)
 class ModelServer:
-    """One that answers."""
+    """A server that is ready."""
 
     process: ManagedProcess
     address: Address

@@ -1,7 +1,7 @@
-"""A picker that follows a real API server by a way that can be cut, and what can go wrong there:
+"""A picker that follows a real API server over a connection that can be cut, and what can go wrong there:
 each fault and its repair.
 
-It is in exact mode. Its one pod is played by the test, and so are the KV events of the pod's server.
+It is in exact mode. The test plays its one pod, and the KV events of the pod's server.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ _TOKENS: Final = list(range(16))
 
 @dataclass(slots=True)
 class Events:
-    """The KV events of the pod's server:
-    the same block again and again, named from the seed that the server was started with."""
+    """The KV events of the pod's server: the same block again and again, named from the seed that the server
+    was started with.
+    """
 
     socket: zmq.Socket[bytes]
     seed: str = _HASH_SEED
@@ -89,22 +90,21 @@ class PickerInCluster:
     events: Events
     relay: Relay
     ca_file: Path
-    """Where the picker looks for the API server's certificate;
-    not there at first, so that it has no way into the cluster."""
+    """Where the picker looks for the API server's certificate. It is missing at first, so the picker cannot
+    reach the cluster."""
 
     @property
     def address(self) -> str:
-        """Of its metrics page."""
+        """The address of its metrics page."""
         return self.picker.admin_urls[0].removeprefix("http://")
 
     async def let_in(self) -> None:
-        """The certificate comes; returns once the picker is ready."""
+        """Write the certificate. Returns when the picker is ready."""
         shutil.copy(self.plane.ca_file, self.ca_file)
         await self.picker.process.wait_ready(self.picker.ready)
 
     async def break_much(self) -> None:
-        """A policy that is refused, a role without the Lease,
-        a server whose blocks are named in another way."""
+        """A refused policy, a role without the Lease, and a server that names blocks in another way."""
         self.policies.apply("p", sessionHeader="host")
         self._allow(lease=False)
         await self._restart_server(_OTHER_HASH_SEED)
@@ -132,7 +132,7 @@ class PickerInCluster:
 async def running_picker_in_cluster(
     plane: ControlPlane, namespace: str, folder: Path
 ) -> AsyncIterator[PickerInCluster]:
-    """It runs and is not ready: it has no way into the cluster until `let_in`."""
+    """It runs and is not ready, since it cannot reach the cluster until `let_in`."""
     install_policy_crd(plane)
     host, _, port = plane.url.removeprefix("https://").rpartition(":")
     ca_file, events_port = folder / "ca.crt", free_port()

@@ -1,4 +1,4 @@
-"""Ports nobody listens on, for processes that cannot be told to choose one and say which."""
+"""Free ports, for processes that cannot choose one themselves and report it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import random
 import socket
 from typing import Final
 
-# Below the range from which the kernel takes ports of outgoing connections:
-# there one could be gone a moment later.
+# Below the range from which the kernel takes ports for outgoing connections:
+# a free port in that range could be taken a moment later.
 _FIRST: Final = 12_000
 _LAST: Final = 31_000
 
@@ -21,7 +21,7 @@ def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
             probe = held.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
             port = random.SystemRandom().randint(
                 _FIRST, _LAST
-            )  # not the seeded one: runs side by side must differ
+            )  # not the seeded generator: parallel runs must differ
             try:
                 probe.bind((host, port))
             except OSError:

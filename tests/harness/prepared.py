@@ -1,5 +1,6 @@
-"""What a test gets that needs something built beforehand:
-it, a skip that names the command, or a failure where CI must not skip."""
+"""Things that must be built before a test: the thing, or a skip that names the command, or a failure where CI
+must not skip.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ Built = TypeVar("Built")
 
 
 def prepared(require: Callable[[], Built], *, required_by: str) -> Built:
-    """What `require` gives. Where it is not built the test is skipped,
-    or fails if the variable `required_by` is 1."""
+    """The result of `require`. If it is not built, the test is skipped, or fails if the variable
+    `required_by` is 1.
+    """
     try:
         return require()
     except BuildFailedError as error:

@@ -1,7 +1,8 @@
-"""One child process: its own session, its output in files, waiting until it is ready,
-and every way to end it.
+"""One child process: its own session, its output in files, waiting until it is ready, and every way to end
+it.
 
-The session keeps signals for the test run away from it and makes its whole process group one thing to kill.
+The session keeps the test run's signals away from the process, and makes its whole process group one unit to
+kill.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ _TAIL_LINES: Final = 40
 
 
 class ProcessFailedError(AssertionError):
-    """It ended, or was not ready in time; the message holds the end of its output."""
+    """The process ended, or was not ready in time. The message has the end of its output."""
 
 
 async def wait_until(
     condition: Callable[[], bool | Awaitable[bool]], *, what: str, timeout_s: float = 60.0
 ) -> None:
-    """Poll until `condition` holds; AssertionError naming `what` when it does not in time."""
+    """Poll until `condition` holds. AssertionError naming `what`: it did not hold in time."""
     deadline = time.monotonic() + timeout_s
     while True:
         answer = condition()
@@ -65,7 +66,7 @@ class ManagedProcess:
 
     @property
     def status(self) -> int | None:
-        """Exit status; None while it runs; negative: the signal that ended it."""
+        """Exit status. None: it runs. Negative: the signal that ended it."""
         return self._popen.poll()
 
     def children(self) -> list[int]:
@@ -74,7 +75,7 @@ class ManagedProcess:
         return sorted(int(pid) for pid in text.split())
 
     def signal(self, number: signals.Signals) -> None:
-        """To it alone."""
+        """Send a signal to this process alone."""
         self._popen.send_signal(number)
 
     def kill(self) -> None:
@@ -89,12 +90,12 @@ class ManagedProcess:
         self._signal_group(signals.SIGCONT)
 
     async def wait(self, *, timeout_s: float = 60.0) -> int:
-        """Its exit status."""
+        """Wait for its exit status."""
         await wait_until(lambda: self.status is not None, what=f"{self.name} ends", timeout_s=timeout_s)
         return self._popen.returncode
 
     async def terminate(self, *, timeout_s: float = 60.0) -> int:
-        """SIGTERM, then its exit status; SIGKILL when it takes longer."""
+        """Send SIGTERM and wait for the exit status. SIGKILL if this takes too long."""
         if self.status is None:
             self.signal(signals.SIGTERM)
         try:
@@ -106,7 +107,7 @@ class ManagedProcess:
     async def wait_ready(
         self, probe: Callable[[], bool | Awaitable[bool]], *, what: str = "ready", timeout_s: float = 60.0
     ) -> None:
-        """Poll `probe`; fails at once, with the log's end, when the process ends first."""
+        """Poll `probe`. If the process ends first, fails at once with the end of its log."""
 
         async def ready() -> bool:
             if self.status is not None:
@@ -122,7 +123,7 @@ class ManagedProcess:
             raise ProcessFailedError(f"{error}\n{self.tail()}") from error
 
     def tail(self, *, lines: int = _TAIL_LINES) -> str:
-        """The end of what it wrote."""
+        """The end of its output."""
         text = self.stderr.read_text(errors="replace") + self.stdout.read_text(errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
@@ -140,7 +141,7 @@ async def managed_process(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> AsyncIterator[ManagedProcess]:
-    """Run `args` until the block ends; output goes to `directory`/`name`.out and .err."""
+    """Run `args` until the block ends. Output goes to `directory`/`name`.out and .err."""
     stdout, stderr = directory / f"{name}.out", directory / f"{name}.err"
     with stdout.open("ab") as out, stderr.open("ab") as err:
         popen = subprocess.Popen(

@@ -1,9 +1,9 @@
-"""Debian's Prometheus as a child process:
-it scrapes what a test runs, by the rules of a chart, and says which alerts fire.
+"""Debian's Prometheus as a child process: it scrapes what a test runs, by the rules of a chart, and says
+which alerts fire.
 
-The package is taken out of Debian's archive, not installed, into the cache under its version. The chart's
-ServiceMonitor and PrometheusRule are turned into Prometheus's own configuration as the operator does it, with
-scrapes each second and, since a test cannot wait for hours, with other durations where the test says so.
+The package is unpacked from Debian's archive into the cache under its version, and not installed. The chart's
+ServiceMonitor and PrometheusRule become Prometheus's own configuration in the operator's way, with scrapes
+each second. Since a test cannot wait for hours, other durations are used where the test says so.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DURATION: Final = re.compile(r"\[\d+[smhd]\]")
 
 
 def programs() -> Path:
-    """The folder of `prometheus` and `promtool`. Skips the test where Debian's archive cannot be asked."""
+    """The folder of `prometheus` and `promtool`. Skips the test if Debian's archive cannot be reached."""
     if shutil.which("apt-get") is None:
         said = "Prometheus is taken from Debian's archive, and this is no Debian"
         pytest.fail(said) if os.environ.get(_REQUIRE) else pytest.skip(said)
@@ -49,7 +49,9 @@ def programs() -> Path:
 
 
 def _version() -> str:
-    """What the archive has, as part of a file's name; its list is fetched where there is none yet."""
+    """The version in the archive, as part of a file's name. The archive's list is fetched if there is none
+    yet.
+    """
     for fetch in (False, True):
         if fetch:
             run("apt-get", "update", "--quiet")
@@ -63,8 +65,9 @@ def _version() -> str:
 
 
 def shortened(rules: Sequence[Mapping[str, Any]], other: Mapping[str, str], *, window: str) -> dict[str, Any]:
-    """A PrometheusRule's groups with every range `window` long, and each `for:` one second.
-    other: texts to be replaced in expressions."""
+    """A PrometheusRule's groups, with every range `window` long and each `for:` one second.
+    other: texts to replace in expressions.
+    """
 
     def expression(text: str) -> str:
         for old, new in other.items():
@@ -88,8 +91,9 @@ def shortened(rules: Sequence[Mapping[str, Any]], other: Mapping[str, str], *, w
 def scrape_of(
     monitor: Mapping[str, Any], targets: Mapping[str, Mapping[str, str]], *, namespace: str, service: str
 ) -> list[dict[str, Any]]:
-    """A ServiceMonitor as the operator writes it for Prometheus.
-    targets: by port name, pods and the addresses of that port."""
+    """A ServiceMonitor in the form in which the operator writes it for Prometheus.
+    targets: by port name, pods and the addresses of that port.
+    """
     return [
         {
             "job_name": f"{service}/{endpoint['port']}",
@@ -135,8 +139,9 @@ class Prometheus:
     session: aiohttp.ClientSession
 
     async def query(self, expression: str) -> list[dict[str, Any]]:
-        """An instant query's series.
-        AssertionError with Prometheus's own words where it does not understand it."""
+        """The series of an instant query. AssertionError with Prometheus's own message: it does not
+        understand the query.
+        """
         async with self.session.get(f"{self.url}/api/v1/query", params={"query": expression}) as response:
             document = await response.json()
         assert document["status"] == "success", f"{expression}: {document}"
@@ -152,7 +157,7 @@ class Prometheus:
     async def wait_firing(
         self, wanted: set[str], *, while_: Callable[[], None] = lambda: None, timeout_s: float = 90.0
     ) -> set[str]:
-        """Until each of `wanted` has fired, at one time or another; all that fired meanwhile."""
+        """Wait until each of `wanted` has fired at some time. Returns all alerts that fired meanwhile."""
         seen: set[str] = set()
 
         async def all_seen() -> bool:
@@ -167,7 +172,7 @@ class Prometheus:
         return seen
 
     async def wait_quiet(self, *, timeout_s: float = 90.0) -> None:
-        """Until no alert fires."""
+        """Wait until no alert fires."""
         last: set[str] = set()
 
         async def quiet() -> bool:

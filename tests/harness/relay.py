@@ -1,4 +1,4 @@
-"""A way to a server on loopback that can be cut, as a network can, while the server itself goes on."""
+"""A connection to a server on loopback that can be cut like a network, while the server itself goes on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _READ_BYTES = 2**16
 
 
 class Relay:
-    """Hands on whatever comes over each connection, both ways, until it is cut. Made by `running_relay`."""
+    """Passes on the bytes of each connection, both ways, until it is cut. Made by `running_relay`."""
 
     def __init__(self, host: str, port: int) -> None:
         self._to = host, port
@@ -38,7 +38,7 @@ class Relay:
         except OSError:
             writer.transport.abort()
             return
-        if self._listener is None:  # cut meanwhile
+        if self._listener is None:  # it was cut meanwhile
             writer.transport.abort()
             there_writer.transport.abort()
             return

@@ -1,8 +1,8 @@
-"""Several pickers, each a process of its own with its own configuration,
-behind one real Envoy that spreads requests over them.
+"""Several pickers, each a process with its own configuration, behind one real Envoy that spreads requests
+over them.
 
-To Envoy they are what workers are: endpoints of the picker's cluster, each with a health check of its own.
-Among themselves they are replicas: nothing but Redis joins them, or nothing at all.
+To Envoy they look like workers: endpoints of the picker's cluster, each with a health check of its own. Among
+themselves they are replicas: only Redis connects them, or nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Replicas:
     """Ready for requests. Made by `running_replicas`."""
 
     config: Config
-    """Envoy's."""
+    """Envoy's configuration."""
     envoy: EnvoyProcess
     pickers: list[PickerProcess]
     _configs: list[tuple[Config, Path]]
@@ -40,7 +40,7 @@ class Replicas:
         await self.pickers[number].process.wait()
 
     async def start_again(self, number: int) -> PickerProcess:
-        """A picker that was killed, as its kubelet would: a new process with the old configuration, ready."""
+        """Start a killed picker like its kubelet would: a new process with the old configuration, ready."""
         config, folder = self._configs[number]
         picker = await self._stack.enter_async_context(
             running_picker(config, directory=folder, name=f"picker-{number}")
@@ -53,7 +53,7 @@ class Replicas:
         return sum([await picker.metric(name, **labels) for picker in self.pickers])
 
     async def wait_met(self, *, timeout_s: float = 120) -> None:
-        """Everybody is connected and hears everybody."""
+        """Wait until all are connected and hear each other."""
         count = len(self.pickers)
 
         async def met() -> bool:
@@ -66,7 +66,7 @@ class Replicas:
 def write_model_servers(
     path: Path, servers: Iterable[ModelServer | Backend], *, adapters: Sequence[str] = ()
 ) -> None:
-    """As an endpoints file."""
+    """Write them as an endpoints file."""
     entries = [
         {"name": s.name, "address": str(s.address), "model": MODEL, "adapters": list(adapters)}
         for s in servers
@@ -84,7 +84,7 @@ async def running_replicas(
     sharing: Mapping[str, Any] | None = None,
     adapters: Sequence[str] = (),
 ) -> AsyncIterator[Replicas]:
-    """`sharing`: that section of each picker's configuration."""
+    """`sharing`: this section of each picker's configuration."""
     endpoints, eds = directory / "endpoints.yaml", directory / "eds.json"
     write_model_servers(endpoints, servers, adapters=adapters)
     config = config_in(directory, workers=replicas)

@@ -1,9 +1,9 @@
 """The kubelet of one node: `python -m tests.harness.kubelet --config FILE`, started by `running`.
 
 Registers the node as system:node:NAME, renews its lease, follows the pods bound to it, and answers a test on
-a unix socket (what runs, its use of CPU and memory, a signal for a container). FILE's folder is where all its
-files go. Must be process 1 of PID and mount namespaces of its own: its end is then the end of every
-container, by the kernel's hand.
+a unix socket (what runs, its use of CPU and memory, a signal for a container). All its files are in FILE's
+folder. It must be process 1 of PID and mount namespaces of its own, so that the kernel ends every container
+when it ends.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class KubeletConfig(msgspec.Struct, frozen=True):
 
 
 class Kubelet:
-    """The node: its network, its pods, and what it tells the API server of itself."""
+    """The node: its network, its pods, and its reports to the API server."""
 
     def __init__(self, config: KubeletConfig, *, folder: Path) -> None:
         self.config = config
@@ -71,7 +71,7 @@ class Kubelet:
         self._plugged = 0
 
     async def run(self) -> None:
-        """For ever."""
+        """Runs for ever."""
         self.network.ip(
             "link set lo up",
             f"link add {_BRIDGE} type bridge",
@@ -103,7 +103,7 @@ class Kubelet:
         name = self.config.node
         labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", **self.config.labels}
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
-        with contextlib.suppress(ApiError):  # it may be there, of an earlier life
+        with contextlib.suppress(ApiError):  # it may be left from an earlier life
             await self.api.create("/api/v1/nodes", node)
         stamp = _micro_time().partition(".")[0] + "Z"
         good = {"reason": "KubeletReady", "lastHeartbeatTime": stamp, "lastTransitionTime": stamp}
@@ -167,7 +167,7 @@ class Kubelet:
         task.add_done_callback(over)
 
     async def _forget(self, namespace: str, name: str) -> None:
-        """Of an earlier life of this node."""
+        """Remove what an earlier life of this node left."""
         with contextlib.suppress(ApiError):
             await self.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}", {"gracePeriodSeconds": 0})
 
@@ -187,7 +187,7 @@ class Kubelet:
         app.add_routes([web.get("/", self._show), web.post("/signal", self._signal)])
         runner = web.AppRunner(app)
         await runner.setup()
-        # By rename: who sees it can connect to it.
+        # By rename, so that a process that sees it can connect to it.
         await web.UnixSite(runner, "control.part").start()
         (self.folder / "control.part").rename(self.folder / "control.sock")
 
@@ -211,7 +211,7 @@ class Kubelet:
 
 
 def _usage(pid: int) -> dict[str, float]:
-    """CPU and memory of a container's first process and of those it started."""
+    """CPU and memory of a container's first process and of the processes that it started."""
     cpu_s, rss_bytes = 0.0, 0
     pending = [pid]
     while pending:

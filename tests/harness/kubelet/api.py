@@ -1,7 +1,7 @@
-"""The little of the Kubernetes API that a node needs: single objects, and lists that are followed.
+"""The part of the Kubernetes API that a node needs: single objects, and lists that are followed.
 
-Invariant of `follow`: what it hands out is level-based. After any trouble it lists again, and the whole list
-replaces what was known. It never gives up; the API server may be away for as long as it likes.
+Invariant of `follow`: its results are level-based. After any failure it lists again, and the whole list
+replaces what was known. It never gives up, however long the API server is away.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TIMEOUT: Final = aiohttp.ClientTimeout(total=15)
 
 
 class ApiError(Exception):
-    """The API server refused, or could not be asked (status 0)."""
+    """The API server refused, or could not be reached (status 0)."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
@@ -88,7 +88,7 @@ class Api:
 
     async def _watch(self, path: str, version: str, params: Mapping[str, str]) -> AsyncIterator[JsonObject]:
         query = {**params, "watch": "1", "resourceVersion": version, "timeoutSeconds": str(_WATCH_S)}
-        # A silent connection must not be trusted for ever, nor a server that is slow to be stopped.
+        # A silent connection must not be trusted for ever, nor a server that stops slowly.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=_WATCH_S + 30)
         async with self._session.get(path, params=query, timeout=timeout) as response:
             if response.status != 200:

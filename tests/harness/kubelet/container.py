@@ -1,7 +1,7 @@
-"""One container of a pod: its process, its probes, its restarts, its hooks, and what it reports.
+"""One container of a pod: its process, its probes, its restarts, its hooks, and its status.
 
-Invariants: at most one process at a time; a stop is final; the report is always that of now (`status`), and
-`changed` is called after each change of it. Times are the wall clock's, because the API shows them. Called by
+Invariants: at most one process at a time; a stop is final; the report is always current (`status`), and
+`changed` is called after each change of it. Times are wall-clock times, because the API shows them. Called by
 `pod`.
 """
 
@@ -56,12 +56,12 @@ class Surroundings:
     """What the pod gives to each of its containers."""
 
     folder: Path
-    """For this container's files."""
+    """The folder for this container's files."""
     log: Path
     image: Image | None
     image_name: str
     plan: Callable[[], Awaitable[dict[str, Any]]]
-    """What `launch` needs, made anew for each start; ConfigError where something is missing."""
+    """The input of `launch`, made again for each start. ConfigError: something is missing."""
     target: Callable[[Callable[[Sequence[str]], Awaitable[bool]]], probes.Target]
     changed: Callable[[], None]
     grace_s: float
@@ -93,13 +93,13 @@ class Container:
         self._failed_probe = asyncio.Event()
         self._stop_asked = asyncio.Event()
         self.over = asyncio.Event()
-        """Set once it will not run again."""
+        """Set when it will not run again."""
         self.exit_code: int | None = None
-        """Of its last run."""
+        """The exit code of its last run."""
 
     @property
     def started(self) -> bool:
-        """Whether what comes after it may start: its startup probe passed, or it has none and runs."""
+        """Whether the containers after it may start: its startup probe passed, or it has none and runs."""
         return self._readiness.started
 
     @property
@@ -129,7 +129,7 @@ class Container:
         }
 
     async def run(self) -> None:
-        """Run it, again and again as its restart policy says, until it is stopped."""
+        """Run it, again and again by its restart policy, until it is stopped."""
         backoff_s = 0.0
         while not self._stopping:
             began_at = time.monotonic()
@@ -152,19 +152,19 @@ class Container:
         self._around.changed()
 
     async def stop(self, *, until: float) -> None:
-        """preStop, SIGTERM, and SIGKILL at `until` (monotonic); returns when it is over."""
+        """Run preStop, send SIGTERM, and SIGKILL at `until` (monotonic). Returns when it is over."""
         self._stop_until = until
         self._stop_asked.set()
         await self.over.wait()
 
     def kill(self, number: int) -> None:
-        """A signal to its first process, as a crash or the kernel would send it."""
+        """Send a signal to its first process, as a crash or the kernel would."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
 
     async def execute(self, command: Sequence[str]) -> bool:
-        """Run a command inside it; whether it ended with 0."""
+        """Run a command inside it. Returns whether it exited with 0."""
         process = self._process
         if process is None:
             return False
@@ -183,7 +183,7 @@ class Container:
                 await child.wait()
 
     async def _start(self) -> bool:
-        """Whether it runs now; its state says why not."""
+        """Whether it runs now. If not, its state says why."""
         if self._around.image is None:
             message = f"no such image in the table: {self._around.image_name}"
             self._show({"waiting": {"reason": "ErrImagePull", "message": message}})
@@ -236,7 +236,7 @@ class Container:
         )
 
     async def _watch_over(self) -> None:
-        """Until the process has ended, by itself or because a probe failed."""
+        """Wait until the process has ended, by itself or because a probe failed."""
         process = self._process
         assert process is not None
         target = self._around.target(self.execute)
@@ -261,7 +261,7 @@ class Container:
         self._process = None
 
     async def _end(self, process: Process, *, until: float) -> None:
-        """preStop, SIGTERM, SIGKILL."""
+        """Run preStop, then send SIGTERM and SIGKILL."""
         pre_stop = self.spec.get("lifecycle", {}).get("preStop")
         if pre_stop:
             left_s = max(until - time.monotonic(), 0)
@@ -275,7 +275,7 @@ class Container:
             await process.shim.wait()
 
     async def _probe(self, target: probes.Target) -> None:
-        """Startup first; then liveness and readiness side by side."""
+        """Startup first, then liveness and readiness side by side."""
         if startup := self.spec.get("startupProbe"):
             await self._until(startup, target, wanted=True)
             if self._failed_probe.is_set():
@@ -291,8 +291,9 @@ class Container:
         )
 
     async def _until(self, probe: JsonObject, target: probes.Target, *, wanted: bool) -> None:
-        """Probe until it passed (`wanted`), or failed so often in a row that the container must be
-        restarted."""
+        """Probe until it passes (`wanted`), or has failed so often in a row that the container must be
+        restarted.
+        """
         failures, passes = 0, 0
         await asyncio.sleep(probe.get("initialDelaySeconds", 0))
         while not self._stopping:
@@ -308,7 +309,7 @@ class Container:
             await asyncio.sleep(probe.get("periodSeconds", 10))
 
     async def _keep_ready(self, probe: JsonObject, target: probes.Target) -> None:
-        """For as long as it runs, its last moments included: what is being stopped may still be ready."""
+        """As long as it runs, including its end: a container that is being stopped may still be ready."""
         failures, passes = 0, 0
         await asyncio.sleep(probe.get("initialDelaySeconds", 0))
         while True:
@@ -321,7 +322,7 @@ class Container:
                 self._readiness.ready = False
             if self._readiness.ready != before:
                 self._around.changed()
-            # As the kubelet, which does not let a slow period delay the first success.
+            # As in the kubelet, where a slow period does not delay the first success.
             await asyncio.sleep(
                 probe.get("periodSeconds", 10) if before or passed else min(1, probe.get("periodSeconds", 10))
             )
@@ -361,7 +362,7 @@ def _signal(process: Process, number: int) -> None:
 
 
 async def _read_all(fd: int) -> bytes:
-    """What is written into a pipe until its end, which is closed here."""
+    """Everything that is written into a pipe. The pipe is closed here."""
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", buffering=0)

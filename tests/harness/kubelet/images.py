@@ -1,8 +1,7 @@
-"""What stands for container images: a program of this machine, the folders it needs,
-and the image's defaults; or the root folder of an image that was built.
+"""The table of images: a program of this machine, the folders that it needs, and the image's defaults; or the
+root folder of a built image.
 
-A repository that the table does not have, or a tag that it does not list, cannot be pulled,
-as in a real cluster.
+A repository that is not in the table, or a tag that it does not list, cannot be pulled, as in a real cluster.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
 
     entrypoint: tuple[str, ...]
     command: tuple[str, ...] = ()
-    """Arguments, where the pod names neither command nor args."""
+    """Arguments, if the pod names neither command nor args."""
     folders: tuple[str, ...] = ()
     """Folders of this machine that are shown at the same place, read-only."""
     root: str = ""
-    """The root folder of a built image, of which a container sees that and nothing of this machine;
-    empty: this machine's own."""
+    """The root folder of a built image. A container then sees only this folder and nothing of this machine.
+    Empty: this machine's own root."""
     variables: Mapping[str, str] = {}
     uid: int = NONROOT
     directory: str = "/"
     tags: tuple[str, ...] = ()
-    """The tags that can be pulled; empty: all."""
+    """The tags that can be pulled. Empty: all."""
 
 
 class ImageTable(msgspec.Struct, frozen=True):
     images: Mapping[str, Image]
 
     def pull(self, name: str) -> Image | None:
-        """The image by its full name; None where it cannot be pulled."""
+        """The image by its full name. None: it cannot be pulled."""
         without_digest = name.partition("@")[0]
         repository, colon, tag = without_digest.rpartition(":")
         if not colon or "/" in tag:
@@ -50,7 +49,7 @@ class ImageTable(msgspec.Struct, frozen=True):
 
 
 def built_image(root: Path, config: Mapping[str, Any]) -> Image:
-    """An image that was built: `config` is its own, as the OCI format has it."""
+    """An image that was built. `config` is the image's own, in OCI format."""
     variables = dict(entry.split("=", 1) for entry in config.get("Env", []))
     return Image(
         entrypoint=tuple(config["Entrypoint"]),
@@ -63,7 +62,7 @@ def built_image(root: Path, config: Mapping[str, Any]) -> Image:
 
 
 def python_image(*program: str, tags: tuple[str, ...] = ()) -> Image:
-    """An image that has this checkout and its virtual environment, and starts a program of it."""
+    """An image that contains this checkout and its virtual environment, and starts a program of it."""
     binaries = REPOSITORY / ".venv" / "bin"
     return Image(
         entrypoint=program,

@@ -1,11 +1,11 @@
-"""Become the first process of a container:
-`python -I -S launch.py SPEC.json`, run as a file with nothing but the standard library.
+"""Becomes the first process of a container: `python -I -S launch.py SPEC.json`, run as a file with nothing
+but the standard library.
 
-Makes mount, PID, IPC and host-name namespaces inside the pod's network namespace, builds a root of read-only
-views of this machine's folders, or of a built image, with the pod's volumes on top, takes the container's
-user and capabilities, and executes its command as process 1. What stays behind waits, and ends as the
-container ended: it plays the runtime's shim. Whoever reads `started_fd` gets the number of that process, and
-the end of the file once the command runs (or cannot).
+It makes mount, PID, IPC and host-name namespaces inside the pod's network namespace. It builds a root of
+read-only views of this machine's folders, or of a built image, with the pod's volumes on top. Then it takes
+the container's user and capabilities, and executes its command as process 1. The process that stays behind
+plays the runtime's shim: it waits, and ends as the container ended. The reader of `started_fd` gets the
+number of the first process, and the end of the file once the command runs (or cannot run).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main(path: str) -> int:
     _call(_library.unshare, _NEW_MOUNT | _NEW_PID | _NEW_IPC | _NEW_HOST_NAME)
     started = spec["started_fd"]
     for fd in (started, spec["network_fd"]):
-        os.set_inheritable(fd, False)  # the command must not have them, and its start closes `started`
+        os.set_inheritable(fd, False)  # the command must not have these, and its start closes `started`
     child = os.fork()
     if child == 0:
         try:
@@ -76,7 +76,7 @@ def _become(spec: dict[str, Any]) -> None:
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(
             number, signal.SIG_DFL
-        )  # Python ignores these, and an ignored signal stays so over exec
+        )  # Python ignores these signals, and exec keeps ignored signals ignored
     _take_user(spec)
     os.chdir(spec["directory"])
     os.execvpe(spec["command"][0], spec["command"], spec["variables"])
@@ -101,8 +101,9 @@ def _build_root(root: Path, spec: dict[str, Any]) -> None:
 
 
 def _show_image(root: Path, image: str) -> None:
-    """The folder of a built image, with a layer on it that takes what is written and ends with the
-    container."""
+    """Show the folder of a built image, with a layer on it that takes all writes and ends
+    with the container.
+    """
     for name in ("upper", "work"):
         (root / name).mkdir()
     layers = f"lowerdir={image},upperdir={root}/upper,workdir={root}/work"
@@ -143,7 +144,7 @@ def _take_user(spec: dict[str, Any]) -> None:
 
 
 def _inside(root: Path, target: str) -> Path:
-    """Where `target` is in the container: a link there, such as /var/run, means a place below `root`."""
+    """The place of `target` in the container: a link there, such as /var/run, means a place below `root`."""
     place = root
     for name in Path(target).parts[1:]:
         place /= name

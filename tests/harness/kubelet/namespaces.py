@@ -1,8 +1,8 @@
 """Network namespaces and the links between them, by the kernel's own calls and `ip`.
 
-A socket belongs for life to the namespace that its thread was in when it was made. So a thread that entered a
-namespace can make sockets for an event loop that never did.
-Called by the kubelet and by tests that talk to pods.
+A socket belongs for life to the namespace in which its thread was when it was made. So a thread that entered
+a namespace can make sockets for an event loop that never entered it. Called by the kubelet and by tests that
+talk to pods.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _THIS_NETWORK: Final = "/proc/thread-self/ns/net"
 
 
 class NetworkNamespace:
-    """A namespace that lives as long as this object or anything in it, with a thread that has entered it."""
+    """A namespace that lives as long as this object or anything in it, and a thread that has entered it."""
 
     def __init__(self, *, existing: Path | None = None) -> None:
         """A new one, or the one that `existing` (a file of /proc) names."""
@@ -48,7 +48,7 @@ class NetworkNamespace:
         return made
 
     def ip(self, *commands: str) -> None:
-        """Run commands of `ip` in the namespace, all of them or an error."""
+        """Run commands of `ip` in the namespace. All succeed, or it is an error."""
         finished = subprocess.run(
             ["nsenter", f"--net=/proc/self/fd/{self.fd}", "ip", "-batch", "-"],
             input="".join(f"{command}\n" for command in commands).encode(),
@@ -64,14 +64,14 @@ class NetworkNamespace:
         self._thread.submit(Path("/proc/sys", name).write_text, value).result()
 
     def close(self) -> None:
-        """Let go of it; its sockets and processes keep it alive."""
+        """Release it. Its sockets and processes keep it alive."""
         with contextlib.suppress(OSError):
             os.close(self.fd)
         self._thread.shutdown()
 
 
 def link(node: NetworkNamespace, pod: NetworkNamespace, *, name: str, address: str, bridge: str) -> None:
-    """Plug the pod's namespace into the node's bridge; `address` has its prefix length."""
+    """Connect the pod's namespace to the node's bridge. `address` has its prefix length."""
     inherited = f"/proc/{os.getpid()}/fd/{pod.fd}"
     node.ip(
         f"link add {name} type veth peer name eth0 netns {inherited}",

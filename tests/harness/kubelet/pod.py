@@ -1,9 +1,9 @@
-"""One pod of the node: its place in the network, its containers in their order, and what is reported of it.
+"""One pod of the node: its place in the network, its containers in their order, and its reported status.
 
-Order as Kubernetes has it: init containers one after another; one with restartPolicy Always (a sidecar) only
-has to have started before the next; then the others together. The end runs backwards: the others together,
-then the sidecars from the last to the first, all within one grace period. Called by the node, which runs
-`run` as a task.
+The order is that of Kubernetes: init containers one after another. One with restartPolicy Always (a sidecar)
+only has to start before the next one. Then the other containers start together. The end runs backwards: first
+the other containers together, then the sidecars from the last to the first, all within one grace period.
+Called by the node, which runs `run` as a task.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DEFAULT_GRACE_S: Final = 30.0
 
 
 class Node(Protocol):
-    """What a pod asks of its node."""
+    """The services of the node for a pod."""
 
     api: Api
     images: ImageTable
@@ -43,7 +43,7 @@ class Node(Protocol):
     def hosts(self, namespace: str) -> str: ...
 
     def plug(self, pod: NetworkNamespace) -> str:
-        """Connect a pod's namespace; its address."""
+        """Connect a pod's namespace. Returns its address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +106,16 @@ class Pod:
         return [*self._init, *self._main]
 
     def update(self, document: JsonObject) -> None:
-        """What the API server says of it now."""
+        """Take in the API server's current object."""
         self.document = document
         self._volumes.changed(self._described())
         if document["metadata"].get("deletionTimestamp"):
             self._terminating.set()
 
     async def run(self) -> None:
-        """Until it is deleted and over. Cancelled: it has vanished from the API server, and is killed."""
+        """Run until it is deleted and over. If cancelled, it has disappeared from the API server, and is
+        killed.
+        """
         self._address = self._node.plug(self._network)
         self.write_hosts()
         helpers = [
@@ -134,7 +136,7 @@ class Pod:
             self._network.close()
 
     def write_hosts(self) -> None:
-        """In place: the containers see this very file."""
+        """Written in place, since the containers see this very file."""
         metadata = self.document["metadata"]
         text = f"127.0.0.1 localhost\n{self._address} {metadata['name']}\n{self._node.hosts(metadata['namespace'])}"
         path = self._folder / "hosts"
@@ -174,7 +176,7 @@ class Pod:
                 try:
                     await self._volumes.prepare()
                 except (ConfigError, ApiError):
-                    continue  # what is there stays, as with a kubelet
+                    continue  # existing content stays, as with a kubelet
 
     async def _terminate(self, running: asyncio.Task[None]) -> None:
         until = time.monotonic() + self._grace_s()
@@ -203,8 +205,9 @@ class Pod:
                 await asyncio.sleep(_RETRY_S)
 
     async def _report(self) -> None:
-        """Write the status after each change, and where somebody changed it;
-        what could not be written is written later."""
+        """Write the status after each change, and if something else changed it. A failed write is repeated
+        later.
+        """
         metadata = self.document["metadata"]
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
         written: JsonObject = {}
@@ -225,13 +228,14 @@ class Pod:
                     await self._change_since(seen)
 
     def _contradicted(self) -> bool:
-        """Whether the API server says otherwise, as after the node controller missed this node for a
-        while."""
+        """Whether the API server says otherwise, as after the node controller did not hear of this node for a
+        while.
+        """
         said = {c["type"]: c["status"] for c in self.document["status"].get("conditions", [])}
         return any(said.get(kind, own["status"]) != own["status"] for kind, own in self._conditions.items())
 
     def status(self) -> JsonObject:
-        """As a kubelet reports it."""
+        """The status as a kubelet reports it."""
         phase = self._phase()
         initialized = all(c.started if c in self._sidecars else c.exit_code == 0 for c in self._init)
         ready = initialized and phase == "Running" and all(c.ready for c in [*self._main, *self._sidecars])
@@ -286,7 +290,7 @@ class Pod:
         self._changed = asyncio.Event()
 
     async def _change_since(self, seen: int) -> int:
-        """Wait where nothing has changed since the count was `seen`; the count now."""
+        """Wait while the count of changes is still `seen`. Returns the count."""
         if self._changes == seen:
             await self._changed.wait()
         return self._changes
@@ -297,7 +301,7 @@ class Pod:
         return _DEFAULT_GRACE_S if chosen is None else float(chosen)
 
     def _described(self) -> JsonObject:
-        """The document with the addresses that the API server may not have yet."""
+        """The document, with the addresses that the API server may not have yet."""
         addresses = {
             "hostIP": self._node.address,
             "podIP": self._address,
@@ -368,8 +372,9 @@ class Pod:
         }
 
     def _binds(self, entry: JsonObject, image: Image) -> list[JsonObject]:
-        """What the container is shown, outer folders first, as container runtimes do:
-        a volume at /tmp hides nothing below it."""
+        """The folders that the container sees, outer ones first, as container runtimes do: a volume at /tmp
+        hides nothing below it.
+        """
         binds = [
             *({"source": f, "target": f, "read_only": True} for f in image.folders),
             {"source": str(self._folder / "hosts"), "target": "/etc/hosts", "read_only": True},
@@ -388,13 +393,14 @@ class Pod:
 
 
 def _of_init(policy: str) -> str:
-    """An init container that failed is run again unless the pod's policy is Never."""
+    """An init container that failed runs again unless the pod's policy is Never."""
     return "Never" if policy == "Never" else "OnFailure"
 
 
 def _command(entry: JsonObject, image: Image, resolved: Mapping[str, str]) -> list[str]:
-    """The pod's command replaces the image's entrypoint and arguments;
-    its args replace the arguments only."""
+    """The pod's command replaces the image's entrypoint and arguments. Its args replace
+    only the arguments.
+    """
     command: Sequence[str] = entry.get("command") or []
     arguments: Sequence[str] = entry.get("args") or []
     chosen = [*command, *arguments] if command else [*image.entrypoint, *(arguments or image.command)]

@@ -21,22 +21,22 @@ _SERVING: Final = b"\x08\x01"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a probe or hook acts on."""
+    """The container on which a probe or hook acts."""
 
     network: NetworkNamespace
-    """The node's: kubelets probe from outside the pod."""
+    """The node's network, since kubelets probe from outside the pod."""
     address: str
     ports: dict[str, int]
     """Named container ports."""
     execute: Callable[[Sequence[str]], Awaitable[bool]]
-    """Run a command in the container; whether it ended with 0."""
+    """Run a command in the container. Returns whether it exited with 0."""
 
     def port(self, value: int | str) -> int:
         return value if isinstance(value, int) else self.ports[value]
 
 
 async def act(action: JsonObject, target: Target, *, timeout_s: float) -> bool:
-    """Do what a probe or a hook says once; False: it failed or took too long."""
+    """Run a probe or a hook once. False: it failed or took too long."""
     try:
         async with asyncio.timeout(timeout_s):
             if "exec" in action:

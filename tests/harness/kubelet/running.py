@@ -1,8 +1,8 @@
-"""Start a node from a test, talk to its pods, and harm them: `with running_node(plane, ...) as node`.
+"""Starts a node from a test, talks to its pods, and harms them: `with running_node(plane, ...) as node`.
 
-Invariant: whatever becomes of the test run, the kernel ends all that the node started: the kubelet is process
-1 of a PID namespace and dies with this process; its mounts and networks are in namespaces that nothing else
-holds.
+Invariant: however the test run ends, the kernel ends everything that the node started. The kubelet is process
+1 of a PID namespace and dies with this process, and its mounts and networks are in namespaces that nothing
+else holds.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _TOOLS: Final = ("ip", "nsenter", "unshare")
 
 
 class NodeError(Exception):
-    """The kubelet did not start, or died; the message ends with its log."""
+    """The kubelet did not start, or died. The message ends with its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of one container: its first process and all that this started."""
+    """The usage of one container: its first process and all processes that this started."""
 
     pid: int
     cpu_s: float
@@ -57,7 +57,7 @@ class RunningNode:
         self._network = network
 
     def connector(self, **options: Any) -> aiohttp.TCPConnector:
-        """For an aiohttp session that reaches pods and ClusterIPs, as a client in the cluster would."""
+        """For an aiohttp session that reaches pods and ClusterIPs like a client in the cluster."""
         return aiohttp.TCPConnector(
             socket_factory=lambda info: self._network.socket(info[0], info[1]), **options
         )
@@ -67,7 +67,7 @@ class RunningNode:
         return self._network.socket()
 
     def usage(self, pod: str, container: str) -> Usage:
-        """`pod`: namespace/name. KeyError where it does not run."""
+        """`pod`: namespace/name. KeyError: it does not run."""
         return msgspec.convert(_control(self.folder, "GET", "/")["pods"][pod][container], Usage)
 
     def running(self) -> dict[str, list[str]]:
@@ -77,18 +77,19 @@ class RunningNode:
         }
 
     def signal(self, pod: str, container: str, number: int) -> None:
-        """To the first process of a container of namespace/name, from outside of it."""
+        """Send a signal to the first process of a container of namespace/name, from outside."""
         query = urlencode({"pod": pod, "container": container, "number": number})
         _control(self.folder, "POST", f"/signal?{query}")
 
     def signal_child(self, pod: str, container: str, number: int, *, command: str) -> None:
-        """To the children of that first process whose command line has `command` in it.
-        KeyError where there are none."""
+        """Send it to those children of the first process whose command line contains `command`. KeyError:
+        there are none.
+        """
         query = urlencode({"pod": pod, "container": container, "number": number, "child": command})
         _control(self.folder, "POST", f"/signal?{query}")
 
     def log(self, pod: str, container: str) -> str:
-        """What a container of namespace/name wrote, all its runs."""
+        """The output of a container of namespace/name, over all its runs."""
         path = self.folder / "logs" / f"{pod.replace('/', '_')}_{container}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -100,7 +101,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        # Relative to its folder: a socket's name may have 107 bytes only.
+        # Relative to its folder, since a socket's name may have only 107 bytes.
         folder = os.open(self._path.parent, os.O_PATH)
         try:
             self.sock.connect(f"/proc/self/fd/{folder}/{self._path.name}")
@@ -117,8 +118,9 @@ def running_node(
     name: str = "node-1",
     labels: Mapping[str, str] | None = None,
 ) -> Iterator[RunningNode]:
-    """A node of `plane` until the block ends; `folder` receives logs and the pods' files.
-    NodeError where it cannot be."""
+    """A node of `plane` until the block ends. `folder` receives logs and the pods' files. NodeError: it
+    cannot be started.
+    """
     _check_machine()
     folder.mkdir(parents=True, exist_ok=True)
     config = {

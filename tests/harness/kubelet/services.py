@@ -1,8 +1,8 @@
-"""ClusterIPs and service names for the pods of one node: what kube-proxy and cluster DNS do elsewhere.
+"""ClusterIPs and service names for the pods of one node, in the place of kube-proxy and cluster DNS.
 
-Each ClusterIP is an address of the node's network namespace; connections to its ports are relayed to a ready
-endpoint of the Service, chosen at random, over the same namespace. Where none is ready, those that still
-serve while they terminate take over, as with kube-proxy. Names are lines of each pod's hosts file. TCP only.
+Each ClusterIP is an address of the node's network namespace. Connections to its ports are relayed to a ready
+endpoint of the Service, chosen at random, over the same namespace. If none is ready, endpoints that still
+serve while they terminate are used, as with kube-proxy. Names are lines of each pod's hosts file. TCP only.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class _Port:
 
 
 class Services:
-    """Follows Services and EndpointSlices, and keeps listeners and names as they say."""
+    """Follows Services and EndpointSlices, and keeps listeners and names equal to them."""
 
     def __init__(
         self, api: Api, *, network: NetworkNamespace, api_server: Address, names_changed: Callable[[], None]
     ) -> None:
-        """`api_server`: where the Service `kubernetes` leads, outside the namespace."""
+        """`api_server`: the target of the Service `kubernetes`, outside the namespace."""
         self._api = api
         self._network = network
         self._api_server = api_server
@@ -62,7 +62,7 @@ class Services:
         """Lines of a hosts file for a pod of this namespace."""
         lines = []
         for address, name, of in self._names:
-            # The dot at the end: some programs ask for the name as DNS writes it whole.
+            # With the dot at the end, because some programs ask for the fully qualified name.
             full = [f"{name}.{of}.{_ZONE}", f"{name}.{of}.{_ZONE}.", f"{name}.{of}.svc", f"{name}.{of}"]
             lines.append(f"{address} {' '.join(full + [name] * (of == namespace))}\n")
         return "".join(lines)
@@ -102,7 +102,7 @@ class Services:
             self._names_changed()
 
     def _endpoints(self, service: JsonObject, *, port: JsonObject | None) -> list[Address]:
-        """Of one port, or of none: then the ports are 0."""
+        """The endpoints of one port. Of no port: the ports are then 0."""
         name, namespace = service["metadata"]["name"], service["metadata"]["namespace"]
         ready: list[Address] = []
         serving: list[Address] = []
@@ -145,7 +145,7 @@ class Services:
     async def _relay(
         self, place: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """One connection, both ways, until both sides have ended."""
+        """Relay one connection, both ways, until both sides have ended."""
         try:
             to_reader, to_writer = await self._connect(place)
         except OSError:
@@ -195,7 +195,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close so that the other side sees that it failed."""
+    """Close in such a way that the other side sees a failure."""
     sock = writer.get_extra_info("socket")
     if sock is not None and sock.fileno() >= 0:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")

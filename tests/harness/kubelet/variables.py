@@ -25,12 +25,13 @@ _NODE_ALLOCATABLE: Final = {"cpu": "64", "memory": "512Gi", "ephemeral-storage":
 
 
 class ConfigError(Exception):
-    """The pod asks for what is not there;
-    the container waits with CreateContainerConfigError and this message."""
+    """The pod refers to something that does not exist. The container waits with CreateContainerConfigError
+    and this message.
+    """
 
 
 class Sources(Protocol):
-    """Where ConfigMaps and Secrets are read: decoded values by key, None where the object does not exist."""
+    """Reads ConfigMaps and Secrets: decoded values by key. None: the object does not exist."""
 
     async def config_map(self, name: str) -> Mapping[str, bytes] | None: ...
 
@@ -40,7 +41,9 @@ class Sources(Protocol):
 async def resolve(
     container: JsonObject, *, pod: JsonObject, sources: Sources, given: Mapping[str, str]
 ) -> dict[str, str]:
-    """The variables in the order in which Kubernetes lets one refer to another; `given` is the image's."""
+    """The variables, in the order in which Kubernetes lets one refer to another. `given`: the image's
+    variables.
+    """
     variables = dict(given)
     for source in container.get("envFrom", []):
         variables.update(await _all_of(source, sources))
@@ -56,7 +59,7 @@ async def resolve(
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Replace $(NAME); an unknown one stays as it is, and $$ is a dollar."""
+    """Replace $(NAME). An unknown name stays as it is, and $$ is a dollar."""
 
     def replaced(match: re.Match[str]) -> str:
         if match[0] == "$$":
@@ -67,7 +70,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def field(path: str, pod: JsonObject) -> str:
-    """The downward API's fieldRef."""
+    """The value of the downward API's fieldRef."""
     metadata, spec, status = pod["metadata"], pod["spec"], pod["status"]
     if keyed := _KEYED.fullmatch(path):
         return str((metadata.get(keyed[1]) or {}).get(keyed[2], ""))
@@ -90,7 +93,7 @@ def field(path: str, pod: JsonObject) -> str:
 
 
 def resource(reference: JsonObject, container: JsonObject) -> str:
-    """The downward API's resourceFieldRef, rounded up as the kubelet does."""
+    """The value of the downward API's resourceFieldRef, rounded up as in the kubelet."""
     kind, _, name = reference["resource"].partition(".")
     resources = container.get("resources", {})
     chosen = resources.get(kind, {}).get(name)

@@ -1,9 +1,9 @@
-"""The volumes of one pod, as folders of this machine that its containers are shown.
+"""The volumes of one pod, as folders of this machine that its containers see.
 
-ConfigMaps, Secrets, projected and downward-API volumes are written as a kubelet writes them: the files of one
-state lie in a folder of their own, `..data` is a symlink to it that a rename moves to the next state, and
-each file's name is a symlink through `..data`. So a reader sees one state or the next, never a mixture.
-Called by `pod`, again and again.
+ConfigMaps, Secrets, projected and downward-API volumes are written as a kubelet writes them. The files of one
+state are in a folder of their own. `..data` is a symlink to this folder, which a rename moves to the next
+state, and each file's name is a symlink through `..data`. So a reader sees one state or the next, never a
+mixture. Called by `pod`, again and again.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tests.harness.kubelet.api import Api, JsonObject
 from tests.harness.kubelet.variables import ConfigError, Sources, field, resource
 
 _TOKEN_RENEWAL: Final = 0.8
-"""A service-account token is fetched anew after this part of its life, as a kubelet does."""
+"""A service-account token is fetched again after this part of its life, as in a kubelet."""
 _DATA: Final = "..data"
 
 _states = itertools.count()
 
 
 class PodVolumes:
-    """Makes the folders, and brings their content up to date."""
+    """Makes the folders, and updates their content."""
 
     def __init__(self, folder: Path, *, pod: JsonObject, api: Api, sources: Sources) -> None:
         self._folder = folder
@@ -40,7 +40,7 @@ class PodVolumes:
         return self._folder / name
 
     async def prepare(self) -> None:
-        """Make or refresh every volume. ConfigError where one cannot be made."""
+        """Make or refresh every volume. ConfigError: one cannot be made."""
         for volume in self._pod["spec"].get("volumes", []):
             path = self.path(volume["name"])
             if "emptyDir" in volume:
@@ -157,7 +157,7 @@ class PodVolumes:
 
 
 def _only(source: JsonObject) -> tuple[str, JsonObject]:
-    """A projected source names one kind."""
+    """A projected source names exactly one kind."""
     ((kind, details),) = source.items()
     return kind, details
 
