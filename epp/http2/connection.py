@@ -173,19 +173,33 @@ class Connection:
         if (
             stream is not None
             and stream.state is State.OPEN
-            and stream.assembly is None
             and stream.declared is None
             and stream.end is None
             and not ends
-            and PREFIX_BYTES <= size <= stream.window
-            and read_prefix(data, at) == (0, size - PREFIX_BYTES)
-            and size <= self._limits.max_message_bytes
-        ):  # The frame is one whole message, as nearly always.
-            self._windows.take(size)
-            stream.window -= size
-            self._table.events.append(Message(number, data[start:end]))
-            self._windows.taken_in(stream, size)
-            return
+            and size <= stream.window
+        ):
+            message: bytes | None = None
+            assembly = stream.assembly
+            if assembly is not None:  # The next part of a long message.
+                taken = assembly.takes(size)
+                if taken:
+                    message = assembly.with_part(data[at:end])
+            else:  # One whole message, as nearly every frame is.
+                taken = (
+                    size >= PREFIX_BYTES
+                    and read_prefix(data, at) == (0, size - PREFIX_BYTES)
+                    and size <= self._limits.max_message_bytes
+                )
+                if taken:
+                    message = data[start:end]
+            if taken:
+                self._windows.take(size)
+                stream.window -= size
+                if message is not None:
+                    stream.assembly = None
+                    self._table.events.append(Message(number, message))
+                self._windows.taken_in(stream, size)
+                return
         self.data_begins(number, size, padding=0, ends=ends)
         if size:
             self.data_part(data, at, end)

@@ -68,6 +68,15 @@ class Assembly:
             self._add(data[at:stop])
         return stop
 
+    def takes(self, size: int) -> bool:
+        """Whether the next `size` bytes all belong to this message, and may be held."""
+        return 0 < size <= self._size - self._have and self._held.now + size <= self._held.most
+
+    def with_part(self, part: bytes) -> bytes | None:
+        """Add bytes that `takes` has allowed. Returns the message, if it is complete now."""
+        self._add(part)
+        return self.whole() if self._have == self._size else None
+
     def whole(self) -> bytes | None:
         """The message, if it is complete. The assembly then keeps nothing of it."""
         if self._have != self._size:

@@ -139,13 +139,12 @@ put_utf8(int c, byte *out)
 static const byte *
 escape(const byte *at, const byte *end, byte **out)
 {
-    static const char names[] = "\"\\/bfnrt", means[] = "\"\\/\b\f\n\r\t";
-    const char *known;
+    static const byte means[256] = {['"'] = '"', ['\\'] = '\\', ['/'] = '/', ['b'] = '\b', ['f'] = '\f', ['n'] = '\n', ['r'] = '\r', ['t'] = '\t'};
     int c;
     if (at == end)
         return NULL;
-    if (*at && (known = strchr(names, *at)) != NULL) {
-        *(*out)++ = (byte)means[known - names];
+    if (means[*at]) {
+        *(*out)++ = means[*at];
         return at + 1;
     }
     if (*at != 'u' || (c = hex4(at + 1, end)) < 0)
@@ -164,10 +163,19 @@ escape(const byte *at, const byte *end, byte **out)
     return at;
 }
 
-/* The bytes between the quotes, unescaped; where they end in `out`, or NULL. Never longer than what it reads. */
-static byte *
-unescape(const byte *at, const byte *end, byte *out)
+/* A text that is read: from `at` on, to `out`. */
+typedef struct {
+    const byte *at, *end;
+    byte *out;
+    Py_ssize_t escapes, most; /* How many came, and how many may. */
+} Text;
+
+/* Unescapes to the next quote, or to the end; 0 where it is not plainly well formed. What it writes is never longer than what it reads. */
+static int
+unescape(Text *text)
 {
+    const byte *at = text->at, *end = text->end;
+    byte *out = text->out;
     while (at < end) {
         while (end - at >= BLOCK) {
             int n = count_plain(at);
@@ -177,26 +185,32 @@ unescape(const byte *at, const byte *end, byte *out)
             if (n < BLOCK)
                 break;
         }
-        if (at == end)
+        if (at == end || *at == '"')
             break;
         if (*at == '\\') {
+            const byte *from = at;
             if ((at = escape(at + 1, end, &out)) == NULL)
-                return NULL;
-        } else if (*at < 0x20 || *at == '"') {
-            return NULL;
+                return 0;
+            text->escapes += at - from > 6 ? 2 : 1; /* A pair of surrogates is two. */
+            if (text->escapes > text->most)
+                return 0;
+        } else if (*at < 0x20) {
+            return 0;
         } else if (*at < 0x80) {
             *out++ = *at++;
         } else {
             do { /* Letters beyond ASCII come in rows. */
                 int n = copy_sequence(at, end, out);
                 if (n == 0)
-                    return NULL;
+                    return 0;
                 at += n;
                 out += n;
             } while (at < end && *at > 0x7F);
         }
     }
-    return out;
+    text->at = at;
+    text->out = out;
+    return 1;
 }
 
 static PyObject *
@@ -214,11 +228,11 @@ text_of(PyObject *module, PyObject *json)
             return NULL;
         }
         byte *first = (byte *)PyBytes_AS_STRING(made);
-        byte *last = unescape(start + 1, start + view.len - 1, first);
-        if (last == NULL)
+        Text text = {.at = start + 1, .end = start + view.len - 1, .out = first, .most = PY_SSIZE_T_MAX};
+        if (!unescape(&text) || text.at != text.end)
             Py_CLEAR(made);
-        else if (last - first != view.len - 2)
-            _PyBytes_Resize(&made, last - first); /* NULL with an exception where it fails. */
+        else if (text.out - first != view.len - 2)
+            _PyBytes_Resize(&made, text.out - first); /* NULL with an exception where it fails. */
     }
     PyBuffer_Release(&view);
     if (made == NULL && !PyErr_Occurred())
@@ -430,10 +444,14 @@ weigh(PyObject *module, PyObject *args)
  *
  * Taken are a model, messages of a plain role and a text, whether and how the answer is streamed, and its longest size; of other keys
  * those that say nothing of the prompt and hold a number, a plain string, true, false or null. Anything else is for the ordinary decoder.
+ *
+ * What `weigh` would count is counted on the way, so that such a body need not be gone through twice.
  */
 typedef struct {
     const byte *at, *end;
     byte *out; /* Where the prompt goes on. */
+    Py_ssize_t units, messages, items, escapes, limit;
+    Py_ssize_t counted; /* Bytes of strings and signs: all that is not what `weigh` calls between. */
 } Chat;
 
 #define LONGEST_MODEL 1024 /* names.MAX_NAME_CHARS */
@@ -455,6 +473,8 @@ take(Chat *c, byte sign)
     if (c->at >= c->end || *c->at != sign)
         return 0;
     c->at++;
+    c->counted++;
+    c->units += sign == '"' || sign == '{' || sign == '[' || sign == ',';
     return 1;
 }
 
@@ -469,7 +489,9 @@ take_plain(Chat *c, const byte **start)
         c->at++;
     if (c->at >= c->end || *c->at != '"')
         return -1;
-    return c->at++ - *start;
+    c->at++;
+    c->counted += c->at - *start;
+    return c->at - 1 - *start;
 }
 
 static inline int
@@ -557,14 +579,14 @@ take_text(Chat *c)
 {
     if (!take(c, '"'))
         return 0;
-    const byte *start = c->at, *at = find_special(c->at, c->end);
-    while (at < c->end && *at == '\\' && c->end - at > 2)
-        at = find_special(at + 2, c->end);
-    if (at >= c->end || *at != '"')
+    Text text = {.at = c->at, .end = c->end, .out = c->out, .escapes = c->escapes, .most = c->limit - c->units};
+    if (!unescape(&text) || text.at == text.end)
         return 0;
-    c->out = unescape(start, at, c->out);
-    c->at = at + 1;
-    return c->out != NULL;
+    c->counted += text.at + 1 - c->at;
+    c->at = text.at + 1;
+    c->out = text.out;
+    c->escapes = text.escapes;
+    return 1;
 }
 
 /* {"role": "...", "content": "..."} */
@@ -591,11 +613,15 @@ take_messages(Chat *c)
 {
     if (!take(c, '['))
         return 0;
-    do {
-        if (!take_message(c))
+    for (;;) {
+        if (!take_message(c) || c->units + c->escapes > c->limit)
             return 0;
-    } while (take(c, ','));
-    return take(c, ']');
+        c->messages++;
+        c->items += 4; /* Its strings. */
+        if (!take(c, ','))
+            return take(c, ']');
+        c->items += c->at[-2] != '}'; /* As `weigh_comma`: to that, a space before the comma may be a number. */
+    }
 }
 
 /* {"include_usage": true}: 1, false: 0; anything else: -1. */
@@ -683,24 +709,27 @@ take_chat(Chat *c, Asked *asked)
 }
 
 static PyObject *
-plain_chat(PyObject *module, PyObject *json)
+weighed_chat(PyObject *module, PyObject *args)
 {
+    PyObject *json;
+    Py_ssize_t limit;
     Py_buffer view;
-    if (PyObject_GetBuffer(json, &view, PyBUF_SIMPLE) < 0)
+    if (!PyArg_ParseTuple(args, "On", &json, &limit) || PyObject_GetBuffer(json, &view, PyBUF_SIMPLE) < 0)
         return NULL;
     /* A message takes more bytes of JSON than of the prompt. */
     PyObject *prompt = PyBytes_FromStringAndSize(NULL, view.len), *told = NULL;
     if (prompt != NULL) {
         const byte *start = view.buf;
         byte *first = (byte *)PyBytes_AS_STRING(prompt);
-        Chat chat = {.at = start, .end = start + view.len, .out = first};
+        Chat chat = {.at = start, .end = start + view.len, .out = first, .limit = limit};
         Asked asked = {.limit = -1, .newer_limit = -1};
-        if (!take_chat(&chat, &asked)) {
+        if (!take_chat(&chat, &asked) || chat.units + chat.escapes + (view.len - chat.counted) / 8 > limit) {
             Py_DECREF(prompt);
             told = Py_NewRef(Py_None);
         } else if (_PyBytes_Resize(&prompt, chat.out - first) == 0) {
-            long limit = asked.newer_limit >= 0 ? asked.newer_limit : asked.limit;
-            told = Py_BuildValue("s#Niil", (const char *)asked.model, asked.model_bytes, prompt, asked.stream, asked.usage, limit);
+            long longest = asked.newer_limit >= 0 ? asked.newer_limit : asked.limit;
+            told = Py_BuildValue("s#Niilnnnn", (const char *)asked.model, asked.model_bytes, prompt, asked.stream, asked.usage, longest,
+                                 chat.units, chat.messages, chat.items, chat.escapes);
         }
     }
     PyBuffer_Release(&view);
@@ -728,7 +757,8 @@ continued(PyObject *Py_UNUSED(self), PyObject *args)
 static PyMethodDef methods[] = {
     {"text_of", text_of, METH_O, "The UTF-8 of a JSON string, quotes included; None where the ordinary decoder must judge."},
     {"ids_of", ids_of, METH_O, "The token ids of a JSON array as 32-bit numbers; None where the ordinary decoder must judge."},
-    {"plain_chat", plain_chat, METH_O, "Model, canonical prompt, and how the answer is wanted, of a chat's body; None for the ordinary decoder."},
+    {"weighed_chat", weighed_chat, METH_VARARGS,
+     "Model, canonical prompt, how the answer is wanted, and what `weigh` counts, of a chat's body; None for the ordinary decoder."},
     {"continued", continued, METH_VARARGS, "Of every so many bytes of a text: how many there are, and how many continue a letter."},
     {"weigh", weigh, METH_VARARGS, "Units, containers and other items that are read, escapes, and where the model's name begins and ends."},
     {NULL, NULL, 0, NULL},

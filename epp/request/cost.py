@@ -18,6 +18,7 @@ from typing import Final
 from msgspec import Struct
 
 from epp.request import jsontext
+from epp.request.jsontext import PlainChat, plain_chat
 
 PLAIN_NS: Final = 0.6
 """Time for one byte of plain text, up to the chain of hashes."""
@@ -42,6 +43,10 @@ SMALL_BYTES: Final = 4096
 """A body of this size cannot cost more than every request may cost."""
 _MOST_UNITS: Final = _LONGEST_NS // _UNIT_NS
 """Counting stops here. A body with so many units is too costly, whatever else it contains."""
+
+
+_MOST_BYTES: Final = _LONGEST_NS / _BYTE_NS
+"""A longer body is too costly, whatever it contains."""
 
 
 class Weight(Struct, frozen=True):
@@ -93,6 +98,17 @@ def weigh(body: bytes | memoryview) -> Weight:
         escapes=escapes,
         model=bytes(body[start:end]) if named else b"",
     )
+
+
+def cheap_chat(body: bytes | memoryview) -> PlainChat | None:
+    """Read a plain chat in one pass, which also counts what `weigh` would count.
+    None: it is no plain chat, or too costly.
+    """
+    size = len(body)
+    chat = plain_chat(body, _MOST_UNITS) if size <= _MOST_BYTES else None
+    if chat is None or size <= SMALL_BYTES:
+        return chat
+    return None if Weight(size, chat.units, chat.containers, chat.items, chat.escapes).too_costly else chat
 
 
 def place_of_model(body: bytes | memoryview) -> tuple[int, int] | None:

@@ -19,8 +19,7 @@ import msgspec
 from msgspec import Raw
 
 try:
-    from epp.request._jsontext import continued, ids_of, text_of, weigh
-    from epp.request._jsontext import plain_chat as _plain_chat
+    from epp.request._jsontext import continued, ids_of, text_of, weigh, weighed_chat
 except ImportError:
     COMPILED = False
 
@@ -59,11 +58,18 @@ class PlainChat(NamedTuple):
     include_usage: int
     max_tokens: int
     """Negative: the body does not say it."""
+    units: int
+    """This and the rest: what `weigh` counts."""
+    containers: int
+    items: int
+    escapes: int
 
 
-def plain_chat(body: bytes | memoryview) -> PlainChat | None:
-    """Read the whole body in one pass. None: the ordinary decoder must read it."""
-    found = _plain_chat(body) if COMPILED else None
+def plain_chat(body: bytes | memoryview, most_units: int = sys.maxsize) -> PlainChat | None:
+    """Read and weigh the whole body in one pass. None: the ordinary decoder must read it, or it has more
+    units than `most_units`.
+    """
+    found = weighed_chat(body, most_units) if COMPILED else None
     return None if found is None else PlainChat._make(found)
 
 

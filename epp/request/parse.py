@@ -38,8 +38,8 @@ from epp.request.api_fields import (
     Telling,
 )
 from epp.request.canonical import NO_RAW, Piece, bad_field, content_bytes, optional_text
-from epp.request.cost import SMALL_BYTES, Weight, weigh
-from epp.request.jsontext import first_byte, plain_chat, plain_text, text_bytes
+from epp.request.cost import SMALL_BYTES, Weight, cheap_chat, weigh
+from epp.request.jsontext import PlainChat, first_byte, plain_text, text_bytes
 from epp.request.names import name_in
 from epp.request.prompts import Prompts, read_prompts
 from epp.request.surrogates import replace_lone
@@ -70,13 +70,15 @@ def parse_request(path: str, body: Body) -> InferenceRequest:
         return InferenceRequest(kind=ApiKind.OTHER)
     if body[: len(_BOM)] == _BOM:
         body = body[len(_BOM) :]
+    parse = _api(path)[1]
+    if parse is _parse_chat and (plain := cheap_chat(body)) is not None:
+        return _plain_request(plain)
     if len(body) > SMALL_BYTES:
         weight = weigh(body)
         if weight.too_costly:
             return _unread(path, body, weight, why=COSTLY)
     if not path:
         return _parse_pathless(body)
-    parse = _api(path)[1]
     return _parse_other(body) if parse is None else _parse_known(parse, body)
 
 
@@ -179,17 +181,18 @@ def _is_media(body: Body) -> bool:
     return bytes(body[:64]).lstrip()[:1] not in (b"{", b"[", b"")
 
 
+def _plain_request(plain: PlainChat) -> InferenceRequest:
+    return InferenceRequest(
+        kind=ApiKind.CHAT,
+        model=plain.model,
+        prompt=plain.prompt,
+        stream=plain.stream == 1,
+        include_usage=plain.include_usage == 1,
+        max_tokens=plain.max_tokens if plain.max_tokens >= 0 else None,
+    )
+
+
 def _parse_chat(body: Body) -> InferenceRequest:
-    plain = plain_chat(body)
-    if plain is not None:
-        return InferenceRequest(
-            kind=ApiKind.CHAT,
-            model=plain.model,
-            prompt=plain.prompt,
-            stream=plain.stream == 1,
-            include_usage=plain.include_usage == 1,
-            max_tokens=plain.max_tokens if plain.max_tokens >= 0 else None,
-        )
     chat = DECODE_CHAT.decode(body)
     names = _names(chat)
     sections = canonical.raw_section(b"tools", chat.tools)

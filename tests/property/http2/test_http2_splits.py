@@ -8,7 +8,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epp.http2.call_events import Event
+from epp.http2.call_events import Event, Message
 from epp.http2.frames import Setting, frame
 from epp.http2.frames import settings as settings_frame
 from epp.http2.limits import Limits
@@ -109,3 +109,14 @@ def test_a_long_conversation_byte_by_byte() -> None:
             headers(number) + data(number, body[:cut]) + data(number, body[cut:], ends=True) + reset(number)
         )
     assert told(wire, list(range(len(wire))), [2**31]) == told(wire, [], [2**31])
+
+
+def test_messages_in_frames_of_every_size() -> None:
+    """Frames that hold a part of a message, its end, and the end with the next message's beginning."""
+    messages = [random.Random(size).randbytes(size) for size in (30, 0, 29, 1, 13, 30)]
+    body = b"".join(map(grpc, messages))
+    for size in range(1, 40):
+        parts = [data(1, body[at : at + size]) for at in range(0, len(body), size)]
+        events, over = told(hello() + headers(1) + b"".join(parts), [], [2**31])
+        assert [event.data for event in events if isinstance(event, Message)] == messages
+        assert not over

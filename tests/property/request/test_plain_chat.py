@@ -10,8 +10,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from epp.request import jsontext
 from epp.request.api_fields import Chat
+from epp.request.cost import cheap_chat, weigh
 from epp.request.jsontext import plain_chat
+from epp.request.parse import COSTLY as COSTLY_BODY
 from epp.request.parse import parse_request
 from epp.types import InferenceRequest
 
@@ -70,8 +73,12 @@ def by_the_ordinary_decoder(body: bytes) -> InferenceRequest:
 
 
 def same(body: bytes) -> None:
-    if plain_chat(body) is not None:
-        assert parse_request(PATH, body) == by_the_ordinary_decoder(body)
+    plain = plain_chat(body)
+    if plain is None:
+        return
+    assert parse_request(PATH, body) == by_the_ordinary_decoder(body)
+    units, containers, items, escapes, *_ = jsontext.weigh(body, 2**62)
+    assert (plain.units, plain.containers, plain.items, plain.escapes) == (units, containers, items, escapes)
 
 
 @given(body=_BODY, ascii_only=st.booleans(), indent=st.none() | st.just(1))
@@ -108,6 +115,24 @@ def test_nearly_every_chat_is_taken() -> None:
     asked = parse_request(PATH, text)
     assert (asked.model, asked.stream, asked.include_usage, asked.max_tokens) == ("m", True, True, 16)
     assert asked.prompt == b'\xffsystem\xfeBe br\xc3\xa9f.\xffuser\xfe"\n\xf0\x9f\x98\x80'
+
+
+COSTLY = (
+    b'{"model":"m","messages":['
+    + b'{"role":"user","content":"a"},' * 20_000
+    + b'{"role":"user","content":""}]}',
+    b'{"model":"m","messages":[{"role":"user","content":"' + b"\\n" * 1_000_000 + b'"}]}',
+    b'{"model":"m","messages":[{"role":"user","content":"a"}]' + b',"x":1' * 400_000 + b"}",
+    b'{"model":"m",' + b" " * 4_000_000 + b'"messages":[{"role":"user","content":"a"}]}',
+    b'{"model":"m","messages":[{"role":"user","content":"' + b"a" * 9_000_000 + b'"}]}',
+)
+
+
+@pytest.mark.parametrize("body", COSTLY, ids=("messages", "escapes", "fields", "spaces", "long"))
+def test_a_plain_chat_that_is_too_costly_is_left_unread(body: bytes) -> None:
+    assert plain_chat(body) is not None
+    assert weigh(body).too_costly
+    assert (cheap_chat(body), parse_request(PATH, body).unread) == (None, COSTLY_BODY)
 
 
 @pytest.mark.parametrize("field", sorted(set(Chat.__struct_fields__) - READ))
