@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from epp.kvevents.block_hashes import BlockName
+from epp.kvevents.by_block import ByBlock
 from epp.kvevents.decoding import Cleared, Event, Removed, Stored
 from epp.prefix_index.kv_reports import Tier
 
@@ -26,28 +27,32 @@ _TIERS: Final = tuple(Tier)
 
 class ServerBlocks:
     def __init__(self) -> None:
-        self._copies: dict[BlockName, int] = {}
+        self._copies = ByBlock[int]()
         """For each block, the counts of its copies in all tiers, in one integer that is never 0."""
+        self._held = 0
         self._partial_groups: set[int] = set()
         """Groups of layers that keep only a part of a prompt. Their blocks say nothing about prefixes."""
 
     def __len__(self) -> int:
-        return len(self._copies)
+        return self._held
 
     def __contains__(self, block: BlockName) -> bool:
-        return block in self._copies
+        return block in self._copies.part(block)
 
     def hold(self, blocks: Iterable[BlockName]) -> bool:
-        copies = self._copies
-        return all(block in copies for block in blocks)
+        """Whether all of these blocks are held."""
+        part = self._copies.part
+        return all(block in part(block) for block in blocks)
 
     def tier(self, block: BlockName) -> Tier | None:
         """The fastest tier with a copy of the block. None: the block is not held."""
-        copies = self._copies.get(block)
+        copies = self._copies.part(block).get(block)
         return None if copies is None else _fastest(copies)
 
-    def apply(self, event: Event) -> list[BlockName]:
-        """Take in one event. Returns the blocks that came, went or changed their tier."""
+    def apply(self, event: Event) -> Iterable[BlockName]:
+        """Take in one event. Returns the blocks that came, went or changed their tier. Read all of them: see
+        `clear`.
+        """
         match event:
             case Stored():
                 return self._stored(event)
@@ -56,27 +61,35 @@ class ServerBlocks:
             case Cleared():
                 return self.clear()
 
-    def clear(self) -> list[BlockName]:
-        gone = list(self._copies)
-        self._copies.clear()
-        return gone
+    def clear(self) -> Iterator[BlockName]:
+        """Let all blocks go, each when the caller has taken the one before. Read to the end.
+
+        Freeing a million blocks in one step would hold the interpreter for 30 ms.
+        """
+        for copies in self._copies.parts:
+            while copies:
+                self._held -= 1
+                yield copies.popitem()[0]
+            copies.clear()
 
     def blocks(self) -> Iterator[tuple[BlockName, Tier]]:
-        """All held blocks, with their tiers."""
-        return ((block, _fastest(copies)) for block, copies in self._copies.items())
+        """What is held, and where."""
+        return ((block, _fastest(copies)) for part in self._copies.parts for block, copies in part.items())
 
     def _stored(self, event: Stored) -> list[BlockName]:
         if event.partial_attention:
             self._partial_groups.add(event.group)
             return []
-        changed, shift, copies = [], _BITS * event.tier, self._copies
+        changed, shift, part = [], _BITS * event.tier, self._copies.part
         for block in event.blocks:
+            copies = part(block)
             had = copies.get(block, 0)
             if had >> shift & _MOST == _MOST:
                 # so many copies of one block are an error of the sender;
                 # the count must not overflow into the next tier's
                 continue
             copies[block] = had + (1 << shift)
+            self._held += not had
             if not had or _fastest(had) > event.tier:
                 changed.append(block)
         return changed
@@ -84,14 +97,16 @@ class ServerBlocks:
     def _removed(self, event: Removed) -> list[BlockName]:
         if event.group in self._partial_groups:
             return []
-        changed, shift, copies = [], _BITS * event.tier, self._copies
+        changed, shift, part = [], _BITS * event.tier, self._copies.part
         for block in event.blocks:
+            copies = part(block)
             had = copies.get(block, 0)
             if not had >> shift & _MOST:
                 continue
             left = had - (1 << shift)
             if not left:
                 del copies[block]
+                self._held -= 1
                 changed.append(block)
                 continue
             copies[block] = left
@@ -100,7 +115,10 @@ class ServerBlocks:
         return changed
 
     def check_integrity(self) -> None:
-        assert all(0 < copies < 1 << _BITS * len(_TIERS) for copies in self._copies.values())
+        assert self._held == sum(map(len, self._copies.parts))
+        for part in self._copies.parts:
+            assert all(0 < copies < 1 << _BITS * len(_TIERS) for copies in part.values())
+            assert all(self._copies.part(block) is part for block in part)
 
 
 def _fastest(copies: int) -> Tier:

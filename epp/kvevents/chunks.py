@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from epp.kvevents.block_hashes import BlockName
+from epp.kvevents.by_block import ByBlock
 from epp.types import ChunkHash
 
 
@@ -52,7 +53,7 @@ class ChunkTree:
         self._nodes: OrderedDict[ChunkHash, Node] = OrderedDict()
         """The nodes that were not mapped for the longest time come first, and a parent after its children, so
         that ends are removed first."""
-        self._users: dict[BlockName, tuple[Node, ...]] = {}
+        self._users = ByBlock[tuple[Node, ...]]()
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -62,7 +63,7 @@ class ChunkTree:
 
     def users(self, block: BlockName) -> tuple[Node, ...]:
         """The nodes that contain the block, usually one."""
-        return self._users.get(block, ())
+        return self._users.part(block).get(block, ())
 
     def map(
         self,
@@ -121,15 +122,17 @@ class ChunkTree:
 
     def _use(self, node: Node) -> None:
         for block in node.blocks:
-            self._users[block] = (*self._users.get(block, ()), node)
+            users = self._users.part(block)
+            users[block] = (*users.get(block, ()), node)
 
     def _release(self, node: Node) -> None:
         for block in node.blocks:
-            left = tuple([user for user in self._users[block] if user is not node])
+            users = self._users.part(block)
+            left = tuple([user for user in users[block] if user is not node])
             if left:
-                self._users[block] = left
+                users[block] = left
             else:
-                self._users.pop(block, None)
+                users.pop(block, None)
 
     def check_integrity(self) -> None:
         order = {chunk: n for n, chunk in enumerate(self._nodes)}
@@ -147,7 +150,7 @@ class ChunkTree:
                 assert order[parent.chunk] > order[chunk], "a prefix would go before its end"
                 assert node.known or not parent.known
             assert all(child in self and child.parent is node for child in node.children)
-        assert {block: set(nodes) for block, nodes in self._users.items()} == used
+        assert {b: set(nodes) for part in self._users.parts for b, nodes in part.items()} == used
 
 
 def _make_known(nodes: Sequence[Node]) -> None:

@@ -250,7 +250,7 @@ class Exact:
                 server, known, f"blocks of {size} tokens; the model's other servers have {model.block_tokens}"
             )
             return
-        if event.parent is not None or event.adapter or event.extra:
+        if event.parent is not None or event.adapter or event.more_keys:
             return
         tried = [model.hasher.algorithm] if model.hasher else settings.algorithms
         for algorithm in tried:

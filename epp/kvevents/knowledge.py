@@ -16,7 +16,7 @@ Pure: times are monotonic seconds of the caller. Caller: `exact`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from epp.kvevents.block_hashes import BlockName
@@ -97,6 +97,7 @@ class Knowledge:
         gone = self._servers.pop(server, None)
         if gone is not None:
             self._num_blocks -= len(gone.blocks)
+            _let_all_go(gone.blocks)
             self._again = OrderedDict(entry for entry in self._again.items() if entry[0][0] is not gone)
 
     def set_complete(self, server: EndpointName, *, complete: bool) -> None:
@@ -128,7 +129,7 @@ class Knowledge:
         """Nothing is known about the server any more: neither which blocks it holds nor which it lacks."""
         known = self._servers[server]
         self._num_blocks -= len(known.blocks)
-        known.blocks.clear()
+        _let_all_go(known.blocks)
         known.pending.clear()
         for node in known.held:
             self._rate(known, node, Tier.GPU)
@@ -137,7 +138,7 @@ class Knowledge:
         known.due.clear()
         known.known_bytes, known.complete = 0, False
 
-    def _note(self, known: _Server, blocks: Sequence[BlockName], *, now: float) -> None:
+    def _note(self, known: _Server, blocks: Iterable[BlockName], *, now: float) -> None:
         users, changed = self._tree.users, known.changed
         for block in blocks:
             for node in users(block):
@@ -341,6 +342,11 @@ class Knowledge:
 
 def _loss(known: _Server, node: Node, *, at: float) -> ChainReport:
     return ChainReport(server=known.name, chain=node.chain(), held=node.depth - 1, at=at)
+
+
+def _let_all_go(blocks: ServerBlocks) -> None:
+    for _ in blocks.clear():
+        pass
 
 
 def _upwards(node: Node | None) -> Iterator[Node]:

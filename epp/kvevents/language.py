@@ -12,17 +12,24 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from jinja2 import Environment, nodes
 from jinja2.exceptions import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from epp.errors import ConfigError
+from epp.kvevents.conversation import UnreadableError
 from epp.kvevents.mapping import Tokens, UntemplatedError
 from epp.request.bounded_json import check_cost
+
+_MOST_TOKENS: Final = 2**18
+"""Most tokens of a text. Freeing the tokenizer's results for so many takes 14 ms, during which nothing else
+runs."""
+_PIECE_CHARS: Final = 2**14
+"""A normalizer can make 18 characters of one, and each can become a token."""
 
 
 class FolderLanguage:
@@ -59,15 +66,11 @@ class FolderLanguage:
                 raise ConfigError(f"{template or folder}: chat template: {error}") from error
 
     def tokens(self, text: str, *, special: bool) -> Tokens:
-        """special: with the tokens that the tokenizer itself puts around a text. Raises UntemplatedError."""
-        # A batch of one text: only batches release the interpreter,
-        # and otherwise picks would wait for a whole long prompt.
-        try:
-            encoded = self._tokenizer.encode_batch([text], add_special_tokens=special)[0]
-        except BaseException as error:
-            if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-                raise UntemplatedError(f"the tokenizer refuses the text: {error}") from error
-            raise
+        """special: with the tokens that the tokenizer itself puts around a text. Raises UntemplatedError, or
+        UnreadableError for too many tokens.
+        """
+        self._check_size(text)
+        encoded = self._encoded(text, special=special)
         ends, latest = [], 0
         # One by one: making the list of all places is one step,
         # which holds the interpreter for 150 ms where there are a million tokens.
@@ -77,6 +80,29 @@ class FolderLanguage:
                 latest = max(latest, place[1])
             ends.append(latest)
         return Tokens(encoded.ids, ends)
+
+    def _check_size(self, text: str) -> None:
+        """Raises UnreadableError for a text of too many tokens. A text that may have too many is counted first, in
+        pieces.
+        """
+        if len(text) <= _PIECE_CHARS or (text.isascii() and len(text) <= _MOST_TOKENS):
+            return
+        tokens = 0
+        for start in range(0, len(text), _PIECE_CHARS):
+            tokens += len(self._encoded(text[start : start + _PIECE_CHARS], special=False))
+            if tokens > _MOST_TOKENS:
+                raise UnreadableError(f"a text of more than {_MOST_TOKENS} tokens")
+
+    def _encoded(self, text: str, *, special: bool) -> Encoding:
+        """Raises UntemplatedError."""
+        # A batch of one text: only batches release the interpreter,
+        # and otherwise picks would wait for a whole long prompt.
+        try:
+            return self._tokenizer.encode_batch([text], add_special_tokens=special)[0]
+        except BaseException as error:
+            if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+                raise UntemplatedError(f"the tokenizer refuses the text: {error}") from error
+            raise
 
     def render(
         self,

@@ -22,8 +22,7 @@ from epp.types import ApiKind, InferenceRequest
 
 _TOKEN_ID_BYTES: Final = 4
 _MOST_CHARS: Final = 2**20
-"""Longest text that is tokenized. Freeing the tokenizer's results for such a text takes some 60 ms at worst,
-during which nothing else runs."""
+"""Longest text that is tokenized. A `Language` bounds the tokens, too."""
 
 
 class UntemplatedError(Exception):
@@ -49,8 +48,8 @@ class Language(Protocol):
     """One model's tokenizer and chat template."""
 
     def tokens(self, text: str, *, special: bool) -> Tokens:
-        """special: with the tokens that the tokenizer itself puts around a text, as servers do for plain
-        prompts. Raises UntemplatedError.
+        """special: with what the tokenizer itself puts around a text, as servers do with plain prompts.
+        UntemplatedError; UnreadableError: more tokens than it makes of one text.
         """
         ...
 

@@ -262,6 +262,18 @@ def test_letters_of_several_bytes_are_counted_once_however_many_chunks_end_in_a_
     assert len(encoded) == 1
 
 
+def test_a_text_of_too_many_tokens_is_not_followed(language: FolderLanguage) -> None:
+    """What the tokenizers package makes of a text is freed in one step: 60 ms for a million tokens."""
+    for letter in ("j", "\u6f22"):
+        with pytest.raises(UnreadableError, match="262144 tokens"):
+            language.tokens(letter * (2**18 + 9), special=False)
+    words = "the quick brown fox jumps over the lazy dog " * 3000
+    for text in ("j" * 2**18, words + "\u6f22" * 20_000, "\u6f22" * 2**14):
+        tokens = language.tokens(text, special=False)
+        assert len(tokens.ids) <= 2**18
+        assert tokens.ends[-1] == len(text)
+
+
 def test_token_ids_need_no_tokenizer() -> None:
     prompt = routed("/v1/completions", prompt=list(range(40)))
     mapped = map_prompt(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import tracemalloc
+
 import msgspec
 import pytest
 
@@ -89,8 +92,74 @@ def test_events_that_are_not_known_are_left_out() -> None:
         batch({"type": "BlockRemoved", "block_hashes": [1]}, {"type": "BlockRemoved", "block_hashes": [[1]]}),
         b"\x93\x00" + b"\x91" * 100_000,  # nested without end
         b"\x93\x00\xdd\xff\xff\xff\xff",  # an array of four billion events
+        batch({"type": ["BlockRemoved"], "block_hashes": [1]}),
+        batch({"type": "BlockRemoved", "block_hashes": [1], "medium": ["GPU"]}),
+        batch({"type": "BlockStored", "block_hashes": [1], "group_idx": "0"}),
     ],
 )
 def test_what_is_no_batch_of_events_is_refused(payload: bytes) -> None:
     with pytest.raises(MalformedError):
         decode(payload)
+
+
+def many(item: bytes, *, count: int) -> bytes:
+    return b"\xdd" + count.to_bytes(4, "big") + item * count
+
+
+LARGE = 2**20 - 100
+STORED = b"\x82\xa4type\xabBlockStored"
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\x92\x00" + many(b"\x90", count=LARGE),
+        b"\x92\x00" + many(b"\x80", count=LARGE),
+        b"\x92" + many(b"\x90", count=LARGE) + b"\x90",
+        b"\x92\x00\x91" + many(b"\x90", count=LARGE),
+        b"\x92\x00\x91" + STORED + b"\xa1x" + many(b"\x90", count=LARGE),
+        b"\x92\x00\x91" + STORED + b"\xacblock_hashes" + many(b"\x01", count=LARGE),
+        b"\x92\x00\x91" + STORED + b"\xa9token_ids" + many(b"\x01", count=LARGE),
+        b"\x92\x00\x91\x83" + STORED[1:] + b"\xacblock_hashes\x90\xaaextra_keys" + many(b"\x90", count=LARGE),
+    ],
+    ids=["events", "maps", "time", "event", "unknown", "hashes", "tokens", "keys"],
+)
+def test_a_message_makes_no_more_objects_than_events_need(payload: bytes) -> None:
+    """A megabyte of empty lists held the picker for 350 ms, and took 64 MB."""
+    assert len(payload) < 2**20
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(MalformedError):
+            assert not decode(payload)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**20
+
+
+def test_as_many_events_as_a_server_sends_are_read() -> None:
+    removed = [{"type": "BlockRemoved", "block_hashes": [2**63 + n], "medium": "GPU"} for n in range(20_000)]
+    assert len(decode(batch(*removed))) == 20_000
+    stored = {"type": "BlockStored", "block_hashes": [2**63] * 12_000, "token_ids": [100_000] * 192_000}
+    (event,) = decode(batch({**stored, "block_size": 16, "extra_keys": [["salt"], *[None] * 11_999]}))
+    assert isinstance(event, Stored)
+    assert (len(event.blocks), len(event.token_ids), event.more_keys) == (12_000, 192_000, True)
+
+
+@pytest.mark.parametrize(
+    ("keys", "more"),
+    [(None, False), ([None], False), ([[]], False), ([["a"]], True), ([["x" * 9999]], True), ([], False)],
+)
+def test_an_event_says_whether_its_first_block_is_named_by_more_than_tokens(
+    keys: object, *, more: bool
+) -> None:
+    event = {
+        "type": "BlockStored",
+        "block_hashes": [1],
+        "token_ids": [1],
+        "block_size": 1,
+        "extra_keys": keys,
+    }
+    (stored,) = decode(batch(event))
+    assert isinstance(stored, Stored)
+    assert stored.more_keys == more

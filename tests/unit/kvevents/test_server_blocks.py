@@ -1,0 +1,50 @@
+"""The blocks of one server are let go and kept in small steps, however many they are."""
+
+from __future__ import annotations
+
+import random
+
+from epp.kvevents.block_hashes import BlockName
+from epp.kvevents.blocks import ServerBlocks
+from epp.kvevents.by_block import ByBlock
+from epp.kvevents.decoding import Cleared, Stored
+from epp.prefix_index.kv_reports import Tier
+
+
+def held(count: int) -> ServerBlocks:
+    blocks, rng = ServerBlocks(), random.Random(1)
+    blocks.apply(Stored(tuple(BlockName(rng.getrandbits(64)) for _ in range(count)), Tier.GPU))
+    return blocks
+
+
+def test_blocks_are_let_go_one_by_one() -> None:
+    """Freed in one step, a million of them hold the interpreter for 30 ms."""
+    blocks = held(1000)
+    going = iter(blocks.apply(Cleared()))
+    assert len(blocks) == 1000
+    gone = [next(going) for _ in range(10)]
+    assert len(blocks) == 990
+    assert not any(block in blocks for block in gone)
+    blocks.check_integrity()
+    assert len([*going]) == 990
+    assert len(blocks) == 0
+    blocks.check_integrity()
+
+
+def test_no_dictionary_of_blocks_is_large() -> None:
+    """One dictionary of 700,000 blocks takes 50 ms to grow."""
+    found, rng = ByBlock[int](), random.Random(1)
+    for n in range(100_000):
+        name = BlockName(rng.getrandbits(64))
+        found.part(name)[name] = n
+    assert sum(map(len, found.parts)) == 100_000
+    assert max(map(len, found.parts)) < 2 * 100_000 / len(found.parts)
+
+
+def test_a_server_cannot_choose_names_that_all_go_into_one_part() -> None:
+    for step in (1, 64, 2**32, 2**54):
+        found = ByBlock[int]()
+        for n in range(1000):
+            name = BlockName(n * step)
+            found.part(name)[name] = n
+        assert max(map(len, found.parts)) <= 500
