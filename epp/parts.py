@@ -50,7 +50,7 @@ def stream_settings(config: Config, room: BodyRoom, *, traced: bool) -> StreamSe
     return StreamSettings(
         max_body_bytes=config.envoy.max_body_bytes,
         room=room,
-        blocked=BlockedPaths(config.blocked_paths),
+        blocked=BlockedPaths(config.closed_paths),
         hold_streams=config.holds_streams,
         max_destinations=config.caller.max_destinations,
         shows_answers=config.caller.shows_answers,

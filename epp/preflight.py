@@ -102,7 +102,7 @@ def _of_dialect(config: Config) -> list[str]:
         remarks.append(
             f"workers: an InferencePool names one port, so {config.dialect} calls only the first worker"
         )
-    if not caller.shows_path and config.blocked_paths:
+    if not caller.shows_path and config.closed_paths:
         remarks.append(
             f"blockedPaths: {config.dialect} does not tell the picker the path of a request, so the picker "
             "refuses no path; list the paths that clients may use in the gateway's routes"

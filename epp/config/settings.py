@@ -104,6 +104,7 @@ BLOCKED_PATHS: Final = (
     "/abort_requests",
     "/adapters",
     "/collective_rpc",
+    "/docs",
     "/fault_tolerance",
     "/finish_weight_update",
     "/get_world_size",
@@ -116,7 +117,9 @@ BLOCKED_PATHS: Final = (
     "/kv_event_sources",
     "/load",
     "/metrics",
+    "/openapi.json",
     "/pause",
+    "/redoc",
     "/release_kv_cache_memory",
     "/reset_encoder_cache",
     "/reset_mm_cache",
@@ -131,15 +134,18 @@ BLOCKED_PATHS: Final = (
     "/start_profile",
     "/start_weight_update",
     "/stop_profile",
+    "/tokenizer_info",
     "/update_weight_version",
     "/update_weights",
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
+    "/version",
     "/wake_up",
     "/weight_checker",
     "/weight_info",
 )
-"""Paths that vLLM serves for its operators, in all of its modes."""
+"""Paths that vLLM serves for its operators, in all of its modes, and pages that describe the server: its API,
+its version, its chat template."""
 
 
 BodyModeName = Literal["NONE", "STREAMED", "BUFFERED", "BUFFERED_PARTIAL", "FULL_DUPLEX_STREAMED"]
@@ -287,6 +293,13 @@ class Config(Strict, frozen=True):
             "while the picker is away. A list here replaces the default list."
         ),
     ] = BLOCKED_PATHS
+    allowed_paths: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Entries of `blockedPaths` that clients may use, such as `/version`. So the rest of "
+            "the default list stays in force."
+        ),
+    ] = ()
     conformance_headers: Annotated[
         bool,
         Meta(
@@ -332,6 +345,11 @@ class Config(Strict, frozen=True):
     log: Log = Log()
 
     @property
+    def closed_paths(self) -> tuple[str, ...]:
+        """`blocked_paths` without those that are allowed."""
+        return tuple(path for path in self.blocked_paths if path not in self.allowed_paths)
+
+    @property
     def caller(self) -> Dialect:
         """The gateway that this picker is set up for."""
         return dialect_of(self.dialect, own_envoy=bool(self.envoy.eds_file))
@@ -361,6 +379,7 @@ class Config(Strict, frozen=True):
         """Check what types cannot check. The ConfigError names the field at fault."""
         self._check_source()
         self._check_dialect()
+        self._check_paths()
         for field, text in (
             ("admin.address", self.admin.address),
             ("envoy.listen", self.envoy.listen),
@@ -391,6 +410,13 @@ class Config(Strict, frozen=True):
                 "holdStreams: with envoy.failOpen false, all answers in flight break off when the picker "
                 "dies, because the picker holds their streams; set holdStreams to false"
             )
+
+    def _check_paths(self) -> None:
+        for n, path in enumerate(self.allowed_paths):
+            if path not in self.blocked_paths:
+                raise ConfigError(
+                    f"allowedPaths[{n}]: {path} is not in blockedPaths, so clients may use it anyway"
+                )
 
     def _check_source(self) -> None:
         """Check that endpoints come from exactly one source."""

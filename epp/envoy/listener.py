@@ -242,7 +242,7 @@ def _routes(config: Config) -> list[Route]:
     """First match wins: what is not for clients, then everything else.
     The picker is asked only where a route says so.
     """
-    return [*(_blocked(path) for path in config.blocked_paths), _to_model_servers(config.envoy)]
+    return [*(_blocked(path) for path in config.closed_paths), _to_model_servers(config.envoy)]
 
 
 def _blocked(path: str) -> Route:

@@ -100,6 +100,10 @@ async def test_the_configuration_says_what_is_blocked(tmp_path: Path) -> None:
         assert (await bench.client.get("/v1/embeddings")).status == 404
         assert (await bench.client.get("/sleep")).status == 200
     assert not (await nothing_is_blocked(tmp_path / "open"))
+    (tmp_path / "allowed").mkdir()
+    async with running_gateway(tmp_path / "allowed", allowedPaths=["/version"], backends=1) as site:
+        assert (await site.client.get("/version")).status == 200
+        assert [(await site.client.get(path)).status for path in ("/docs", "/sleep")] == [404, 404]
 
 
 async def nothing_is_blocked(directory: Path) -> set[int]:

@@ -95,6 +95,8 @@ def test_a_unix_socket_is_an_address_to_listen_on(file: Path) -> None:
         ),
         ("{endpointsFile: e, blockedPaths: [metrics]}", "$.blockedPaths", "regex"),
         ("{endpointsFile: e, blockedPaths: [/]}", "$.blockedPaths", "regex"),
+        ("{endpointsFile: e, allowedPaths: [/v1/models]}", "allowedPaths[0]", "not in blockedPaths"),
+        ("{endpointsFile: e, blockedPaths: [/sleep], allowedPaths: [/docs]}", "allowedPaths[0]", "/docs"),
         ("{endpointsFile: e, streams: {assumedModes: {requestBody: GRPC}}}", "requestBody", "GRPC"),
         ("{endpointsFile: e, listen: {socketMode: rw}}", "$.listen.socketMode", "regex"),
         ("{endpointsFile: e, listen: {socketMode: 0666}}", "$.listen.socketMode", "str"),
