@@ -82,8 +82,8 @@ class FolderLanguage:
         return Tokens(encoded.ids, ends)
 
     def _check_size(self, text: str) -> None:
-        """Raises UnreadableError for a text of too many tokens. A text that may have too many is counted first, in
-        pieces.
+        """Raises UnreadableError for a text of too many tokens. Counts first, in pieces, where these are
+        possible.
         """
         if len(text) <= _PIECE_CHARS or (text.isascii() and len(text) <= _MOST_TOKENS):
             return

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -181,13 +181,20 @@ class StoredTable(msgspec.Struct, array_like=True, frozen=True):
     batches: Annotated[list[bytes], Meta(max_length=_MOST_PORTIONS)]
 
 
+class _ReadTable(msgspec.Struct, array_like=True, frozen=True):
+    """A stored table as it comes: its portions are views of its bytes."""
+
+    batches: Annotated[list[msgspec.Raw], Meta(max_length=_MOST_PORTIONS)]
+
+
 class MalformedError(ValueError):
     """The bytes are no batch of this format."""
 
 
 _encoder = msgspec.msgpack.Encoder()
 _batch_decoder = msgspec.msgpack.Decoder(Batch)
-_table_decoder = msgspec.msgpack.Decoder(StoredTable)
+_table_decoder = msgspec.msgpack.Decoder(_ReadTable)
+_portion_decoder = msgspec.msgpack.Decoder(bytes)
 
 
 def encode(message: Batch | StoredTable) -> bytes:
@@ -203,11 +210,13 @@ def decode_batch(data: bytes) -> Batch:
         raise MalformedError(f"not a batch of format {FORMAT}: {error}") from error
 
 
-def decode_table(data: bytes) -> StoredTable:
+def decode_table(data: bytes | memoryview) -> Iterator[bytes]:
+    """The portions of a stored table: batches, one copied at each step. MalformedError."""
     if len(data) > MOST_TABLE_BYTES:
         raise MalformedError(f"a stored table of {len(data)} bytes")
     try:
-        return _table_decoder.decode(data)
+        for portion in _table_decoder.decode(data).batches:
+            yield _portion_decoder.decode(portion)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedError(f"not a stored table of format {FORMAT}: {error}") from error
 

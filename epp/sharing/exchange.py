@@ -91,7 +91,7 @@ class Exchange:
     def expire(self, *, now: float) -> None:
         self.listener.expire(now=now)
 
-    def load(self, data: bytes, *, now: float, age_s: float) -> Iterator[None]:
+    def load(self, data: bytes | memoryview, *, now: float, age_s: float) -> Iterator[None]:
         """Apply a stored table in portions. Raises MalformedError."""
         return self.listener.load(data, now=now, age_s=age_s)
 

@@ -27,6 +27,14 @@ class Received:
     age_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class ReceivedTable:
+    """A stored table, and how long ago it was given to the link. It may be large: nobody copies it whole."""
+
+    data: bytes | memoryview
+    age_s: float
+
+
 class Link(Protocol):
     async def agree(self, pool: str, mine: bytes) -> bytes:
         """The value that all pickers of a pool have in common: `mine`, unless another picker was first."""
@@ -43,7 +51,7 @@ class Link(Protocol):
     async def recover(self) -> None:
         """To be called after an error: makes sure that `read` does not wait for messages that cannot come."""
 
-    async def stored(self) -> Received | None:
+    async def stored(self) -> ReceivedTable | None:
         """The newest stored table of the channel. After this, `read` continues with the messages since the
         table was begun, as far as they are kept.
         """

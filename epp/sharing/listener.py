@@ -173,10 +173,10 @@ class Listener:
             raise
         self._hang(peer, batch.hanging if books else [], now=now)
 
-    def load(self, data: bytes, *, now: float, age_s: float) -> Iterator[None]:
+    def load(self, data: bytes | memoryview, *, now: float, age_s: float) -> Iterator[None]:
         """Apply a stored table, a portion at each step. Raises MalformedError."""
         reader = _Peer(heard_at=now)
-        for portion in decode_table(data).batches:
+        for portion in decode_table(data):
             batch = decode_batch(portion)
             if batch.flags & Flag.FRESH:
                 reader.heard = Heard()

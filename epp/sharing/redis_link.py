@@ -1,9 +1,9 @@
 """The link over Redis or Valkey: one bounded stream of batches and one stored table, both under the name of
 the channel.
 
-Commands are those that Redis 6.2 and every Valkey know: XADD, XREAD, XREVRANGE, SET, GET, PEXPIRE. All keys
-of a channel share a hash tag, so a cluster keeps them on one node. Redis's own clock gives the age of a
-batch: the ids of stream entries are its milliseconds, and each answer to XADD shows the current time.
+Commands are those that Redis 6.2 and every Valkey know: XADD, XREAD, XREVRANGE, SET, GET, GETRANGE, PEXPIRE.
+All keys of a channel share a hash tag, so a cluster keeps them on one node. Redis's own clock gives the age
+of a batch: the ids of stream entries are its milliseconds, and each answer to XADD shows the current time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 
 from epp.config.sharing import Redis
-from epp.sharing.link import LinkError, Received
-from epp.sharing.redis_replies import BoundedParser
+from epp.sharing.batches import MOST_TABLE_BYTES
+from epp.sharing.link import LinkError, Received, ReceivedTable
+from epp.sharing.redis_replies import MOST_PIECE_BYTES, BoundedParser
 
 _T = TypeVar("_T")
 _FIELD: Final = b"b"
@@ -38,6 +39,8 @@ _KEEP_MS: Final = 3_600_000
 _START: Final = b"0-0"
 _MOST_POSITION_BYTES: Final = 41
 """Longest id of a stream entry: two numbers of 64 bits."""
+_READ_TABLE_TIMES: Final = 3
+"""Tries to read a stored table. Another picker may store its own table meanwhile."""
 
 
 class _PasswordFile(CredentialProvider):
@@ -120,15 +123,33 @@ class RedisLink:
         if _order(last) < _order(self._position):
             self._position = last
 
-    async def stored(self) -> Received | None:
-        data = await self._call(lambda client: client.get(self._table))
-        if data is None:
-            return None
-        position, _, table = data.partition(b"\n")
-        order = _order(position)
-        if order < _order(self._position):
-            self._position = b"%d-%d" % order
-        return Received(table, self._age_s(position))
+    async def stored(self) -> ReceivedTable | None:
+        for _ in range(_READ_TABLE_TIMES):
+            head = await self._piece(0)
+            position = head[: _MOST_POSITION_BYTES + 1].partition(b"\n")[0]
+            if not head:
+                return None
+            order = _order(position)
+            table = await self._table_after(head)
+            if (await self._piece(0, size=len(position) + 1)).rstrip(b"\n") == position:
+                if order < _order(self._position):
+                    self._position = b"%d-%d" % order
+                return ReceivedTable(memoryview(table)[len(position) + 1 :], self._age_s(position))
+        raise LinkError("the stored table was replaced each time it was read", reason="refused")
+
+    async def _table_after(self, piece: bytes) -> bytearray:
+        """The whole value, read in pieces: copying many megabytes in one step would hold the loop."""
+        table = bytearray(piece)
+        while len(piece) == MOST_PIECE_BYTES:
+            if len(table) > MOST_TABLE_BYTES:
+                raise LinkError(f"a stored table of over {MOST_TABLE_BYTES} bytes", reason="refused")
+            piece = await self._piece(len(table))
+            table += piece
+        return table
+
+    async def _piece(self, start: int, *, size: int = MOST_PIECE_BYTES) -> bytes:
+        end = start + size - 1
+        return cast("bytes", await self._call(lambda client: client.getrange(self._table, start, end)))
 
     async def store(self, table: bytes) -> None:
         data = self._position + b"\n" + table

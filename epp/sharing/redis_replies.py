@@ -12,8 +12,8 @@ from typing import Any, Final
 from redis import exceptions
 from redis._parsers import _AsyncRESP2Parser
 
-from epp.sharing.batches import MOST_TABLE_BYTES
-
+MOST_PIECE_BYTES: Final = 2**20
+"""Of one value that is asked for: the stored table is read in such pieces."""
 _MOST_LIST_BYTES: Final = 64 * 2**20
 """Largest reply that is a list: as many batches as are read at once."""
 
@@ -21,16 +21,17 @@ _MOST_LIST_BYTES: Final = 64 * 2**20
 class BoundedParser(_AsyncRESP2Parser):
     """Raises InvalidResponse, which ends the connection, if a reply is too large."""
 
-    __slots__ = ("_left",)
+    __slots__ = ("_begun", "_left")
 
     async def read_response(self, disable_decoding: bool = False) -> Any:  # noqa: FBT001, FBT002 - redis-py calls it
-        self._left = MOST_TABLE_BYTES + 1024
+        self._left, self._begun = MOST_PIECE_BYTES, False
         return await super().read_response(disable_decoding=disable_decoding)
 
     async def _readline(self) -> bytes:
         line: bytes = await super()._readline()
-        if line.startswith(b"*"):
-            self._left = min(self._left, _MOST_LIST_BYTES)
+        if not self._begun and line.startswith(b"*"):
+            self._left = _MOST_LIST_BYTES
+        self._begun = True
         return line
 
     async def _read(self, length: int) -> bytes:

@@ -14,7 +14,7 @@ import hmac
 import logging
 from typing import Final
 
-from epp.sharing.link import Link, Received
+from epp.sharing.link import Link, Received, ReceivedTable
 
 _log = logging.getLogger(__name__)
 
@@ -47,13 +47,14 @@ class SignedLink:
     async def recover(self) -> None:
         await self._link.recover()
 
-    async def stored(self) -> Received | None:
+    async def stored(self) -> ReceivedTable | None:
         found = await self._link.stored()
         if found is None:
             return None
         # A table has many megabytes, so its signature is made and checked in a thread.
-        table = await asyncio.to_thread(self._verified, b"table", found.data)
-        return Received(table, found.age_s) if table else None
+        signed = memoryview(found.data)
+        good = await asyncio.to_thread(self._is_signed, b"table", signed)
+        return ReceivedTable(signed[SIGNATURE_BYTES:], found.age_s) if good else None
 
     async def store(self, table: bytes) -> None:
         await self._link.store(await asyncio.to_thread(self._sign, b"table", table) + table)
@@ -64,7 +65,7 @@ class SignedLink:
     async def close(self) -> None:
         await self._link.close()
 
-    def _sign(self, kind: bytes, data: bytes) -> bytes:
+    def _sign(self, kind: bytes, data: bytes | memoryview) -> bytes:
         made = hashlib.blake2b(key=self._key, digest_size=SIGNATURE_BYTES, person=kind)
         made.update(f"{self._channel}\0".encode())
         made.update(data)
@@ -72,12 +73,15 @@ class SignedLink:
 
     def _verified(self, kind: bytes, signed: bytes) -> bytes:
         """The message without its signature. `_REFUSED`: the signature is wrong."""
+        return signed[SIGNATURE_BYTES:] if self._is_signed(kind, memoryview(signed)) else _REFUSED
+
+    def _is_signed(self, kind: bytes, signed: memoryview) -> bool:
         signature, data = signed[:SIGNATURE_BYTES], signed[SIGNATURE_BYTES:]
         if hmac.compare_digest(signature, self._sign(kind, data)):
-            return data
+            return True
         _log.warning(
             "refused a %s of %d bytes: the pool's key did not sign it; has every picker the same sharing.redis.signingKeyFile?",
             kind.decode(),
             len(data),
         )
-        return _REFUSED
+        return False

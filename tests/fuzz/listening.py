@@ -204,11 +204,11 @@ class _FakeRedis:
 
     value = b""
 
-    async def get(self, _: str) -> Any:
+    async def getrange(self, _: str, start: int, end: int) -> Any:
         await asyncio.sleep(
             0
         )  # as over a network: the loop forgets timers that were called off only when it runs
-        return self.value
+        return self.value[start : end + 1]
 
 
 @asynccontextmanager

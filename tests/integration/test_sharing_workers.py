@@ -70,7 +70,7 @@ async def test_the_hub_keeps_a_table_while_anybody_is_on_its_channel_and_no_long
     async def table_after_joining(link: HubLink, channel: str) -> bytes | None:
         await link.join(channel)
         table = await link.stored()
-        return None if table is None else table.data
+        return None if table is None else bytes(table.data)
 
     for link in (one, other):
         assert await table_after_joining(link, "chunks of 256") is None

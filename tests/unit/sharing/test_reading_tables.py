@@ -1,0 +1,73 @@
+"""A stored table is read from Redis in pieces: no call copies more than one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from epp.config.sharing import Redis
+from epp.sharing.batches import MOST_TABLE_BYTES, MalformedError, decode_table
+from epp.sharing.link import LinkError, ReceivedTable
+from epp.sharing.redis_link import RedisLink
+from epp.sharing.redis_replies import MOST_PIECE_BYTES
+
+
+class FakeRedis:
+    """One value, which may be another one at each call."""
+
+    def __init__(self, *values: bytes) -> None:
+        self._values = values
+        self.asked: list[int] = []
+
+    async def getrange(self, _: str, start: int, end: int) -> bytes:
+        value = self._values[min(len(self.asked), len(self._values) - 1)]
+        self.asked.append(end + 1 - start)
+        return value[start : end + 1]
+
+
+async def read(redis: FakeRedis) -> ReceivedTable | None:
+    link = RedisLink(Redis(url="redis://127.0.0.1:1"), clock=lambda: 1_000.0)
+    link._client = redis
+    return await link.stored()
+
+
+@pytest.mark.parametrize("size", [0, 1, MOST_PIECE_BYTES - 4, MOST_PIECE_BYTES, 5 * MOST_PIECE_BYTES - 4])
+async def test_a_table_of_any_size_comes_whole(size: int) -> None:
+    table = (bytes(range(251)) * (size // 251 + 1))[:size]
+    redis = FakeRedis(b"5-1\n" + table)
+    found = await read(redis)
+    assert found is not None
+    assert bytes(found.data) == table
+    assert max(redis.asked) == MOST_PIECE_BYTES
+
+
+async def test_nothing_stored_is_no_table() -> None:
+    assert await read(FakeRedis(b"")) is None
+
+
+async def test_a_table_over_the_bound_is_not_read_to_its_end() -> None:
+    redis = FakeRedis(b"5-1\n" + bytes(MOST_TABLE_BYTES + 9 * MOST_PIECE_BYTES))
+    with pytest.raises(LinkError, match="a stored table of over"):
+        await read(redis)
+    assert sum(redis.asked) <= MOST_TABLE_BYTES + 2 * MOST_PIECE_BYTES
+
+
+async def test_a_table_that_is_replaced_meanwhile_is_read_anew() -> None:
+    old, new = b"5-1\n" + bytes(2 * MOST_PIECE_BYTES), b"6-1\n" + b"x" * 2 * MOST_PIECE_BYTES
+    found = await read(FakeRedis(old, new))
+    assert found is not None
+    assert bytes(found.data) == new[4:]
+    with pytest.raises(LinkError, match="replaced each time"):
+        await read(FakeRedis(*[old, new, new, new] * 3))
+
+
+def test_portions_are_taken_out_one_at_a_time() -> None:
+    """All of a table of 128 MB in one step took 50 ms."""
+    data = bytearray(msgspec.msgpack.encode([[b"a" * 99, b"b" * 99, 7, b"c"]]))
+    portions: Iterator[bytes] = decode_table(memoryview(data))
+    assert next(portions) == b"a" * 99
+    assert next(portions) == b"b" * 99
+    with pytest.raises(MalformedError):
+        next(portions)
