@@ -222,8 +222,10 @@ class Commits:
         routed.state.release(routed.booking, computed=routed.computed, now=now)
         if routed.prefill is not None and self._prefilling.release(routed.prefill, computed=False, now=now):
             self._listeners.tell(PrefillEnded(now, routed.prefill, "lost"))
-        if routed.computed and routed.prompt.teaches:
-            routed.state.window.ended(routed.prompt.size)
+        if routed.computed:
+            self._fleet.failures.ended(routed.state, now=now)
+            if routed.prompt.teaches:
+                routed.state.window.ended(routed.prompt.size)
         if phase is Phase.SENT:
             self._forget_prefix(routed)
         if not routed.prefix_lost and self._mirrored(routed):
@@ -235,6 +237,8 @@ class Commits:
         """The stream is let go while the answer continues. From now on scrapes count the request."""
         routed = own(pick)
         if not routed.over:
+            if routed.phase is Phase.ANSWERED:
+                self._fleet.failures.ended(routed.state, now=now)  # nobody says more of it
             routed.enter(Phase.DETACHED)
             routed.wait.over = True
             routed.decision.outcome = "detached"

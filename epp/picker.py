@@ -27,7 +27,7 @@ from epp.endpoints.served_models import ModelList
 from epp.endpoints.state import EndpointState
 from epp.errors import NoEndpointError
 from epp.hurried import choose_hurriedly
-from epp.picker_events import Hangs, Listener, Listeners, Restarted
+from epp.picker_events import Cut, Hangs, Listener, Listeners, Restarted
 from epp.prefix_index.hashing import Roots
 from epp.prefix_index.kv_reports import KvReport
 from epp.prefix_index.secret import HashSecret
@@ -38,12 +38,7 @@ from epp.scheduling.schedule import Request as Asked
 from epp.scheduling.schedule import Scheduler
 from epp.scheduling.snapshot import NO_SERVERS, Floats
 from epp.server_caches import Prompt, ServerCaches
-from epp.types import (
-    Address,
-    Endpoint,
-    EndpointMetrics,
-    EndpointName,
-)
+from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 
 _NO_SECRET = HashSecret()
 
@@ -214,10 +209,27 @@ class Picker:
 
     def heard_answer(self, state: EndpointState, *, failed: bool, now: float) -> None:
         """Another picker got an answer from this server, good or bad."""
+        if not failed:
+            self.fleet.failures.ended(state, now=now)
         self.fleet.failures.answered(state, failed=failed, settings=self._spec.failures, now=now)
 
     def heard_hang(self, state: EndpointState, *, now: float) -> None:
         self.fleet.failures.hangs(state, now=now)
+
+    def answer_cut(self, served: Address, *, now: float) -> bool:
+        """An answer that this endpoint began well broke off midway. False: no endpoint has this address, or
+        several ranks share it, of which any may have served.
+        """
+        state = self.fleet.at(served)
+        if state is None or state.endpoint.rank is not None:
+            return False
+        self.heard_cut(state, now=now)
+        self._listeners.tell(Cut(now, state))
+        return True
+
+    def heard_cut(self, state: EndpointState, *, now: float) -> None:
+        """A server cut an answer midway, as this picker or another was told."""
+        self.fleet.failures.answer_cut(state, settings=self._spec.failures, now=now)
 
     def take_in(self, findings: Sequence[KvReport]) -> None:
         """Correct the table by the servers' own events about their caches."""
@@ -250,7 +262,7 @@ class Picker:
         """Work for which no request should wait: eviction in bounded portions, and a search for overdue
         answers.
         """
-        for state in self.fleet.failures.look(now=now):
+        for state in self.fleet.failures.look(settings=self._spec.failures, now=now):
             self._listeners.tell(Hangs(now, state))
         self.fleet.housekeep(now=now)
         self.table.evict(now)

@@ -102,7 +102,14 @@ class Hangs(Struct, frozen=True, eq=False):
     server: EndpointState
 
 
-PickerEvent = Began | Moved | Answered | Grew | Ended | PrefillBegan | PrefillEnded | Restarted | Hangs
+class Cut(Struct, frozen=True, eq=False):
+    """A server cut an answer midway, as the data plane's access log says."""
+
+    at: float
+    server: EndpointState
+
+
+PickerEvent = Began | Moved | Answered | Grew | Ended | PrefillBegan | PrefillEnded | Restarted | Hangs | Cut
 
 Listener = Callable[[PickerEvent], None]
 

@@ -16,7 +16,8 @@ A server hangs if requests wait there for their first byte longer than others to
 answered requests since. The picker checks this only when a request is overdue, so the check costs nothing
 while answers come. A server whose answers begin and do not go on is found by its own counters (`stalls`). Its
 answers begin all the same, so none of them brings it back, but a probe that succeeds does, or a counter that
-grows.
+grows. Envoy's access log tells of answers that break off midway (`answer_cut`). They count as failures, and
+from then on only answers that end whole (`cuts`) count as good, or a probe after probes that failed.
 
 Pure: times are monotonic seconds. Owned by `Fleet`. The picker reports its own answers here, and `sharing`
 reports those of other pickers.
@@ -36,6 +37,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from epp.config.routing import Failures as Settings
+from epp.endpoints.cuts import Cuts
 from epp.endpoints.stalls import Stalls
 from epp.endpoints.state import EndpointState
 from epp.scheduling.snapshot import Snapshot
@@ -155,6 +157,7 @@ class Failures:
         """Time to the first byte, for answers that are streamed and for others."""
         self._picks = 0
         self._stalls = Stalls()
+        self._cuts = Cuts()
 
     @property
     def remembered(self) -> int:
@@ -194,16 +197,18 @@ class Failures:
         failed: bool,
         model: str = "",
         asked_model: str = "",
+        whole: bool = False,
         settings: Settings,
         now: float,
     ) -> None:
         """A server answered well or failed.
-        model: the failure is about this model alone; asked_model: what the request asked for, if known.
+        model: the failure is about this model alone; asked_model: what the request asked for, if known;
+        whole: the answer is known to have come to its end.
         """
         if state.gone:
             return
         mark = self._marks.get((state, model))
-        if mark is not None and mark.stalls and not failed:
+        if not failed and ((mark is not None and mark.stalls) or (state in self._cuts and not whole)):
             return
         if mark is None:
             if not failed:
@@ -222,6 +227,16 @@ class Failures:
             if mark.share < settings.share_to_leave_out:
                 _recovered(mark, now=now)  # the trials succeeded
             _allow_trial(mark, settings=settings, now=now)  # by the next request
+
+    def answer_cut(self, state: EndpointState, *, settings: Settings, now: float) -> None:
+        """An answer that began well broke off midway, as this picker or another was told."""
+        if not state.gone:
+            self._cuts.cut(state)
+            self.answered(state, failed=True, settings=settings, now=now)
+
+    def ended(self, state: EndpointState, *, now: float) -> None:
+        """An answer that began well is over, by its end or by a cut."""
+        self._cuts.ended(state, now=now)
 
     def refused_model(self, state: EndpointState, model: str, *, settings: Settings, now: float) -> None:
         """A server answered 404. It counts where another server has answered for this model."""
@@ -243,6 +258,7 @@ class Failures:
         """Forget all marks of a server that has left, or whose name another process has now."""
         for key in [key for key in self._marks if key[0] is state]:
             del self._marks[key]
+        self._cuts.forget(state)
         self._overdue.pop(state, None)
         self._stalls.forget(state)
 
@@ -253,11 +269,13 @@ class Failures:
             if mark is not None:
                 mark.tried_at, mark.tried_picks = now, self._picks
 
-    def look(self, *, now: float) -> Sequence[EndpointState]:
+    def look(self, *, settings: Settings, now: float) -> Sequence[EndpointState]:
         """Find requests whose first byte is overdue, and forget shares that have become very small. Returns
         the servers that hang from now on.
         """
         found = []
+        for state in self._cuts.whole(now=now):
+            self.answered(state, failed=False, whole=True, settings=settings, now=now)
         while self._waits and self._waits[0][0] <= now:
             wait = heapq.heappop(self._waits)[2]
             if not wait.over and self._suspect(wait) and self.hangs(wait.state, now=now):
@@ -267,6 +285,8 @@ class Failures:
                 key for key, mark in self._marks.items() if not mark.out and mark.now(now) < _NOTHING
             ]:
                 del self._marks[key]
+                if not key[1]:
+                    self._cuts.forget(key[0])
         return found
 
     def page(
@@ -352,7 +372,7 @@ class Failures:
             mark.may_stall, mark.stalls = False, True
         elif verdict == "ill" and not mark.out:
             self.answered(probe.state, failed=True, model=probe.about, settings=settings, now=now)
-        elif verdict == "well" and mark.stalls:
+        elif verdict == "well" and (mark.stalls or (mark.verdict == "ill" and probe.state in self._cuts)):
             _recovered(mark, now=now)
         elif verdict == "well" and mark.out and mark.verdict != "well":
             _allow_trial(mark, settings=settings, now=now)
@@ -419,7 +439,12 @@ class Failures:
         for n, mark in marks.items():
             shares[n] = mark.now(now)
         out = self._left_out(shares, marks, settings)
-        return {states[n]: "its requests hang" if marks[n].hangs else "its answers fail" for n in out}
+        return {states[n]: self._reason(states[n], marks[n]) for n in out}
+
+    def _reason(self, state: EndpointState, mark: Mark) -> str:
+        if mark.hangs:
+            return "its requests hang"
+        return "its answers break off midway" if state in self._cuts else "its answers fail"
 
     def check_integrity(self) -> None:
         assert len(self._marks) <= _MOST_MARKS

@@ -61,7 +61,7 @@ from envoy_data_plane.envoy.type.v3 import HttpStatus, StatusCode
 from envoy_data_plane.google.protobuf import Any as AnyMessage
 from envoy_data_plane.google.protobuf import Struct
 
-from epp.envoy import framing, replies, tls, tracing
+from epp.envoy import cut_answers, framing, replies, tls, tracing
 from epp.envoy.clusters import envoy_address
 from epp.envoy.names import (
     DESTINATION,
@@ -190,7 +190,7 @@ def _connection_manager(config: Config) -> HttpConnectionManager:
         upgrade_configs=[HttpConnectionManagerUpgradeConfig(upgrade_type="websocket", filters=[router()])],
         route_config=routed(STAT_PREFIX, _routes(config)),
         local_reply_config=replies.as_json(),
-        access_log=[_access_log()] if envoy.access_log else [],
+        access_log=[cut_answers.access_log(), *([_access_log()] if envoy.access_log else [])],
         tracing=tracing.of_requests(envoy.tracing) if envoy.tracing else None,
         request_id_extension=tracing.request_ids() if envoy.tracing else None,
     )

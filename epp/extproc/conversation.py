@@ -18,6 +18,7 @@ from typing import Final
 from epp.config.flow import Flow
 from epp.config.policy import Policy
 from epp.decision import Observer
+from epp.extproc.access_log import AccessLog
 from epp.extproc.codec import decode, echo_of, encode
 from epp.extproc.events import Action
 from epp.extproc.overload import Overload
@@ -51,6 +52,7 @@ class Streams:
         self.clock = clock
         self.live: set[Conversation] = set()
         self.overload = Overload()
+        self.access_log = AccessLog(picker, observer.protocol_error)
         self._unread = Unread(picker, timer=time.perf_counter)
         self._policy: Policy | None = None
         self._read: Flow | None = None

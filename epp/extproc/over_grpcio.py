@@ -23,6 +23,7 @@ from grpc_health.v1._async import HealthServicer
 from epp.config.settings import Listen
 from epp.config.tls import Tls
 from epp.errors import ConfigError
+from epp.extproc import access_log
 from epp.extproc.certificates import Certificates
 from epp.extproc.codec import SERVICE
 from epp.extproc.conversation import Conversation, Streams
@@ -52,6 +53,10 @@ class GrpcioTransport:
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._process)
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, {"Process": handler}),)
+        )
+        log: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_unary_rpc_method_handler(self._access_log)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(access_log.SERVICE, {access_log.METHOD: log}),)
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
         await self._tell_health()
@@ -150,6 +155,17 @@ class GrpcioTransport:
             raise
         finally:
             conversation.close(now=streams.clock(), broken=broken)
+
+    async def _access_log(self, _: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        streams = self._streams
+        if not streams.access_log.open():
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many access logs")
+        try:
+            while (data := await _read(context)) is not _EOF:
+                streams.access_log.receive(data, now=streams.clock())
+        finally:
+            streams.access_log.close()
+        return b""
 
     async def _converse(
         self,

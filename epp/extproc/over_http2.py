@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
 from epp.config.settings import Listen
+from epp.extproc import access_log
 from epp.extproc.certificates import Certificates, ssl_context
 from epp.extproc.codec import SERVICE
 from epp.extproc.conversation import Conversation, Streams
@@ -22,7 +23,7 @@ from epp.extproc.http2_server import Http2Server
 from epp.extproc.listening import bound, max_peers
 from epp.extproc.peer import Call, Handler, Service
 from epp.http2.limits import Limits
-from epp.http2.messages import INTERNAL, INVALID_ARGUMENT, OK
+from epp.http2.messages import INTERNAL, INVALID_ARGUMENT, OK, RESOURCE_EXHAUSTED
 
 _HEALTH: Final = "grpc.health.v1.Health"
 
@@ -60,6 +61,7 @@ class Http2Transport:
         streams, health = self._streams, self._health
         return {
             f"/{SERVICE}/Process": lambda call: _Process(call, streams),
+            f"/{access_log.SERVICE}/{access_log.METHOD}": lambda call: _AccessLogCall(call, streams),
             f"/{_HEALTH}/Check": lambda call: _Check(call, health),
             f"/{_HEALTH}/Watch": lambda call: _Watch(call, health),
         }
@@ -129,6 +131,31 @@ class _Process(Handler):
     def _deliver(self, answers: Sequence[bytes]) -> None:
         for answer in answers:
             self._call.send(answer)
+
+
+class _AccessLogCall(Handler):
+    """Messages without an answer until the caller has sent its last."""
+
+    def __init__(self, call: Call, streams: Streams) -> None:
+        self._call = call
+        self._streams = streams
+        self._open = streams.access_log.open()
+
+    def message(self, data: bytes, *, now: float) -> None:
+        if self._open:
+            self._streams.access_log.receive(data, now=now)
+        else:
+            self._call.end(RESOURCE_EXHAUSTED, "too many access logs")
+
+    def half_closed(self, *, now: float) -> None:
+        self._call.send(b"")
+        self._call.end(OK)
+        self.gone(now=now, broken=False)
+
+    def gone(self, *, now: float, broken: bool) -> None:
+        if self._open:
+            self._open = False
+            self._streams.access_log.close()
 
 
 class _Check(Handler):

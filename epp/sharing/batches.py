@@ -171,6 +171,8 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
     """Endpoints that were found to hang since the last batch. Pickers of an older version leave this out."""
     flow: Annotated[list[FlowRow], Meta(max_length=MOST_FLOW_ROWS)] = []
     """Pickers of an older version leave this out."""
+    cut: Annotated[list[_Index], Meta(max_length=MOST_HANGING)] = []
+    """Endpoints that cut an answer midway, once for each. Pickers of an older version leave this out."""
 
 
 class StoredTable(msgspec.Struct, array_like=True, frozen=True):

@@ -171,7 +171,8 @@ class Listener:
         except (MalformedError, GeneratorExit):
             self._missed(peer, now=now)  # the rest of it, and who knows what else
             raise
-        self._hang(peer, batch.hanging if books else [], now=now)
+        if books:
+            self._failures(peer, batch, now=now)
 
     def load(self, data: bytes | memoryview, *, now: float, age_s: float) -> Iterator[None]:
         """Apply a stored table, a portion at each step. Raises MalformedError."""
@@ -273,10 +274,13 @@ class Listener:
         else:
             self._sized(state, event)
 
-    def _hang(self, peer: _Peer, hanging: Sequence[int], *, now: float) -> None:
-        for index in hanging:
+    def _failures(self, peer: _Peer, batch: Batch, *, now: float) -> None:
+        for index in batch.hanging:
             if (state := self._server(peer, index)) is not None:
                 self._picker.heard_hang(state, now=now)
+        for index in batch.cut:
+            if (state := self._server(peer, index)) is not None:
+                self._picker.heard_cut(state, now=now)
 
     def _server(self, peer: _Peer, index: int) -> EndpointState | None:
         """The endpoint of an event. None: this picker does not know this process; this is counted."""

@@ -26,6 +26,7 @@ from epp.flow.elsewhere import Row
 from epp.picker_events import (
     Answered,
     Began,
+    Cut,
     Ended,
     Grew,
     Hangs,
@@ -72,7 +73,7 @@ class FlowNews(Protocol):
 class _Row:
     """One event in the queue. It has plain values, since the request may change or disappear meanwhile."""
 
-    kind: Literal["began", "moved", "over", "held", "restarted", "hangs"]
+    kind: Literal["began", "moved", "over", "held", "restarted", "hangs", "cut"]
     at: float
     number: int = 0
     name: str = ""
@@ -153,8 +154,8 @@ class Speaker:
                 self._add(_Row(kind="over", at=at, number=number, kept=_PREFILL_KEPT[outcome], failed=failed))
             case Restarted(at, server):
                 self._add(_row_of("restarted", at, server))
-            case Hangs(at, server):
-                self._add(_row_of("hangs", at, server))
+            case Hangs(at, server) | Cut(at, server):
+                self._add(_row_of("hangs" if isinstance(event, Hangs) else "cut", at, server))
             case Answered():
                 pass  # `Ended` says how the request ended
 
@@ -202,16 +203,17 @@ class Speaker:
         self._fresh = self._forget = False
         events: list[Event] = []
         hanging: list[int] = []
+        cut: list[int] = []
         taken = 0
-        while self._rows and taken < _BATCH_BYTES and len(hanging) < MOST_HANGING:
+        while self._rows and taken < _BATCH_BYTES and len(hanging) + len(cut) < MOST_HANGING:
             row = self._rows.popleft()
             taken += row.size_bytes
-            if row.kind == "hangs":
-                hanging.append(self._told.name(row.name, row.identity))
+            if row.kind in ("hangs", "cut"):
+                (hanging if row.kind == "hangs" else cut).append(self._told.name(row.name, row.identity))
             else:
                 events.append(self._event(row, now=now))
         self._bytes -= taken
-        self.told += len(events) + len(hanging)
+        self.told += len(events) + len(hanging) + len(cut)
         self._batches += 1
         return encode(
             Batch(
@@ -223,6 +225,7 @@ class Speaker:
                 names=self._told.new_names(),
                 events=events,
                 hanging=hanging,
+                cut=cut,
                 flow=[self._flow_rows.popleft() for _ in range(min(MOST_FLOW_ROWS, len(self._flow_rows)))],
             )
         )
@@ -255,7 +258,7 @@ class Speaker:
 
 
 def _row_of(
-    kind: Literal["began", "moved", "held", "restarted", "hangs"],
+    kind: Literal["began", "moved", "held", "restarted", "hangs", "cut"],
     at: float,
     state: EndpointState,
     *,

@@ -211,6 +211,14 @@ class ServerCounts:
             "class",
         ),
     ] = field(default_factory=_by_label)
+    cut: Annotated[
+        int,
+        counter(
+            "epp_cut_answers_total",
+            "Answers of an endpoint that began with a 2xx status and that the endpoint broke off midway, as the "
+            "data plane's access log says. The count starts again from 0 when an endpoint leaves and comes back.",
+        ),
+    ] = 0
     headers_s: Annotated[
         float,
         counter(

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from epp.decision import Decision
 from epp.errors import PickError
-from epp.picker_events import Answered, Began, Ended, PickerEvent
+from epp.picker_events import Answered, Began, Cut, Ended, PickerEvent
 from epp.telemetry import request_log
 from epp.telemetry.catalog import GROUPS, Shown
 from epp.telemetry.counts import ProcessCounts, RequestCounts, ServerCounts
@@ -74,6 +74,8 @@ class Metrics:
             self._answered(event.request.decision, mismatch=event.mismatch)
         elif isinstance(event, Ended):
             self._ended(event.request.decision)
+        elif isinstance(event, Cut):
+            self._servers[event.server.endpoint.name].cut += 1
 
     def _began(self, event: Began) -> None:
         decision, counts = event.request.decision, self._requests

@@ -141,7 +141,7 @@ class EndpointStatus:
         gauge(
             "epp_endpoint_failure_share",
             "Share of the endpoint's recent answers that failed, as a moving average. Failures are 5xx, 429, "
-            "and connections that broke before the answer. The share is 1 for an endpoint whose requests hang.",
+            "connections that broke before the answer, and answers that broke off midway. The share is 1 for an endpoint whose requests hang.",
         ),
     ] = 0.0
     left_out: str = ""
@@ -160,8 +160,8 @@ class EndpointStatus:
         bool,
         gauge(
             "epp_endpoint_left_out",
-            "1 while the endpoint gets only trial requests, because its answers fail or its requests get no "
-            "answer.",
+            "1 while the endpoint gets only trial requests, because its answers fail or break off, or its requests "
+            "get no answer.",
         ),
     ]:
         return bool(self.left_out)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 
 from epp import picker_events
 from epp.config.policy import PolicySpec
 from epp.errors import PickError
+from epp.extproc.access_log import AccessLog
 from epp.extproc.codec import decode, encode
 from epp.extproc.events import StreamProtocolError
 from epp.extproc.phases import Phase
@@ -121,4 +123,67 @@ def talk() -> list[bytes]:
     answer = ext_proc.ProcessingRequest()
     answer.response_headers.headers.headers.add(key=":status", raw_value=b"200")
     made.append(answer.SerializeToString())
+    return [bytes(each) for each in made]
+
+
+class AccessLogMessages(OfBytes):
+    """What Envoy's access log says of answers, as messages of a call."""
+
+    words: Sequence[bytes] = (
+        *(
+            b"\x0a\x08127.0.0.1",
+            b"10.0.0.1",
+            b"\x18\xc0\x3e",
+            b"\x12\x02\x0a\x00",
+            b"\x1a\x00",
+            b"\x08\xc8\x01",
+        ),
+        *(b"upstream_reset_after_response_started", b"\x30\x01", b"\xff\xff\xff\xff\x0f"),
+    )
+
+    def __init__(self) -> None:
+        self.seeds: Sequence[bytes] = access_log_messages()
+        self._picker = small_picker()
+        self._now = itertools.count(1.0)
+        self._faults: Counter[str] = Counter()
+        self._log = AccessLog(self._picker, self._fault)
+
+    def _fault(self, reason: str) -> None:
+        self._faults[reason] += 1
+
+    async def feed(self, data: bytes) -> bool:
+        before = self._faults["access_log_unreadable"]
+        self._log.receive(data, now=next(self._now))
+        return self._faults["access_log_unreadable"] == before
+
+    async def check(self) -> None:
+        assert self._faults.keys() <= {
+            "access_log_unreadable",
+            "access_log_too_large",
+            "cut_by_unknown_server",
+        }
+        self._picker.fleet.failures.check_integrity()
+        one_pick(self._picker, now=next(self._now))
+
+
+def access_log_messages() -> list[bytes]:
+    """Of a cut answer, of one that ended, and of both with what a log may say besides."""
+    from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage  # noqa: PLC0415 - as above
+
+    made = []
+    for flag in ("upstream_protocol_error", ""):
+        message = StreamAccessLogsMessage()
+        entry = message.http_logs.log_entry.add()
+        entry.common_properties.upstream_remote_address.socket_address.address = "10.0.0.1"
+        entry.common_properties.upstream_remote_address.socket_address.port_value = 8000
+        if flag:
+            setattr(entry.common_properties.response_flags, flag, True)
+        entry.response.response_code.value = 200
+        made.append(message.SerializeToString())
+        message.identifier.node.id = "gateway"
+        message.identifier.log_name = "cut-answers"
+        entry.request.path = "/v1/completions"
+        entry.request.request_headers["x-request-id"] = "r"
+        message.http_logs.log_entry.add().CopyFrom(entry)
+        made.append(message.SerializeToString())
     return [bytes(each) for each in made]

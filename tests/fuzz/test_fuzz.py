@@ -16,7 +16,7 @@ from tests.fuzz.mutating import MOST_BYTES, mutants
 from tests.fuzz.run import SEEDS, FindingError, feed
 
 BYTES = 10_000_000
-"""For each entry: some two minutes for all fifteen on one core."""
+"""For each entry: some two minutes for all sixteen on one core."""
 SEED = 1
 
 

@@ -96,6 +96,8 @@ class Behaviour:
     chunk_pause_s: float = 0.0
     reset: bool = False
     """Cut the connection once the request was read, before any answer."""
+    cuts: Literal["", "chunked", "length"] = ""
+    """Cut the connection after the headers and a part of the body: chunked, or of a stated length."""
     fail_next: int = 0
     """So many of the next requests get `fail_status`."""
     fail_status: int = 503
@@ -188,6 +190,8 @@ class Backend:
         if behaviour.fail_next > 0:
             behaviour.fail_next -= 1
             return web.Response(status=behaviour.fail_status, headers=headers, text="failing as told")
+        if behaviour.cuts:
+            return await self._cut(request, behaviour.cuts)
         if behaviour.chunks == 1 and not _wants_stream(received.body):
             await behaviour.before_body.passed()
             await behaviour.before_last.passed()
@@ -223,6 +227,16 @@ class Backend:
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         self._finished(received)
+        return response
+
+    async def _cut(self, request: web.Request, form: str) -> web.StreamResponse:
+        length = {"content-length": "1000"} if form == "length" else {}
+        response = web.StreamResponse(headers={SERVED_BY: self.name, **length})
+        await response.prepare(request)
+        await response.write(b'{"choices": [')
+        await asyncio.sleep(0.02)
+        if request.transport:
+            request.transport.abort()
         return response
 
     async def _websocket(self, request: web.Request) -> web.WebSocketResponse:

@@ -50,6 +50,9 @@ class Traffic:
     pickers: int = 1
     stuck: bool = False
     """The sick server's answers begin, and nothing follows: no token, no end."""
+    cuts: bool = False
+    """The sick server's answers begin well and break off, which Envoy's access log tells a little later."""
+    cuts_probes: bool = True
     probes: bool = True
     """The pickers send their probes, and each is answered as a request would be."""
     failures: Failures = DEFAULT_POLICY.spec.failures
@@ -97,6 +100,9 @@ class Traffic:
         def answered(picker: Picker, due: Probe, now: float) -> tuple[float, Callable[[float], None]]:
             ill = due.state.endpoint.name == SICK and self.sick_from <= now < self.sick_to
             delay, status = self.sick(due.model) if ill else (0.1, 200)
+            if ill and self.cuts:
+                cut: Verdict = "ill" if self.cuts_probes else "well"
+                return now + delay, lambda then: picker.probed(due, cut, now=then)
             if status is None or (ill and self.stuck):
                 late: Verdict = "unclear" if due.queued else "ill"
                 return now + 3.0, lambda then: picker.probed(due, late, now=then)
@@ -135,10 +141,18 @@ class Traffic:
                 running[name] -= status == 200
                 picker.end(pick, outcome="failed" if status >= 500 else "ended", now=then)
 
+            def told(then: float) -> None:
+                assert picker.answer_cut(served, now=then)
+
             def headers(then: float) -> None:
                 picker.on_response_headers(pick, status=status, served=served, now=then)
                 if ill and self.stuck:
                     at(then + 10.0, lambda later: picker.end(pick, outcome="aborted", now=later))
+                    return
+                if ill and self.cuts:
+                    at(then + 0.05, lambda later: picker.end(pick, outcome="ended", now=later))
+                    at(then + 0.3, told)
+                    self.failed += 1
                     return
                 tokens[name] += 1
                 running[name] += 1
@@ -391,7 +405,7 @@ def test_a_request_is_not_remembered_for_as_long_as_a_server_says_that_it_takes(
     for n in range(100):
         failures.sent(state, streams=True, foretold_s=1e12, settings=settings, now=float(n))
     assert failures.remembered == 100
-    failures.look(now=1000.0)
+    failures.look(settings=settings, now=1000.0)
     assert failures.remembered == 0
 
 

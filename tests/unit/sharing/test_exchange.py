@@ -88,6 +88,20 @@ def hangs_for(replica: Replica, name: str, *, now: float) -> None:
     replica.picker.housekeep(now=now + 30.0)
 
 
+def test_an_answer_that_one_picker_is_told_was_cut_counts_once_with_the_others() -> None:
+    one, other = Replica(1), Replica(2)
+    meet([one, other], now=0.0)
+    for n in range(4):
+        assert one.picker.answer_cut(Address("10.0.0.1", 8000), now=1.0 + n / 100)
+    other.hear(one.say(now=1.1), now=1.1)
+    for picker in (one.picker, other.picker):
+        state = picker.fleet.get(EndpointName("a"))
+        assert state is not None
+        assert picker.fleet.failures.share(state, now=1.1) == pytest.approx(0.59, abs=0.01)
+        assert picker.left_out(now=1.1) == {state: "its answers break off midway"}
+    assert not other.say(now=1.2), "it is not told on"
+
+
 def test_a_server_that_hangs_for_one_picker_is_left_out_by_the_others_and_comes_back_with_them() -> None:
     policy = policy_of(PolicySpec(rule="round-robin"))
     one, other = Replica(1, policy=policy), Replica(2, policy=policy)

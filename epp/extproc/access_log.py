@@ -1,0 +1,84 @@
+"""Envoy's gRPC access log service, from which the picker learns that a server cut an answer midway.
+
+To ext_proc a cut and an end look alike. So our Envoy sends a log entry for each answer that began with 2xx
+and that its server broke off (`epp.envoy.cut_answers` writes the filter), and none for any other request.
+Other gateways may send all their entries: what is no cut is passed over here.
+
+Everything is bounded: the open calls, the size of a message, and its entries. Called by both transports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from envoy.data.accesslog.v3.accesslog_pb2 import HTTPAccessLogEntry
+from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
+from google.protobuf.message import DecodeError
+
+from epp.extproc.response import PickerPort
+from epp.types import Address
+
+SERVICE: Final = "envoy.service.accesslog.v3.AccessLogService"
+METHOD: Final = "StreamAccessLogs"
+MOST_MESSAGE_BYTES: Final = 256 * 1024
+"""The first message of a call names all of Envoy's extensions, in some 61 KB.
+Later ones hold 16 KiB and one entry, which may have 60 KiB of header fields."""
+MOST_ENTRIES: Final = 256
+"""Of one message. An entry has some 350 bytes, so Envoy sends 50 at a time."""
+MOST_CALLS: Final = 256
+"""Each thread of an Envoy has one."""
+
+
+class AccessLog:
+    """All access log calls of one server."""
+
+    def __init__(self, picker: PickerPort, on_fault: Callable[[str], None]) -> None:
+        self._picker = picker
+        self._on_fault = on_fault
+        self._calls = 0
+
+    def open(self) -> bool:
+        """A call begins. False: too many are open."""
+        if self._calls >= MOST_CALLS:
+            self._on_fault("too_many_access_logs")
+            return False
+        self._calls += 1
+        return True
+
+    def close(self) -> None:
+        """A call that was opened is over."""
+        self._calls -= 1
+
+    def receive(self, data: bytes, *, now: float) -> None:
+        """One message. Never fails: what cannot be used is counted."""
+        if len(data) > MOST_MESSAGE_BYTES:
+            self._on_fault("access_log_too_large")
+            return
+        try:
+            entries = StreamAccessLogsMessage.FromString(data).http_logs.log_entry
+        except DecodeError:
+            self._on_fault("access_log_unreadable")
+            return
+        if len(entries) > MOST_ENTRIES:
+            self._on_fault("access_log_too_large")
+        for entry in entries[:MOST_ENTRIES]:
+            if _is_cut(entry) and not self._told(entry, now=now):
+                self._on_fault("cut_by_unknown_server")
+
+    def _told(self, entry: HTTPAccessLogEntry, *, now: float) -> bool:
+        socket = entry.common_properties.upstream_remote_address.socket_address
+        try:
+            served = Address(socket.address, socket.port_value)
+        except ValueError:
+            return False
+        return self._picker.answer_cut(served, now=now)
+
+
+def _is_cut(entry: HTTPAccessLogEntry) -> bool:
+    """An answer that began well, and that the server ended before its end."""
+    flags = entry.common_properties.response_flags
+    cut = (
+        flags.upstream_connection_termination or flags.upstream_remote_reset or flags.upstream_protocol_error
+    )
+    return bool(cut) and 200 <= entry.response.response_code.value < 300

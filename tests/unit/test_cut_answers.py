@@ -1,0 +1,81 @@
+"""A server that cuts its answers midway draws no traffic, though each answer begins well: the open loop of
+`test_sick_servers`, in simulated time.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from epp.config.policy import DEFAULT_POLICY, RuleName
+from epp.config.routing import Failures
+from epp.picker import Picker
+from epp.picker_events import Cut, PickerEvent
+from epp.types import Address, Endpoint, EndpointName
+from tests.unit.test_sick_servers import RULES, SICK, Traffic, ask, begins
+
+A = Address("10.0.0.1", 1)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("of_probes", ["probes too", "not the short answers of probes"])
+def test_a_server_that_cuts_every_answer_gets_trials_only_and_is_back_within_ten_seconds(
+    rule: RuleName, of_probes: str
+) -> None:
+    traffic = Traffic(rule=rule, sick=begins, cuts=True, cuts_probes=of_probes == "probes too").run(45.0)
+    assert traffic.first_ten_apart() <= 1 / 4
+    assert traffic.to(SICK, since=5.0, until=20.0) <= 0.02
+    assert traffic.to(SICK, since=30.0, until=45.0) >= 0.15
+
+
+def test_so_it_is_without_probes() -> None:
+    failures = Failures(probe=False)
+    traffic = Traffic(sick=begins, cuts=True, failures=failures).run(45.0)
+    assert traffic.to(SICK, since=5.0, until=20.0) <= 0.02
+    assert traffic.to(SICK, since=30.0, until=45.0) >= 0.15
+
+
+def test_one_cut_answer_counts_as_one_failure_and_is_forgotten() -> None:
+    picker = a_picker()
+    events: list[PickerEvent] = []
+    picker.subscribe(events.append)
+    assert picker.answer_cut(A, now=1.0)
+    state = picker.fleet.get(EndpointName("a"))
+    assert state is not None
+    assert picker.fleet.failures.share(state, now=1.0) == pytest.approx(0.2)
+    assert [(type(event), event.server) for event in events if isinstance(event, Cut)] == [(Cut, state)]
+    picker.housekeep(now=60.0)
+    assert not picker.fleet.failures.known
+
+
+def test_an_address_that_no_endpoint_has_changes_nothing() -> None:
+    picker = a_picker()
+    assert not picker.answer_cut(Address("10.9.9.9", 1), now=1.0)
+    assert not picker.fleet.failures.known
+
+
+def test_answers_that_end_and_are_not_cut_take_the_blame_away() -> None:
+    picker = a_picker()
+    for _ in range(4):
+        picker.answer_cut(A, now=1.0)
+    state = picker.fleet.get(EndpointName("a"))
+    assert state is not None
+    assert picker.left_out(now=1.0)[state] == "its answers break off midway"
+    pick = next(p for p in (picker.pick(ask(), now=60.0) for _ in range(4)) if p.decision.chosen == "a")
+    picker.on_response_headers(pick, status=200, served=A, now=60.1)
+    assert picker.fleet.failures.share(state, now=60.1) == pytest.approx(0.59, abs=0.01), "only begun"
+    picker.end(pick, outcome="ended", now=61.0)
+    picker.housekeep(now=61.5)
+    assert picker.fleet.failures.share(state, now=61.5) == pytest.approx(0.59, abs=0.01), "may yet be told"
+    picker.housekeep(now=62.1)
+    assert picker.fleet.failures.share(state, now=62.1) < 0.5
+    assert not picker.left_out(now=62.1)
+
+
+def a_picker() -> Picker:
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
+    picker.set_endpoints(
+        [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("abcd", 1)], now=0.0
+    )
+    return picker
