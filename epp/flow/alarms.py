@@ -35,7 +35,7 @@ class Alarms(Generic[T]):
         """
         latest = held.expires_at
         if held.late:
-            latest = min(latest, held.fair_at if held.fair_at > now else now + LONGEST_DELAY_S)
+            latest = min(latest, _next_look_at(held, now=now))
         elif forecast is not None:
             slack_s = held.deadline - forecast.soonest_s - now
             left_s = held.deadline - forecast.own_s - now
@@ -66,5 +66,13 @@ class Alarms(Generic[T]):
         assert len(self._alarms) <= 2 * count + 64
 
 
+def _next_look_at(held: Held[T], *, now: float) -> float:
+    """When a demoted request is looked at: at its turn, and then now and then until it must go."""
+    if now < held.turn_at:
+        return held.turn_at
+    soon = now + LONGEST_DELAY_S
+    return min(soon, held.last_at) if now < held.last_at else soon
+
+
 def _ever_due_at(held: Held[T]) -> float:
-    return min(held.expires_at, held.fair_at if held.late else held.deadline)
+    return min(held.expires_at, held.turn_at if held.late else held.deadline)

@@ -330,7 +330,10 @@ class FlowControl(Generic[T]):
         """
         if headroom_s < inf:
             return False
-        return self._demoted.busy_s(self._forecaster.pool(now=now), self._settings.goal_s, now=now) == 0
+        return self._late_busy_s(now=now) == 0
+
+    def _late_busy_s(self, *, now: float) -> float:
+        return self._demoted.busy_s(self._forecaster.pool(now=now), self._settings.goal_s, now=now)
 
     def _count_late(self, forecast: Forecast, *, due_s: float, now: float) -> None:
         """Count a late request. A request that no idle server could serve in time says nothing of the
@@ -342,12 +345,24 @@ class FlowControl(Generic[T]):
                 self._demoted.could_be_in_time(forecast, now=now)
 
     def _place_late(self, held: Held[T], forecast: Forecast, *, now: float) -> None:
-        """It is demoted: its place among those that were, the shortest first with ageing,
-        and how long it waits at most.
+        """It is demoted: its place among those that were, and how long it waits at most."""
+        demoted = self._demoted
+        demoted.requests += 1
+        turn_s = demoted.turn_s(forecast, self._forecaster.pool(now=now), self._settings.goal_s, now=now)
+        held.turn_at, held.last_at = now + turn_s, now + demoted.last_s(turn_s)
+        held.key = (held.turn_at, held.number)
+
+    def _turn(self, held: Held[T], *, now: float) -> LetGo[T] | None:
+        """Let a demoted request go whose turn has come, if a server is left to such as it;
+        once it has waited as long as it may, without regard to that.
         """
-        self._demoted.requests += 1
-        held.fair_at = self._demoted.fair_at(forecast, self._forecaster.pool(now=now), now=now)
-        held.key = (held.arrived_at + self._settings.patience * forecast.own_s, held.number)
+        if now < held.turn_at or self._waits_above(held.priority):
+            return None
+        forecast = self._forecaster.forecast(held.payload, now=now)
+        may_go = now >= held.last_at or self._demoted.is_short(forecast, self._settings.goal_s)
+        if not may_go and self._late_busy_s(now=now) > 0:
+            return None
+        return self._take_and_go(held, forecast, now=now)
 
     # -- the ends --------------------------------------------------------------------------------------------
 
@@ -365,7 +380,7 @@ class FlowControl(Generic[T]):
         tokens = forecast.tokens or 1
         flow.charge(tokens)
         if late:
-            self._demoted.went_late(forecast, now=now)
+            self._demoted.went_late(forecast, self._settings.goal_s, now=now)
         elif self._settings.when_late == "demote":
             self._demoted.could_be_in_time(forecast, now=now)
         self._pace.let_go(tokens, now=now)
@@ -392,8 +407,8 @@ class FlowControl(Generic[T]):
             if now >= held.expires_at:
                 return self._give_up(held, "ttl", now=now)
             if held.late:
-                if now >= held.fair_at and not self._waits_above(held.priority):
-                    return self._take_and_go(held, self._forecaster.forecast(held.payload, now=now), now=now)
+                if (gone := self._turn(held, now=now)) is not None:
+                    return gone
                 self._alarms.set(held, None, now=now)
                 continue
             forecast = self._forecaster.forecast(held.payload, now=now)

@@ -13,15 +13,20 @@ from epp.flow.elsewhere import Elsewhere
 from epp.flow.pace import Rate
 from epp.flow.request import Forecast, Pool
 
-_TIMES_IN_ORDER = 6.0
-_TIMES_ITS_OWN = 0.5
-"""A demoted request waits at most so many times as long as in order of arrival,
-and so many times as long as its prompt takes.
-"""
+_MOST_TIMES_ITS_OWN = 4.0
+"""A demoted request is overtaken for so many times as long as its prompt takes, at most."""
+_AT_LAST = 1.5
+"""It goes after so many times the wait until its turn, whatever the servers do."""
 _RESERVE = 2.0
 """Servers that are kept for requests that can be in time, for each that they would keep busy, at most."""
 _RESERVE_GROWS = 1 / 3
 """By so much for each `goal_s` that a newcomer would wait in order of arrival."""
+_MOST_KEPT = 1 / 2
+"""The most servers that are kept for requests that can be in time. The others work off what was demoted."""
+_BRIEF = 0.5
+"""A request that takes so many times `goal_s` to compute is short: it may use every server,
+and keeps none from those that can be in time.
+"""
 
 
 class Demoted:
@@ -61,15 +66,27 @@ class Demoted:
         self._in_order_s = max(0.0, self._in_order_s - (now - self._at))
         self._at = now
 
-    def fair_at(self, forecast: Forecast, pool: Pool, *, now: float) -> float:
-        """When it goes, whoever else waits: after some times as long as in order of arrival."""
-        in_order_s = self.in_order_s(pool, now=now)
-        return now + _TIMES_IN_ORDER * in_order_s + _TIMES_ITS_OWN * forecast.own_s
+    def turn_s(self, forecast: Forecast, pool: Pool, goal_s: float, *, now: float) -> float:
+        """How long until its turn, from which on nobody of its priority overtakes it.
+
+        That is when it would go in order of arrival, and later the longer its prompt takes:
+        a short prompt that waits is worth more than a long one.
+        """
+        in_order_s = max(0.0, self.in_order_s(pool, now=now) - forecast.wait_s)
+        return in_order_s + min(_MOST_TIMES_ITS_OWN, forecast.own_s / goal_s) * forecast.own_s
+
+    def last_s(self, turn_s: float) -> float:
+        """How long it waits at most."""
+        return _AT_LAST * turn_s
+
+    def is_short(self, forecast: Forecast, goal_s: float) -> bool:
+        """Whether it may use every server."""
+        return forecast.own_s <= _BRIEF * goal_s
 
     def busy_s(self, pool: Pool, goal_s: float, *, now: float) -> float:
-        """How long until another demoted request may go; 0: now.
-        Those that can be in time keep as many servers as they would keep busy, and as many again,
-        unless all would begin within the goal in order of arrival.
+        """How long until another demoted request that is not short may go; 0: now.
+        Those that can be in time keep as many servers as they would keep busy, and as many again, up to a
+        third of all, unless all would begin within the goal in order of arrival.
         """
         running = self._until = [until for until in self._until if until > now]
         in_order_s = self.in_order_s(pool, now=now)
@@ -77,6 +94,7 @@ class Demoted:
             return 0.0
         pickers = 1 + self._elsewhere.pickers
         kept = min(_RESERVE, _RESERVE_GROWS * in_order_s / goal_s) * pickers * self._in_time.per_s(now=now)
+        kept = min(kept, _MOST_KEPT * pool.servers)
         most = max(1, int((pool.servers - kept) / pickers))
         return min(running) - now if len(running) >= most else 0.0
 
@@ -86,6 +104,8 @@ class Demoted:
         """
         self._in_time.add(forecast.own_s, now=now)
 
-    def went_late(self, forecast: Forecast, *, now: float) -> None:
+    def went_late(self, forecast: Forecast, goal_s: float, *, now: float) -> None:
+        if self.is_short(forecast, goal_s):
+            return
         self._until = [until for until in self._until if until > now]
         self._until.append(now + forecast.wait_s + forecast.own_s)

@@ -61,8 +61,8 @@ class Held(Generic[T]):
         "arrived_at",
         "deadline",
         "expires_at",
-        "fair_at",
         "key",
+        "last_at",
         "late",
         "number",
         "payload",
@@ -70,6 +70,7 @@ class Held(Generic[T]):
         "size_bytes",
         "tenant",
         "tokens",
+        "turn_at",
         "waits",
     )  # fmt: skip
 
@@ -98,7 +99,9 @@ class Held(Generic[T]):
         self.arrived_at = arrived_at
         self.deadline = deadline
         """When its first token is due; inf: at no time."""
-        self.fair_at = 0.0
+        self.turn_at = 0.0
+        """Demoted, it goes before all others of its priority from then on."""
+        self.last_at = 0.0
         """Demoted, it waits no longer than until then for others of its priority."""
         self.expires_at = expires_at
         self.key: tuple[float, int] = (0.0, number)

@@ -57,13 +57,13 @@ class Search(Generic[T]):
             return None
         looks, missing_s = settings.max_looks, inf
         for key, band, headroom_s in bands:
-            if key[1] and (busy_s := self._late_busy_s(now=now)) > 0:
+            short = key[1] and (busy_s := self._late_busy_s(now=now)) > 0
+            if short:
                 missing_s = min(missing_s, busy_s)
-                continue
             missing_s = min(missing_s, max(0.0, least_s - headroom_s) or inf)
             if least_s > headroom_s and not (looks == settings.max_looks and least_s <= early_s):
                 continue
-            found, looks, short_s = self._first_of_band(band, headroom_s, looks, now=now)
+            found, looks, short_s = self._first_of_band(band, headroom_s, looks, short=short, now=now)
             if found is not None:
                 return found
             missing_s = min(missing_s, short_s)
@@ -73,10 +73,10 @@ class Search(Generic[T]):
         return None
 
     def _first_of_band(
-        self, band: Band[T], headroom_s: float, looks: int, *, now: float
+        self, band: Band[T], headroom_s: float, looks: int, *, short: bool, now: float
     ) -> tuple[tuple[Held[T], Forecast] | None, int, float]:
         """Who of the band may go; how many looks are left;
-        and how long until the next of those looked at may.
+        and how long until the next of those looked at may. short: only those with little to compute.
         """
         settings, missing_s = self.settings, inf
         for flow in band.by_share(looks):
@@ -85,10 +85,12 @@ class Search(Generic[T]):
                 first = looks == settings.max_looks
                 left_s = held.deadline - now
                 room_s = self._headroom.of_request(forecast, headroom_s, left_s=left_s, first=first)
-                if forecast.wait_s <= room_s:
+                fits = not short or self._demoted.is_short(forecast, settings.goal_s)
+                if forecast.wait_s <= room_s and fits:
                     return (held, forecast), looks, missing_s
                 looks -= 1
-                missing_s = min(missing_s, forecast.wait_s - room_s)
+                if fits:
+                    missing_s = min(missing_s, forecast.wait_s - room_s)
         return None, looks, missing_s
 
     def _late_busy_s(self, *, now: float) -> float:

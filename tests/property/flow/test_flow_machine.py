@@ -185,7 +185,7 @@ class FlowMachine(RuleBasedStateMachine):
         if not self.alone:
             return
         forecast, headroom_s = self.fleet.forecast(gone.payload, now=self.now), self.settings.headroom_s
-        if gone.late and self.now >= gone.fair_at and not self.draining:
+        if gone.late and self.now >= gone.turn_at and not self.draining:
             assert all(other.priority <= gone.priority for other in self.waiting.values())
             return
         assert self.draining or headroom_s is None or forecast.wait_s <= headroom_s

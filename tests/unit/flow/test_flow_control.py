@@ -183,7 +183,7 @@ class TestRefusing:
     def test_a_request_that_is_too_late_may_be_demoted_instead(self) -> None:
         gate = gateway(FlowSettings(ttft_s=2.0, when_late="demote"))
         gate.offer(Ask(1900), now=0.0)
-        late = gate.offer(Ask(1000), now=0.0)
+        late = gate.offer(Ask(4000), now=0.0)
         in_time = gate.offer(Ask(1000), now=1.0)
         gate.run(now=1.0, until=9.0)
         assert (late.late, in_time.late) == (True, False)

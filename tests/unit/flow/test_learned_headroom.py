@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from epp.flow.control import FlowControl
+from epp.flow.demoted import Demoted
+from epp.flow.elsewhere import Elsewhere
+from epp.flow.request import Forecast, Pool
 from epp.flow.settings import FlowSettings
 from tests.unit.flow.a_fleet import AFleet, Ask, Gateway
 
@@ -73,15 +76,14 @@ def test_demoted_requests_leave_servers_to_those_in_time() -> None:
         assert not in_time.waits
 
 
-def test_demoted_requests_leave_servers_to_those_that_could_have_been_in_time() -> None:
-    """Those that come could keep two of four servers busy, though all of them are late."""
-    gate = gateway(num_servers=4, ttft_s=2.0, when_late="demote")
-    gate.fleet.busy_until = [20.0] * 4
-    for n in range(36):
-        gate.offer(SECOND, now=0.5 * n)
-    went = len(gate.let_go)
-    gate.run(now=17.5, until=21.5)
-    assert len(gate.let_go) - went == 2
+def test_demoted_requests_leave_half_of_the_servers_to_those_that_could_have_been_in_time() -> None:
+    """Short ones keep no server from them."""
+    demoted, pool = Demoted(Elsewhere()), Pool(servers=4, undone_s=20.0, tokens_per_s=4000.0)
+    for n in range(40):  # they could keep three of four servers busy
+        demoted.could_be_in_time(Forecast(9.0, 10.5, 1.5, 1500), now=0.5 * n)
+    for own_s, busy in ((0.9, False), (4.0, False), (4.0, True)):
+        demoted.went_late(Forecast(1.0, 1.0 + own_s, own_s, 1), 2.0, now=20.0)
+        assert (demoted.busy_s(pool, 2.0, now=20.0) > 0) is busy
 
 
 def test_while_all_would_begin_in_time_in_order_of_arrival_no_server_is_kept_from_demoted_requests() -> None:
@@ -99,11 +101,11 @@ def test_of_demoted_requests_the_shortest_goes_first_unless_the_other_has_waited
     long, short = (gate.offer(Ask(tokens), now=0.0) for tokens in (9000, 3000))
     gate.run(now=0.0, until=20.0)
     assert gate.let_go.index(short) < gate.let_go.index(long)
-    gate = gateway(ttft_s=2.0, when_late="demote", patience=2.0)
+    gate = gateway(ttft_s=2.0, when_late="demote")
     gate.offer(SECOND, priority=1, now=0.0)
     gate.offer(Ask(20_000), now=0.0)
-    long = gate.offer(Ask(9000), now=0.0)
-    short = gate.offer(Ask(3000), now=12.5)
+    long = gate.offer(Ask(3000), now=0.0)
+    short = gate.offer(Ask(2500), now=12.5)
     gate.run(now=12.5, until=60.0)
     assert gate.let_go.index(long) < gate.let_go.index(short)
 
@@ -127,7 +129,7 @@ def test_a_late_request_is_demoted_where_somebody_gains(why: str) -> None:
     assert gate.offer(Ask(9000), now=0.0).late
 
 
-def test_a_demoted_request_goes_once_it_would_have_gone_in_order_of_arrival() -> None:
+def test_a_demoted_request_goes_when_its_turn_comes() -> None:
     gate = gateway(ttft_s=2.0, when_late="demote")
     gate.offer(SECOND, now=0.0)
     gate.offer(Ask(3000), now=0.0)
@@ -139,7 +141,7 @@ def test_a_demoted_request_goes_once_it_would_have_gone_in_order_of_arrival() ->
         gate.offer(Ask(300), now=now)
         gate.run(now=now, until=now + 0.2)
         assert now < 60
-    assert now == pytest.approx(late.fair_at, abs=0.5)
+    assert now == pytest.approx(late.turn_at, abs=0.5)
 
 
 def test_a_demoted_request_does_not_go_before_a_higher_priority() -> None:
