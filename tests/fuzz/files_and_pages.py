@@ -14,7 +14,7 @@ import yaml
 from epp.config.policy import Policy, load_policy
 from epp.errors import ConfigError
 from epp.files.endpoints_file import load_endpoints
-from epp.scraping.metrics_page import MetricsError, parse_page
+from epp.scraping.metrics_page import MetricsError, PageReader, parse_page
 from epp.scraping.model_page import MOST_CARDS, ModelPageError, parse_model_page
 from tests.fuzz.behind import SMALL, A, OfBytes, one_pick, small_picker
 from tests.fuzz.trees import as_json, as_yaml
@@ -58,17 +58,22 @@ class MetricsPages(OfBytes):
     def __init__(self) -> None:
         pages = [path.read_bytes() for path in sorted(DATA.glob("metrics_*.txt"))]
         self.seeds: Sequence[bytes] = [page[:3_000] for page in pages] + [SHORT_PAGE] * 3
+        self.seeds = [*self.seeds, SHORT_PAGE.replace(b"4096", b"9" * 14)]
         self._picker = small_picker()
+        self._reader = PageReader()
         self._now = itertools.count(1.0)
 
     async def feed(self, data: bytes) -> bool:
         now = next(self._now)
+        unparsed = self._reader.unchanged
         try:
-            metrics = parse_page(data, scraped_at=now)
+            metrics = self._reader.read(data, scraped_at=now)
         except MetricsError:
             self._picker.observe(A, None, now=now)
             return False
         self._picker.observe(A, metrics, now=now)
+        assert unparsed == self._reader.unchanged or metrics == parse_page(data, scraped_at=now)
+        assert self._reader.read(data, scraped_at=now) == metrics, "the same page again"
         assert metrics.capacity_tokens is None or 0 < metrics.capacity_tokens <= 2**36
         assert len(metrics.active_adapters) <= 4_096
         return True
