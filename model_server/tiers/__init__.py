@@ -1,3 +1,3 @@
-"""Prefix KV beyond GPU memory: what matters of it is found by a probe, read in dense chunks,
-and kept by importance.
+"""Prefix KV beyond GPU memory: a probe finds the important tokens, they are read in dense chunks, and chunks
+are kept by their use and importance.
 """

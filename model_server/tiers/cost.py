@@ -17,40 +17,40 @@ import math
 from dataclasses import dataclass
 
 _MEMORY = 0.2
-"""The newest measurement's share in a learnt speed."""
+"""Weight of the newest measurement in a learned speed."""
 _FEW_TOKENS = 32
-"""A step of fewer tokens tells the time of a step rather than that of its tokens."""
+"""A step with fewer tokens shows the time of a step, not that of its tokens."""
 _TRY_AGAIN = 16
-"""So many prefixes are computed instead of being loaded, and then one is loaded,
-to see whether that has become faster."""
+"""After so many prefixes were computed and not loaded, one is loaded, to see whether loading has become
+faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     flops_per_s: float
     weights_bytes_per_s: float
-    """Every layer reads its weights at least once a step."""
+    """Every layer reads its weights at least once in a step."""
     disk_bytes_per_s: float
     read_s: float = 0.0
-    """What each read takes beside its bytes."""
+    """Time of each read besides its bytes."""
     copied_bytes_per_s: float = math.inf
-    """How fast keys and values that are in memory are brought together for attention."""
+    """Speed at which keys and values in memory are brought together for attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """One request: its computation, what its way to the prefix's KV reads from disk,
-    and what it uses in all.
+    """One request: its computation, the bytes that it reads from disk for its prefix, and the bytes that it
+    uses in all.
     """
 
     computed_tokens: int
-    """The new ones; with those of the prefix where it is computed again."""
+    """The new tokens, plus those of the prefix if it is computed again."""
     layers: int
     layer_weights: int
     disk_bytes: float = 0.0
     reads: float = 0.0
     used_bytes: float = 0.0
-    """Of the prefix's KV, whether disk or a fast tier had it."""
+    """Bytes of the prefix's KV, from disk or from a fast tier."""
 
     def seconds(self, machine: Machine) -> float:
         flops = 2 * self.layer_weights * self.computed_tokens / machine.flops_per_s
@@ -61,16 +61,16 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Where the bytes of a prefix are that is to be loaded whole."""
+    """Where the bytes of a prefix are that has to be loaded whole."""
 
     disk_bytes: int
     held_bytes: int = 0
-    """In the fast tiers."""
+    """Bytes in the fast tiers."""
 
 
 class Speeds:
-    """What this server does in a second, learnt as it goes.
-    One thread computes and another one loads: each writes its own part.
+    """The speeds of this server, learned while it runs. One thread computes and another one loads; each
+    writes its own part.
     """
 
     def __init__(self) -> None:
@@ -84,8 +84,8 @@ class Speeds:
             self._compute_s_per_token = _learnt(self._compute_s_per_token, seconds / tokens)
 
     def loaded(self, load: Load, *, seconds: float) -> None:
-        """A load tells the speed of the place from which most of it came;
-        the other place's share of the time is taken off first.
+        """A load shows the speed of the place from which most of it came. The other place's share of the time
+        is subtracted first.
         """
         if load.disk_bytes >= load.held_bytes:
             own_s = seconds - load.held_bytes * (self._held_s_per_byte or 0.0)
@@ -96,8 +96,8 @@ class Speeds:
             self._held_s_per_byte = _learnt(self._held_s_per_byte, max(0.0, own_s) / load.held_bytes)
 
     def loading_pays(self, load: Load, *, tokens: int) -> bool:
-        """Loading the prefix is expected to take less time than computing it;
-        unknown speeds are learnt by loading.
+        """Whether loading the prefix is expected to take less time than computing it. Unknown speeds are
+        learned by loading.
         """
         load_s = self._load_s(load)
         if self._compute_s_per_token is None or load_s is None:
@@ -112,7 +112,7 @@ class Speeds:
         return False
 
     def _load_s(self, load: Load) -> float | None:
-        """None: it comes from a place whose speed is not known."""
+        """Predicted seconds. None: it comes from a place whose speed is not known."""
         known = (load.disk_bytes, self._disk_s_per_byte), (load.held_bytes, self._held_s_per_byte)
         wanted = [(num_bytes, speed) for num_bytes, speed in known if num_bytes]
         seconds = [num_bytes * speed for num_bytes, speed in wanted if speed is not None]

@@ -1,4 +1,4 @@
-"""Reads of the disk tier, counted; and one that is slowed down to a given rate, for measurements that say so.
+"""Counted reads of the disk tier. Measurements may use a disk that is slowed down to a given rate.
 
 A read is one `pread`. Callers: segments; the benchmarks, which choose the disk.
 """
@@ -20,7 +20,7 @@ class ReadCounts:
 
 
 class Disk:
-    """The real one, with the system's page cache in front of it."""
+    """The real disk, with the system's page cache in front of it."""
 
     def __init__(self, *, max_open_files: int | None = None) -> None:
         """None: as many as the process can spare."""
@@ -29,7 +29,7 @@ class Disk:
         self._lock = threading.Lock()
 
     def read(self, file: int, *, offset: int, num_bytes: int) -> bytes:
-        """Fewer bytes than asked where the file ends. OSError as the system gives it."""
+        """Returns fewer bytes than asked for if the file ends. Raises the system's OSError."""
         with self._lock:
             self.counts.reads += 1
             self.counts.bytes += num_bytes
@@ -37,8 +37,8 @@ class Disk:
 
 
 class RateLimitedDisk(Disk):
-    """One queue that serves `bytes_per_s`, after `per_read_s` for each read:
-    reads take at least that long.
+    """One queue that serves `bytes_per_s`, after `per_read_s` for each read. Reads take at
+    least that long.
     """
 
     def __init__(self, *, bytes_per_s: float, per_read_s: float) -> None:

@@ -1,10 +1,10 @@
-"""What can be wrong with a stored prefix.
-Callers: those who open a store, and readers, who compute the prefix instead.
+"""The errors of a stored prefix. Callers: the code that opens a store, and readers, which compute the prefix
+instead.
 """
 
 
 class StoreError(Exception):
-    """The store cannot be used as asked; the text says what to do."""
+    """The store cannot be used in this way. The text says what to do."""
 
 
 class LayoutMismatchError(StoreError):
@@ -12,4 +12,4 @@ class LayoutMismatchError(StoreError):
 
 
 class DamagedSegmentError(StoreError):
-    """A segment is shorter than it says, or its bytes are not those that were written."""
+    """A segment is shorter than it says, or its bytes were changed."""

@@ -1,6 +1,6 @@
-"""What a store tells of its content, as it happens, by whichever thread makes it happen. Plain values.
+"""Events about a store's content, from any thread. Plain values.
 
-Callers: the store and its reader (tell), the server (turns them into KV events).
+Callers: the store and its reader send them, and the server turns them into KV events.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from model_server.core.hashing import BlockHash, PrefixScope
 
 PLAIN = PrefixScope()
 Medium = Literal["CPU", "STORAGE"]
-"""By vLLM's names: main memory, and disk."""
+"""vLLM's names of main memory and disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class TierStored:
     first_block: int
     parent: BlockHash | None
     token_ids: Sequence[int] = ()
-    """Empty where the store no longer knows them: it keeps hashes only."""
+    """Empty if the store no longer knows them, since it keeps only hashes."""
     scope: PrefixScope = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
 class TierRemoved:
-    """They cannot any more."""
+    """These blocks can no longer be loaded from here."""
 
     medium: Medium
     hashes: Sequence[BlockHash]
@@ -42,4 +42,4 @@ Tell = Callable[[TierEvent], None]
 
 
 def to_nobody(_: TierEvent) -> None:
-    """No one listens."""
+    """Ignores the event."""

@@ -1,9 +1,9 @@
-"""Files of a store's folder: written whole, readable by their owner alone,
-and read through a bounded number of handles.
+"""The files of a store's folder: written whole, readable only by their owner, and read through a bounded
+number of handles.
 
-A store has more files than a process may have open. So `OpenFiles` keeps those open that were read last;
-another one is opened again when it is read, and has to be the file that it was: `DamagedSegmentError` where
-somebody replaced or removed it meanwhile. Who is reading holds the handle, which is closed when nobody does.
+A store has more files than a process may have open. So `OpenFiles` keeps only the files open that were read
+last. Another file is opened again when it is read, and must still be the same file: DamagedSegmentError if it
+was replaced or removed meanwhile. A reader holds the handle, which is closed when no reader has it.
 
 Callers: segments, the store (its manifest), the importance files. Any thread.
 """
@@ -27,14 +27,14 @@ UNFINISHED = ".unfinished"
 _MOST_OPEN = 256
 _LEAST_OPEN = 4
 _ONLY_OWNER = 0o600
-"""What is stored says what prompts were, whoever may look into the folder."""
+"""The stored data shows what prompts were, so nobody else may look into the folder."""
 
 
 def write_whole(path: Path, pieces: Iterable[bytes], *, synced: bool) -> None:
-    """Write or replace the file at once: under its name it is complete.
-    `synced`: after a crash of the machine too.
+    """Write or replace the file at once: under its name it is complete. `synced`: even after a crash of the
+    machine.
 
-    OSError of the disk. Where only the folder could not be synced, the file is there.
+    Raises the disk's OSError. If only the folder could not be synced, the file is there.
     """
     unfinished = path.with_name(path.name + UNFINISHED)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -48,7 +48,7 @@ def write_whole(path: Path, pieces: Iterable[bytes], *, synced: bool) -> None:
     except BaseException:
         with suppress(
             OSError
-        ):  # a full disk needs the room back; what stays goes when the store is opened next
+        ):  # a full disk needs the room back; remains are removed when the store is opened next
             unfinished.unlink(missing_ok=True)
         raise
     if synced:
@@ -56,7 +56,7 @@ def write_whole(path: Path, pieces: Iterable[bytes], *, synced: bool) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Names that were given or taken in it last."""
+    """Sync the names that were last added to the folder or removed from it."""
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -65,11 +65,11 @@ def sync_folder(folder: Path) -> None:
 
 
 class Handle:
-    """A file that is open for reading as long as somebody has this."""
+    """A file that is open for reading as long as this object exists."""
 
     def __init__(self, path: Path) -> None:
-        """A link or a pipe that somebody put there is neither followed nor waited for.
-        DamagedSegmentError: it is a link.
+        """A link or a pipe in its place is neither followed nor waited for. DamagedSegmentError: it is a
+        link.
         """
         try:
             self.number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -85,14 +85,14 @@ class Handle:
 
 class OpenFiles:
     def __init__(self, *, limit: int | None = None) -> None:
-        """None: what is left of what this process may have open, and not more than is of use."""
+        """None: as many as this process may still open, but not more than are useful."""
         self.limit = limit or max(_LEAST_OPEN, min(_MOST_OPEN, _allowed() // 4))
         self._lock = threading.Lock()
         self._recent: OrderedDict[int, weakref.ref[ReadFile]] = OrderedDict()
-        """By identity, read longest ago first; some of them nobody has any more."""
+        """By identity, the one that was read longest ago first. Some of them are no longer used."""
 
     def read(self, file: ReadFile) -> None:
-        """It is open, and the one that was read last."""
+        """The file is open, and was read last."""
         with self._lock:
             self._recent[id(file)] = weakref.ref(file)
             self._recent.move_to_end(id(file))
@@ -122,7 +122,7 @@ class ReadFile:
         files.read(self)
 
     def handle(self) -> Handle:
-        """To read from. DamagedSegmentError: it is another file by now, or none."""
+        """A handle to read from. DamagedSegmentError: it is another file now, or none."""
         handle = self._handle
         if handle is None:
             try:

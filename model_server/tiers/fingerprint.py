@@ -1,4 +1,4 @@
-"""What tells one model's KV from another's: a hash over its folder's configuration and weights.
+"""Distinguishes the KV of different models: a hash over the configuration and weights in the model's folder.
 Caller: the served tiers.
 """
 
@@ -14,7 +14,7 @@ _PIECE_BYTES = 1 << 24
 
 
 def of_model(folder: Path) -> str:
-    """Everything that decides its KV, read once. StoreError: it has no weights."""
+    """The hash of everything that decides its KV, read once. StoreError: it has no weights."""
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         raise StoreError(f"{folder} has no *.safetensors, by which the KV store tells models apart")

@@ -1,11 +1,12 @@
-"""Which chunks nearly every request of a segment reads: they are fetched while the layer before is computed.
+"""The chunks that nearly every request of a segment reads. They are fetched while the layer before is
+computed.
 
 A layer's choice is known only when its queries are, so its reads would wait for the computation, and the next
-layer's computation for its reads. But requests of one prefix choose alike, and reordering puts what they
-choose into the same chunks.
+layer's computation for these reads. But requests with the same prefix choose similar tokens, and reordering
+puts these into the same chunks.
 
-Invariants (`check_integrity`): a chunk is counted at most once for each request. Pure.
-Caller: the tiered reader, in its own thread.
+Invariants (`check_integrity`): a chunk is counted at most once for each request. Pure. Caller: the tiered
+reader, in its own thread.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _FEWEST_REQUESTS = 2
 
 @dataclass(slots=True)
 class _Reads:
-    """Of one layer of a segment."""
+    """The reads of one layer of a segment."""
 
     requests: int = 0
     of_chunk: Counter[int] = field(default_factory=Counter)
@@ -36,13 +37,13 @@ class Foresight(Generic[S]):
         self._reads: defaultdict[S, defaultdict[int, _Reads]] = defaultdict(lambda: defaultdict(_Reads))
 
     def record(self, segment: S, layer: int, chunks: Collection[int]) -> None:
-        """A request has read these chunks of the layer, each once, and of its others none."""
+        """A request has read these chunks of the layer, each once, and no other chunks of it."""
         reads = self._reads[segment][layer]
         reads.requests += 1
         reads.of_chunk.update(chunks)
 
     def expected(self, segment: S, layer: int) -> list[int]:
-        """Ascending; none before two requests have shown it."""
+        """The expected chunks in ascending order. Empty before two requests have shown them."""
         reads = self._reads[segment][layer] if segment in self._reads else _Reads()
         if reads.requests < _FEWEST_REQUESTS:
             return []
@@ -53,7 +54,7 @@ class Foresight(Generic[S]):
         self._reads.pop(segment, None)
 
     def check_integrity(self, known: Collection[S]) -> None:
-        """`known`: the segments that there are."""
+        """`known`: the existing segments."""
         assert self._reads.keys() <= set(known)
         for layers in self._reads.values():
             for reads in layers.values():

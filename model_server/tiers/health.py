@@ -1,8 +1,8 @@
-"""Whether a disk that failed is tried again yet. Pure; time is an argument.
+"""Decides whether a disk that failed may be tried again. Pure; time is an argument.
 
-After a failure nothing is tried for a while, which doubles with each further failure and ends with the first
-success: a full or dying disk costs requests next to nothing, and one that has recovered is used again.
-Callers: the writer, the loads.
+After a failure nothing is tried for a while. This pause doubles with each further failure and ends with the
+first success. So a full or dying disk costs requests next to nothing, and a disk that has recovered is used
+again. Callers: the writer, the loads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Health:
         return now >= self._paused_until
 
     def failed(self, *, now: float) -> float:
-        """Gives for how long nothing is tried now, in seconds."""
+        """Returns the pause in seconds."""
         self._pause_s = min(max(FIRST_PAUSE_S, 2 * self._pause_s), LONGEST_PAUSE_S)
         self._paused_until = now + self._pause_s
         return self._pause_s

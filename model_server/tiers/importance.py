@@ -1,12 +1,12 @@
-"""How much each token of a node mattered to the requests that used it: a running mean for each layer.
+"""How important each token of a node was to the requests that used it: a running mean for each layer.
 
-One request's attention says little about the next one's, so nothing is forgotten but by the mean. Weights
-come normalised by the caller: each request counts once, however many queries it had. A request may have used
-only the beginning of the node: then its tokens alone are counted. Pure. Callers: what is learnt about a
-store's nodes, which splits it with its node.
+One request's attention says little about the next one's, so only the mean forgets. The caller normalizes
+weights: each request counts once, however many queries it had. A request may have used only the beginning of
+the node; then only these tokens are counted. Pure. Callers: the knowledge about a store's nodes, which splits
+it with its node.
 
-Invariants (`check_integrity`): every layer has a mean for each token, none negative;
-tokens that no request has used have zero, and stand after those that some have.
+Invariants (`check_integrity`): every layer has a mean for each token, and none is negative. Tokens that no
+request has used have zero, and stand after used ones.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class NodeImportance:
         return self._uses[0]
 
     def record(self, weights: Sequence[Sequence[float]], *, chosen: Sequence[Iterable[int]] = ()) -> None:
-        """One request's weights, (layer, token), of the node's first tokens or of all;
-        and the tokens that each layer read for it.
+        """The weights of one request, (layer, token), for the node's first tokens or for all of them, and the
+        tokens that each layer read for it.
         """
         num_used = len(weights[0]) if weights else 0
         fits = len(weights) == self.num_layers and 0 < num_used <= self.num_tokens
@@ -53,30 +53,34 @@ class NodeImportance:
         return self._means[layer]
 
     def reads(self, layer: int) -> Sequence[int]:
-        """How many requests read each token, since the process started."""
+        """Number of requests that read each token since the process started."""
         return self._reads[layer]
 
     def top(self, layer: int, count: int) -> set[int]:
-        """The `count` tokens that mattered most; earlier ones among equals. None before the first request."""
+        """The `count` most important tokens, earlier ones first among equals. None before
+        the first request.
+        """
         if not self.num_requests:
             return set()
         means = self._means[layer]
         return set(nlargest(count, range(self.num_tokens), key=lambda token: (means[token], -token)))
 
     def split(self, num_tokens: int) -> tuple[NodeImportance, NodeImportance]:
-        """What the first `num_tokens` tokens mattered, and the others: the node was split there."""
+        """The importance of the first `num_tokens` tokens, and of the others, because the node was split
+        there.
+        """
         assert 0 < num_tokens < self.num_tokens
         return self._part(slice(0, num_tokens)), self._part(slice(num_tokens, self.num_tokens))
 
     def packed(self) -> bytes:
-        """For `unpacked`: uses, then the means of each layer, as 32 bits each in the machine's order."""
+        """For `unpacked`: uses, then the means of each layer, with 32 bits each in the machine's order."""
         return array("I", self._uses).tobytes() + b"".join(
             array("f", means).tobytes() for means in self._means
         )
 
     @classmethod
     def unpacked(cls, content: bytes, *, num_layers: int, num_tokens: int) -> NodeImportance:
-        """ValueError: it is of another size."""
+        """ValueError: it has another size."""
         if len(content) != 4 * num_tokens * (1 + num_layers):
             raise ValueError(f"importance of {num_layers} layers and {num_tokens} tokens is wanted")
         made = cls(num_layers=num_layers, num_tokens=num_tokens)

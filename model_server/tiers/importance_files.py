@@ -1,9 +1,11 @@
-"""What was learnt about a store's nodes, beside their segments: a small file a node, kept over a restart.
+"""What was learned about a store's nodes, in a small file beside each node's segment, which survives a
+restart.
 
     <first block's hash>.importance     CRC, a line of JSON (the node's blocks, layers), the packed numbers
 
-Written whole under another name and renamed, like a segment, but not synced: what a crash loses is learnt
-again. Files that are damaged, or whose node is gone, go when they are read. Callers: the tiered reader.
+Written whole under another name and renamed, like a segment, but not synced: what a crash loses is learned
+again. Files that are damaged, or whose node is gone, are removed when they are read. Callers: the tiered
+reader.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 def save(folder: Path, blocks: Blocks, importance: NodeImportance) -> None:
-    """OSError: the disk does not take it."""
+    """OSError: the disk does not accept it."""
     about = {
         "blocks": [block.hex() for block in blocks],
         "num_layers": importance.num_layers,
@@ -44,8 +46,8 @@ def save(folder: Path, blocks: Blocks, importance: NodeImportance) -> None:
 def load(
     folder: Path, *, stored: Collection[BlockHash], num_layers: int, block_tokens: int
 ) -> list[tuple[Blocks, NodeImportance]]:
-    """Of the nodes whose names are in `stored`, of a layout with so many layers and tokens a block;
-    other files go.
+    """The importance of the nodes whose names are in `stored`, in a layout with so many layers and tokens a
+    block. Other files are removed.
     """
     found = []
     for path in folder.glob(f"*{SUFFIX}"):
@@ -64,17 +66,17 @@ def load(
 
 
 def remove(folder: Path, name: BlockHash) -> None:
-    """The node is gone."""
+    """Remove the file of a node that is gone."""
     _remove(folder / (name.hex() + SUFFIX))
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError):  # what cannot be removed is tried again at the next start
+    with suppress(OSError):  # removal is tried again at the next start
         path.unlink()
 
 
 def _read(path: Path, *, num_layers: int, block_tokens: int) -> tuple[Blocks, NodeImportance]:
-    """Of a size that a node can have, whatever the file says."""
+    """At most the size that a node can have, whatever the file says."""
     if path.stat().st_size > 4 * MAX_TOKENS * (1 + num_layers) + 80 * MAX_TOKENS // block_tokens + 2048:
         raise ValueError("it is too long")
     whole = path.read_bytes()

@@ -1,8 +1,8 @@
-"""In which order a node's tokens are stored: a mapping list, and the chunks that a set of tokens needs.
+"""The order in which a node's tokens are stored: a mapping list, and the chunks that a set of tokens needs.
 
-`slots[token]` is the place at which a token of the node is stored. Tokens keep their logical order everywhere
-else: prefixes are matched, and attention is computed, by logical position alone. A permutation of the node's
-own tokens, never across nodes.
+`slots[token]` is the place at which a token of the node is stored. Everywhere else tokens keep their logical
+order: prefixes are matched, and attention is computed, only by logical position. The order is a permutation
+of the node's own tokens, never across nodes.
 
 Pure. Callers: the segment writer, the reader of selected tokens, the background reordering.
 """
@@ -23,15 +23,15 @@ class TokenOrder:
 
     @classmethod
     def by_importance(cls, importance: Sequence[float]) -> TokenOrder:
-        """The most important tokens first, equal ones in logical order:
-        any number of them lies in the fewest chunks.
+        """The most important tokens first, equal ones in logical order. So any number of the most important
+        tokens lies in the fewest chunks.
         """
         stored = sorted(range(len(importance)), key=lambda token: -importance[token])
         return cls.of_stored(stored)
 
     @classmethod
     def of_stored(cls, stored: Sequence[int]) -> TokenOrder:
-        """`stored[slot]` is the token there."""
+        """`stored[slot]` is the token at this slot."""
         slots = [0] * len(stored)
         for slot, token in enumerate(stored):
             slots[token] = slot
@@ -47,15 +47,15 @@ class TokenOrder:
         return tokens
 
     def pack(self, records: bytes | memoryview, *, record_bytes: int) -> bytes:
-        """Records in logical order as they are stored."""
+        """Records in logical order, rearranged as they are stored."""
         return _gather(records, self.stored(), record_bytes)
 
     def unpack(self, stored: bytes | memoryview, *, record_bytes: int) -> bytes:
-        """Stored records in logical order."""
+        """Stored records, rearranged in logical order."""
         return _gather(stored, self.slots, record_bytes)
 
     def chunks_of(self, tokens: Iterable[int], *, chunk_tokens: int) -> list[int]:
-        """The chunks that hold these tokens, ascending: each is one read."""
+        """The chunks that hold these tokens, in ascending order. Each is one read."""
         return sorted({self.slots[token] // chunk_tokens for token in tokens})
 
     def check_integrity(self) -> None:

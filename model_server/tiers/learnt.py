@@ -1,12 +1,12 @@
-"""What requests have taught about the nodes of a store:
-each one's importance, and which are due to be reordered.
+"""What requests have shown about the nodes of a store: the importance of each node's tokens, and which nodes
+are due to be reordered.
 
-A node that was split since takes its tokens' means along; one that came back with other blocks starts anew. A
-node is due after 2 requests that used it, and then each time their number has doubled since it was reordered:
-means move ever more slowly.
+A node that was split takes its tokens' means along. A node that came back with other blocks starts again. A
+node is due after 2 requests that used it, and then each time their number has doubled since it was reordered,
+because means move more and more slowly.
 
-Invariants (`check_integrity`): importance has the tokens of the blocks it is kept for;
-what is due, reordered or unsaved has importance. Pure. Caller: the tiered reader, in its own thread.
+Invariants (`check_integrity`): importance has the tokens of the blocks that it belongs to; nodes that are
+due, reordered or unsaved have importance. Pure. Caller: the tiered reader, in its own thread.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ class Learnt:
         self._unsaved: set[BlockHash] = set()
 
     def known(self, blocks: Blocks) -> NodeImportance | None:
-        """Of a node with just these blocks; None before its first request."""
+        """The importance of a node with exactly these blocks. None before its first request."""
         found = self._importance.get(blocks[0])
         if found is None or found[0][: len(blocks)] != blocks:
             return None
         if len(found[0]) > len(blocks):
             head, tail = found[1].split(len(blocks) * self._block_tokens)
             rest = found[0][len(blocks) :]
-            self._importance.setdefault(rest[0], (rest, tail))  # after a restart it may know more of itself
+            self._importance.setdefault(
+                rest[0], (rest, tail)
+            )  # after a restart it may have more knowledge from its file
             self._importance[blocks[0]] = blocks, head
             self._unsaved.update((blocks[0], rest[0]))
         return self._importance[blocks[0]][1]
@@ -45,8 +47,8 @@ class Learnt:
     def record(
         self, blocks: Blocks, weights: Sequence[Sequence[float]], *, chosen: Sequence[Iterable[int]] = ()
     ) -> None:
-        """One request's, (layer, token), of the node's first tokens or of all;
-        and the tokens that each layer read for it.
+        """The weights of one request, (layer, token), for the node's first tokens or for all of them, and the
+        tokens that each layer read for it.
         """
         importance = self.known(blocks)
         if importance is None:
@@ -61,15 +63,15 @@ class Learnt:
             self._due[blocks[0]] = None
 
     def next_due(self) -> BlockHash | None:
-        """A node that is due, once; None: none is."""
+        """A node that is due; each is returned once. None: none is due."""
         name = next(iter(self._due), None)
         if name is not None:
             del self._due[name]
         return name
 
     def orders(self, blocks: Blocks) -> list[TokenOrder] | None:
-        """The most important tokens first, for each layer; None: nothing is known of them.
-        The node is taken to be reordered so.
+        """For each layer the most important tokens first. None: nothing is known about them. From now on the
+        node counts as reordered.
         """
         importance = self.known(blocks)
         if importance is None:
@@ -78,7 +80,7 @@ class Learnt:
         return [TokenOrder.by_importance(importance.means(layer)) for layer in range(self._num_layers)]
 
     def restore(self, blocks: Blocks, importance: NodeImportance) -> None:
-        """What was learnt before a restart, where it fits."""
+        """What was learned before a restart, if it fits."""
         fits = (importance.num_layers, importance.num_tokens) == (
             self._num_layers,
             len(blocks) * self._block_tokens,
@@ -88,12 +90,12 @@ class Learnt:
             self._reordered_at[blocks[0]] = importance.num_requests
 
     def take_unsaved(self) -> list[tuple[Blocks, NodeImportance]]:
-        """What has changed since the last call."""
+        """The changes since the last call."""
         names, self._unsaved = self._unsaved, set()
         return [self._importance[name] for name in names if name in self._importance]
 
     def keep(self, names: Collection[BlockHash]) -> list[BlockHash]:
-        """Other nodes are no longer stored; gives those of them that something was known of."""
+        """All other nodes are no longer stored. Returns those of them about which something was known."""
         gone = [name for name in self._importance if name not in names]
         for name in gone:
             del self._importance[name]

@@ -1,12 +1,12 @@
-"""The radix tree of stored prefixes: each node a run of blocks,
-named by the block hashes that the engine and vLLM use.
+"""The radix tree of stored prefixes: each node is a run of blocks, named by the block hashes that the engine
+and vLLM use.
 
 A block hash names its whole prefix, so a node is found by its first block's hash alone, and two nodes never
-hold the same block. Where a new prefix leaves a node in its middle, the node is split; the head keeps the
+hold the same block. If a new prefix leaves a node in its middle, the node is split, and the head keeps the
 node's name.
 
-Invariants (`check_integrity`): a node's parent ends where the node begins; no block is in two nodes;
-nodes are not empty. Pure. Caller: the prefix store, which does on disk what `insert` reports.
+Invariants (`check_integrity`): a node's parent ends where the node begins; no block is in two nodes; nodes
+are not empty. Pure. Caller: the prefix store, which does on disk what `insert` reports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from model_server.core.hashing import BlockHash
 class Node:
     hashes: tuple[BlockHash, ...]
     first_block: int
-    """How many blocks stand before the node's own."""
+    """Number of blocks before the node's own."""
     parent: Node | None
     children: dict[BlockHash, Node]
 
@@ -55,7 +55,7 @@ class PrefixTree:
         self._roots: dict[BlockHash, Node] = {}
         self._nodes: dict[BlockHash, Node] = {}
         self._node_of: dict[BlockHash, Node] = {}
-        """Every block's node."""
+        """The node of every block."""
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -67,7 +67,7 @@ class PrefixTree:
         return self._nodes.get(name)
 
     def match(self, hashes: Sequence[BlockHash]) -> list[Match]:
-        """What the tree has of a prefix, from its beginning on."""
+        """The part of a prefix that the tree has, from its beginning on."""
         found: list[Match] = []
         children, at = self._roots, 0
         while at < len(hashes) and (node := children.get(hashes[at])):
@@ -80,13 +80,11 @@ class PrefixTree:
         return found
 
     def num_held(self, hashes: Sequence[BlockHash]) -> int:
-        """How many of a prefix's first blocks are in the tree:
-        a block is there only after all those before it.
-        """
+        """Number of a prefix's first blocks in the tree. A block is there only after all blocks before it."""
         return bisect_left(hashes, 1, key=lambda block: block not in self._node_of)
 
     def split(self, head: Node, num_blocks: int) -> Node:
-        """Cut a node; gives its new tail."""
+        """Split a node. Returns its new tail."""
         assert 0 < num_blocks < len(head.hashes)
         return self._split(head, num_blocks)
 
@@ -107,8 +105,8 @@ class PrefixTree:
     def attach(
         self, hashes: Sequence[BlockHash], *, first_block: int, parent_hash: BlockHash | None
     ) -> Node | None:
-        """Put a node back that was in a tree before.
-        None: its blocks are there already, or its parent's end is not.
+        """Put a node back that was in a tree before. None: its blocks are already there, or its parent's end
+        is not.
         """
         if not self._node_of.keys().isdisjoint(hashes):
             return None
@@ -120,7 +118,7 @@ class PrefixTree:
         return self._add(tuple(hashes), first_block, parent)
 
     def remove(self, node: Node) -> None:
-        """A leaf goes; whoever takes a node with children would leave prefixes with a hole."""
+        """Remove a leaf. Removing a node with children would leave prefixes with a hole."""
         assert not node.children, "only leaves are removed"
         siblings = node.parent.children if node.parent else self._roots
         del siblings[node.name]
@@ -164,7 +162,7 @@ class PrefixTree:
 
 
 def _common(own: Sequence[BlockHash], wanted: Sequence[BlockHash], at: int) -> int:
-    """How many of `own` are those of `wanted` from there on."""
+    """Number of leading blocks of `own` that equal those of `wanted` from there on."""
     count, most = 0, min(len(own), len(wanted) - at)
     while count < most and own[count] == wanted[at + count]:
         count += 1

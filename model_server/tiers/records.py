@@ -1,7 +1,8 @@
-"""Keys and values of a model's memory as the bytes that segments hold, and back.
+"""Converts keys and values of a model's memory to the bytes of segments, and back.
 
-A token's record in a layer is its probed keys, then everything else: the other keys and all values.
-Callers: whoever stores prefixes (of a memory or of copied blocks), the reader (bytes to tensors), benchmarks.
+A token's record in a layer is its probed keys, then everything else: the other keys and all values. Callers:
+the code that stores prefixes (from a memory or from copied blocks), the reader (bytes to tensors),
+benchmarks.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from model_server.tiers.segment import KvLayout, LayerRecords
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """How keys and values become records, for one model."""
+    """Converts keys and values to records, for one model."""
 
     shape: KvShape
     probe_kv_heads: int
@@ -34,7 +35,7 @@ class Records:
         )
 
     def of_memory(self, memory: KvMemory, blocks: torch.Tensor) -> list[LayerRecords]:
-        """Of whole blocks, in the order of `blocks`."""
+        """Records of whole blocks, in the order of `blocks`."""
         layers = []
         for layer in range(self.shape.num_layers):
             keys, values = (read.flatten(0, 1).cpu() for read in memory.read(layer, blocks))
@@ -43,8 +44,8 @@ class Records:
         return layers
 
     def of_blocks(self, content: torch.Tensor) -> list[LayerRecords]:
-        """Of blocks that were copied out of a memory:
-        (layer, keys and values, block, slot, head, dim), on the CPU.
+        """Records of blocks that were copied out of a memory: (layer, keys and values, block, slot, head,
+        dim), on the CPU.
         """
         layers = []
         for layer in content:

@@ -1,5 +1,5 @@
-"""Chunks of a reordered layer, made of those of its old order that are at hand. Pure.
-Caller: the tiered reader.
+"""Makes chunks of a reordered layer from the chunks of its old order that are in memory. Pure. Caller: the
+tiered reader.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from model_server.tiers.segment import KvLayout
 def repacked(
     held: Mapping[int, torch.Tensor], old: TokenOrder, new: TokenOrder, *, layout: KvLayout
 ) -> dict[int, tuple[torch.Tensor, tuple[int, ...]]]:
-    """New chunks whose tokens are all in `held` (old chunk -> its bytes),
-    each with the old chunks that it is made of.
+    """The new chunks whose tokens are all in `held` (old chunk -> its bytes), each with the old chunks from
+    which it is made.
     """
     size, num_tokens = layout.chunk_tokens, len(old.slots)
     at_hand = {chunk: content.cpu() for chunk, content in held.items() if chunk >= 0}

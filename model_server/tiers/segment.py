@@ -36,23 +36,23 @@ from model_server.tiers.layout import TokenOrder
 
 SUFFIX = ".kv"
 MAX_TOKENS = 1 << 16
-"""Of one node: a place in a mapping list has 16 bits."""
+"""Most tokens of one node, since a place in a mapping list has 16 bits."""
 _MAGIC = b"PGKVSEG1"
 _PREAMBLE = struct.Struct("<8sII")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLayout:
-    """What one token's record is; a store holds records of one layout."""
+    """The layout of one token's record. A store holds records of one layout."""
 
     model: str
-    """Whose KV it is: a name or a fingerprint of its weights."""
+    """The model of the KV: a name or a fingerprint of its weights."""
     dtype: str
     num_layers: int
     probe_bytes: int
-    """Of one token and layer: keys of the probed KV heads."""
+    """Bytes of one token in one layer: keys of the probed KV heads."""
     rest_bytes: int
-    """Of one token and layer: the other keys, then the values."""
+    """Bytes of one token in one layer: the other keys, then the values."""
     block_tokens: int
     chunk_tokens: int
 
@@ -66,7 +66,7 @@ class KvLayout:
         return self.num_layers * num_tokens * (self.probe_bytes + self.rest_bytes)
 
     def described_bytes(self, num_blocks: int) -> int:
-        """Not under what stands before the data of so many blocks."""
+        """At least the bytes before the data of so many blocks."""
         num_tokens = num_blocks * self.block_tokens
         a_layer = 2 * num_tokens + 4 * (self.num_chunks(num_tokens) + 1)
         return 2048 + 80 * num_blocks + self.num_layers * a_layer
@@ -74,7 +74,7 @@ class KvLayout:
 
 @dataclass(frozen=True, slots=True)
 class LayerRecords:
-    """One layer's records of some tokens, in logical order."""
+    """The records of some tokens in one layer, in logical order."""
 
     probe: bytes
     rest: bytes
@@ -88,14 +88,14 @@ class LayerRecords:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in the tree a segment belongs."""
+    """The place of a segment in the tree."""
 
     hashes: tuple[BlockHash, ...]
     first_block: int
     parent: BlockHash | None
     """The last block before its own."""
     weights: str = ""
-    """A digest of the adapter's that computed it; empty: the model's own alone."""
+    """A digest of the adapter that computed it. Empty: the model alone."""
 
 
 def write(
@@ -113,10 +113,10 @@ def write(
 
 
 class Segment:
-    """A complete segment file. Threads may read it together."""
+    """A complete segment file. Several threads may read it."""
 
     def __init__(self, path: Path, layout: KvLayout, disk: Disk) -> None:
-        """DamagedSegmentError: it is not what a writer of this layout leaves behind. OSError: of the disk."""
+        """DamagedSegmentError: no writer of this layout made it. OSError: of the disk."""
         self.path = path
         self._layout = layout
         self._disk = disk
@@ -166,18 +166,18 @@ class Segment:
         return LayerRecords(self.probe(layer), rest)
 
     def is_there(self) -> bool:
-        """Whether its path still leads to it: nobody has replaced or removed it."""
+        """Whether its path still leads to it, so that it was neither replaced nor removed."""
         return self._file.is_there()
 
     def check_integrity(self) -> None:
-        """Reads everything. DamagedSegmentError where bytes are not those that were written."""
+        """Reads everything. DamagedSegmentError: bytes were changed."""
         for order in self.orders:
             order.check_integrity()
         for layer in range(self._layout.num_layers):
             self.layer(layer)
 
     def _read_description(self) -> None:
-        """Nothing in it is believed but what fits the layout, the file's size and each other."""
+        """Accepts only values that fit the layout, the file's size and each other."""
         number = self._file.handle().number
         magic, length, checksum = _PREAMBLE.unpack(os.pread(number, _PREAMBLE.size, 0))
         if magic != _MAGIC or length > min(
@@ -198,8 +198,8 @@ class Segment:
             raise ValueError(f"{wanted} bytes are wanted")
 
     def _read_numbers(self, numbers: bytes) -> None:
-        """The mapping lists, then the checksums.
-        Layers whose order is the logical one share it: most nodes have no other.
+        """The mapping lists, then the checksums. Layers in logical order share one list: most nodes have no
+        other.
         """
         layout, logical = self._layout, TokenOrder.logical(self.num_tokens)
         row = 2 * self.num_tokens

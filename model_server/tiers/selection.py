@@ -1,10 +1,11 @@
-"""Which tokens of a stored prefix a request's new queries need, layer by layer: the probe with a few heads.
+"""Chooses the tokens of a stored prefix that a request's new queries need, layer by layer: a probe with a few
+heads.
 
 The keys of the first heads are read for all tokens. The softmax weights of the new queries on them give each
-head its top-k set; where these sets are alike enough their sum picks the layer's tokens, and where they are
-not the layer gets everything, so that its output is exact. Chosen tokens that stand alone in a chunk may be
-swapped for others of chunks that are read anyway. Under grouped queries the keys are those of the KV heads
-which the first query heads use.
+head its top-k set. If these sets are similar enough, their sum picks the layer's tokens. If not, the layer
+gets all tokens, so that its output is exact. Chosen tokens that are alone in a chunk may be exchanged for
+tokens of chunks that are read anyway. With grouped queries the keys are those of the KV heads that the first
+query heads use.
 
 Callers: the selective view; the accuracy benchmark, which compares other choices.
 """
@@ -23,12 +24,12 @@ from model_server.tiers.similarity import mean_jaccard, threshold
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
-    """What one layer reads of the prefix."""
+    """The tokens of the prefix that one layer reads."""
 
     tokens: torch.Tensor | None
-    """Logical positions, ascending; None: all."""
+    """Logical positions in ascending order. None: all."""
     importance: torch.Tensor | None = None
-    """(prefix tokens,): mean weight that a probed query put on each; None where nobody looked."""
+    """(prefix tokens,): mean weight that a probed query gave each token. None: no query looked."""
     similarity: float | None = None
 
 
@@ -44,21 +45,20 @@ class Seen:
     """(prefix tokens, then those up to the last query's own, probed KV head, dim)"""
     scaling: float
     chunks: torch.Tensor | None = None
-    """(prefix tokens,): the chunk that holds each one, numbered from 0;
-    None where nothing is read in chunks."""
+    """(prefix tokens,): the number of each token's chunk, from 0. None: nothing is read in chunks."""
 
 
 Chooser = Callable[[Seen], Choice]
 
 
 def num_probe_kv_heads(settings: SelectionSettings, *, num_heads: int, num_kv_heads: int) -> int:
-    """How many KV heads serve the probed query heads: they are the first ones."""
+    """Number of KV heads that serve the probed query heads. They are the first ones."""
     return -(-min(settings.probe_heads, num_heads) * num_kv_heads // num_heads)
 
 
 def head_weights(seen: Seen, *, num_heads: int, group: int) -> torch.Tensor:
-    """(head, prefix token): mean over the new queries, of the first `num_heads` query heads;
-    `group` of them share a KV head.
+    """(head, prefix token): mean over the new queries, for the first `num_heads` query heads. `group` of them
+    share a KV head.
     """
     queries = seen.query.shape[0]
     keys = seen.keys[:, [head // group for head in range(num_heads)]]
@@ -72,19 +72,19 @@ def head_weights(seen: Seen, *, num_heads: int, group: int) -> torch.Tensor:
 
 
 def visible_to(queries: int, num_before: int, *, device: torch.device) -> torch.Tensor:
-    """(queries, before + queries): all of what stands before, and new tokens up to each one's own."""
+    """(queries, before + queries): all earlier tokens, and new tokens up to each query's own."""
     ones = torch.ones(queries, num_before + queries, dtype=torch.bool, device=device)
     return ones.tril(diagonal=num_before)
 
 
 def probe(seen: Seen, *, settings: SelectionSettings, group: int) -> Choice:
-    """The seed's rule. `group`: query heads to a KV head."""
+    """The seed's rule. `group`: query heads for each KV head."""
     heads = head_weights(seen, num_heads=min(settings.probe_heads, seen.query.shape[1]), group=group)
     return choose(heads, settings=settings, chunks=seen.chunks)
 
 
 def choose(heads: torch.Tensor, *, settings: SelectionSettings, chunks: torch.Tensor | None) -> Choice:
-    """From the probed heads' weights (head, prefix token); `chunks` as in `Seen`."""
+    """Choose from the probed heads' weights (head, prefix token). `chunks` as in `Seen`."""
     num_tokens = heads.shape[1]
     kept = settings.kept(num_tokens)
     importance = heads.mean(0)
@@ -101,11 +101,11 @@ def choose(heads: torch.Tensor, *, settings: SelectionSettings, chunks: torch.Te
 def in_few_chunks(
     importance: torch.Tensor, chosen: torch.Tensor, *, chunks: torch.Tensor, share: float
 ) -> torch.Tensor:
-    """As many tokens as `chosen`, from fewer chunks:
-    those that hold most of the chosen ones' weight, up to `share` of it.
+    """As many tokens as `chosen`, from fewer chunks: the chunks that hold most of the chosen tokens' weight,
+    up to `share` of it.
 
-    A chosen token that stands alone among others costs a whole chunk;
-    the next-best token of a chunk that is read anyway costs nothing.
+    A chosen token that is alone in its chunk costs a whole chunk. The next-best token of a chunk that is read
+    anyway costs nothing.
     """
     held = torch.zeros(int(chunks.max()) + 1, dtype=torch.float64, device=importance.device)
     held.index_add_(0, chunks[chosen], importance[chosen].double())

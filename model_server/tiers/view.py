@@ -1,8 +1,8 @@
-"""A request's view of a stored prefix: chosen tokens of it and all new ones, layer by layer.
+"""A request's view of a stored prefix: chosen tokens of the prefix and all new tokens, layer by layer.
 
-In each layer the first chunk of new tokens looks at the probed keys and chooses; what was chosen is read once
-and serves the request's later steps too. Where the prefix comes from is the source's business: paged memory,
-or the tiers.
+In each layer the first chunk of new tokens looks at the probed keys and chooses. The chosen tokens are read
+once and serve the request's later steps too. The source decides where the prefix comes from: paged memory, or
+the tiers.
 
 Callers: the paged model (`view_for`), the benchmarks.
 """
@@ -20,7 +20,7 @@ from model_server.tiers.selection import Choice, Chooser, Seen, visible_to
 
 
 class PrefixSource(Protocol):
-    """Keys and values of a prefix, one layer after the other."""
+    """The keys and values of a prefix, one layer after the other."""
 
     @property
     def num_tokens(self) -> int: ...
@@ -30,22 +30,22 @@ class PrefixSource(Protocol):
         ...
 
     def chunks(self, layer: int) -> torch.Tensor | None:
-        """(tokens,): the number of the chunk in which each one is read;
-        None where nothing is read in chunks.
-        """
+        """(tokens,): the number of the chunk in which each token is read. None: nothing is read in chunks."""
         ...
 
     def read(self, layer: int, tokens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values, each (tokens, KV head, dim), of these positions, ascending; None: of all."""
+        """Keys and values, each (tokens, KV head, dim), of these positions in ascending
+        order. None: of all.
+        """
         ...
 
 
 class SelectiveView:
-    """`KvView` of one request whose first tokens are `source`'s."""
+    """The `KvView` of one request whose first tokens are those of `source`."""
 
     def __init__(self, source: PrefixSource, choose: Chooser) -> None:
         self.choices: dict[int, Choice] = {}
-        """What each layer was given; complete once the first chunk of new tokens is computed."""
+        """The choice of each layer. Complete once the first chunk of new tokens is computed."""
         self._source = source
         self._choose = choose
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -73,8 +73,8 @@ class SelectiveView:
     def _select(
         self, layer: int, query: torch.Tensor, new_keys: torch.Tensor, scaling: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first chunk chooses.
-        Between the prefix and its tokens may be others, which are in its blocks already.
+        """The first chunk chooses. Between the prefix and this chunk there may be other tokens, which are
+        already in the request's blocks.
         """
         probed = self._source.probe_keys(layer)
         seen = Seen(
@@ -91,7 +91,7 @@ class SelectiveView:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemorySource:
-    """A prefix that is in paged memory: nothing is read from elsewhere, attention alone is selective."""
+    """A prefix in paged memory: nothing is read from elsewhere, and only the attention is selective."""
 
     memory: KvMemory
     blocks: torch.Tensor

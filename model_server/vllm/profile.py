@@ -1,8 +1,8 @@
-"""A launch profile: one YAML file from which every vLLM pod behind one gateway is started the same way.
+"""A launch profile: one YAML file from which every vLLM pod behind one gateway is started in the same way.
 
-`load` reads and checks it (`checks`); `arguments`, `environment` and `pod_patch` say how to start
-`vllm serve`. Pools are groups of pods that differ in something, a card or a price; what decides block hashes
-may not differ.
+`load` reads and checks it (`checks`). `arguments`, `environment` and `pod_patch` say how to start `vllm
+serve`. Pools are groups of pods that differ in something, such as a card or a price. Settings that decide
+block hashes must not differ.
 
 Nothing here runs vLLM or knows a cluster. Caller: the command `model-server profile`.
 """
@@ -34,7 +34,7 @@ class _Part(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=T
 
 
 class KvEvents(_Part, frozen=True):
-    """Where vLLM publishes what its cache holds. Its addresses are ZeroMQ's."""
+    """Where vLLM publishes its cache's content. The addresses are ZeroMQ's."""
 
     endpoint: str = DEFAULT_EVENTS_ENDPOINT
     replay_endpoint: str | None = None
@@ -54,21 +54,21 @@ class Lora(_Part, frozen=True):
     """Adapters kept in memory; None: as many as in one batch."""
     adapters: tuple[LoraAdapter, ...] = ()
     runtime_updates: bool = False
-    """Let `model-server lora-sync` load and unload while the server runs."""
+    """Lets `model-server lora-sync` load and unload adapters while the server runs."""
 
 
 class KvOffload(_Part, frozen=True):
-    """KV that leaves GPU memory goes on in main memory (vLLM's OffloadingConnector)."""
+    """KV that leaves GPU memory is kept in main memory (vLLM's OffloadingConnector)."""
 
     memory_bytes: int
     """Main memory of each pod."""
     policy: str = "lru"
-    """`lru` and `arc` are vLLM's; `importance` is `offload_policy` of this package,
-    which the image must hold."""
+    """`lru` and `arc` are vLLM's. `importance` is `offload_policy` of this package, which the image must
+    contain."""
 
 
 class Pool(_Part, frozen=True):
-    """Pods that differ from the rest; what is not given is as in the profile."""
+    """Pods that differ from the others. Missing settings are those of the profile."""
 
     name: str
     block_size_tokens: int | None = None
@@ -81,18 +81,19 @@ class Pool(_Part, frozen=True):
 class Profile(_Part, frozen=True):
     model: str
     served_names: tuple[str, ...] = ()
-    """What requests call the model; empty: its own name."""
+    """The model's names in requests. Empty: its own name."""
     container: str = "vllm"
-    """The container of the pod that the patch is for."""
+    """The container of the pod to which the patch applies."""
     port: int = 8000
     block_size_tokens: int | None = None
     max_model_len_tokens: int | None = None
     prefix_caching: bool = True
     hash_algorithm: str = "sha256_cbor"
     hash_seed: int | None = None
-    """PYTHONHASHSEED of every pod: the chain of block hashes starts from it."""
+    """PYTHONHASHSEED of every pod. The chain of block hashes starts from it."""
     exact_routing: bool = False
-    """Somebody outside computes the same block hashes from tokens and matches them with KV events."""
+    """Whether something outside computes the same block hashes from tokens and matches them
+    with KV events."""
     kv_events: KvEvents | None = None
     kv_offload: KvOffload | None = None
     lora: Lora | None = None
@@ -106,12 +107,12 @@ class Profile(_Part, frozen=True):
 
 
 def read(text: str | bytes) -> Profile:
-    """The profile as written, unchecked but for its types. ProfileError names the field at fault."""
+    """The profile as written. Only types are checked. A ProfileError names the field at fault."""
     try:
         raw = yaml.safe_load(text)
         return msgspec.convert(raw, Profile)
     except yaml.YAMLError as error:
-        why = " ".join(str(error).split())  # YAML's own words run over several lines
+        why = " ".join(str(error).split())  # YAML's own messages have several lines
         raise ProfileError([Problem("the file", f"It is not YAML: {why}.", "a YAML mapping.")]) from error
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `$")
@@ -120,7 +121,7 @@ def read(text: str | bytes) -> Profile:
 
 
 def of_pool(profile: Profile, name: str) -> Profile:
-    """The profile with one pool's differences applied. KeyError: no such pool."""
+    """The profile with one pool's differences applied. KeyError: there is no such pool."""
     pool = next((pool for pool in profile.pools if pool.name == name), None)
     if pool is None:
         raise KeyError(name)
@@ -139,7 +140,7 @@ def of_pool(profile: Profile, name: str) -> Profile:
 
 
 def arguments(profile: Profile) -> list[str]:
-    """What follows `vllm serve`."""
+    """The arguments after `vllm serve`."""
     found = [profile.model, "--port", str(profile.port)]
     if profile.served_names:
         found += ["--served-model-name", *profile.served_names]
@@ -191,12 +192,12 @@ def shell_line(words: Sequence[str]) -> str:
 
 
 def shell_variables(variables: Mapping[str, str]) -> str:
-    """One assignment a line, as `env` files and shells read them."""
+    """One assignment a line, as in `env` files and shells."""
     return "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
 
 
 def tcp_port(address: str) -> int | None:
-    """The port of a tcp:// address; None for any other, or one without a number at its end."""
+    """The port of a tcp:// address. None: any other address, or one without a number at its end."""
     scheme, _, rest = address.partition("://")
     port = rest.rpartition(":")[2]
     return int(port) if scheme == "tcp" and port.isdecimal() and len(port) <= 5 else None
