@@ -96,7 +96,7 @@ class EventBudget:
         assert all(key == event.text and event.count >= 1 for key, event in self._written.items())
 
 
-class Watchman:
+class EndpointChanges:
     """Compares a pool's endpoints between two looks. Changes of many are reported in one sentence."""
 
     _NAMED: Final = 5

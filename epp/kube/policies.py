@@ -40,7 +40,7 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class Result:
     """The content of one condition: true or false, a reason in one word, a message."""
 
     so: bool
@@ -56,8 +56,8 @@ class Verdict:
     generation: int
     target: str
     """The pool that the policy names."""
-    accepted: Word
-    programmed: Word
+    accepted: Result
+    programmed: Result
     last_accepted: Accepted | None
     rule: str | None = None
     mode: str | None = None
@@ -69,7 +69,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Stranger:
+class OtherPoolsPolicy:
     """A policy for a pool of another picker. That picker, if there is one, judges it."""
 
     name: str
@@ -117,7 +117,7 @@ class PolicySet:
     def __init__(self, *, pools: Collection[str]) -> None:
         self._pools = pools
         self._claims: dict[str, _Claim] = {}
-        self._strangers: dict[str, Stranger] = {}
+        self._strangers: dict[str, OtherPoolsPolicy] = {}
         self.changed = False
 
     def __len__(self) -> int:
@@ -157,7 +157,7 @@ class PolicySet:
     def observed(self) -> Mapping[str, Any]:
         return {name: claim.status for name, claim in self._claims.items()}
 
-    def strangers(self) -> Collection[Stranger]:
+    def strangers(self) -> Collection[OtherPoolsPolicy]:
         """The policies of this namespace for pools of other pickers, as last seen."""
         return self._strangers.values()
 
@@ -209,9 +209,9 @@ def _target(found: PolicyObject) -> str:
     return str(target.get("name") or "") if isinstance(target, dict) else ""
 
 
-def _stranger(found: PolicyObject) -> Stranger:
+def _stranger(found: PolicyObject) -> OtherPoolsPolicy:
     metadata = found.metadata
-    return Stranger(
+    return OtherPoolsPolicy(
         name=metadata.name,
         uid=metadata.uid,
         generation=metadata.generation,
@@ -293,16 +293,16 @@ def _verdict(
     )
 
 
-def _accepted(claim: _Claim, *, winner: _Claim | None, tried: _Claim | None, pool_exists: bool) -> Word:
+def _accepted(claim: _Claim, *, winner: _Claim | None, tried: _Claim | None, pool_exists: bool) -> Result:
     if claim.spec is None:
-        return Word(False, "Invalid", claim.fault)
+        return Result(False, "Invalid", claim.fault)
     dry_run = claim.spec.mode == "DryRun"
     first = tried if dry_run else winner
     if first is not None and first is not claim:
-        return Word(False, "Conflicted", _conflict(claim, first, what="tried" if dry_run else "in force"))
+        return Result(False, "Conflicted", _conflict(claim, first, what="tried" if dry_run else "in force"))
     if not pool_exists:
-        return Word(False, "TargetNotFound", _NO_POOL)
-    return Word(True, "Accepted", "the policy is sound")
+        return Result(False, "TargetNotFound", _NO_POOL)
+    return Result(True, "Accepted", "the policy is sound")
 
 
 def _conflict(claim: _Claim, first: _Claim, *, what: str) -> str:
@@ -314,15 +314,15 @@ def _conflict(claim: _Claim, first: _Claim, *, what: str) -> str:
     )
 
 
-def _programmed(claim: _Claim, accepted: Word, *, acting: Policy, routes: bool, tried: bool) -> Word:
+def _programmed(claim: _Claim, accepted: Result, *, acting: Policy, routes: bool, tried: bool) -> Result:
     who = f"policy {acting.metadata.name}" if not routes else f"generation {acting.metadata.generation} of it"
     if accepted.so and routes and claim.spec is not None and claim.spec.mode == "Enforce":
-        return Word(True, "Programmed", "requests are routed by it")
+        return Result(True, "Programmed", "requests are routed by it")
     if tried and claim.spec is not None:
         note = (
             ""
             if claim.spec.chunks == acting.spec.chunks
             else "; its chunks are not tried, matches are those of the table in use"
         )
-        return Word(False, "DryRun", f"scored beside each pick; {who} routes{note}")
-    return Word(False, accepted.reason, f"{who} routes")
+        return Result(False, "DryRun", f"scored beside each pick; {who} routes{note}")
+    return Result(False, accepted.reason, f"{who} routes")

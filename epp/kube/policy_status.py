@@ -16,7 +16,7 @@ import msgspec
 from epp.config.policy import only_set
 from epp.kube.live import Live, ratio_text
 from epp.kube.objects import Condition, LastAccepted, PolicyStatus
-from epp.kube.policies import Stranger, Verdict, Word
+from epp.kube.policies import OtherPoolsPolicy, Result, Verdict
 
 _SHORTEST_S: Final = 1.0
 """Least time between two writes to one object, in any case."""
@@ -45,8 +45,8 @@ def desired(
         rule=verdict.rule,
         mode=verdict.mode,
         conditions=tuple(
-            _condition(kind, word, verdict.generation, before=before, time_text=time_text)
-            for kind, word in (("Accepted", verdict.accepted), ("Programmed", verdict.programmed))
+            _condition(kind, result, verdict.generation, before=before, time_text=time_text)
+            for kind, result in (("Accepted", verdict.accepted), ("Programmed", verdict.programmed))
         ),
         endpoints=len(live.endpoints) if counts else None,
         ready_endpoints=sum(not e.why_not for e in live.endpoints) if counts else None,
@@ -62,22 +62,24 @@ def _saturation(live: Live) -> str | None:
     return None if live.saturation is None else f"{min(live.saturation, _MOST_SATURATION):.2f}"
 
 
-def _condition(kind: str, word: Word, generation: int, *, before: PolicyStatus, time_text: str) -> Condition:
-    status = "True" if word.so else "False"
+def _condition(
+    kind: str, result: Result, generation: int, *, before: PolicyStatus, time_text: str
+) -> Condition:
+    status = "True" if result.so else "False"
     same = [c for c in before.conditions if c.type == kind and c.status == status and c.last_transition_time]
     return Condition(
         type=kind,
         status=status,
-        reason=word.reason,
-        message=word.message[:_MESSAGE_CHARS],
+        reason=result.reason,
+        message=result.message[:_MESSAGE_CHARS],
         observed_generation=generation,
         last_transition_time=same[0].last_transition_time if same else time_text,
     )
 
 
-def unclaimed(stranger: Stranger, *, time_text: str) -> PolicyStatus:
+def unclaimed(stranger: OtherPoolsPolicy, *, time_text: str) -> PolicyStatus:
     """The status of a policy that no picker has judged. It replaces an older status for another target."""
-    word = Word(
+    result = Result(
         False,
         "TargetNotFound",
         f"no picker for {stranger.target or 'this target'} has looked at this policy; look at spec.targetRef.name, and "
@@ -86,7 +88,7 @@ def unclaimed(stranger: Stranger, *, time_text: str) -> PolicyStatus:
     return PolicyStatus(
         observed_generation=stranger.generation,
         conditions=tuple(
-            _condition(kind, word, stranger.generation, before=stranger.status, time_text=time_text)
+            _condition(kind, result, stranger.generation, before=stranger.status, time_text=time_text)
             for kind in ("Accepted", "Programmed")
         ),
     )
@@ -122,7 +124,7 @@ class Unclaimed:
         self._since: dict[tuple[str, int], float] = {}
         """By uid and generation: when the policy was first seen without a judgement."""
 
-    def due(self, strangers: Iterable[Stranger], *, now: float) -> list[Stranger]:
+    def due(self, strangers: Iterable[OtherPoolsPolicy], *, now: float) -> list[OtherPoolsPolicy]:
         """The policies that have waited long enough. Each is returned until its status says so."""
         waiting = {(s.uid, s.generation): s for s in strangers if s.status.observed_generation < s.generation}
         self._since = {key: self._since.get(key, now) for key in waiting}

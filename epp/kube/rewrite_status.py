@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from epp.kube.objects import Condition
-from epp.kube.policies import Word
+from epp.kube.policies import Result
 from epp.kube.rewrites import Claim, ModelRewrites
 
 _ACCEPTED: Final = "Accepted"
@@ -25,15 +25,15 @@ Key = tuple[str, str]
 """API group and name of an object."""
 
 
-def judge(newer_first: Sequence[ModelRewrites], *, existing: Collection[str]) -> Mapping[Key, Word]:
+def judge(newer_first: Sequence[ModelRewrites], *, existing: Collection[str]) -> Mapping[Key, Result]:
     """The result for each object of the picker's pools. existing: the pools that exist."""
     owners: dict[str, Claim] = {}
-    words = {}
+    results = {}
     for rewrites in newer_first:
         for claim in rewrites.claims():
             taken = _taken(claim, owners)
-            words[claim.group, claim.name] = _word(claim, taken, pool_exists=claim.pool in existing)
-    return words
+            results[claim.group, claim.name] = _result(claim, taken, pool_exists=claim.pool in existing)
+    return results
 
 
 def _taken(claim: Claim, owners: dict[str, Claim]) -> Mapping[str, Claim]:
@@ -49,9 +49,9 @@ def _taken(claim: Claim, owners: dict[str, Claim]) -> Mapping[str, Claim]:
     return taken
 
 
-def _word(claim: Claim, taken: Mapping[str, Claim], *, pool_exists: bool) -> Word:
+def _result(claim: Claim, taken: Mapping[str, Claim], *, pool_exists: bool) -> Result:
     if claim.faults:
-        return Word(False, "Invalid", "; ".join(claim.faults))
+        return Result(False, "Invalid", "; ".join(claim.faults))
     if taken:
         said = [
             f"{f'model {model[:100]}' if model else 'a rule for all other models'} is in the older rewrite {owner.name}"
@@ -59,14 +59,16 @@ def _word(claim: Claim, taken: Mapping[str, Claim], *, pool_exists: bool) -> Wor
             for model, owner in list(taken.items())[:_NAMED]
         ]
         more = f"; and {len(taken) - _NAMED} more" if len(taken) > _NAMED else ""
-        return Word(False, "Conflicted", "; ".join(said) + more + "; the other names of this one count")
+        return Result(False, "Conflicted", "; ".join(said) + more + "; the other names of this one count")
     if not pool_exists:
-        return Word(False, "TargetNotFound", "there is no InferencePool of the name in spec.poolRef.name")
-    return Word(True, _ACCEPTED, "its rules are in use")
+        return Result(False, "TargetNotFound", "there is no InferencePool of the name in spec.poolRef.name")
+    return Result(True, _ACCEPTED, "its rules are in use")
 
 
-def accepted(word: Word, claim: Claim, *, time_text: str) -> Condition:
-    return _condition("True" if word.so else "False", word.reason, word.message, claim, time_text=time_text)
+def accepted(result: Result, claim: Claim, *, time_text: str) -> Condition:
+    return _condition(
+        "True" if result.so else "False", result.reason, result.message, claim, time_text=time_text
+    )
 
 
 def unclaimed(claim: Claim, *, time_text: str) -> Condition:

@@ -13,7 +13,7 @@ from typing import Final
 
 from epp.kube.api import Api, ApiError, read
 from epp.kube.objects import Condition, ModelRewrite
-from epp.kube.policies import Word
+from epp.kube.policies import Result
 from epp.kube.rewrite_status import Key, accepted, judge, observed_generation, patch, says, unclaimed
 from epp.kube.rewrites import PATHS, Claim, ModelRewrites
 
@@ -39,7 +39,7 @@ class RewriteWriter:
         self._sets = newer_first
         self._namespace = namespace
         self._time_text = time_text
-        self._words: Mapping[Key, Word] = {}
+        self._results: Mapping[Key, Result] = {}
         self._judged_at: tuple[tuple[int, ...], frozenset[str]] | None = None
         self._unjudged_since: dict[tuple[str, int], float] = {}
         """By uid and generation of an object for another pool."""
@@ -68,10 +68,10 @@ class RewriteWriter:
         """Objects of our pools whose status differs from their result."""
         state = (tuple(rewrites.version for rewrites in self._sets), frozenset(existing))
         if state != self._judged_at:
-            self._judged_at, self._words = state, judge(self._sets, existing=existing)
+            self._judged_at, self._results = state, judge(self._sets, existing=existing)
         for rewrites in self._sets:
             for claim in rewrites.claims():
-                wanted = accepted(self._words[claim.group, claim.name], claim, time_text=self._time_text())
+                wanted = accepted(self._results[claim.group, claim.name], claim, time_text=self._time_text())
                 if not says(claim, wanted):
                     yield rewrites, claim, wanted
 

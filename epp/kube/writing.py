@@ -15,10 +15,10 @@ from typing import Any, Final
 from epp.config.policy import API_VERSION, KIND
 from epp.kube.api import Api, ApiError, read
 from epp.kube.crd import GROUP, PLURAL, VERSION
-from epp.kube.event_budget import EventBudget, EventText, Watchman, Written
+from epp.kube.event_budget import EndpointChanges, EventBudget, EventText, Written
 from epp.kube.live import HitRatio, Live, why_not
 from epp.kube.objects import PolicyObject, PolicyStatus
-from epp.kube.policies import Outcome, Stranger, Verdict
+from epp.kube.policies import OtherPoolsPolicy, Outcome, Verdict
 from epp.kube.policy_status import Unclaimed, WriteTimes, desired, patch, unclaimed
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Writer:
         self._times = WriteTimes(interval_s=interval_s)
         self._unclaimed = Unclaimed()
         self._event_budget = EventBudget()
-        self._watchmen = {pool: Watchman(pool=pool) for pool in place.pools}
+        self._endpoint_changes = {pool: EndpointChanges(pool=pool) for pool in place.pools}
         self._hit_ratio = HitRatio()
         self._complaint = ""
 
@@ -69,7 +69,7 @@ class Writer:
         outcome: Outcome,
         *,
         says: Mapping[str, Any],
-        strangers: Collection[Stranger] = (),
+        strangers: Collection[OtherPoolsPolicy] = (),
         live: Live,
         pool_uids: Mapping[str, str],
         holds: Callable[[], bool],
@@ -86,8 +86,8 @@ class Writer:
         self._hit_ratio.observe(live.endpoints, now=now)
         told = [
             text
-            for pool, watchman in self._watchmen.items()
-            for text in watchman.look(dict(why_not(live.endpoints, pool=pool)))
+            for pool, changes in self._endpoint_changes.items()
+            for text in changes.look(dict(why_not(live.endpoints, pool=pool)))
         ]
         if holds():
             told += await self._write_due(outcome, says=says, live=live, holds=holds, now=now)
@@ -99,8 +99,8 @@ class Writer:
     def check_integrity(self) -> None:
         for part in (self._times, self._unclaimed, self._event_budget, self._hit_ratio):
             part.check_integrity()
-        for watchman in self._watchmen.values():
-            watchman.check_integrity()
+        for changes in self._endpoint_changes.values():
+            changes.check_integrity()
 
     async def _write_due(
         self, outcome: Outcome, *, says: Mapping[str, Any], live: Live, holds: Callable[[], bool], now: float
@@ -131,7 +131,7 @@ class Writer:
         return told
 
     async def _write_unclaimed(
-        self, strangers: Collection[Stranger], *, holds: Callable[[], bool], now: float
+        self, strangers: Collection[OtherPoolsPolicy], *, holds: Callable[[], bool], now: float
     ) -> None:
         """Mark policies that nobody judges. If two holders write the same, the second write is refused."""
         for stranger in self._unclaimed.due(strangers, now=now)[:_WRITES_AT_ONCE]:

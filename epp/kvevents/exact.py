@@ -125,7 +125,7 @@ class _Model:
             self.skipped["waiting"] += 1
             self.waiting_bytes -= self.waiting.popleft().inference.held_bytes
 
-    def waited(self) -> Sequence[RoutedPrompt]:
+    def take_waiting(self) -> Sequence[RoutedPrompt]:
         waiting, self.waiting, self.waiting_bytes = self.waiting, deque(), 0
         return waiting
 
@@ -347,7 +347,7 @@ class Exact:
     def findings(self, *, now: float) -> list[KvReport]:
         for model in self._models.values():
             if model.waiting and model.hasher is not None:
-                for routed in model.waited():
+                for routed in model.take_waiting():
                     self._map(model, routed, now=now)
             self._check(model, now=now)
         for name, known in self._servers.items():

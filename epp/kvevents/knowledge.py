@@ -210,7 +210,7 @@ class Knowledge:
     def _forget_node(self, node: Node) -> None:
         for known in self._servers.values():
             known.changed.pop(node, None)
-            known.due += known.pending.come(node)
+            known.due += known.pending.arrived(node)
             if node in known.held:
                 self._let_go(known, node)
 
@@ -245,7 +245,7 @@ class Knowledge:
                     continue
                 self._release(known, node)
                 if node in known.pending:
-                    known.pending.hush(node)
+                    known.pending.note_loss(node)
                     continue
                 self._again[known, node] = at + UNDER_WAY_S
                 self._again.move_to_end((known, node))
@@ -279,7 +279,7 @@ class Knowledge:
         known.held.add(node)
         known.known_bytes += node.size_bytes
         self._rate(known, node, self._tier(known, node))
-        known.due += known.pending.come(node)
+        known.due += known.pending.arrived(node)
 
     def _let_go(self, known: _Server, node: Node) -> None:
         known.held.remove(node)

@@ -39,13 +39,13 @@ class PendingPrompts:
             self._chunks.update(path)
         self._prompts[path[-1]] = now + _GIVE_UP_S, path
         self._prompts.move_to_end(path[-1])
-        return self.come(next(iter(self._prompts))) if len(self._prompts) > _MAX_PROMPTS else []
+        return self.arrived(next(iter(self._prompts))) if len(self._prompts) > _MAX_PROMPTS else []
 
-    def hush(self, node: Node) -> None:
+    def note_loss(self, node: Node) -> None:
         """Remember a loss that is not reported while the chunk is pending."""
         self._lost.add(node)
 
-    def come(self, last: Node) -> list[Node]:
+    def arrived(self, last: Node) -> list[Node]:
         """The prompt with this end was computed, or never will be. Returns its lost chunks that are no longer
         pending.
         """
@@ -69,7 +69,7 @@ class PendingPrompts:
             last = next(iter(self._prompts))
             if self._prompts[last][0] > now:
                 break
-            told += self.come(last)
+            told += self.arrived(last)
         return told
 
     def clear(self) -> list[Node]:

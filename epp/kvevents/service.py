@@ -104,7 +104,7 @@ class _Followed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Deaf:
+class _Unreachable:
     """A server whose events cannot be followed."""
 
     source: Source
@@ -136,7 +136,7 @@ class ExactService:
         self._failure: BaseException | None = None
         """What ended the thread."""
         self._runs = 0
-        self._deaf: dict[EndpointName, _Deaf] = {}
+        self._unreachable: dict[EndpointName, _Unreachable] = {}
         self._told: dict[str, str] = {}
         self._counted = (0, 0)
         """Gaps and losses of servers that are no longer followed."""
@@ -187,7 +187,7 @@ class ExactService:
         self._runs += 1
         if self._runs > 1:
             self._exact, self._failure = self._make_exact(), None
-            self._deaf, self._told, self._counted = {}, {}, (0, 0)
+            self._unreachable, self._told, self._counted = {}, {}, (0, 0)
             self._found.clear()
             self._queue.open()
 
@@ -282,15 +282,15 @@ class ExactService:
             self._drop(gone, poller)
         for name in self._exact.take_relearning():
             self._heard(followed[name], followed[name].messages.restarted(), now=now)
-        self._deaf = {name: deaf for name, deaf in self._deaf.items() if wanted.get(name) == deaf.source}
+        self._unreachable = {n: one for n, one in self._unreachable.items() if wanted.get(n) == one.source}
         for name, source in wanted.items():
-            deaf = self._deaf.get(name)
-            if name in followed or (deaf is not None and now < deaf.again_at):
+            unreachable = self._unreachable.get(name)
+            if name in followed or (unreachable is not None and now < unreachable.again_at):
                 continue
             sub = self._subscribed(name, source, poller, context, now=now)
             if sub is None:
                 continue
-            self._deaf.pop(name, None)
+            self._unreachable.pop(name, None)
             followed[name] = _Followed(name, source, Messages(replays=bool(source.replay)), sub)
             self._exact.add(name, model=source.model)
 
@@ -302,7 +302,7 @@ class ExactService:
             sub = Subscription(context, source.events, topic=self._topic)
         except zmq.ZMQError as error:
             reason = f"{source.events}: {zmq.strerror(error.errno or 0)}"
-            self._deaf[name] = _Deaf(source, reason, now + _TRY_AGAIN_S)
+            self._unreachable[name] = _Unreachable(source, reason, now + _TRY_AGAIN_S)
             return None
         poller.register(sub.socket, zmq.POLLIN)
         return sub
@@ -389,13 +389,13 @@ class ExactService:
 
     def _tell(self, followed: Mapping[EndpointName, _Followed]) -> None:
         gaps, lost = self._counted
-        deaf = {
+        unreachable = {
             name: ServerStatus(one.source.model, "off", f"cannot listen to {one.reason}", 0, 0, 0, 0)
-            for name, one in self._deaf.items()
+            for name, one in self._unreachable.items()
         }
         self.status = ExactStatus(
             models=self._exact.models(),
-            servers={**self._exact.servers(), **deaf},
+            servers={**self._exact.servers(), **unreachable},
             gaps=gaps + sum(one.messages.gaps for one in followed.values()),
             lost=lost + sum(one.messages.lost for one in followed.values()),
             malformed=self._exact.malformed,

@@ -27,7 +27,7 @@ MOST_CHUNKS: Final = 16_384
 event costs more than some milliseconds."""
 
 
-class Told:
+class SpeakerDictionary:
     """The speaker's side of the dictionary."""
 
     def __init__(self) -> None:
@@ -55,12 +55,12 @@ class Told:
 
     def chain(self, chain: Sequence[int]) -> tuple[bytes, bytes]:
         """Head and tail of a chain, for a batch. From now on the whole chain counts as sent."""
-        known = self._told_of(chain)
+        known = self._num_sent(chain)
         tail = chain[known:]
         self._hashes.update(tail)
         return pack_hashes(chain[known - 1 : known]) if known else b"", pack_hashes(tail)
 
-    def _told_of(self, chain: Sequence[int]) -> int:
+    def _num_sent(self, chain: Sequence[int]) -> int:
         """Number of leading hashes that were sent before."""
         hashes, low, high = self._hashes, 0, len(chain)
         while low < high:
@@ -72,7 +72,7 @@ class Told:
         return low
 
 
-class Heard:
+class ListenerDictionary:
     """The listener's side of one speaker's dictionary."""
 
     def __init__(self) -> None:

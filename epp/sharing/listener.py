@@ -40,7 +40,7 @@ from epp.sharing.batches import (
     decode_batch,
     decode_table,
 )
-from epp.sharing.dictionary import Heard
+from epp.sharing.dictionary import ListenerDictionary
 from epp.sharing.speaker import identity_of
 from epp.types import ChunkHash, EndpointName
 
@@ -85,7 +85,7 @@ class _Peer:
     """Whether no batch is missing since its last fresh one."""
     asked: bool = False
     """Whether it was asked to start a new dictionary, because a batch is missing."""
-    heard: Heard = field(default_factory=Heard)
+    dictionary: ListenerDictionary = field(default_factory=ListenerDictionary)
     open: dict[int, _Open] = field(default_factory=dict)
 
 
@@ -180,8 +180,8 @@ class Listener:
         for portion in decode_table(data):
             batch = decode_batch(portion)
             if batch.flags & Flag.FRESH:
-                reader.heard = Heard()
-            reader.heard.add_names(batch.names)
+                reader.dictionary = ListenerDictionary()
+            reader.dictionary.add_names(batch.names)
             self._budget = _BATCH_CHUNKS
             for event in batch.events:
                 if isinstance(event, Held | Charged | Sized) and self._apply(
@@ -217,7 +217,7 @@ class Listener:
         peer.number = batch.number
         peer.heard_at = max(peer.heard_at, now - age_s)
         if batch.flags & Flag.FRESH:
-            peer.heard, peer.synced, peer.asked = Heard(), True, False
+            peer.dictionary, peer.synced, peer.asked = ListenerDictionary(), True, False
         elif not peer.synced and not peer.asked:
             peer.asked = True
             self.hello += 1
@@ -229,7 +229,7 @@ class Listener:
         self.joining |= bool(batch.flags & Flag.JOINING)
         if batch.flags & Flag.STORED:
             self.stored_at = max(self.stored_at, now - age_s)
-        peer.heard.add_names(batch.names)
+        peer.dictionary.add_names(batch.names)
         if self._waits is not None and age_s < self._timeout_s:
             rows = [(row[0], Row(*row[1:])) for row in batch.flow]
             fresh = bool(batch.flags & Flag.FRESH)
@@ -284,7 +284,7 @@ class Listener:
 
     def _server(self, peer: _Peer, index: int) -> EndpointState | None:
         """The endpoint of an event. None: this picker does not know this process; this is counted."""
-        known = peer.heard.name(index)
+        known = peer.dictionary.name(index)
         if known is None:
             self.counts.unresolved += 1
             return None
@@ -318,7 +318,7 @@ class Listener:
         recorded = self._record(state, chain, at=at, now=now)
         loads = False
         if event.adapter and at >= state.cold_at:
-            adapter = peer.heard.name(event.adapter - 1)
+            adapter = peer.dictionary.name(event.adapter - 1)
             if adapter is not None:
                 loads = state.use_adapter(adapter[0], spec=self._picker.policy.spec, now=now)
         if not books or len(peer.open) >= _MOST_OPEN:
@@ -332,7 +332,7 @@ class Listener:
         if self._budget <= 0:
             self.counts.excessive += 1
             return []
-        chain = peer.heard.chain(event.head, event.tail)
+        chain = peer.dictionary.chain(event.head, event.tail)
         if chain is None:
             self.counts.unresolved += 1
             return []

@@ -53,7 +53,7 @@ from epp.sharing.batches import (
     age_ms,
     encode,
 )
-from epp.sharing.dictionary import Told
+from epp.sharing.dictionary import SpeakerDictionary
 
 _EVENT_BYTES: Final = 64
 """Assumed memory of an event besides its hashes."""
@@ -113,7 +113,7 @@ class Speaker:
         that server."""
         self._newest = 0
         self._batches = 0
-        self._told = Told()
+        self._dictionary = SpeakerDictionary()
         self._fresh = self._forget = True
         self.dropped = 0
         """Number of events for which the queue had no room."""
@@ -192,10 +192,10 @@ class Speaker:
 
     def batch(self, *, now: float, hello: int = 0, flags: int = 0) -> bytes:
         """The next batch, with as many events as fit. Without events it is a sign of life."""
-        if self._told.full:
+        if self._dictionary.full:
             self._fresh = True
         if self._fresh:
-            self._told = Told()
+            self._dictionary = SpeakerDictionary()
             flags |= Flag.FRESH
             self.gather_flow(anew=True)
         if self._forget:
@@ -209,7 +209,9 @@ class Speaker:
             row = self._rows.popleft()
             taken += row.size_bytes
             if row.kind in ("hangs", "cut"):
-                (hanging if row.kind == "hangs" else cut).append(self._told.name(row.name, row.identity))
+                (hanging if row.kind == "hangs" else cut).append(
+                    self._dictionary.name(row.name, row.identity)
+                )
             else:
                 events.append(self._event(row, now=now))
         self._bytes -= taken
@@ -222,7 +224,7 @@ class Speaker:
                 hello=hello,
                 flags=flags,
                 newest=self._newest,
-                names=self._told.new_names(),
+                names=self._dictionary.new_names(),
                 events=events,
                 hanging=hanging,
                 cut=cut,
@@ -234,10 +236,10 @@ class Speaker:
         age = age_ms(now, row.at)
         if row.kind == "over":
             return Over(ago=self._newest - row.number, age_ms=age, kept=int(row.kept), failed=row.failed)
-        endpoint = self._told.name(row.name, row.identity)
+        endpoint = self._dictionary.name(row.name, row.identity)
         if row.kind == "restarted":
             return batches.Restarted(age_ms=age, endpoint=endpoint)
-        head, tail = self._told.chain(row.chain or ())
+        head, tail = self._dictionary.chain(row.chain or ())
         if row.kind == "held":
             return Held(age_ms=age, endpoint=endpoint, head=head, tail=tail)
         made = batches.Began if row.kind == "began" else batches.Moved
@@ -246,7 +248,7 @@ class Speaker:
             age_ms=age,
             endpoint=endpoint,
             tokens=min(row.tokens, MOST_TOKENS),
-            adapter=self._told.name(row.adapter, 0) + 1 if row.adapter else 0,
+            adapter=self._dictionary.name(row.adapter, 0) + 1 if row.adapter else 0,
             head=head,
             tail=tail,
         )

@@ -22,7 +22,7 @@ from epp.sharing.batches import (
     StoredTable,
     encode,
 )
-from epp.sharing.dictionary import Told
+from epp.sharing.dictionary import SpeakerDictionary
 from epp.sharing.speaker import identity_of
 
 _PORTION: Final = 200
@@ -37,7 +37,7 @@ class TableWriter:
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
         self._portions: list[bytes] = []
-        self._told = Told()
+        self._dictionary = SpeakerDictionary()
         self._fresh = True
 
     def portions(self) -> Iterator[None]:
@@ -47,7 +47,7 @@ class TableWriter:
                 continue
             table = self._picker.table
             counter = state.metrics.prompt_tokens if state.metrics else None
-            index = self._told.name(name, identity_of(state))
+            index = self._dictionary.name(name, identity_of(state))
             events: list[Event] = [
                 Sized(
                     endpoint=index,
@@ -60,10 +60,10 @@ class TableWriter:
                 if len(events) >= _PORTION or taken_bytes >= _PORTION_BYTES:
                     self._cut(events)
                     yield
-                    index = self._told.name(name, identity_of(state))
+                    index = self._dictionary.name(name, identity_of(state))
                     events, taken_bytes = [], 0
                 if chain:
-                    head, tail = self._told.chain(chain)
+                    head, tail = self._dictionary.chain(chain)
                     taken_bytes += len(tail)
                     events.append(Held(age_ms=0, endpoint=index, head=head, tail=tail))
                 else:
@@ -75,10 +75,10 @@ class TableWriter:
         return encode(StoredTable(batches=self._portions))
 
     def _cut(self, events: list[Event]) -> None:
-        flags, names = int(Flag.FRESH if self._fresh else 0), self._told.new_names()
+        flags, names = int(Flag.FRESH if self._fresh else 0), self._dictionary.new_names()
         self._portions.append(
             encode(Batch(speaker=b"", number=0, hello=0, flags=flags, newest=0, names=names, events=events))
         )
-        self._fresh = self._told.full
+        self._fresh = self._dictionary.full
         if self._fresh:
-            self._told = Told()
+            self._dictionary = SpeakerDictionary()

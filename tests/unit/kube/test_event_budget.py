@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from epp.kube.event_budget import EventBudget, EventText, Watchman
+from epp.kube.event_budget import EndpointChanges, EventBudget, EventText
 
 NOBODY = EventText("NoEndpoints", "none")
 
@@ -60,11 +60,11 @@ def test_a_message_is_cut_to_what_an_event_holds() -> None:
 
 
 def looks(*looks: dict[str, str]) -> list[list[str]]:
-    watchman = Watchman(pool="vllm")
+    changes = EndpointChanges(pool="vllm")
     told = []
     for look in looks:
-        told.append([f"{h.reason}: {h.message}" for h in watchman.look(look)])
-        watchman.check_integrity()
+        told.append([f"{h.reason}: {h.message}" for h in changes.look(look)])
+        changes.check_integrity()
     return told
 
 
