@@ -100,9 +100,7 @@ class NoRoomError(SaturatedError):
 
 
 class FlowRefusedError(SaturatedError):
-    """Flow control refuses the request: its deadline cannot be met, it has waited too long, or too many
-    requests wait.
-    """
+    """Flow control refuses the request: for its deadline, a long wait, or too many that wait."""
 
     def __init__(self, message: str, *, reason: str, retry_after_s: int, waited_s: float = 0.0) -> None:
         """waited_s: how long flow control held the request."""

@@ -130,9 +130,7 @@ class Prefilling:
         return True
 
     def holds(self, held: Held) -> bool:
-        """Whether the prefill endpoint computed the prompt, as far as is known, and has not lost its cache
-        since then.
-        """
+        """Whether the prefill endpoint computed the prompt, as far as known, and kept its cache since."""
         return held.over and self._mirrored(held)
 
     def _mirrored(self, held: Held) -> bool:

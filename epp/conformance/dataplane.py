@@ -244,9 +244,7 @@ class Exchange:
         served: str = "",
         attribute: bool = False,
     ) -> Exchange:
-        """The server's answer. `served`: the server, in the metadata, or as `attribute` (Envoy's
-        `upstream.address`).
-        """
+        """The server's answer. `served`: the server, in the metadata or in `attribute` (Envoy's)."""
         pieces = [] if body is None else [body] if isinstance(body, bytes) else list(body)
         assert self.immediate is None, f"no server was asked, the picker answered: {self.immediate}"
         sent = [(":status", str(status)), *headers]

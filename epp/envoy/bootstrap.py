@@ -32,9 +32,7 @@ def bootstrap(config: Config, *, output: Literal["yaml", "json"] = "yaml") -> st
 
 
 def _with_extra_filters(document: dict[str, Any], config: Config) -> dict[str, Any]:
-    """Put the operator's HTTP filters before ours on every listener. Their types may be unknown here, so they
-    stay JSON.
-    """
+    """Put the operator's HTTP filters before ours. Their types may be unknown, so they stay JSON."""
     extra: list[Any] = list(config.envoy.extra_http_filters)
     if extra:
         chain = document["static_resources"]["listeners"][0]["filter_chains"][0]

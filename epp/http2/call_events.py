@@ -28,9 +28,7 @@ class HalfClosed(Struct, frozen=True, gc=False):
 
 
 class Gone(Struct, frozen=True, gc=False):
-    """The call is over, and its owner did not end it.
-    `reason`: `reset` if the peer reset it, else the name of a fault.
-    """
+    """The call is over, not by its owner. `reason`: `reset` if the peer reset it, else the fault."""
 
     stream_id: int
     reason: str

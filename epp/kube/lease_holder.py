@@ -28,9 +28,7 @@ _LEASES: Final = "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
 
 
 class LeaseHolder:
-    """`holds()` says whether this process may write now. `time_text` gives the current time in the API
-    server's format.
-    """
+    """`holds()`: whether this process may write. `time_text`: the time in the API server's format."""
 
     def __init__(
         self,

@@ -54,9 +54,7 @@ class HitRatio:
         """Of each slice: when it began, queries, hits."""
 
     def observe(self, endpoints: Sequence[LiveEndpoint], *, now: float) -> None:
-        """Take in the counters. One that went back belongs to a new process: its counts so
-        far are left out.
-        """
+        """Take in the counters. One that went back is of a new process: its first counts are left out."""
         if not self._slices or now - self._slices[-1][0] >= _SLICE_S:
             self._slices.append([now, 0.0, 0.0])
         current = self._slices[-1]

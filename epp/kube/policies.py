@@ -262,9 +262,7 @@ def _remembered(found: PolicyObject) -> Accepted | None:
 
 
 def _claims_routing(claim: _Claim) -> bool:
-    """Whether the policy asks to route: by a sound spec, or by its last accepted spec if its last change was
-    refused.
-    """
+    """Whether the policy asks to route, by its spec or, if that is refused, its last accepted one."""
     if claim.spec is not None:
         return claim.spec.mode == "Enforce"
     return claim.last is not None

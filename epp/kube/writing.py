@@ -232,9 +232,7 @@ class Writer:
 
 
 def _turn(verdict: Verdict, says: PolicyStatus | None) -> int:
-    """First the policies that route, are in dry run or are at fault; then those without any status; then the
-    others.
-    """
+    """First policies that route, are in dry run or at fault; then those without a status; then others."""
     if verdict.routes or verdict.dry_run or verdict.accepted.reason == "Invalid":
         return 0
     return 1 if says is None or not says.conditions else 2

@@ -70,9 +70,7 @@ class Sequence:
 
     @property
     def due(self) -> int | None:
-        """The number from which to request a replay, until it has ended or failed. None:
-        nothing is missing.
-        """
+        """The number from which to request a replay, until it ended or failed. None: nothing is missing."""
         return self._asked_from
 
     def live(self, number: int, payload: bytes) -> list[Step]:

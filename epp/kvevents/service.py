@@ -315,9 +315,7 @@ class ExactService:
         *,
         now: float,
     ) -> None:
-        """Open a new subscription where a connection has ended. Missed messages show as a
-        gap in the numbers.
-        """
+        """Subscribe again where a connection has ended. Missed messages show as a gap."""
         for one in [one for one in followed.values() if one.sub.read_out()]:
             _unsubscribe(one, poller)
             sub = self._subscribed(one.name, one.source, poller, context, now=now)

@@ -132,9 +132,7 @@ class Misses:
             self._remember(probe, chain)
 
     def _split(self, bucket: Bucket, request: RoutedRequest, probes: Sequence[Probe], *, best: int) -> None:
-        """The tokens that no candidate held: by chunk, what became of them. The rest belongs to ends of
-        prompts.
-        """
+        """The tokens that no candidate held: by chunk, what became of them. The rest are ends of prompts."""
         decision, chain, schedule = request.decision, request.chain, request.table.schedule
         tokens_per_byte = decision.prompt_tokens / max(1, request.prompt.size.text_bytes)
         first = _chunks_of(best, tokens_per_byte, schedule, block=_block_tokens(request))

@@ -116,9 +116,7 @@ def _framed(*parts: bytes) -> bytes:
 
 
 def hash_chain(prompt: bytes, *, seed: int, schedule: ChunkSchedule) -> list[ChunkHash]:
-    """The hashes of the prompt's full chunks. Each is seeded with the hash before it, the
-    first with `seed`.
-    """
+    """The hashes of the prompt's full chunks, each seeded with the one before, the first with `seed`."""
     size, count = schedule.chunk_bytes, schedule.chunks_in(len(prompt))
     if COMPILED and size >= _LONG_BYTES and schedule.later_chunk_bytes >= _LONG_BYTES:
         early = min(count, schedule.early_chunks)

@@ -110,9 +110,7 @@ def _write(
 
 
 def _answers(url: str, admin: str, *, until_s: float | None) -> Iterator[tuple[bytes, int]]:
-    """Yields one answer each second, and one at the end. If the picker stops answering, it is asked again for
-    a while.
-    """
+    """One answer each second, and one at the end. A silent picker is asked again for a while."""
     heard_s = float("-inf")
     while True:
         last = until_s is not None and time.monotonic() >= until_s

@@ -112,9 +112,7 @@ class Shaping:
         self._none = (NO_RAW,) * len(names)
 
     def sent(self, body: AnyBody) -> bytes:
-        """These fields of the body, unchanged, as a JSON object. Nearly every request has
-        none: then empty.
-        """
+        """These fields of the body, unchanged, as a JSON object. Empty for nearly every request."""
         values = self._values(body)
         if values == self._none:
             return b""

@@ -96,9 +96,7 @@ def heading(role: bytes, *, name: bytes = b"", answers: bytes = b"") -> bytes:
 
 
 def label(name: bytes) -> bytes:
-    """The heading of a part that is no message, such as the list of tools. It differs from every heading with
-    a role.
-    """
+    """The heading of a part that is no message, such as the list of tools. No role has this heading."""
     return SECTION + FIELD + name + BODY
 
 

@@ -194,9 +194,7 @@ class PageReader:
 
 
 class _Found:
-    """The samples of one page by meaning. Lists hold every series. Unreadable values are NaN until they are
-    asked for.
-    """
+    """The samples of one page by meaning, with every series. Unreadable values are NaN until asked for."""
 
     def __init__(self, samples: _Samples) -> None:
         self._by_field: dict[str, Sequence[_Sample]] = {}

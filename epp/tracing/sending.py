@@ -33,9 +33,7 @@ class Sender(Generic[T]):
     def __init__(
         self, send: Callable[[Sequence[T]], bool], close: Callable[[], None], *, bounds: Bounds
     ) -> None:
-        """send: delivers one batch, and says whether it arrived. It may block.
-        close: ends the wait of `send`.
-        """
+        """send: delivers a batch, and says whether it arrived; may block. close: ends the wait of `send`."""
         self._send = send
         self._close = close
         self._bounds = bounds
