@@ -84,13 +84,14 @@ def _of_waits(config: Config, policy: Policy) -> list[str]:
 
 
 def _of_transport(config: Config) -> list[str]:
-    """A remark on a transport that cannot tell when the picker has too much to do."""
+    """A remark on a transport that can tell only late when the picker has too much to do."""
     if config.listen.transport != "grpcio":
         return []
     return [
         (
-            "listen.transport: with grpcio the picker cannot see that it is overloaded: requests wait inside gRPC until the "
-            "gateway's time-out; use http2, the default"
+            "listen.transport: with grpcio requests wait inside gRPC, so the picker sees late that it is overloaded: at twice "
+            "the load requests wait for up to 0.7 s, and behind another gateway than the Envoy of `epp envoy-config` until "
+            "its time-out; use http2, the default"
         )
     ]
 

@@ -16,6 +16,10 @@ from typing import Final, NewType
 
 from msgspec import Struct
 
+BEGAN: Final = "x-prefix-gateway-began"
+"""In the metadata of an ext_proc call, which no client can write: when Envoy began with the request, in unix
+seconds. Only for `listen.transport: grpcio`.
+"""
 RANK_ADDRESS: Final = "x-data-parallel-host-port"
 """The request header with the address of the data parallel rank that gets the request. The server's front
 reads it."""

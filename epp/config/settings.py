@@ -40,7 +40,7 @@ class Listen(Strict, frozen=True):
         Meta(
             description="Server that carries the ext_proc streams. http2: the picker's own HTTP/2, on the "
             "event loop. grpcio: the server of the library grpcio, which takes two to three times the CPU "
-            "and cannot tell when the picker is overloaded."
+            "and can tell only late when the picker is overloaded."
         ),
     ] = "http2"
     tls: Tls | None = None

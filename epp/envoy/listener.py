@@ -16,6 +16,7 @@ from envoy_data_plane.envoy.config.common.mutation_rules.v3 import HeaderMutatio
 from envoy_data_plane.envoy.config.core.v3 import (
     GrpcService,
     GrpcServiceEnvoyGrpc,
+    HeaderValue,
     Http2ProtocolOptions,
     HttpProtocolOptions,
     SubstitutionFormatString,
@@ -72,7 +73,7 @@ from epp.envoy.names import (
     SUBSET_NAMESPACE,
 )
 from epp.errors import BlockedPathError
-from epp.types import SERVER_HEADERS
+from epp.types import BEGAN, SERVER_HEADERS
 
 if TYPE_CHECKING:
     from epp.config.envoy import Envoy as EnvoyConfig
@@ -155,7 +156,7 @@ def _connection_manager(config: Config) -> HttpConnectionManager:
     # Off but where a route turns it on: a request that is no valid HTTP has no route.
     # Its error would wait for the picker's answer, and Envoy closes the connection before it comes.
     ext_proc = HttpFilter(
-        name=EXT_PROC, typed_config=AnyMessage.pack(_external_processor(envoy)), disabled=True
+        name=EXT_PROC, typed_config=AnyMessage.pack(_external_processor(config)), disabled=True
     )
     return HttpConnectionManager(
         stat_prefix=STAT_PREFIX,
@@ -205,10 +206,17 @@ def _strip() -> TypedExtensionConfig:
     )
 
 
-def _external_processor(envoy: EnvoyConfig) -> ExternalProcessor:
+def _external_processor(config: Config) -> ExternalProcessor:
+    envoy = config.envoy
     return ExternalProcessor(
         # No timeout here: it would not end a stream, and the stream lives as long as the answer.
-        grpc_service=GrpcService(envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=PICKER)),
+        grpc_service=GrpcService(
+            envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=PICKER),
+            # Inside gRPC's own server nobody else can tell how long a call has waited.
+            initial_metadata=[HeaderValue(key=BEGAN, value="%START_TIME(%s.%6f)%")]
+            if config.listen.transport == "grpcio"
+            else [],
+        ),
         processing_mode=ProcessingMode(
             # Skipped request headers would let the router choose a server before the body was seen.
             request_header_mode=ProcessingModeHeaderSendMode.SEND,

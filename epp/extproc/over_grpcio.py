@@ -3,8 +3,9 @@ grpcio`.
 
 Messages reach the handler as raw bytes, so that unneeded fields are not decoded. Each stream is read and
 answered in a handler of its own. This transport costs two to three times the CPU of `over_http2`. It exists
-for comparisons and as a fallback. It has no overload detection, because calls wait inside gRPC, where their
-age is not visible.
+for comparisons and as a fallback. Calls wait inside gRPC, where their age is not visible. Our Envoy says in
+their metadata when each request began (`epp.types.BEGAN`), so that an overload is seen. A body that waits is
+read all the same.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -32,9 +34,11 @@ from epp.extproc.health import SERVICES, Health
 from epp.extproc.listening import cannot_listen, require_folder
 from epp.extproc.phases import Phase
 from epp.extproc.reading import TRACEPARENT
-from epp.types import Address
+from epp.types import BEGAN, Address
 
 _log = logging.getLogger(__name__)
+_LONGEST_WAIT_S: Final = 60.0
+"""What is older comes from another clock."""
 _EOF: Final[object] = grpc.aio.EOF
 
 
@@ -138,11 +142,18 @@ class GrpcioTransport:
             writing.add_done_callback(self._told)
 
         streams = self._streams
+        first = await _read(context)
+        now, unread = streams.clock(), False
+        if first is not _EOF:
+            unread = streams.overload.skips(waited_s=_waited_s(context), now=now)
+            if unread and (answer := streams.answer_unread(first, now=now)) is not None:
+                await context.write(answer)
+                return
         trace = _trace(context) if streams.settings.traced else ""
-        conversation = streams.open(let_go, deliver, trace=trace)
+        conversation = streams.open(let_go, deliver, trace=trace, unread=unread)
         broken = False
         try:
-            await self._converse(conversation, context, reading)
+            await self._converse(conversation, context, reading, first=first)
         except StreamProtocolError as error:
             streams.observer.protocol_error(error.reason)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.reason)
@@ -172,17 +183,20 @@ class GrpcioTransport:
         conversation: Conversation,
         context: grpc.aio.ServicerContext[bytes, bytes],
         reading: list[bool],
+        *,
+        first: Any,
     ) -> None:
-        streams = self._streams
+        streams, data = self._streams, first
         while not conversation.may_end:
-            reading[0] = True
-            data = await _read(context)
-            reading[0] = False
+            if data is None:
+                reading[0] = True
+                data = await _read(context)
+                reading[0] = False
             if data is _EOF:
                 conversation.half_close(now=streams.clock())
                 return
             answers = conversation.receive(data, now=streams.clock())
-            del data  # A body must not stay in memory until the next message.
+            data = None  # A body must not stay in memory until the next message.
             for answer in answers:
                 await context.write(answer)
             streams.tidy()
@@ -193,6 +207,16 @@ def _trace(context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
     """Of the call itself."""
     values = [value for key, value in context.invocation_metadata() or () if key == TRACEPARENT]
     return values[0] if len(values) == 1 and isinstance(values[0], str) else ""
+
+
+def _waited_s(context: grpc.aio.ServicerContext[bytes, bytes]) -> float:
+    """How long ago Envoy began with the request. 0: it does not say, or its clock is another."""
+    values = [value for key, value in context.invocation_metadata() or () if key == BEGAN]
+    try:
+        waited_s = time.time() - float(values[0])
+    except (IndexError, ValueError):
+        return 0.0
+    return waited_s if 0 < waited_s < _LONGEST_WAIT_S else 0.0
 
 
 async def _write(context: grpc.aio.ServicerContext[bytes, bytes], answers: Sequence[bytes]) -> None:

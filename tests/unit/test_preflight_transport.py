@@ -1,4 +1,4 @@
-"""What `epp check` says of the transport that cannot tell when the picker is overloaded."""
+"""What `epp check` says of the transport that tells late when the picker is overloaded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from epp.preflight import inspect
 
 
 @pytest.mark.parametrize(("transport", "told"), [("http2", False), ("grpcio", True)])
-def test_only_grpcio_is_said_not_to_see_overload(transport: str, *, told: bool) -> None:
+def test_only_grpcio_is_said_to_see_overload_late(transport: str, *, told: bool) -> None:
     listen = Listen(address="127.0.0.1:9002", transport="grpcio" if transport == "grpcio" else "http2")
     remarks = inspect(Config(endpoints_file="endpoints.yaml", listen=listen))
-    assert any("cannot see that it is overloaded" in remark for remark in remarks) is told
+    assert any("sees late that it is overloaded" in remark for remark in remarks) is told
