@@ -26,6 +26,7 @@ from yarl import URL
 
 from epp.config.observing import Scrape
 from epp.scraping.metrics_page import MetricsError, PageReader
+from epp.scraping.sessions import slow_reading_connector
 from epp.sources import Keep
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 
@@ -124,7 +125,7 @@ class Scraper:
         """Scrape until cancelled. If one server's page makes its task fail, `keep` starts the task again."""
         assert self._session is None, "already running"
         session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=slow_reading_connector(force_close=False),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=_HEADERS,
             auto_decompress=False,  # so a compressed page of any unpacked size stays a bounded page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -13,6 +14,7 @@ from epp.endpoints.failures import Mark, Probe, Verdict
 from epp.endpoints.prefill_rate import ModelRate
 from epp.endpoints.state import EndpointState
 from epp.scraping.probes import Probes
+from epp.scraping.sessions import session_for_questions
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.ports import free_port
 
@@ -78,7 +80,7 @@ async def verdict_on(address: Address, *, about: str = "", queued: bool = False)
 @asynccontextmanager
 async def a_server(handler: Handler) -> AsyncIterator[Address]:
     app = web.Application()
-    app.router.add_post("/v1/completions", handler)
+    app.router.add_route("*", "/v1/completions", handler)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
     await runner.setup()
     port = free_port()
@@ -115,3 +117,16 @@ async def test_a_late_answer_proves_nothing_where_other_requests_wait() -> None:
 
 async def test_a_server_that_cannot_be_connected_to_is_for_the_scrapes_to_judge() -> None:
     assert await verdict_on(Address("127.0.0.1", free_port())) == "unclear"
+
+
+async def test_the_kernel_holds_little_of_what_a_server_sends_for_one_turn_of_the_loop() -> None:
+    """A server may send `100 Continue` for ever: each costs some 33 us, and one turn reads what is there."""
+    async with (
+        a_server(never_ends) as address,
+        session_for_questions(headers={}, timeout_s=60.0) as session,
+        session.get(f"http://{address}/v1/completions") as response,
+    ):
+        assert response.connection is not None
+        assert response.connection.transport is not None
+        held = response.connection.transport.get_extra_info("socket")
+        assert held.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) <= 16 * 1024
