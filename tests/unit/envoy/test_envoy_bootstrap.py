@@ -140,6 +140,12 @@ def test_each_worker_has_an_address_of_its_own(address: str, workers: int, expec
     assert Listen(address=address).addresses(workers=workers) == expected
 
 
+def test_only_a_picker_on_grpcio_is_told_when_a_request_began() -> None:
+    slow = msgspec.structs.replace(golden_config(), listen=Listen(transport="grpcio"))
+    assert "%START_TIME(" in bootstrap(slow)
+    assert "%START_TIME(" not in bootstrap(msgspec.structs.replace(slow, listen=Listen()))
+
+
 if __name__ == "__main__":
     GOLDEN.parent.mkdir(exist_ok=True)
     GOLDEN.write_text(bootstrap(golden_config()))
