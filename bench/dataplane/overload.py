@@ -156,7 +156,7 @@ async def _behind_envoy(name: str, slow: str, args: argparse.Namespace) -> Trial
     with tempfile.TemporaryDirectory(prefix="overload-") as made:
         directory, ports = Path(made), free_ports(_ENDPOINTS)
         addresses: Sequence[Address] = [Address("127.0.0.1", port) for port in ports]
-        command = [sys.executable, "-m", "bench.dataplane.upstream", *map(str, ports)]
+        command = [sys.executable, "-m", "bench.dataplane.upstream", *map(str, addresses)]
         async with managed_process("upstream", command, directory=directory) as upstream:
             await upstream.wait_ready(lambda: connects("127.0.0.1", ports[-1]))
             own = directory / "ours"

@@ -14,6 +14,7 @@ _IN_FLIGHT: Final = {1: 4, 100: 16, 1000: 32}
 COLD: Final = "Cold: every prompt differs, 4 endpoints"
 WARM: Final = "Warm: 8 prompts that differ at the end, 4 endpoints"
 MANY: Final = "Cold, 100 endpoints"
+THOUSAND: Final = "Cold, 1,000 endpoints"
 DUPLEX: Final = "FULL_DUPLEX_STREAMED both ways, 4 endpoints"
 SAMPLED: Final = "Every answer sampled, 4 endpoints"
 TRACED: Final = "Picks traced, 4 endpoints"
@@ -51,6 +52,7 @@ def full_plan() -> Plan:
     cells += [_cell(SAMPLED, 1, 100, ("ours", "sampling"))]
     cells += [_cell(TRACED, 1, 1, _TRACED)]
     cells += [_cell(MANY, kb, 1, picker, endpoints=100) for kb in (1, 400)]
+    cells += [_cell(THOUSAND, 1, 1, ("few", "ours"), endpoints=1000)]
     return Plan(tuple(cells), alone_kb=(1, 40, 400), alone_requests=200, rounds=5, turn_s=0.5)
 
 

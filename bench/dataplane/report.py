@@ -28,6 +28,9 @@ _HEADER: Final = (
     "prompt", "chunks", "way", "picker ms", "x floor", "Envoy ms", "messages", "TTFT p50", "p99", "added p50", "p99",
 )  # fmt: skip
 
+TARGET_ENDPOINTS: Final = 1.3
+"""Most that a request of 1 KB may cost it with 1,000 endpoints, as a multiple of what it costs with 4."""
+
 Row = Sequence[str]
 
 
@@ -135,12 +138,23 @@ def _verdicts(results: Results) -> list[str]:
             ratio = statistics.median(ratios)
             what = f"{cell.table}: {cell.prompt_kb} KB prompts, {cell.chunks:,} chunks, cost x the floor"
             told.append(f"{what}: {ratio:.2f}, target {target}: {_word(ratio, target)}")
-    told += [*_duplex(results), *_added(results), *_growth(results)]
+    told += [*_endpoints(results), *_duplex(results), *_added(results), *_growth(results)]
     return told
 
 
 def _word(value: float, target: float) -> str:
     return "met" if value <= target else "MISSED"
+
+
+def _endpoints(results: Results) -> Iterable[str]:
+    """What a long list of endpoints costs a request."""
+    for result in results.cells:
+        cell = result.cell
+        if {"few", "ours"} <= result.turns.keys():
+            pairs = zip(result.turns["ours"], result.turns["few"], strict=True)
+            ratio = statistics.median(ours.each_ms("ours") / few.each_ms("few") for ours, few in pairs)
+            what = f"{cell.table}: {cell.prompt_kb} KB prompts, {cell.chunks:,} chunks, cost x that with 4 endpoints"
+            yield f"{what}: {ratio:.2f}, target {TARGET_ENDPOINTS}: {_word(ratio, TARGET_ENDPOINTS)}"
 
 
 def _duplex(results: Results) -> Iterable[str]:

@@ -23,7 +23,7 @@ from epp.types import Address
 from tests.compiled_env import variables
 from tests.harness.envoy import EnvoyProcess, bootstrap_document, cluster, connection_manager, running_envoy
 from tests.harness.gateway import config_in, write_policy
-from tests.harness.ports import free_ports
+from tests.harness.ports import free_port, free_ports
 from tests.harness.processes import ManagedProcess, connects, managed_process
 
 Process = Literal[
@@ -34,6 +34,7 @@ Process = Literal[
     "sampling",
     "tracing-1",
     "tracing-100",
+    "few",
     "floor",
     "floor-tuned",
     "envoy",
@@ -52,6 +53,7 @@ VariantName = Literal[
     "sampling",
     "tracing-1",
     "tracing-100",
+    "few",
     "floor-duplex",
     "ours-duplex",
     "compiled-duplex",
@@ -61,7 +63,10 @@ VariantName = Literal[
 _SHARES: Final[Mapping[str, float]] = {"tracing-1": 0.01, "tracing-100": 1.0}
 """Of the picks that are traced."""
 _FLOORS: Final[tuple[Process, ...]] = ("floor", "floor-tuned")
-MAX_ENDPOINTS: Final = 100
+MAX_ENDPOINTS: Final = 1000
+_MOST_OF_OTHERS: Final = 100
+"""Most model servers that the pickers other than ours know: their scrapes of more would take a core."""
+_FEW: Final = 4
 _FULL_DUPLEX: Final = {
     "request_body_mode": "FULL_DUPLEX_STREAMED",
     "response_body_mode": "FULL_DUPLEX_STREAMED",
@@ -95,6 +100,7 @@ VARIANTS: Final = {
         Variant("sampling", "Envoy, our picker, every answer sampled", picker="sampling"),
         Variant("tracing-1", "Envoy, our picker, 1 % of the picks traced", picker="tracing-1"),
         Variant("tracing-100", "Envoy, our picker, every pick traced", picker="tracing-100"),
+        Variant("few", f"Envoy, our picker, {_FEW} endpoints", picker="few"),
         Variant("floor-duplex", "Envoy full duplex, floor echo", picker="floor", duplex=True),
         Variant("ours-duplex", "Envoy full duplex, our picker", picker="ours", duplex=True),
         Variant("compiled-duplex", "Envoy full duplex, our picker, compiled", picker="compiled", duplex=True),
@@ -110,14 +116,15 @@ class Rig:
     envoy: EnvoyProcess
     pids: dict[Process, int]
     ports: dict[VariantName, int]
-    _configs: Sequence[Config]
+    _configs: Mapping[Process, Config]
     _addresses: Sequence[Address]
 
     async def set_endpoints(self, count: int) -> None:
-        """How many model servers the pickers and Envoy know."""
+        """How many model servers our picker and Envoy know. Some other pickers know fewer."""
         listed = self._addresses[:count]
-        for config in self._configs:
-            _write_endpoints(Path(config.endpoints_file), listed)
+        for name, config in self._configs.items():
+            most = {"ours": count, "few": _FEW}.get(name, _MOST_OF_OTHERS)
+            _write_endpoints(Path(config.endpoints_file), listed[:most])
         await self.envoy.wait_endpoints({str(a) for a in listed})
 
     async def messages(self, variant: Variant) -> int:
@@ -142,17 +149,18 @@ async def running_rig(
     """`other`: a second checkout whose picker takes part as a variant; `compiled`: the folder of this
     checkout's compiled package (`tests.compiled_env`), which then takes part; `profile`: cProfile of ours
     goes to this file."""
-    ports = free_ports(MAX_ENDPOINTS)
-    addresses = [Address("127.0.0.1", port) for port in ports]
+    port = free_port()
+    # All of 127/8 is this machine, so that one port does for all of them.
+    addresses = [Address(f"127.0.{n // 250}.{n % 250 + 1}", port) for n in range(MAX_ENDPOINTS)]
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(
             managed_process(
                 "upstream",
-                [sys.executable, "-m", "bench.dataplane.upstream", *map(str, ports)],
+                [sys.executable, "-m", "bench.dataplane.upstream", *map(str, addresses)],
                 directory=directory,
             )
         )
-        await upstream.wait_ready(lambda: connects("127.0.0.1", ports[-1]))
+        await upstream.wait_ready(lambda: connects(addresses[-1].host, port))
         pickers = _written_pickers(
             directory, addresses[:endpoints], other=other, compiled=compiled is not None
         )
@@ -166,7 +174,7 @@ async def running_rig(
             other=other,
             compiled=compiled,
             profile=profile,
-            collector=ports[-1],
+            collector=port,
         )
         variants = [v for v in VARIANTS.values() if v.picker is None or v.picker in running]
         listeners = dict(zip([v.name for v in variants], free_ports(len(variants)), strict=True))
@@ -180,8 +188,8 @@ async def running_rig(
         rig = Rig(
             envoy=envoy,
             pids=pids,
-            ports={**listeners, "direct": ports[0]},
-            _configs=list(pickers.values()),
+            ports={**listeners, "direct": port},
+            _configs=pickers,
             _addresses=addresses,
         )
         await rig.set_endpoints(endpoints)
@@ -243,6 +251,7 @@ def _written_pickers(
         "sampling": written("sampling", share=1.0),
         "tracing-1": written("tracing-1", tracing=True),
         "tracing-100": written("tracing-100", tracing=True),
+        "few": written("few"),
     }
     if compiled:
         pickers["compiled"] = written("compiled")

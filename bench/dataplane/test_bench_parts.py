@@ -15,6 +15,7 @@ from bench.dataplane.floor import _echo
 from bench.dataplane.load import PromptKind, Prompts
 from bench.dataplane.measure import Cell, CellResult, Results, Turn
 from bench.dataplane.report import tables
+from bench.dataplane.rig import VariantName
 from epp.extproc.codec import encode
 from epp.extproc.events import Echo, Slot
 
@@ -83,3 +84,17 @@ def test_ratios_are_of_the_same_round() -> None:
     shown = tables(Results(cells=[result]))
     assert "2.00 ±0.00" in shown
     assert "1 KB prompts, 1 chunks, cost x the floor: 2.00, target 0.75: MISSED" in shown
+
+
+def test_many_endpoints_are_compared_with_few_of_the_same_round() -> None:
+    def turn(ours_s: float, few_s: float) -> Turn:
+        cpu = {"ours": ours_s, "few": few_s, "envoy": 0.1}
+        return Turn(requests=10, seconds=1.0, cpu_s=cpu, first_bytes_s=[0.001] * 10)
+
+    cell = Cell("loads", 1, 1, ("few", "ours"), endpoints=1000)
+    turns: dict[VariantName, list[Turn]] = {
+        "few": [turn(0, 0.01), turn(0, 0.1)],
+        "ours": [turn(0.012, 0), turn(0.12, 0)],
+    }
+    shown = tables(Results(cells=[CellResult(cell, turns=turns, messages={"few": 3.0, "ours": 3.0})]))
+    assert "cost x that with 4 endpoints: 1.20, target 1.3: met" in shown

@@ -1,7 +1,7 @@
 """Model servers that cost almost nothing:
-canned answers on many ports, from one process that computes nothing.
+canned answers on many addresses, from one process that computes nothing.
 
-    python -m bench.dataplane.upstream PORT...
+    python -m bench.dataplane.upstream ADDRESS...
 
 `x-chunks: N` in the request asks for an answer of N server-sent events, one each tick of `TICK_S`, the first
 at once with the headers; without it, or with 1, the answer is one JSON object. `GET /metrics` gives a small
@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from typing import Final, cast
 
 import uvloop
+
+from epp.process import raise_file_limit
 
 TICK_S: Final = 0.001
 
@@ -138,12 +141,14 @@ def _field(head: bytes, name: bytes) -> bytes:
     return head.partition(b"\r\n" + name + b":")[2].partition(b"\r\n")[0].strip()
 
 
-async def _serve(ports: list[int]) -> None:
+async def _serve(addresses: Sequence[str]) -> None:
     loop, pacer = asyncio.get_running_loop(), Pacer()
-    for port in ports:
-        await loop.create_server(lambda: _Connection(pacer), "127.0.0.1", port)
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        await loop.create_server(lambda: _Connection(pacer), host, int(port))
     await loop.create_future()
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve([int(text) for text in sys.argv[1:]]))
+    raise_file_limit()
+    uvloop.run(_serve(sys.argv[1:]))
