@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import ceil
 from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
@@ -20,7 +20,7 @@ from xxhash import xxh3_64_intdigest
 
 from epp.config.policy import PolicySpec, RuleName
 from epp.config.routing import Cost
-from epp.scheduling.snapshot import Bools, Floats, Ints, Snapshot
+from epp.scheduling.snapshot import Floats, Ints, Snapshot
 
 MOST: int = 10
 """Number of candidates that a rule puts in order: enough for every fallback list and for the decision's
@@ -89,29 +89,32 @@ def fewest(key: Floats | Ints, rng: random.Random | None) -> list[int]:
     The order is random behind the first place too: if the first server dies, a fixed second one would get all
     of its requests.
     """
-    few: Sequence[int]
+    chance = rng.random if rng is not None else float
     if len(key) <= MOST:
-        few, values = range(len(key)), key.tolist()
+        few = [(value, chance(), place) for place, value in enumerate(key.tolist())]
     else:
         edge = np.sort(key)[MOST - 1]  # as fast as a partition here, and still fast if most values are equal
         places = (key <= edge).nonzero()[0]
         if len(places) > MOST:
-            places = _without_some_equals(places, key[places] == edge, rng)
-        few, values = places.tolist(), key[places].tolist()
-    chance = rng.random if rng is not None else float
-    return [place for _, _, place in sorted(zip(values, [chance() for _ in few], few, strict=True))]
+            places = _without_some_equals(key, edge, len(places), rng)
+        few = [
+            (value, chance(), place)
+            for value, place in zip(key[places].tolist(), places.tolist(), strict=True)
+        ]
+    few.sort()
+    return [place for _, _, place in few]
 
 
-def _without_some_equals(places: Ints, at_edge: Bools, rng: random.Random | None) -> Ints:
-    """The `MOST` best places if too many share the last rank: all places before this rank, and a random part
-    of the equals.
+def _without_some_equals(key: Floats | Ints, edge: np.generic, count: int, rng: random.Random | None) -> Ints:
+    """The `MOST` best places, in their own order, if too many share the last rank: all places before this
+    rank, and a random part of the equals. edge: the value at the last rank; count: the places up to it.
     """
-    equals = at_edge.nonzero()[0]
-    left = MOST - (len(places) - len(equals))
+    equals = (key == edge).nonzero()[0]
+    left = MOST - (count - len(equals))
     kept = equals[rng.sample(range(len(equals)), left) if rng is not None else slice(left)]
-    chosen = np.concatenate((np.logical_not(at_edge).nonzero()[0], kept))
+    chosen = kept if left == MOST else np.concatenate(((key < edge).nonzero()[0], kept))
     chosen.sort()
-    return places[chosen]
+    return chosen
 
 
 def loading_s(seen: Snapshot, *, load_s: float) -> Floats | None:
