@@ -9,10 +9,11 @@ Waldspurger et al. 2015). Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
+from epp.prefix_index.hashing import sampled
 from epp.types import ChunkHash, EndpointName
 
 _MOST: Final = 32_768
@@ -42,16 +43,15 @@ class Seen:
         """One in this many chunks is in the sample."""
         return self._mask + 1
 
-    def sampled(self, chunks: Iterable[ChunkHash]) -> list[ChunkHash]:
-        mask = self._mask
-        return [chunk for chunk in chunks if not chunk & mask] if mask else list(chunks)
+    def sampled(self, chunks: Sequence[ChunkHash]) -> Sequence[ChunkHash]:
+        return sampled(chunks, self._mask) if self._mask else chunks
 
     def get(self, chunk: ChunkHash) -> Sent | None:
         return self._sent.get(chunk)
 
-    def none_of(self, chunks: Iterable[ChunkHash]) -> bool:
+    def none_of(self, chunks: Sequence[ChunkHash]) -> bool:
         """Whether none of these chunks was ever sent anywhere, as far as the sample shows."""
-        return self._sent.keys().isdisjoint(chunks)
+        return self._sent.keys().isdisjoint(self.sampled(chunks))  # no other chunk is there
 
     def note(self, chunks: Sequence[ChunkHash], sent: Sent) -> None:
         chosen = self.sampled(chunks)

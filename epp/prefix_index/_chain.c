@@ -1,4 +1,4 @@
-/* The chain of hashes of a prompt in one call. epp/prefix_index/hashing.py says what is hashed.
+/* The chain of hashes of a prompt in one call, and a sample of such hashes. epp/prefix_index/hashing.py says what is hashed.
  *
  * XXH3 with 64 bits, of inputs over 240 bytes and with a seed, as its specification describes it. The same values come from the
  * package xxhash, which hashes where this is not built and where chunks are shorter.
@@ -179,8 +179,27 @@ chain_of(PyObject *Py_UNUSED(self), PyObject *args)
     return chain;
 }
 
+static PyObject *
+sampled(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    PyObject *given;
+    unsigned long long mask;
+    if (!PyArg_ParseTuple(args, "OK", &given, &mask))
+        return NULL;
+    PyObject *chunks = PySequence_Fast(given, "chunks are a sequence"), *found = chunks == NULL ? NULL : PyList_New(0);
+    for (Py_ssize_t i = 0; found != NULL && i < PySequence_Fast_GET_SIZE(chunks); i++) {
+        PyObject *chunk = PySequence_Fast_GET_ITEM(chunks, i);
+        u64 value = PyLong_AsUnsignedLongLongMask(chunk);
+        if ((value == (u64)-1 && PyErr_Occurred()) || ((value & mask) == 0 && PyList_Append(found, chunk) < 0))
+            Py_CLEAR(found);
+    }
+    Py_XDECREF(chunks);
+    return found;
+}
+
 static PyMethodDef methods[] = {
     {"chain_of", chain_of, METH_VARARGS, "The hashes of so many chunks of one size and so many of another, each seeded with the one before it."},
+    {"sampled", sampled, METH_VARARGS, "Those of the hashes that have none of the mask's bits."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -18,7 +18,7 @@ from xxhash import xxh3_64_intdigest
 from epp.types import ChunkHash
 
 try:
-    from epp.prefix_index._chain import chain_of
+    from epp.prefix_index._chain import chain_of, sampled
 except ImportError:
     COMPILED = False
 
@@ -26,9 +26,14 @@ except ImportError:
         _prompt: bytes | memoryview, _seed: int, _size: int, _count: int, _later_size: int, _later: int, /
     ) -> list[int]:
         raise NotImplementedError
+
+    def sampled(chunks: Sequence[ChunkHash], mask: int, /) -> list[ChunkHash]:
+        return [chunk for chunk in chunks if not chunk & mask]
 else:
     COMPILED = True
     """In C a prompt of 400 KB is hashed in a call instead of 450."""
+
+__all__ = ["COMPILED", "ChunkSchedule", "Roots", "continued_chain", "hash_chain", "sampled"]
 
 _SCHEME = b"prefix-gateway chain 2"
 """Increase this number whenever the canonical form of prompts or any hash of this module changes. Old hashes

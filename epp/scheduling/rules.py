@@ -112,7 +112,7 @@ def _without_some_equals(key: Floats | Ints, edge: np.generic, count: int, rng: 
     equals = (key == edge).nonzero()[0]
     left = MOST - (count - len(equals))
     kept = equals[rng.sample(range(len(equals)), left) if rng is not None else slice(left)]
-    chosen = kept if left == MOST else np.concatenate(((key < edge).nonzero()[0], kept))
+    chosen = kept if left == MOST else np.concatenate((np.less(key, edge).nonzero()[0], kept))
     chosen.sort()
     return chosen
 
