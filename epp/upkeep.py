@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from epp.picker import Picker
 from epp.telemetry.metrics import Metrics
@@ -32,9 +32,15 @@ class Upkeep:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
             self._picker.housekeep(now=time.monotonic())
-            left_out = self._picker.left_out(now=time.monotonic())
-            self._sick_servers.look({state.endpoint.name: why for state, why in left_out.items()})
+            self._sick_servers.look(self._who_is_sick(now=time.monotonic()))
             self._metrics.has_tasks(len(asyncio.all_tasks()))
+
+    def _who_is_sick(self, *, now: float) -> Mapping[str, str]:
+        left_out = self._picker.left_out(now=now)
+        lacking = self._picker.fleet.failures.lacking
+        return {state.endpoint.name: why for state, why in left_out.items()} | {
+            f"{state.endpoint.name}, for the model {model!r},": "it answers 404" for state, model in lacking
+        }
 
     async def watch_lag(self) -> None:
         """Measure how late the event loop runs its timers."""

@@ -441,6 +441,11 @@ class Failures:
         out = self._left_out(shares, marks, settings)
         return {states[n]: self._reason(states[n], marks[n]) for n in out}
 
+    @property
+    def lacking(self) -> Sequence[tuple[EndpointState, str]]:
+        """Servers and the models that they lack: each gets only trial requests for its model."""
+        return [key for key, mark in self._marks.items() if key[1] and mark.out]
+
     def _reason(self, state: EndpointState, mark: Mark) -> str:
         if mark.hangs:
             return "its requests hang"

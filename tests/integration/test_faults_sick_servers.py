@@ -110,6 +110,10 @@ async def test_requests_for_a_model_that_one_server_lacks_go_to_those_that_have_
             return [(await ask(gateway, model="adapter")).status for _ in range(6)] == [200] * 6
 
         await wait_until(kept_away, what="requests for it go elsewhere")
+        said = "s0, for the model 'adapter', gets only trial requests: it answers 404"
+        await wait_until(
+            lambda: said in gateway.picker.process.stderr.read_text(), what="the log names server and model"
+        )
         assert "s0" in {(await ask(gateway)).served_by for _ in range(6)}, "others still go there"
         gateway.backends[0].behaviour.lacks = ""
 
