@@ -148,9 +148,12 @@ class _AccessLogCall(Handler):
             self._call.end(RESOURCE_EXHAUSTED, "too many access logs")
 
     def half_closed(self, *, now: float) -> None:
-        self._call.send(b"")
-        self._call.end(OK)
-        self.gone(now=now, broken=False)
+        if self._open:
+            self._call.send(b"")
+            self._call.end(OK)
+            self.gone(now=now, broken=False)
+        else:
+            self._call.end(RESOURCE_EXHAUSTED, "too many access logs")
 
     def gone(self, *, now: float, broken: bool) -> None:
         if self._open:

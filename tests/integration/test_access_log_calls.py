@@ -1,0 +1,67 @@
+"""Access log calls on both transports: one answer at the end of each, a bound on how many are open, and
+nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from epp.extproc.access_log import METHOD, MOST_CALLS, SERVICE
+from tests.harness.processes import wait_until
+from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
+from tests.integration.test_extproc_server import Rig, serving
+from tests.unit.extproc.test_extproc_access_log import entry, message
+
+pytestmark = pytest.mark.usefixtures("both_transports")
+E1 = "10.0.0.1"
+"""Of the first endpoint of `serving`."""
+
+
+def call(channel: grpc.aio.Channel, *, method: str = METHOD) -> Any:
+    return channel.stream_unary(f"/{SERVICE}/{method}")()
+
+
+def share(rig: Rig) -> float:
+    state = next(s for s in rig.picker.fleet.states() if s.endpoint.name == "e1")
+    return rig.picker.fleet.failures.share(state, now=0.0)
+
+
+async def test_each_cut_counts_and_the_call_is_answered_at_its_end() -> None:
+    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+        asked = call(channel)
+        for _ in range(3):
+            await asked.write(message(entry(host=E1, port=80)))
+        await asked.write(b"\xff no protobuf")
+        await asked.write(message(entry(host=E1, port=80)))
+        await asked.done_writing()
+        assert await asked == b""
+        assert await asked.code() is grpc.StatusCode.OK
+        assert share(rig) == pytest.approx(0.59, abs=0.01), "four failures"
+        assert rig.seen.faults == ["access_log_unreadable"]
+
+
+async def test_more_calls_than_envoys_have_are_refused_and_those_that_end_leave_room() -> None:
+    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+        first = [call(channel) for _ in range(MOST_CALLS)]
+        await asyncio.gather(*(asked.write(message(entry(host=E1, port=80))) for asked in first))
+        await wait_until(lambda: share(rig) > 0.99, what="all are open")
+        one_more = call(channel)
+        await one_more.write(message())
+        assert await one_more.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for asked in first:
+            asked.cancel()
+
+        async def room() -> bool:
+            asked = call(channel)
+            await asked.done_writing()
+            return await asked.code() is grpc.StatusCode.OK
+
+        await wait_until(room, what="cancelled calls leave room")
+
+
+async def test_other_methods_of_the_service_are_not_implemented() -> None:
+    async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
+        assert await call(channel, method="Other").code() is grpc.StatusCode.UNIMPLEMENTED
