@@ -39,7 +39,8 @@ Written by `make bench-dataplane ARGS="--page docs/bench-dataplane.md"`. Machine
   its price is in a table of its own.
 - **1,000 endpoints** are 1,000 addresses of 127/8 on one port of one process. In their table only our picker
   and Envoy know them all, since the scrapes of seven pickers would take more than the machine has. Beside it
-  runs the same picker with 4 endpoints.
+  runs the same picker with 4 endpoints. Scrapes are as often without requests as with them, once a second of
+  each endpoint, so that what they cost is taken off too.
 - *messages* are those that Envoy sent to the picker for each request. Envoy reads several chunks at once
   where the machine is slow, so in full duplex they can be fewer than the chunks.
 

@@ -289,7 +289,8 @@ def written_config(
         log={"level": "warning"},
         tracing=tracing,
     )
-    write_policy(config, {"sampling": {"share": share}})
+    # At one pace with and without requests, so that what scrapes cost can be taken off.
+    write_policy(config, {"sampling": {"share": share}, "scrape": {"idleIntervalSeconds": 1}})
     _write_endpoints(Path(config.endpoints_file), addresses)
     return config
 
