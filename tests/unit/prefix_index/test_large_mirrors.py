@@ -1,0 +1,106 @@
+"""A server with a large cache that restarts or leaves is forgotten step by step, and holds nothing at once.
+
+In one step, 150,000 prompts held the picker for 124 ms.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from epp.prefix_index.hashing import ChunkSchedule, hash_chain
+from epp.prefix_index.table import PrefixTable
+from epp.types import ChunkHash, EndpointName
+
+SCHEDULE = ChunkSchedule(chunk_bytes=1, later_chunk_bytes=1, later_from_bytes=0)
+A, B = EndpointName("a"), EndpointName("b")
+MANY, STEP = 10_000, 4_096
+
+
+def chain(n: int, *, more: bytes = b"") -> list[ChunkHash]:
+    return hash_chain(n.to_bytes(3, "big") + more, seed=1, schedule=SCHEDULE)[2:]
+
+
+@pytest.fixture
+def table() -> PrefixTable:
+    table = PrefixTable(schedule=SCHEDULE, max_entries=10**6, ttl_s=1e9)
+    for name in (A, B):
+        table.add_endpoint(name, capacity_bytes=10**6)
+    for n in range(MANY):
+        table.record(A, chain(n), now=n)
+    table.record(B, chain(1), now=MANY)
+    table.charge(A, size_bytes=9, now=MANY)
+    return table
+
+
+def test_a_cleared_server_holds_nothing_at_once_and_others_keep_theirs(table: PrefixTable) -> None:
+    assert table.match(chain(1)) == {A: 1, B: 1}
+    table.clear_endpoint(A)
+    assert table.match(chain(1)) == {B: 1}
+    assert table.holders(chain(2)) == []
+    assert list(table.uses(A)) == []
+    table.check_integrity()
+
+
+def test_entries_go_in_bounded_steps_and_then_new_ones_come(table: PrefixTable) -> None:
+    table.clear_endpoint(A)
+    left, steps = [table.entries(A)], 0
+    while left[-1] or steps < 3:
+        table.evict(now=MANY)
+        steps += 1
+        left.append(table.entries(A))
+        assert left[-2] - left[-1] <= STEP
+        assert table.record(A, chain(5), now=MANY).added == (1 if not left[-1] else 0)
+        left[-1] = table.entries(A)
+        if left[-1] == 1:
+            break
+    assert steps == 3
+    assert table.match(chain(5)) == {A: 1}
+    assert table.evictions()[A] == 0
+    assert table.used_bytes(A) == 1
+    table.check_integrity()
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_whatever_happens_meanwhile_the_books_stay_right(table: PrefixTable, *, leaves: bool) -> None:
+    handles = [table.record(A, chain(n, more=b"xy"), now=MANY + n) for n in range(20)]
+    rng, now = random.Random(1), 2.0 * MANY
+    if leaves:
+        table.drop_endpoint(A)
+        table.add_endpoint(A, capacity_bytes=50)
+    else:
+        table.clear_endpoint(A)
+    for n in range(40):
+        now += 1
+        found = chain(rng.randrange(MANY), more=rng.choice([b"", b"x", b"xyz"]))
+        table.undo(rng.choice(handles))
+        table.touch(A, found, now=now)
+        table.forget(A, found, keep=0, as_of=now)
+        table.credit(A, found, now=now)
+        table.charge(A, size_bytes=3, now=now)
+        table.record(rng.choice([A, B]), found, now=now)
+        assert A not in table.match(chain(n + 100)) or table.entries(A) < 200
+        if n % 10 == 5:
+            table.evict(now)
+            table.check_integrity()
+        if n == 15:
+            table.clear_endpoint(A)
+            table.drop_endpoint(B)
+            table.add_endpoint(B, capacity_bytes=100)
+    table.evict(now)
+    table.check_integrity()
+    assert len(table) == table.entries(A) + table.entries(B)
+    assert table.entries(A) <= 50 or not leaves
+
+
+def test_what_is_being_removed_costs_others_no_entry() -> None:
+    table = PrefixTable(schedule=SCHEDULE, max_entries=MANY, ttl_s=1e9)
+    for name in (A, B):
+        table.add_endpoint(name, capacity_bytes=10**6)
+    table.record(B, chain(MANY + 1), now=0)
+    for n in range(MANY):
+        table.record(A, chain(n), now=n)
+    table.clear_endpoint(A)
+    table.evict(now=MANY)
+    assert table.match(chain(MANY + 1)) == {B: 1}
