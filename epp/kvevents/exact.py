@@ -220,7 +220,7 @@ class Exact:
         try:
             self._knowledge.apply(server, event, now=now)
         except OverfullError as error:
-            self._switch_off(server, known, f"{error}: raise exactMode.maxBlocks")
+            self._switch_off(error.server, self._servers[error.server], f"{error}: raise exactMode.maxBlocks")
 
     def _switch_off(self, server: EndpointName, known: _Server, reason: str) -> None:
         known.off = reason

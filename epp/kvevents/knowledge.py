@@ -52,7 +52,11 @@ class _Server:
 
 
 class OverfullError(Exception):
-    """The servers have more blocks than may be remembered."""
+    """The servers have more blocks than may be remembered. `server` has the most of them."""
+
+    def __init__(self, message: str, *, server: EndpointName) -> None:
+        super().__init__(message)
+        self.server = server
 
 
 class Knowledge:
@@ -108,14 +112,18 @@ class Knowledge:
 
     def apply(self, server: EndpointName, event: Event, *, now: float) -> None:
         """Apply one event of a server. OverfullError: the bound is exceeded, and the caller must `forget` the
-        server.
+        server that the error names.
         """
         known = self._servers[server]
         before = len(known.blocks)
         self._note(known, known.blocks.apply(event), now=now)
         self._num_blocks += len(known.blocks) - before
         if self._num_blocks > self._max_blocks:
-            raise OverfullError(f"all servers together hold more than {self._max_blocks} blocks")
+            largest = max(self._servers.values(), key=lambda one: (len(one.blocks), one is known))
+            raise OverfullError(
+                f"all servers together hold more than {self._max_blocks} blocks, and this one the most",
+                server=largest.name,
+            )
 
     def lost(self, server: EndpointName, *, now: float) -> None:
         """The server certainly lost all its blocks, because another process serves now."""

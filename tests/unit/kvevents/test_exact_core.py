@@ -228,6 +228,18 @@ def test_a_server_that_holds_more_than_may_be_remembered_is_off_and_says_what_to
     fleet.exact.check_integrity()
 
 
+def test_a_server_that_names_too_many_blocks_does_not_put_the_others_out() -> None:
+    fleet = Fleet(max_blocks=60)
+    fleet.tell(A, stored(prompt_of(1)))
+    few = {"type": "BlockStored", "block_hashes": [], "token_ids": [], "block_size": 16}
+    held = fleet.exact.servers()[A].blocks
+    fleet.tell(A, {**few, "block_hashes": list(range(59 - held))})
+    fleet.tell(B, {**few, "block_hashes": [1000, 1001, 1002]})
+    assert fleet.exact.servers()[B].state == "following"
+    assert "raise exactMode.maxBlocks" in fleet.exact.servers()[A].reason
+    fleet.exact.check_integrity()
+
+
 def test_prompts_that_cannot_be_followed_are_counted_by_reason() -> None:
     fleet = Fleet()
     fleet.tell(A, stored(prompt_of(0)))
