@@ -147,7 +147,7 @@ def test_a_batch_of_an_older_version_says_nothing_of_queues() -> None:
     offer(one, "p", now=3.1)
     (said,) = one.say(now=3.2)
     fields = msgspec.msgpack.decode(said)
-    assert len(fields) == 9
+    assert len(fields) == 10
     assert fields[8]
     older = msgspec.msgpack.encode(fields[:8])
     assert decode_batch(older).flow == []
