@@ -187,7 +187,9 @@ class RedisValues(OfBytes):
         self._redis.value = data
         try:
             table = await self._link.stored()
-            assert table is not None
+            if table is None:
+                assert not data
+                return False
             for _ in self._replica.exchange.load(table.data, now=next(self._now), age_s=table.age_s):
                 pass
         except (LinkError, MalformedError):
