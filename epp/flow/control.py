@@ -54,14 +54,14 @@ class FlowControl(Generic[T]):
     def __init__(self, settings: FlowSettings, forecaster: Forecaster[T]) -> None:
         self._settings = settings
         self._forecaster = forecaster
-        self._queues: Queues[T] = Queues()
+        self._elsewhere = Elsewhere()
+        self._queues: Queues[T] = Queues(self._elsewhere.by_tenant)
         self._numbers = count()
         self._alarms: Alarms[T] = Alarms()
         self._shed: deque[Refused[T]] = deque()
         self._pace = Pace()
         self._shares = Shares()
         self._draining = False
-        self._elsewhere = Elsewhere()
         self._expected = Expected()
         self._headroom = Headroom(settings, self._pace, self._expected, self._elsewhere)
         self._demoted = Demoted(self._elsewhere)
@@ -95,8 +95,8 @@ class FlowControl(Generic[T]):
         )
         priority, tenant = flow.band.priority, flow.tenant
         self._expected.came(priority, tenant, now=now)
-        if (hopeless or forecast.wait_s > 0) and not self._draining:
-            headroom_s = self._headroom.of_band((-priority, False), 0, now=now)
+        if (hopeless or forecast.wait_s > 0 or self._elsewhere.in_all.requests) and not self._draining:
+            headroom_s = self._headroom.of_band((-priority, False), flow.band, 0, flow.tag, now=now)
             if hopeless:
                 if not self._may_be_late(headroom_s, now=now):
                     return None
@@ -226,6 +226,7 @@ class FlowControl(Generic[T]):
                 queues.charge(priority, tenant, row.let_go_tokens, late=row.late)
                 self._pace.let_go_elsewhere(row.let_go_tokens, now=now)
             self._elsewhere.hear(picker, row._replace(priority=priority))
+        self._search.due_at = min(self._search.due_at, now)
         if not self._draining:
             for victim in self._bounds.over_in_pool(now=now):
                 self._shed.append(self._refusal(victim, "full", now=now))

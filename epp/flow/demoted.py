@@ -1,8 +1,8 @@
 """Requests that were demoted because they can no longer be in time: how many of them may run, and how long
 each waits at most.
 
-They run on servers that the requests in time leave free. Their longest wait is a few times the wait in order
-of arrival.
+They run on servers that the requests in time leave free. Each has a turn, which follows from its wait in
+order of arrival and from its length. Its longest wait follows from its turn.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from math import exp, inf
 
+from epp.flow.settings import LONGEST_DELAY_S
+
 _WINDOW_S = 10.0
 _TOO_FEW = 0.1
 """Servers are too few where so much of what comes cannot be in time,
@@ -32,6 +34,11 @@ class Rate:
             self._began_at = self._at = now
         self._sum = self._sum * exp(-max(0.0, now - self._at) / _WINDOW_S) + tokens
         self._at = max(self._at, now)
+
+    @property
+    def last_at(self) -> float:
+        """When something was added last, within a moment; -inf: never."""
+        return self._at
 
     def per_s(self, *, now: float) -> float:
         """0 where nothing was added."""
@@ -70,11 +77,19 @@ class Pace:
         """Whether more than a tenth of what came of late could not be in time for that reason."""
         return self._too_late.per_s(now=now) > _TOO_FEW * self._let_go.per_s(now=now)
 
+    def rests(self, *, now: float) -> bool:
+        """Whether no picker has let anything go for a second."""
+        return now - max(self._let_go.last_at, self._elsewhere.last_at) >= LONGEST_DELAY_S
+
+    def tokens_per_s(self, *, now: float) -> float:
+        """Let go by all pickers."""
+        return self._let_go.per_s(now=now) + self._elsewhere.per_s(now=now)
+
     def drain_s(self, tokens: float, *, now: float) -> float | None:
         """How long it takes until all pickers have let so many tokens go; None:
         nobody knows, since nothing went of late.
         """
-        rate = self._let_go.per_s(now=now) + self._elsewhere.per_s(now=now)
+        rate = self.tokens_per_s(now=now)
         return tokens / rate if rate > 1e-3 else None
 
     def excess(self, *, now: float) -> float:

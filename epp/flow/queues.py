@@ -13,8 +13,9 @@ needed; counts equal sums.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from heapq import nsmallest
+from math import inf
 from operator import attrgetter
 from typing import Generic
 
@@ -53,6 +54,7 @@ class Load:
         return self.requests, self.size_bytes, self.tokens
 
 
+Away = Mapping[tuple[int, str], Load]
 NOTHING = Load()
 """To be read only."""
 
@@ -70,13 +72,18 @@ class Flow(Generic[T]):
         self.load = Load()
         self.tag = band.floor
 
+    @property
+    def waits(self) -> bool:
+        """Whether the tenant has waiting requests, here or at other pickers."""
+        return bool(self.items) or (self.band.priority, self.tenant) in self.band.away
+
     def charge(self, tokens: int) -> None:
         """The tenant has had so many tokens.
         One that came back with nothing waiting is lifted to the floor.
         """
         band, tag = self.band, self.tag
         if tag < band.floor:
-            if not self.items:
+            if not self.waits:
                 tag = band.floor
         else:
             band.floor = tag
@@ -84,10 +91,11 @@ class Flow(Generic[T]):
 
 
 class Band(Generic[T]):
-    __slots__ = ("floor", "flows", "priority", "tokens")
+    __slots__ = ("away", "floor", "flows", "priority", "tokens")
 
-    def __init__(self, priority: int) -> None:
+    def __init__(self, priority: int, away: Away) -> None:
         self.priority = priority
+        self.away = away
         self.floor = 0.0
         self.tokens = 0
         """That wait; each request has one at least."""
@@ -98,9 +106,25 @@ class Band(Generic[T]):
         flow = self.flows.get(tenant)
         if flow is None:
             flow = self.flows[tenant] = Flow(self, tenant)
-        elif not flow.items:
+        elif not flow.waits:
             flow.tag = max(flow.tag, self.floor)
         return flow
+
+    def first_tag(self) -> float:
+        """What the tenant has had that goes first of those that wait here."""
+        return min((flow.tag for flow in self.flows.values() if flow.items), default=self.floor)
+
+    def first_tag_away(self) -> float:
+        """The same of those that wait at other pickers; inf: none waits."""
+        flows, floor = self.flows, self.floor
+        return min(
+            (
+                flows[tenant].tag if tenant in flows else floor
+                for priority, tenant in self.away
+                if priority == self.priority
+            ),
+            default=inf,
+        )
 
     def knows(self, tenant: str, *, max_tenants: int) -> bool:
         """Whether the tenant has a queue of its own, or there is room for one;
@@ -108,7 +132,7 @@ class Band(Generic[T]):
         """
         if tenant in self.flows or len(self.flows) < max_tenants:
             return True
-        idle = [name for name, flow in self.flows.items() if not flow.items and flow.tag <= self.floor]
+        idle = [name for name, flow in self.flows.items() if not flow.waits and flow.tag <= self.floor]
         for name in idle:
             del self.flows[name]
         return len(self.flows) < max_tenants
@@ -131,7 +155,9 @@ class Band(Generic[T]):
 
 
 class Queues(Generic[T]):
-    def __init__(self) -> None:
+    def __init__(self, away: Away) -> None:
+        """away: what waits at other pickers, by priority and tenant."""
+        self._away = away
         self._bands: dict[BandKey, Band[T]] = {}
         self._order: list[BandKey] = []
         self.in_all = Load()
@@ -161,7 +187,7 @@ class Queues(Generic[T]):
         key = (-priority, late)
         band = self._bands.get(key)
         if band is None:
-            band = self._bands[key] = Band(priority)
+            band = self._bands[key] = Band(priority, self._away)
             insort(self._order, key)
         return band
 

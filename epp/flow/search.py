@@ -46,7 +46,7 @@ class Search(Generic[T]):
         settings = self.settings
         least_s = self._forecaster.least_wait_s(now=now)
         bands = [
-            (key, band, self._headroom.of_band(key, band.tokens, now=now))
+            (key, band, self._headroom.of_band(key, band, band.tokens, band.first_tag(), now=now))
             for key, band in self._queues.bands()
             if band.tokens
         ]

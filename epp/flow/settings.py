@@ -40,7 +40,7 @@ class FlowSettings:
     before it: it rides on a prompt that is there or under way, and would gain nothing here."""
     order: Order = "arrival"
     patience: float = 20.0
-    """For order `shortest`, see there, and for demoted requests in every order."""
+    """For order `shortest`, see there."""
     ttft_s: float = inf
     """Deadline of the first token for requests that name none; inf: they have none."""
     when_late: WhenLate = "refuse"
