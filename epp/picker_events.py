@@ -11,16 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from msgspec import Struct
-
 from epp.decision import PickRequest
 from epp.endpoints.state import EndpointState
 from epp.prefilling import Held
 from epp.routed_request import RoutedRequest
-from epp.types import ChunkHash
+from epp.types import ChunkHash, Facts
 
 
-class Began(Struct, frozen=True, eq=False):
+class Began(Facts, frozen=True):
     """A request was sent to a server."""
 
     at: float
@@ -36,7 +34,7 @@ class Began(Struct, frozen=True, eq=False):
         return max(0.0, timer_s - self.asked.began_s - self.request.decision.waited_s)
 
 
-class Moved(Struct, frozen=True, eq=False):
+class Moved(Facts, frozen=True):
     """Another server than the first choice took the request; `request` already names it. An `Answered`
     follows.
     """
@@ -45,7 +43,7 @@ class Moved(Struct, frozen=True, eq=False):
     request: RoutedRequest
 
 
-class Answered(Struct, frozen=True, eq=False):
+class Answered(Facts, frozen=True):
     """The headers of the answer came. The decision has the status."""
 
     at: float
@@ -54,7 +52,7 @@ class Answered(Struct, frozen=True, eq=False):
     """Whether another server than the first choice answered."""
 
 
-class Grew(Struct, frozen=True, eq=False):
+class Grew(Facts, frozen=True):
     """A server holds a chain that no request asked for: a prompt with its answer."""
 
     at: float
@@ -62,14 +60,14 @@ class Grew(Struct, frozen=True, eq=False):
     chain: Sequence[ChunkHash]
 
 
-class Ended(Struct, frozen=True, eq=False):
+class Ended(Facts, frozen=True):
     """The request is over, or was let go on purpose. The decision's `outcome` says which."""
 
     at: float
     request: RoutedRequest
 
 
-class PrefillBegan(Struct, frozen=True, eq=False):
+class PrefillBegan(Facts, frozen=True):
     """Another server has to compute the prompt of a request. The request's `Began` came just before."""
 
     at: float
@@ -78,7 +76,7 @@ class PrefillBegan(Struct, frozen=True, eq=False):
     adapter: str
 
 
-class PrefillEnded(Struct, frozen=True, eq=False):
+class PrefillEnded(Facts, frozen=True):
     """That server has computed the prompt, or will not, or its end will not be known."""
 
     at: float
@@ -88,21 +86,21 @@ class PrefillEnded(Struct, frozen=True, eq=False):
     """Whether the prefill server is at fault, as far as the answer shows."""
 
 
-class Restarted(Struct, frozen=True, eq=False):
+class Restarted(Facts, frozen=True):
     """A server's counters went back, so another process with a cold cache serves under its name."""
 
     at: float
     server: EndpointState
 
 
-class Hangs(Struct, frozen=True, eq=False):
+class Hangs(Facts, frozen=True):
     """Requests wait for their first byte at a server while other servers answer. See `endpoints.failures`."""
 
     at: float
     server: EndpointState
 
 
-class Cut(Struct, frozen=True, eq=False):
+class Cut(Facts, frozen=True):
     """A server cut an answer midway, as the data plane's access log says."""
 
     at: float

@@ -12,7 +12,6 @@ from collections.abc import Set as AbstractSet
 
 import msgspec
 import numpy as np
-from msgspec import Struct
 
 from epp.config.policy import PolicySpec
 from epp.endpoints.cache_size import CacheSize
@@ -28,7 +27,7 @@ from epp.prefix_index.table import PrefixTable, Recorded
 from epp.request.measure import prompt_size
 from epp.request.response import next_turn_prompt
 from epp.scheduling.snapshot import NO_SERVERS, Floats, Ints
-from epp.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest, PromptSize
+from epp.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest, PromptSize, Value
 
 _STATED_SPAN = 1.25
 """A size that the server states is corrected by at most this factor, up or down, since running requests use a
@@ -43,7 +42,7 @@ _RESIZE_RATIO = 0.02
 _TOKEN_ID_BYTES = 4
 
 
-class Prompt(Struct, frozen=True, gc=False):
+class Prompt(Value, frozen=True):
     """One request's prompt, as far as the mirrors need it."""
 
     size: PromptSize

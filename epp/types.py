@@ -16,6 +16,21 @@ from typing import Final, NewType
 
 from msgspec import Struct
 
+
+class Value(Struct, frozen=True, gc=False):
+    """What never changes and is compared by value. Compiled code keeps options of a base, and drops those in
+    a class's own head; `frozen=True` there is for the type checker.
+    """
+
+
+class Facts(Struct, frozen=True, eq=False, gc=False):
+    """What never changes and is not compared."""
+
+
+class Entry(Struct, eq=False, gc=False):
+    """What changes, and is itself wherever it is kept."""
+
+
 BEGAN: Final = "x-prefix-gateway-began"
 """In the metadata of an ext_proc call, which no client can write: when Envoy began with the request, in unix
 seconds. Only for `listen.transport: grpcio`.

@@ -24,13 +24,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from math import inf
 
-from msgspec import Struct
+from epp.types import Entry
 
 _LEFT_OF_OLDEST = 0.25
 """Share of the oldest booking that counts as not computed if a scrape's counters do not show the booking."""
 
 
-class Booking(Struct, eq=False, gc=False):
+class Booking(Entry):
     """Tokens of one request that its server has yet to compute."""
 
     tokens: int

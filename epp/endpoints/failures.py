@@ -33,7 +33,6 @@ from math import inf
 from typing import Final, Literal
 
 import numpy as np
-from msgspec import Struct
 from msgspec.structs import replace
 
 from epp.config.routing import Failures as Settings
@@ -41,7 +40,7 @@ from epp.endpoints.cuts import Cuts
 from epp.endpoints.stalls import Stalls
 from epp.endpoints.state import EndpointState
 from epp.scheduling.snapshot import Snapshot
-from epp.types import EndpointMetrics
+from epp.types import EndpointMetrics, Entry
 
 _STEP: Final = 0.2
 """How far one answer moves the share: four failures in a row take a server from 0 over a half."""
@@ -97,7 +96,7 @@ class Probe:
     """Whether other requests wait at the server, so that a late answer proves nothing."""
 
 
-class Wait(Struct, eq=False, gc=False):
+class Wait(Entry):
     """One request that waits for its first byte."""
 
     state: EndpointState

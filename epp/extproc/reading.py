@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
-from msgspec import Struct
 
 from epp.config.flow import Flow
 from epp.config.policy import PolicySpec
@@ -21,7 +20,7 @@ from epp.errors import FlowRefusedError, PickError, SaturatedError
 from epp.extproc.events import Refuse
 from epp.gate import NO_CLAIM, Claim
 from epp.request.names import MAX_TENANT_CHARS, bounded_name
-from epp.types import SERVER_HEADERS, Address, Endpoint
+from epp.types import SERVER_HEADERS, Address, Endpoint, Entry
 
 DESTINATION: Final = "x-gateway-destination-endpoint"
 REQUEST_ID: Final = "x-request-id"
@@ -72,7 +71,7 @@ def collect(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
     return found
 
 
-class RequestHead(Struct, gc=False):
+class RequestHead(Entry):
     """What the request headers say. The state machine holds one for each request."""
 
     path: str

@@ -269,10 +269,10 @@ class Connection:
                 self._open(number, block, ends=ends, depends_on_itself=depends_on_itself)
             else:
                 self._on_trailers(number, block, ends=ends)
-        except ListTooLargeError as error:
-            raise FrameError(Code.ENHANCE_YOUR_CALM, "header_list_too_large") from error
-        except UnreadableBlockError as error:
-            raise FrameError(Code.COMPRESSION_ERROR, "unreadable_headers") from error
+        except ListTooLargeError as too_large:
+            raise FrameError(Code.ENHANCE_YOUR_CALM, "header_list_too_large") from too_large
+        except UnreadableBlockError as unreadable:
+            raise FrameError(Code.COMPRESSION_ERROR, "unreadable_headers") from unreadable
         except MalformedRequestError:
             self._table.stream_error(number, Code.PROTOCOL_ERROR, "malformed_headers")
 

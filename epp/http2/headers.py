@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final, cast
 
 from hpack import Decoder, Encoder, HPACKError, NeverIndexedHeaderTuple, OversizedHeaderListError
-from msgspec import Struct
+
+from epp.types import Value
 
 _KEPT_BLOCKS: Final = 256
 _KEPT_BYTES: Final = 1024
@@ -42,7 +43,7 @@ class MalformedRequestError(Exception):
     """The headers are no HTTP request (RFC 9113, section 8), so the stream is reset."""
 
 
-class Request(Struct, frozen=True):
+class Request(Value, frozen=True):
     """The parts of a request's headers that a gRPC server needs."""
 
     path: str

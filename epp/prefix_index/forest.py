@@ -25,41 +25,47 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from msgspec import Struct
-
 from epp.prefix_index.hashing import ChunkSchedule
 from epp.types import ChunkHash, EndpointName
 
 
-class Run(Struct, eq=False):
+class Run:
     """Chunks `start` to `end` (half open) of the chain that the last hash names."""
 
-    hashes: array[int]
-    """Unsigned 64-bit, never empty."""
-    start: int
-    parent: Run | None
-    """The run that ends where this run starts. None: this run is the first of a chain."""
-    holders: int = 0
-    """Bit mask of the mirrors that hold it; a subset of the parent's holders."""
-    children: int = 0
+    __slots__ = ("children", "hashes", "holders", "parent", "start")
+
+    def __init__(
+        self, hashes: array[int], start: int, parent: Run | None, holders: int = 0, children: int = 0
+    ) -> None:
+        self.hashes = hashes
+        """Unsigned 64-bit, never empty."""
+        self.start = start
+        self.parent = parent
+        """The run that ends where this run starts. None: this run is the first of a chain."""
+        self.holders = holders
+        """Bit mask of the mirrors that hold it; a subset of the parent's holders."""
+        self.children = children
 
     @property
     def end(self) -> int:
         return self.start + len(self.hashes)
 
 
-class Use(Struct, eq=False):
+class Use:
     """One moment at which a server worked on a whole chain, or at which bytes of unknown content were written
     to its cache.
     """
 
-    at: float
-    leaf: Run | None
-    """The deepest run of the chain. None: bytes of unknown content."""
-    size_bytes: int = 0
-    """Size of the bytes of unknown content. The size of a chain follows from its runs."""
-    older: Use | None = None
-    newer: Use | None = None
+    __slots__ = ("at", "leaf", "newer", "older", "size_bytes")
+
+    def __init__(self, at: float, leaf: Run | None, size_bytes: int = 0) -> None:
+        self.at = at
+        self.leaf = leaf
+        """The deepest run of the chain. None: bytes of unknown content."""
+        self.size_bytes = size_bytes
+        """Size of the bytes of unknown content. The size of a chain follows from its runs."""
+        self.older: Use | None = None
+        self.newer: Use | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -210,7 +216,7 @@ class RunForest:
         if covered == len(chain) or chain[covered] in self._index:
             return
         parent = runs[-1] if runs else None
-        run = Run(hashes=array("Q", chain[covered:]), start=covered, parent=parent)
+        run = Run(array("Q", chain[covered:]), covered, parent)
         if parent is not None:
             parent.children += 1
         self._index[chain[covered]] = run
@@ -285,13 +291,7 @@ class RunForest:
         key = run.hashes[at - run.start]
         if key in self._index:
             return None
-        upper = Run(
-            hashes=run.hashes[: at - run.start],
-            start=run.start,
-            parent=run.parent,
-            holders=run.holders,
-            children=1,
-        )
+        upper = Run(run.hashes[: at - run.start], run.start, run.parent, run.holders, children=1)
         self._index[upper.hashes[0]] = upper
         self._index[key] = run
         run.hashes = run.hashes[at - run.start :]

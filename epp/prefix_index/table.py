@@ -20,11 +20,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from msgspec import Struct
-
 from epp.prefix_index.forest import Mirror, Run, RunForest, Use, whole_chain
 from epp.prefix_index.hashing import ChunkSchedule
-from epp.types import ChunkHash, EndpointName
+from epp.types import ChunkHash, EndpointName, Facts
 
 _ANY = sys.maxsize
 """More chunks than any server holds."""
@@ -34,7 +32,7 @@ _RUNS_A_STEP = 4_096
 """Most runs of a larger mirror that one call removes, in some 8 ms."""
 
 
-class Recorded(Struct, frozen=True, gc=False):
+class Recorded(Facts, frozen=True):
     """What one `record` did, for `undo`."""
 
     first_added: int
@@ -301,7 +299,7 @@ class PrefixTable:
             self._over[mirror] = None
 
     def _use(self, mirror: Mirror, runs: Sequence[Run], *, now: float) -> Use:
-        use = Use(at=self._advance(now), leaf=runs[-1])
+        use = Use(self._advance(now), runs[-1])
         mirror.append(use)
         for run in runs:
             mirror.assign(run, use)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
 from epp.errors import BadRequestError
 from epp.request import canonical
@@ -43,7 +43,7 @@ from epp.request.jsontext import PlainChat, first_byte, plain_text, text_bytes
 from epp.request.names import name_in
 from epp.request.prompts import Prompts, read_prompts
 from epp.request.surrogates import replace_lone
-from epp.types import ApiKind, InferenceRequest
+from epp.types import ApiKind, InferenceRequest, Value
 
 COSTLY: Final = "costly_body"
 """Why a body was not read: reading it would delay all other requests."""
@@ -356,7 +356,7 @@ def _priority(raw: Raw) -> int:
     return max(-MOST_PRIORITY, min(MOST_PRIORITY, number))
 
 
-class _Names(Struct, frozen=True):
+class _Names(Value, frozen=True):
     model: str
     cache_salt: str
 

@@ -14,12 +14,12 @@ from itertools import accumulate
 from typing import Final
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 from xxhash import xxh3_64_intdigest
 
 from epp.request.canonical import BODY, SECTION
 from epp.request.cost import place_of_model
-from epp.types import InferenceRequest
+from epp.types import InferenceRequest, Value
 
 _OPENING_BYTES: Final = 4096
 _USER: Final = SECTION + b"user" + BODY
@@ -27,12 +27,12 @@ _DECODE: Final = msgspec.json.Decoder(dict[str, Raw])
 _DECODE_NAME: Final = msgspec.json.Decoder(str)
 
 
-class Target(Struct, frozen=True):
+class Target(Value, frozen=True):
     model: str
     weight: int = 1
 
 
-class Rule(Struct, frozen=True):
+class Rule(Value, frozen=True):
     """Requests for one of `models` go to one of the targets. If `models` is empty, the rule is for every
     model that no other rule names.
     """

@@ -12,15 +12,15 @@ import random
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from math import ceil
-from typing import ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
-from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
 from epp.config.policy import PolicySpec, RuleName
 from epp.config.routing import Cost
 from epp.scheduling.snapshot import Floats, Ints, Snapshot
+from epp.types import Facts
 
 MOST: int = 10
 """Number of candidates that a rule puts in order: enough for every fallback list and for the decision's
@@ -32,11 +32,11 @@ displaces."""
 
 _NEAR = 1.05
 """Costs are estimates, so a cost of at most this many times the least cost counts as equally good."""
-_NO_WEIGHTS = {"weight": 0.0, "stall": 0.0, "running_tokens": 0.0}
-Number = TypeVar("Number", Floats, float)
+Numbers = Any
+"""A column, or one number. No type says both in compiled code, which takes a `float` at its word."""
 
 
-class Weighed(Struct, frozen=True, eq=False, gc=False):
+class Weighed(Facts, frozen=True):
     """The input of a rule: one request and the candidates that may serve it."""
 
     seen: Snapshot
@@ -128,16 +128,16 @@ def loading_s(seen: Snapshot, *, load_s: float) -> Floats | None:
 
 
 def cost_s(
-    undone_tokens: Number | float,
-    uncached_tokens: Number | float,
-    in_flight: Number,
-    rate: Number,
-    load_s: Number | None,
+    undone_tokens: Numbers,
+    uncached_tokens: Numbers,
+    in_flight: Numbers,
+    rate: Numbers,
+    load_s: Numbers | None = None,
     *,
-    weight: Number | float,
-    stall: Number | float,
-    running_tokens: Number | float,
-) -> Number:
+    weight: Numbers = 0.0,
+    stall: Numbers = 0.0,
+    running_tokens: Numbers = 0.0,
+) -> Numbers:
     """The least-cost rule: (B + c L) / V + (U / V + T) (w + k L). Takes columns or numbers.
 
     The prefill of a prompt, and the loading of an adapter (T), delay the request itself and the requests that
@@ -161,18 +161,17 @@ def cost_parts_s(
     """The parts that add up to one candidate's `cost_s`.
     Each part is the same expression with only one cause of cost left in.
     """
-
-    def part(
-        undone: float = 0.0, uncached: float = 0.0, load: float | None = None, **weights: float
-    ) -> float:
-        return cost_s(undone, uncached, in_flight, rate, load, **{**_NO_WEIGHTS, **weights})
-
+    weight, stall, running = (
+        cost.uncached_token_weight,
+        cost.stalled_request_weight,
+        cost.running_request_tokens,
+    )
     return {
-        "backlog": part(undone_tokens),
-        "prefill": part(0.0, uncached_tokens, weight=cost.uncached_token_weight),
-        "stall": part(0.0, uncached_tokens, load_s, stall=cost.stalled_request_weight),
-        "in_flight": part(running_tokens=cost.running_request_tokens),
-        "lora": part(0.0, 0.0, load_s, weight=cost.uncached_token_weight),
+        "backlog": cost_s(undone_tokens, 0.0, in_flight, rate),
+        "prefill": cost_s(0.0, uncached_tokens, in_flight, rate, weight=weight),
+        "stall": cost_s(0.0, uncached_tokens, in_flight, rate, load_s, stall=stall),
+        "in_flight": cost_s(0.0, 0.0, in_flight, rate, running_tokens=running),
+        "lora": cost_s(0.0, 0.0, in_flight, rate, load_s, weight=weight),
     }
 
 

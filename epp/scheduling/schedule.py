@@ -17,16 +17,16 @@ import random
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from msgspec import Struct
 
 from epp.config.policy import PolicySpec
 from epp.config.routing import Gain, Load
 from epp.errors import NoEndpointError, SaturatedError
 from epp.scheduling.rules import MOST, RULES, Ranked, Weighed, loading_s
 from epp.scheduling.snapshot import Bools, Floats, Ints, Snapshot
+from epp.types import Facts
 
 
-class Request(Struct, frozen=True, eq=False, gc=False):
+class Request(Facts, frozen=True):
     """What one request asks of the servers, as far as scheduling is concerned."""
 
     prompt_tokens: int
@@ -43,7 +43,7 @@ class Request(Struct, frozen=True, eq=False, gc=False):
     The rule still runs, but its order is not used."""
 
 
-class Choice(Struct, frozen=True, eq=False, gc=False):
+class Choice(Facts, frozen=True):
     """The endpoints for a request, best first.
     All lists are in the order of rank. `places` holds at most `MOST` places in the snapshot.
     """

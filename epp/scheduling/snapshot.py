@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
 from xxhash import xxh3_64_intdigest
 
-from epp.types import Address, Endpoint, EndpointName
+from epp.types import Address, Endpoint, EndpointName, Facts
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -25,7 +24,7 @@ NO_SERVERS: Floats = np.empty(0)
 """An empty column, for no servers."""
 Bools = npt.NDArray[np.bool_]
 Hashes = npt.NDArray[np.uint64]
-Array = TypeVar("Array", Floats, Ints, Hashes, Bools)
+Array = TypeVar("Array", bound=npt.NDArray[Any])
 
 _AS_REQUESTS = 10.0
 """Requests that are added to the load of a server whose answers all fail."""
@@ -57,7 +56,7 @@ class Roster:
         """For each slot, a hash of its name: the same in every picker."""
 
 
-class Snapshot(Struct, frozen=True, eq=False, gc=False):
+class Snapshot(Facts, frozen=True):
     """The endpoints that may serve a request, as they are now."""
 
     roster: Roster
@@ -123,7 +122,7 @@ class Snapshot(Struct, frozen=True, eq=False, gc=False):
 
     def of(self, by_slot: Array) -> Array:
         """The candidates' values of a column that has a value for each slot."""
-        return by_slot if self.slots is self.roster.everyone else by_slot[self.slots]
+        return by_slot if self.slots is self.roster.everyone else cast("Array", by_slot[self.slots])
 
     def narrowed(self, places: Ints) -> Snapshot:
         """A snapshot of some candidates, in the order of `places`. None of them counts as failing."""

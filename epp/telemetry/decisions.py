@@ -17,12 +17,12 @@ import msgspec
 from msgspec import Struct
 
 from epp.decision import Decision
-from epp.types import Address
+from epp.types import Address, Value
 
 _MAX_TEXT_CHARS: Final = 512
 
 
-class Refusal(Struct, frozen=True):
+class Refusal(Value, frozen=True):
     """A request that got no endpoint."""
 
     request_id: str

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from epp import process
@@ -25,9 +27,45 @@ def _tree(module: str) -> ast.Module:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_no_class_has_options_which_mypyc_drops(module: str) -> None:
-    """`class Prompt(Struct, frozen=True)` would be one that anybody may change."""
+    """`class Prompt(Struct, frozen=True)` would be one that anybody may change. An option of a base is kept
+    where the base is not compiled itself, as those in `epp.types`.
+    """
     classes = [node for node in ast.walk(_tree(module)) if isinstance(node, ast.ClassDef)]
-    assert [each.name for each in classes if each.keywords] == []
+    for name in [each.name for each in classes if each.keywords]:
+        made = getattr(importlib.import_module(module), name)
+        assert made.__base__.__module__ not in MODULES
+        assert _options(made) == _options(made.__base__)
+    assert "kw_only" not in {option.arg for each in classes for option in each.keywords}  # never inherited
+
+
+def _options(struct: type[msgspec.Struct]) -> dict[str, object]:
+    config = struct.__struct_config__
+    return {name: getattr(config, name) for name in dir(config) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_name_is_bound_to_errors_of_several_types(module: str) -> None:
+    """mypyc holds the name of the second `except ... as error` to the type of the first: TypeError."""
+    for function in ast.walk(_tree(module)):
+        if isinstance(function, ast.FunctionDef):
+            caught = [
+                each for each in ast.walk(function) if isinstance(each, ast.ExceptHandler) and each.name
+            ]
+            ours = {
+                (each.name, ast.unparse(each.type))
+                for each in caught
+                if each.type and _is_ours(module, each.type)
+            }
+            assert len({name for name, _ in ours}) == len(ours), function.name
+
+
+def _is_ours(module: str, error: ast.expr) -> bool:
+    found = [
+        getattr(importlib.import_module(module), each.id, None)
+        for each in ast.walk(error)
+        if isinstance(each, ast.Name)
+    ]
+    return any(isinstance(each, type) and each.__module__.startswith("epp.") for each in found)
 
 
 @pytest.mark.parametrize("module", MODULES)
