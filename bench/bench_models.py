@@ -14,9 +14,17 @@ import time
 
 from epp.config.policy import DEFAULT_POLICY
 from epp.decision import PickRequest
-from epp.endpoints.served_models import ModelCard, ModelList
 from epp.picker import Picker
-from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+from epp.types import (
+    Address,
+    ApiKind,
+    Endpoint,
+    EndpointMetrics,
+    EndpointName,
+    InferenceRequest,
+    ModelCard,
+    ModelList,
+)
 
 _ENDPOINTS = 1000
 _PICKS = 500

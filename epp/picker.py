@@ -23,7 +23,6 @@ from epp.endpoints.fleet import Fleet
 from epp.endpoints.growth import restarted
 from epp.endpoints.learned import Learned
 from epp.endpoints.recently_left import RecentlyLeft
-from epp.endpoints.served_models import ModelList
 from epp.endpoints.state import EndpointState
 from epp.errors import NoEndpointError
 from epp.hurried import choose_hurriedly
@@ -38,7 +37,7 @@ from epp.scheduling.schedule import Request as Asked
 from epp.scheduling.schedule import Scheduler
 from epp.scheduling.snapshot import NO_SERVERS, Floats
 from epp.server_caches import Prompt, ServerCaches
-from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
+from epp.types import Address, Endpoint, EndpointMetrics, EndpointName, ModelList
 
 _NO_SECRET = HashSecret()
 

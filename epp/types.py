@@ -12,6 +12,7 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, NewType
 
 from msgspec import Struct
@@ -269,3 +270,38 @@ class EndpointMetrics:
         if self.running is None or self.waiting is None:
             return None
         return self.running + self.waiting
+
+
+class ModelCard(Value, frozen=True):
+    """One model or adapter that a server lists. Fields as OpenAI and vLLM have them."""
+
+    id: str
+    object: str = "model"
+    created: int = 0
+    owned_by: str = ""
+    root: str | None = None
+    parent: str | None = None
+    """The base model of an adapter. None: this is a base model itself."""
+    max_model_len: int | None = None
+
+
+@dataclass(frozen=True)
+class ModelList:
+    """What one server lists. Never empty. Its sets are made once, because an index over a fleet needs those
+    of all servers.
+    """
+
+    cards: tuple[ModelCard, ...]
+
+    @cached_property
+    def base(self) -> str:
+        """The name of the base model. A server may have several names for it, and the first counts."""
+        return next((card.id for card in self.cards if card.parent is None), self.cards[0].id)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        return frozenset(card.id for card in self.cards)
+
+    @cached_property
+    def adapters(self) -> frozenset[str]:
+        return frozenset(card.id for card in self.cards if card.parent is not None)

@@ -13,11 +13,11 @@ from epp.config.policy import PolicySpec
 from epp.endpoints.columns import Columns
 from epp.endpoints.failures import Failures
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
-from epp.endpoints.served_models import AwayModels, ModelCard, ModelList, Serving, forget_models, union
+from epp.endpoints.served_models import AwayModels, Serving, forget_models, union
 from epp.endpoints.state import EndpointState
 from epp.errors import NoEndpointError, UnknownModelError
 from epp.scheduling.snapshot import Snapshot
-from epp.types import Address, Endpoint, EndpointName
+from epp.types import Address, Endpoint, EndpointName, ModelCard, ModelList
 
 _KEPT_UNIONS: Final = 16
 _NOT_READY: Final = (

@@ -1,7 +1,7 @@
 """Knows which servers can serve which model: from the models that the source declares, and from the list of
 each server at `/v1/models`.
 
-`ModelList` is what one server lists. `Serving` is an index over one list of endpoints; it never changes, and
+`Serving` is an index over one list of endpoints; it never changes, and
 `Fleet` makes another one when endpoints come or go, or when a server lists other models. Only this module
 says which servers may get a request for a model that no list names: servers whose list is not known yet,
 since they may have the model. A model can be unknown only when every list is known.
@@ -11,15 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
-from msgspec import Struct
 
 from epp.errors import UnknownModelError
-from epp.types import Endpoint
+from epp.types import Endpoint, ModelCard, ModelList
 
 MOST_LISTED: Final = 4096
 """Models in the gateway's answer to `GET /v1/models`; more are left out."""
@@ -29,41 +26,6 @@ _MOST_GONE: Final = 256
 _MOST_FOUND: Final = 4096
 _NOTHING: Final[frozenset[str]] = frozenset()
 T = TypeVar("T")
-
-
-class ModelCard(Struct, frozen=True, gc=False):
-    """One model or adapter that a server lists. Fields as OpenAI and vLLM have them."""
-
-    id: str
-    object: str = "model"
-    created: int = 0
-    owned_by: str = ""
-    root: str | None = None
-    parent: str | None = None
-    """The base model of an adapter. None: this is a base model itself."""
-    max_model_len: int | None = None
-
-
-@dataclass(frozen=True)
-class ModelList:
-    """What one server lists. Never empty. Its sets are made once, because an index over a fleet needs those
-    of all servers.
-    """
-
-    cards: tuple[ModelCard, ...]
-
-    @cached_property
-    def base(self) -> str:
-        """The name of the base model. A server may have several names for it, and the first counts."""
-        return next((card.id for card in self.cards if card.parent is None), self.cards[0].id)
-
-    @cached_property
-    def names(self) -> frozenset[str]:
-        return frozenset(card.id for card in self.cards)
-
-    @cached_property
-    def adapters(self) -> frozenset[str]:
-        return frozenset(card.id for card in self.cards if card.parent is not None)
 
 
 def union(lists: Iterable[ModelList], *, more: Iterable[ModelCard] = ()) -> bytes:

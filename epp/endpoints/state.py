@@ -19,8 +19,7 @@ from epp.endpoints.cache_size import HitWindow
 from epp.endpoints.growth import computed_growth, growth
 from epp.endpoints.learning import CounterWindow
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
-from epp.endpoints.served_models import ModelList
-from epp.types import Endpoint, EndpointMetrics
+from epp.types import Endpoint, EndpointMetrics, ModelList
 
 _BUSY_HALF_LIFE_S = 20.0
 _LOST_BOOKING_S = 600.0

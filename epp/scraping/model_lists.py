@@ -24,10 +24,9 @@ from typing import Final
 import aiohttp
 
 from epp.config.models import Models
-from epp.endpoints.served_models import ModelList
 from epp.scraping.model_page import ModelPageError, parse_model_page
 from epp.scraping.sessions import session_for_questions
-from epp.types import Endpoint, EndpointName
+from epp.types import Endpoint, EndpointName, ModelList
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from typing import Final
 import msgspec
 from msgspec import Raw, Struct
 
-from epp.endpoints.served_models import ModelCard, ModelList
 from epp.request.names import MAX_NAME_CHARS
+from epp.types import ModelCard, ModelList
 
 MOST_CARDS: Final = 512
 """Most models and adapters of one server."""

@@ -12,9 +12,8 @@ from random import Random
 from aiohttp import web
 
 from epp.config.models import Models
-from epp.endpoints.served_models import ModelList
 from epp.scraping.model_lists import ModelLists, soon_s
-from epp.types import Address, Endpoint, EndpointName
+from epp.types import Address, Endpoint, EndpointName, ModelList
 from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
 

@@ -9,9 +9,9 @@ import pytest
 
 from epp.config.policy import PolicySpec
 from epp.endpoints.fleet import Fleet
-from epp.endpoints.served_models import ModelCard, ModelList, union
+from epp.endpoints.served_models import union
 from epp.errors import NoEndpointError, UnknownModelError
-from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
+from epp.types import Address, Endpoint, EndpointMetrics, EndpointName, ModelCard, ModelList
 
 SPEC = PolicySpec()
 

@@ -7,7 +7,6 @@ import json
 
 import pytest
 
-from epp.endpoints.served_models import ModelCard, ModelList
 from epp.extproc.codec import encode
 from epp.extproc.events import (
     Answer,
@@ -23,7 +22,7 @@ from epp.extproc.events import (
 )
 from epp.extproc.response import StreamSettings
 from epp.request.rewriting import Rewrites, Rule, Target
-from epp.types import EndpointName
+from epp.types import EndpointName, ModelCard, ModelList
 from tests.unit.extproc.stream_bench import ALL, BODY, BUFFERED, DUPLEX, EARLY, HEADERS, PARTIAL, B, Bench, C
 
 
