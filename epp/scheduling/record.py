@@ -87,6 +87,11 @@ def hurried_decision(
     )
 
 
+_LEAST_SPARED_S = 1e-9
+"""A smaller difference between the parts and the score is rounding. A larger one is what the rule takes off
+the stall price where a further copy of a prefix would be made."""
+
+
 class Shown(Sequence[Candidate]):
     """The best candidates. They are formatted only when somebody reads the decision, since people read few
     decisions.
@@ -142,6 +147,9 @@ class Shown(Sequence[Candidate]):
         cached, uncached, undone, in_flight, waiting, kv_usage, rate, score_s, load_s, share = numbers
         parts_s = cost_parts_s(undone, uncached, in_flight, rate, load_s, cost=self._spec.cost)
         parts_s["failing"] = self._spec.failures.cost_seconds * (share or 0.0)
+        spared_s = 0.0 if score_s is None or isnan(score_s) else sum(parts_s.values()) - score_s
+        if spared_s > _LEAST_SPARED_S:
+            parts_s["stall"] -= spared_s
         return Candidate(
             name=snapshot.name(place),
             address=snapshot.address(place),

@@ -32,6 +32,8 @@ displaces."""
 
 _NEAR = 1.05
 """Costs are estimates, so a cost of at most this many times the least cost counts as equally good."""
+_ALIKE = 0.1
+"""Servers hold the same prefix if the longest match is longer by at most this share."""
 Numbers = Any
 """A column, or one number. No type says both in compiled code, which takes a `float` at its word."""
 
@@ -193,33 +195,48 @@ class LeastCost:
         self._rng = rng
 
     def rank(self, weighed: Weighed) -> Ranked:
-        seen = weighed.seen
+        seen, uncached = weighed.seen, weighed.uncached_tokens
+        least = uncached.min() if weighed.matched else None
         score_s = cost_s(
             seen.undone_tokens,
-            weighed.uncached_tokens,
+            uncached,
             seen.in_flight,
             seen.rate,
             weighed.load_s,
             weight=self._weight,
-            stall=self._stall,
+            stall=self._stall if least is None else _stall_shared(self._stall, weighed, least),
             running_tokens=self._running_tokens,
         )
         if seen.failure_share is not None:
             score_s = score_s + self._failure_s * seen.failure_share
         places = fewest(score_s, self._rng)
-        if weighed.matched:
-            places = _holder_first(places, score_s, weighed.uncached_tokens)
+        if least is not None:
+            places = _holder_first(places, score_s, uncached, least)
         first = places[0]
-        if weighed.uncached_tokens[first] < weighed.prompt_tokens:
+        if uncached[first] < weighed.prompt_tokens:
             return Ranked(places, "prefix", score_s)
         holds = seen.has_adapter is not None and seen.has_adapter[first]
         return Ranked(places, "lora" if holds else "load", score_s)
 
 
-def _holder_first(places: list[int], score_s: Floats, uncached: Floats) -> list[int]:
+def _stall_shared(stall: Floats, weighed: Weighed, least: Numbers) -> Floats:
+    """The price k of each candidate, less where a copy of a prefix in demand would be made.
+
+    What h servers hold is in demand: while all h are busier than the mean, one more copy relieves them of
+    requests to come, so what is copied stalls at the h-th part of the price.
+    """
+    uncached, in_flight = weighed.uncached_tokens, weighed.seen.in_flight
+    held = uncached <= least + _ALIKE * (weighed.prompt_tokens - least)
+    holders = np.count_nonzero(held)
+    if not 1 < holders < len(held) or in_flight[held].min() * len(held) <= in_flight.sum():
+        return stall
+    return stall * (least + (uncached - least) / holders) / np.maximum(uncached, 1.0)
+
+
+def _holder_first(places: list[int], score_s: Floats, uncached: Floats, least: Numbers) -> list[int]:
     """The best candidates. One of nearly the least cost that has less to compute goes first."""
     first = places[0]
-    if uncached[first] <= uncached.min():
+    if uncached[first] <= least:
         return places
     near = np.flatnonzero(score_s <= _NEAR * score_s[first])
     holder = int(near[np.lexsort((score_s[near], uncached[near]))[0]])

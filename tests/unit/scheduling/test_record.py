@@ -55,6 +55,14 @@ def test_the_parts_sum_to_the_score() -> None:
         assert candidate.score_s == pytest.approx(sum(candidate.parts_s.values()))
 
 
+def test_the_parts_sum_to_the_score_where_a_third_copy_stalls_at_half_the_price() -> None:
+    holders = [Seen(n, cached=800, backlog=9000.0, in_flight=40) for n in "ab"]
+    first, second, _ = shown([*holders, Seen("c", in_flight=10)])
+    assert (first.name, second.score_s) == ("c", pytest.approx(sum(second.parts_s.values())))
+    assert first.score_s == pytest.approx(sum(first.parts_s.values()))
+    assert first.parts_s["stall"] == pytest.approx(0.15 * 10 * (200 + 800 / 2) / 1000)
+
+
 @pytest.mark.parametrize("count", [3, 12])
 def test_candidates_can_be_counted_sliced_and_gone_through_and_stay_the_same_ones(count: int) -> None:
     candidates = shown([Seen(f"e{n:02}", in_flight=n) for n in range(count)])

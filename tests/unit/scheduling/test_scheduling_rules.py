@@ -193,6 +193,18 @@ def test_a_popular_prefix_gets_a_copy_once_its_holder_writes_many_answers() -> N
     assert first(43) == "other"
 
 
+def test_the_third_copy_of_a_prefix_stalls_at_half_the_price_while_both_holders_are_busy() -> None:
+    def first(*, held_by: int, busy: int, backlog: float) -> str:
+        holders = [Seen(f"h{n}", 8000 if n < held_by else 0, backlog, busy) for n in range(2)]
+        return order(rule_of("least-cost"), [*holders, Seen("other", in_flight=10)], prompt=9000)[0]
+
+    # h0: 9000 + 1000 (1 + 0.15 x 40) + 50 x 40. Other: 9000 + 1.5 (1000 + 8000 / h) + 50 x 10
+    assert first(held_by=1, busy=40, backlog=9000.0) == "h0"
+    assert first(held_by=2, busy=40, backlog=8000.0) != "other", "17 s, and 17 s elsewhere"
+    assert first(held_by=2, busy=40, backlog=9000.0) == "other", "18 s, and 17 s elsewhere"
+    assert first(held_by=2, busy=10, backlog=16000.0) != "other", "the holders are as busy as the other"
+
+
 def test_a_prompt_that_is_cached_whole_still_goes_elsewhere_before_one_server_has_all_of_them() -> None:
     holder, other = Seen("holder", cached=8999, in_flight=190), Seen("other")
     assert order(rule_of("least-cost"), [holder, other], prompt=9000)[0] == "other"
