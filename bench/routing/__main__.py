@@ -13,7 +13,7 @@ from bench.routing.bench import Result, Setting, calibrate, plan_runs, run_all, 
 from bench.routing.catalog import BY_NAME, CONFIGS, RIVALS, SWEEPS, is_ours
 from bench.routing.more_workloads import MANY_SERVERS, MORE
 from bench.routing.report import ablation, cells_of, goals, report, svg
-from bench.routing.store import Store, named
+from bench.routing.store import Store, code_of, named
 from bench.routing.workloads import SPECS, label
 
 _ABOUT = """\
@@ -31,7 +31,7 @@ examples:
   python -m bench.routing --workloads chat --rules least-cost,rr --replicas 4 --scrape-interval 5
   python -m bench.routing --workloads chat,b2b --rules least-cost --replicas 4 --share-delay 0.05
   python -m bench.routing --store results.jsonl --rules all
-      writes every run down, and runs only what is not there yet (ours always: they are what changes)
+      writes every run down, and runs only what is not there yet (ours again once the picker's code has changed)
   python -m bench.routing --read results.jsonl --svg routing.svg
       prints and draws what earlier runs left there
 """
@@ -198,7 +198,7 @@ def _run(args: argparse.Namespace) -> list[Result]:
     loads = [float(x) for x in args.loads.split(",") if x] or ([0.8] if quick else [0.5, 0.8, 1.0, 1.2])
     seeds = range(1, 1 + (args.seeds or (1 if quick else 3)))
     setting = _setting(args)
-    store = Store(args.store) if args.store else None
+    store = Store(args.store, code=code_of()) if args.store else None
     known = store.results() if store else []
     capacities = {}
     for name in names:

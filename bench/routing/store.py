@@ -1,18 +1,23 @@
 """A file of results that grows: a long comparison can be stopped and gone on with,
 and rules that did not change are not run again.
 
-One JSON object in a line, of one run: what was run, then its row. The last line of a run counts. A run is the
-same when rule, workload, load, seed, fleet and measured capacity are; whoever changes a comparison rule or
-the simulator begins a new file.
+One JSON object in a line, of one run: what was run, then its row. The last line of a run counts. A run is
+the same when rule, workload, load, seed, fleet and measured capacity are; whoever changes a comparison rule
+or the simulator begins a new file. A line also tells the picker's code that it was measured with, so that
+runs of our own rules stand until that code changes.
 """
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+import epp
 from bench.routing.bench import Result, Run, Setting
 from bench.routing.workloads import label
 from epp.replay.measure import Row
@@ -21,28 +26,35 @@ from epp.replay.measure import Row
 @dataclass(frozen=True, slots=True)
 class Store:
     path: Path
+    code: str = ""
+    """The picker's code, as of `code_of`. Empty: not known, so no run is of the same code."""
 
     def results(self) -> list[Result]:
         """All runs, each once."""
+        return [result for result, _ in self._kept().values()]
+
+    def _kept(self) -> dict[Run, tuple[Result, str]]:
+        """The last result of each run, and the picker's code then."""
         if not self.path.exists():
-            return []
-        kept = {}
-        for line in self.path.read_text().splitlines():
-            result = _result_of(line)
-            kept[result.run] = result
-        return list(kept.values())
+            return {}
+        lines = map(json.loads, self.path.read_text().splitlines())
+        return {(result := _result_of(line)).run: (result, line.get("code", "")) for line in lines}
 
     def missing(self, runs: Sequence[Run], *, anew: Iterable[str]) -> list[Run]:
-        """Those of `runs` that are not in the file, and all of the rules `anew`."""
+        """Those of `runs` that are not in the file, and those of the rules `anew` that other code made."""
         changing = set(anew)
-        known = {result.run for result in self.results() if result.run.rule not in changing}
+        known = {
+            run
+            for run, (_, code) in self._kept().items()
+            if run.rule not in changing or (code and code == self.code)
+        }
         return [run for run in runs if named(run) not in known]
 
     def keeping(self, results: Iterable[Result]) -> Iterator[Result]:
         """The same results, each written down before it is handed on."""
         with self.path.open("a") as file:
             for result in results:
-                file.write(_line_of(result) + "\n")
+                file.write(_line_of(result, code=self.code) + "\n")
                 file.flush()
                 yield result
 
@@ -60,12 +72,27 @@ def named(run: Run) -> Run:
     )
 
 
-def _line_of(result: Result) -> str:
-    return json.dumps({"run": asdict(named(result.run)), "row": asdict(result.row)})
+def code_of(package: Path = Path(epp.__file__).parent) -> str:
+    """A digest of a package's code. Comments, docstrings and layout do not count."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                node.body = [part for part in node.body if not _is_text(part)]
+        digest.update(f"{path.relative_to(package)} {ast.dump(tree)}".encode())
+    return digest.hexdigest()[:16]
 
 
-def _result_of(line: str) -> Result:
-    item = json.loads(line)
+def _is_text(part: ast.stmt) -> bool:
+    return isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant)
+
+
+def _line_of(result: Result, *, code: str) -> str:
+    return json.dumps({"run": asdict(named(result.run)), "row": asdict(result.row), "code": code})
+
+
+def _result_of(item: dict[str, Any]) -> Result:
     run = item["run"]
     return Result(
         run=Run(**{**run, "setting": Setting(**run["setting"])}), row=Row(**item["row"]), wall_s=0.0

@@ -22,7 +22,7 @@ from bench.routing.bench import (
 )
 from bench.routing.catalog import BY_NAME, CONFIGS
 from bench.routing.report import ablation, cells_of, goals, report, svg
-from bench.routing.store import Store
+from bench.routing.store import Store, code_of
 from bench.routing.workloads import SPECS
 from epp.replay.measure import row_of
 from model_server.sim.fleet import Outcome
@@ -132,6 +132,18 @@ def test_parallel_runs_give_what_serial_runs_give() -> None:
     assert [result.row for result in run_all(runs, processes=2)] == serial
 
 
+def test_words_do_not_change_the_code_and_statements_do(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+
+    def after(text: str) -> str:
+        module.write_text(text)
+        return code_of(tmp_path)
+
+    plain = after("def f() -> int:\n    return 1\n")
+    assert after('"""About."""\n\n\ndef f() -> int:\n    """One."""\n    return 1  # one\n') == plain
+    assert after("def f() -> int:\n    return 2\n") != plain
+
+
 def test_runs_that_are_kept_are_not_run_again_and_report_the_same(tmp_path: Path) -> None:
     runs = plan_runs(
         ["b2b"],
@@ -145,7 +157,10 @@ def test_runs_that_are_kept_are_not_run_again_and_report_the_same(tmp_path: Path
     results = list(store.keeping(map(simulate, runs)))
     assert store.missing(runs, anew=()) == []
     assert [run.rule for run in store.missing(runs, anew=["lpwl"])] == ["lpwl", "lpwl"]
-    list(store.keeping(map(simulate, runs[:1])))
+    coded = Store(store.path, code="today's")
+    list(coded.keeping(map(simulate, runs[:1])))
+    assert coded.missing(runs, anew=["least-cost"]) == runs[2:3], "the first is of today's code"
+    assert Store(store.path, code="changed").missing(runs, anew=["least-cost"]) == [runs[0], runs[2]]
     read = store.results()
     assert [(r.run, r.row) for r in read] == [(r.run, r.row) for r in results]
     cells = cells_of(read)
