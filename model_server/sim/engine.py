@@ -91,6 +91,14 @@ class SimEngine:
     def resident_adapters(self) -> frozenset[str]:
         return frozenset(self._resident)
 
+    def generated_tokens(self, *, now: float) -> int:
+        """All answer tokens by now, with those of the stride under way: a server counts at every step."""
+        counted, stride = self.counters.generated_tokens, self._stride
+        if stride is None or stride.num_steps == 1:
+            return counted
+        steps = stride.steps_until(now)
+        return counted + (steps if stride.end_s(steps) <= now else steps - 1) * len(stride.chunks)
+
     def jobs(self) -> list[Job]:
         """The running requests in order of admission, then the waiting ones in order."""
         return [*self._running, *self._waiting]

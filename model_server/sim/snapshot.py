@@ -33,7 +33,7 @@ class Snapshot:
 
 
 def snapshot(engine: SimEngine, *, now: float) -> Snapshot:
-    """The current page. Tokens of a running stride are counted when it ends."""
+    """The current page. Prompt tokens are counted when a prefill ends, answer tokens at every step."""
     counters = engine.counters
     return Snapshot(
         taken_s=now,
@@ -44,7 +44,7 @@ def snapshot(engine: SimEngine, *, now: float) -> Snapshot:
         block_tokens=engine.shape.block_tokens,
         prompt_tokens=counters.prompt_tokens,
         cached_prompt_tokens=counters.cached_prompt_tokens,
-        generated_tokens=counters.generated_tokens,
+        generated_tokens=engine.generated_tokens(now=now),
         query_tokens=counters.query_tokens,
         hit_tokens=counters.hit_tokens,
         finished=counters.finished,

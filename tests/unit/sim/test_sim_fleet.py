@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 from model_server.sim.engine import EngineShape
 from model_server.sim.fleet import Change, Fleet, FleetPlan, Outcome
@@ -166,3 +168,12 @@ def test_pages_count_what_the_records_say() -> None:
     assert abs(page.prefill_sum_s - sum(waits)) < 1e-9  # each came to an idle server
     assert page.generated_tokens >= 20 * 7
     assert (page.running, page.waiting, page.capacity_tokens) in {(0, 0, 3200), (1, 0, 3200)}
+
+
+def test_a_page_counts_each_step_of_a_long_answer() -> None:
+    shape = replace(SHAPE, num_blocks=10, block_tokens=512)
+    plan = FleetPlan(shape=shape, num_servers=1, scrape_interval_s=0.03)
+    _, router = run(plan, Steady(count=1, gap_s=1.0))
+    counted = [page.generated_tokens for _, _, page, _ in router.pages if page.running]
+    assert len(counted) > 3
+    assert all(one < next_one for one, next_one in pairwise(counted)), "a stalled server would look like this"
