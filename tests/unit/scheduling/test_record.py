@@ -58,7 +58,8 @@ def test_the_parts_sum_to_the_score() -> None:
 def test_the_parts_sum_to_the_score_where_a_third_copy_stalls_at_half_the_price() -> None:
     holders = [Seen(n, cached=800, backlog=9000.0, in_flight=40) for n in "ab"]
     first, second, _ = shown([*holders, Seen("c", in_flight=10)])
-    assert (first.name, second.score_s) == ("c", pytest.approx(sum(second.parts_s.values())))
+    assert first.name == "c"
+    assert second.score_s == pytest.approx(sum(second.parts_s.values()))
     assert first.score_s == pytest.approx(sum(first.parts_s.values()))
     assert first.parts_s["stall"] == pytest.approx(0.15 * 10 * (200 + 800 / 2) / 1000)
 
