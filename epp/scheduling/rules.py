@@ -230,7 +230,8 @@ def _stall_shared(stall: Floats, weighed: Weighed, least: Numbers) -> Floats:
     holders = np.count_nonzero(held)
     if not 1 < holders < len(held) or in_flight[held].min() * len(held) <= in_flight.sum():
         return stall
-    return stall * (least + (uncached - least) / holders) / np.maximum(uncached, 1.0)
+    shared: Floats = stall * (least + (uncached - least) / holders) / np.maximum(uncached, 1.0)
+    return shared
 
 
 def _holder_first(places: list[int], score_s: Floats, uncached: Floats, least: Numbers) -> list[int]:
