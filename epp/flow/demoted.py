@@ -85,8 +85,8 @@ class Demoted:
 
     def busy_s(self, pool: Pool, goal_s: float, *, now: float) -> float:
         """How long until another demoted request that is not short may go; 0: now.
-        Those that can be in time keep as many servers as they would keep busy, and as many again, up to a
-        third of all, unless all would begin within the goal in order of arrival.
+        Those that can be in time keep as many servers as they would keep busy, and as many again, up to half
+        of all, unless all would begin within the goal in order of arrival.
         """
         running = self._until = [until for until in self._until if until > now]
         in_order_s = self.in_order_s(pool, now=now)

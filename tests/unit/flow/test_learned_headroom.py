@@ -86,6 +86,16 @@ def test_demoted_requests_leave_half_of_the_servers_to_those_that_could_have_bee
         assert (demoted.busy_s(pool, 2.0, now=20.0) > 0) is busy
 
 
+@pytest.mark.parametrize(("own_s", "turn_s"), [(1.0, 9.5), (4.0, 17.0), (20.0, 89.0)])
+def test_the_turn_of_a_demoted_request_is_later_the_longer_its_prompt_takes(
+    own_s: float, turn_s: float
+) -> None:
+    """Nine seconds in order of arrival."""
+    demoted, pool = Demoted(Elsewhere()), Pool(servers=4, undone_s=10.0, tokens_per_s=4000.0)
+    assert demoted.turn_s(Forecast(1.0, 1.0 + own_s, own_s, 1), pool, 2.0, now=0.0) == turn_s
+    assert demoted.last_s(turn_s) == 1.5 * turn_s
+
+
 def test_while_all_would_begin_in_time_in_order_of_arrival_no_server_is_kept_from_demoted_requests() -> None:
     gate = gateway(num_servers=4, ttft_s=2.0, when_late="demote")
     gate.offer(Ask(100), priority=1, now=0.0)
