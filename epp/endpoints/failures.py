@@ -12,12 +12,11 @@ the picker probes a server that has failed: it sends a request of one token (`pr
 sends it). A probe that fails counts as a failed answer, and until a probe succeeds there are no trials but
 one in `_TRIAL_PICKS` requests. A probe that succeeds proves less than a real answer: it only allows a trial.
 
-A server hangs if requests wait there for their first byte longer than others took, while other servers have
-answered requests since. The picker checks this only when a request is overdue, so the check costs nothing
-while answers come. A server whose answers begin and do not go on is found by its own counters (`stalls`). Its
-answers begin all the same, so none of them brings it back, but a probe that succeeds does, or a counter that
-grows. Envoy's access log tells of answers that break off midway (`answer_cut`). They count as failures, and
-from then on only answers that end whole (`cuts`) count as good, or a probe after probes that failed.
+A server hangs if its first bytes are overdue (`first_bytes`). A server whose answers begin and do not go on
+is found by its own counters (`stalls`). Its answers begin all the same, so none of them brings it back, but a
+probe that succeeds does, or a counter that grows. Envoy's access log tells of answers that break off midway
+(`answer_cut`). They count as failures, and from then on only answers that end whole (`cuts`) count as good,
+or a probe after probes that failed.
 
 Pure: times are monotonic seconds. Owned by `Fleet`. The picker reports its own answers here, and `sharing`
 reports those of other pickers.
@@ -25,7 +24,6 @@ reports those of other pickers.
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,10 +35,11 @@ from msgspec.structs import replace
 
 from epp.config.routing import Failures as Settings
 from epp.endpoints.cuts import Cuts
+from epp.endpoints.first_bytes import FirstBytes, Wait
 from epp.endpoints.stalls import Stalls
 from epp.endpoints.state import EndpointState
 from epp.scheduling.snapshot import Snapshot
-from epp.types import EndpointMetrics, Entry
+from epp.types import EndpointMetrics
 
 _STEP: Final = 0.2
 """How far one answer moves the share: four failures in a row take a server from 0 over a half."""
@@ -65,16 +64,6 @@ _QUEUE_S: Final = 0.5
 """Time that a server needs for its undone prompt tokens, above which a probe may have to wait for it."""
 _SERVED_MODELS: Final = 256
 _MOST_MARKS: Final = 4096
-_TYPICAL_STEP: Final = 0.05
-_LONGEST_FORETOLD_S: Final = 600.0
-"""Upper bound of the predicted time to a first token. A request is remembered until its first byte is
-overdue, and a server's wrong figures must not make that very late."""
-_TIMES_TYPICAL: Final = 3.0
-"""A first byte is overdue if it takes this many times as long as other first bytes."""
-_OTHERS: Final = 3
-"""Answers of other servers since a request was sent that make its own overdue answer suspicious."""
-_OVERDUE: Final = 2
-"""Suspicious requests in a row that make a server hang."""
 
 
 Verdict = Literal["well", "ill", "unclear"]
@@ -94,19 +83,6 @@ class Probe:
     """What the picker knows of the server when it sends the probe."""
     queued: bool = False
     """Whether other requests wait at the server, so that a late answer proves nothing."""
-
-
-class Wait(Entry):
-    """One request that waits for its first byte."""
-
-    state: EndpointState
-    sent_at: float
-    streams: bool
-    own_before: int
-    """Number of answers of this server at the time when the request was sent."""
-    others_before: int
-    over: bool = False
-    """Whether the answer began, or nobody waits for it any more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -146,22 +122,15 @@ class Failures:
         here."""
         self._served: OrderedDict[str, EndpointState] = OrderedDict()
         """The last server that answered for each model that was asked for lately."""
-        self._waits: list[tuple[float, int, Wait]] = []
-        """A heap, by the time when the answer is overdue."""
-        self._overdue: dict[EndpointState, int] = {}
-        self._numbers = 0
-        self._answers = 0
-        """Answers by all servers."""
-        self._typical_s = {True: 0.0, False: 0.0}
-        """Time to the first byte, for answers that are streamed and for others."""
         self._picks = 0
+        self._first_bytes = FirstBytes()
         self._stalls = Stalls()
         self._cuts = Cuts()
 
     @property
     def remembered(self) -> int:
         """Requests whose first byte may become overdue."""
-        return len(self._waits)
+        return len(self._first_bytes)
 
     # -- what happens ----------------------------------------------------------------------------------------
 
@@ -170,24 +139,13 @@ class Failures:
     ) -> Wait:
         """A request was sent to a server that should need `foretold_s` to its first token."""
         self._picks += 1
-        wait = Wait(state, now, streams, state.answers, self._answers - state.answers)
-        if settings.hang_seconds:
-            patience_s = max(settings.hang_seconds, _TIMES_TYPICAL * self._typical_s[streams])
-            self._numbers += 1
-            due_at = now + patience_s + min(2 * foretold_s, _LONGEST_FORETOLD_S)
-            heapq.heappush(self._waits, (due_at, self._numbers, wait))
-        return wait
+        return self._first_bytes.sent(
+            state, streams=streams, foretold_s=foretold_s, hang_seconds=settings.hang_seconds, now=now
+        )
 
     def began(self, wait: Wait, *, now: float) -> None:
         """Record that the first byte of an answer came."""
-        if wait.over:
-            return
-        wait.over = True
-        wait.state.answers += 1
-        self._answers += 1
-        self._overdue.pop(wait.state, None)
-        typical = self._typical_s[wait.streams]
-        self._typical_s[wait.streams] = typical + _TYPICAL_STEP * (now - wait.sent_at - typical)
+        self._first_bytes.began(wait, now=now)
 
     def answered(
         self,
@@ -258,7 +216,7 @@ class Failures:
         for key in [key for key in self._marks if key[0] is state]:
             del self._marks[key]
         self._cuts.forget(state)
-        self._overdue.pop(state, None)
+        self._first_bytes.forget(state)
         self._stalls.forget(state)
 
     def tried(self, state: EndpointState, model: str, *, now: float) -> None:
@@ -272,13 +230,9 @@ class Failures:
         """Find requests whose first byte is overdue, and forget shares that have become very small. Returns
         the servers that hang from now on.
         """
-        found = []
         for state in self._cuts.whole(now=now):
             self.answered(state, failed=False, whole=True, settings=settings, now=now)
-        while self._waits and self._waits[0][0] <= now:
-            wait = heapq.heappop(self._waits)[2]
-            if not wait.over and self._suspect(wait) and self.hangs(wait.state, now=now):
-                found.append(wait.state)
+        found = [state for state in self._first_bytes.suspects(now=now) if self.hangs(state, now=now)]
         if self._marks:
             for key in [
                 key for key, mark in self._marks.items() if not mark.out and mark.now(now) < _NOTHING
@@ -312,15 +266,6 @@ class Failures:
             self.answered(state, failed=True, settings=settings, now=now)
             self._marks[state, ""].may_stall = True
         return False
-
-    def _suspect(self, wait: Wait) -> bool:
-        """Whether this overdue answer, together with earlier ones, shows that its server hangs."""
-        state = wait.state
-        others = self._answers - state.answers - wait.others_before
-        if state.answers > wait.own_before or others < _OTHERS:
-            return False
-        overdue = self._overdue[state] = self._overdue.get(state, 0) + 1
-        return overdue >= _OVERDUE
 
     def hangs(self, state: EndpointState, *, now: float) -> bool:
         """A server hangs, as this picker or another one found. True: this was not known before."""
