@@ -1,8 +1,9 @@
 """KV events as vLLM sends them, decoded into the three things that they say.
 
-A message is a batch in msgpack: [time, [events], data parallel rank]. An event is a map with its name under
-"type", or, from older releases, an array that starts with its name. Blocks are named by 64-bit integers, or
-by whole hashes if the server is configured so. Unknown kinds of events are ignored.
+A message is a batch in msgpack: [time, [events], data parallel rank], or a map with "events". An event is a
+map with its name under "type", or, from older releases, an array that starts with its name; fields were added
+at its end. Blocks are named by 64-bit integers, or by whole hashes if the server is configured so. Unknown
+kinds of events are ignored.
 
 `medium` names the tier of a block: GPU, CPU or STORAGE. Without `medium` it is the first tier, and an unknown
 medium counts as the slowest tier. Pure. Callers: `exact`, tests.
@@ -79,6 +80,10 @@ class _Batch(Struct, array_like=True):
     events: Annotated[list[Raw], Meta(max_length=_MOST_EVENTS)]
 
 
+class _BatchMap(Struct):
+    events: Annotated[list[Raw], Meta(max_length=_MOST_EVENTS)]
+
+
 class _MapHead(Struct):
     type: str
 
@@ -107,10 +112,10 @@ class _StoredArray(Struct, array_like=True):
     block_size: int | None = None
     lora_id: Raw = Raw()
     medium: str | None = None
-    lora_name: None = None
-    extra_keys: None = None
-    group_idx: None = None
-    kv_cache_spec_kind: None = None
+    lora_name: str | None = None
+    extra_keys: Annotated[list[Raw], Meta(max_length=_MOST_BLOCKS)] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
 
 
 class _RemovedMap(Struct):
@@ -123,10 +128,11 @@ class _RemovedArray(Struct, array_like=True):
     type: str
     block_hashes: _Names
     medium: str | None = None
-    group_idx: None = None
+    group_idx: int | None = None
 
 
 _BATCH: Final = Decoder(_Batch)
+_BATCH_MAP: Final = Decoder(_BatchMap)
 _MAP_HEAD: Final = Decoder(_MapHead)
 _ARRAY_HEAD: Final = Decoder(_ArrayHead)
 _STORED_MAP: Final = Decoder(_StoredMap)
@@ -138,7 +144,8 @@ _REMOVED_ARRAY: Final = Decoder(_RemovedArray)
 def decode(payload: bytes) -> list[Event]:
     """The events of a message, in order. Raises MalformedError for any other bytes."""
     try:
-        events = [_event(raw) for raw in _BATCH.decode(payload).events]
+        batch = (_BATCH_MAP if _is_map(payload) else _BATCH).decode(payload)
+        events = [_event(raw) for raw in batch.events]
     except Exception as error:
         # Bytes of a wrong kind, too long for memory or nested too deeply
         # are no events.
@@ -160,7 +167,7 @@ def _event(raw: Raw) -> Event | None:
             return None
 
 
-def _is_map(raw: Raw) -> bool:
+def _is_map(raw: Raw | bytes) -> bool:
     first = memoryview(raw)[0]
     return first & 0xF0 == 0x80 or first in (0xDE, 0xDF)
 

@@ -51,6 +51,23 @@ def test_maps_and_arrays_of_older_releases_say_the_same() -> None:
     assert decode(batch(["BlockRemoved", [7]], ["AllBlocksCleared"])) == [Removed((7,), Tier.GPU), Cleared()]  # type: ignore[arg-type]  # as above
 
 
+def test_a_batch_that_is_a_map_says_the_same_as_an_array() -> None:
+    events = [{"type": "BlockRemoved", "block_hashes": [7], "medium": "CPU"}, {"type": "AllBlocksCleared"}]
+    as_map = msgspec.msgpack.encode({"ts": 1.5, "events": events, "data_parallel_rank": 0})
+    assert decode(as_map) == decode(batch(*events)) != []
+
+
+def test_arrays_have_the_fields_that_releases_have_added_at_their_end() -> None:
+    array = ["BlockStored", [7], None, [1, 2], 2, 1, "GPU", "sql", [["sql"]], 1, "sliding_window"]
+    names = ["type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium"]
+    names += ["lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind"]
+    for length in range(6, len(names) + 1):
+        as_map = dict(zip(names[:length], array, strict=False))
+        assert decode(batch(array[:length])) == decode(batch(as_map))
+    assert decode(batch([*array, "a later field"])) == decode(batch(array))
+    assert decode(batch(["BlockRemoved", [7], "GPU", 1])) == [Removed((7,), Tier.GPU, 1)]  # type: ignore[arg-type]  # a plain number as a name
+
+
 @pytest.mark.parametrize(
     ("medium", "tier"),
     [
@@ -82,6 +99,7 @@ def test_events_that_are_not_known_are_left_out() -> None:
         b"\xc1",
         msgspec.msgpack.encode(7),
         msgspec.msgpack.encode([1.0]),
+        msgspec.msgpack.encode({"ts": 1.0}),
         batch(7),
         batch({"type": "BlockStored"}),
         batch({"type": "BlockStored", "block_hashes": ["x"], "token_ids": [1]}),
