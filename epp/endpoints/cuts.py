@@ -15,6 +15,8 @@ from epp.endpoints.state import EndpointState
 _TOLD_S: Final = 1.0
 """Envoy tells of a cut answer at most this long after its end: it sends its log every 0.25 s."""
 _MOST_ENDS: Final = 64
+"""Ends of one server that are remembered at a time. More are not needed to see that most answers are whole.
+"""
 
 
 class Cuts:
@@ -27,13 +29,15 @@ class Cuts:
 
     def cut(self, state: EndpointState) -> None:
         """One of the answers that ended was cut."""
-        ends = self._ends.setdefault(state, deque(maxlen=_MOST_ENDS))
+        ends = self._ends.setdefault(state, deque())
         if ends:
             ends.popleft()
 
     def ended(self, state: EndpointState, *, now: float) -> None:
         """An answer that began well is over."""
-        if (ends := self._ends.get(state)) is not None:
+        ends = self._ends.get(state)
+        # The oldest ones stay: pushed out by newer ones, none of a busy server would ever be old enough.
+        if ends is not None and len(ends) < _MOST_ENDS:
             ends.append(now)
 
     def whole(self, *, now: float) -> Sequence[EndpointState]:
@@ -47,3 +51,9 @@ class Cuts:
 
     def forget(self, state: EndpointState) -> None:
         self._ends.pop(state, None)
+
+    def check_integrity(self) -> None:
+        for state, ends in self._ends.items():
+            assert not state.gone, "a server that has left is kept"
+            assert len(ends) <= _MOST_ENDS
+            assert list(ends) == sorted(ends)

@@ -73,6 +73,22 @@ def test_answers_that_end_and_are_not_cut_take_the_blame_away() -> None:
     assert not picker.left_out(now=62.1)
 
 
+@pytest.mark.parametrize("answers_per_s", [10, 100, 1000])
+def test_one_cut_answer_a_second_leaves_no_busy_server_out(answers_per_s: int) -> None:
+    picker = a_picker()
+    state = picker.fleet.get(EndpointName("a"))
+    assert state is not None
+    for n in range(10 * answers_per_s):
+        now = 1.0 + n / answers_per_s
+        picker.heard_answer(state, failed=False, now=now)
+        if n % answers_per_s == 0:
+            picker.answer_cut(A, now=now)
+        if n % answers_per_s == answers_per_s - 1:
+            picker.housekeep(now=now)
+            assert not picker.left_out(now=now), f"after {now:.0f} s"
+            assert picker.fleet.failures.share(state, now=now) < 0.4
+
+
 def a_picker() -> Picker:
     picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
     picker.set_endpoints(
