@@ -448,7 +448,7 @@ weigh(PyObject *module, PyObject *args)
  * What `weigh` would count is counted on the way, so that such a body need not be gone through twice.
  */
 typedef struct {
-    const byte *at, *end;
+    const byte *start, *at, *end;
     byte *out; /* Where the prompt goes on. */
     Py_ssize_t units, messages, items, escapes, limit;
     Py_ssize_t counted; /* Bytes of strings and signs: all that is not what `weigh` calls between. */
@@ -463,6 +463,13 @@ skip_space(Chat *c)
 {
     while (c->at < c->end && is_space(*c->at))
         c->at++;
+}
+
+/* Whether what came so far has too many units, as `weigh` counts them: a long body is given up on the way. */
+static inline int
+is_too_much(const Chat *c)
+{
+    return c->units + c->escapes + (c->at - c->start - c->counted) / 8 > c->limit;
 }
 
 /* Whether the next thing is this sign; it is passed. */
@@ -614,7 +621,7 @@ take_messages(Chat *c)
     if (!take(c, '['))
         return 0;
     for (;;) {
-        if (!take_message(c) || c->units + c->escapes > c->limit)
+        if (!take_message(c) || is_too_much(c))
             return 0;
         c->messages++;
         c->items += 4; /* Its strings. */
@@ -699,13 +706,13 @@ take_chat(Chat *c, Asked *asked)
     if (!take(c, '{'))
         return 0;
     do {
-        if (!take_field(c, asked))
+        if (!take_field(c, asked) || is_too_much(c))
             return 0;
     } while (take(c, ','));
     if (!take(c, '}'))
         return 0;
     skip_space(c);
-    return c->at == c->end && (asked->seen & MODEL) && (asked->seen & MESSAGES);
+    return c->at == c->end && (asked->seen & MODEL) && (asked->seen & MESSAGES) && !is_too_much(c);
 }
 
 static PyObject *
@@ -721,9 +728,9 @@ weighed_chat(PyObject *module, PyObject *args)
     if (prompt != NULL) {
         const byte *start = view.buf;
         byte *first = (byte *)PyBytes_AS_STRING(prompt);
-        Chat chat = {.at = start, .end = start + view.len, .out = first, .limit = limit};
+        Chat chat = {.start = start, .at = start, .end = start + view.len, .out = first, .limit = limit};
         Asked asked = {.limit = -1, .newer_limit = -1};
-        if (!take_chat(&chat, &asked) || chat.units + chat.escapes + (view.len - chat.counted) / 8 > limit) {
+        if (!take_chat(&chat, &asked)) {
             Py_DECREF(prompt);
             told = Py_NewRef(Py_None);
         } else if (_PyBytes_Resize(&prompt, chat.out - first) == 0) {
