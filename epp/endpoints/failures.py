@@ -399,6 +399,8 @@ class Failures:
         assert len(self._marks) <= _MOST_MARKS
         assert all(0.0 <= mark.share <= 1.0 for mark in self._marks.values())
         assert len(self._served) <= _SERVED_MODELS
+        self._first_bytes.check_integrity()
+        self._cuts.check_integrity()
 
 
 def _recovered(mark: Mark, *, now: float) -> None:

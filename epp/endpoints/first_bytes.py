@@ -95,7 +95,10 @@ class FirstBytes:
         """Whether this overdue answer, together with earlier ones, shows that its server hangs."""
         state = wait.state
         others = self._answers - state.answers - wait.others_before
-        if state.answers > wait.own_before or others < _OTHERS:
+        if state.gone or state.answers > wait.own_before or others < _OTHERS:
             return False
         overdue = self._overdue[state] = self._overdue.get(state, 0) + 1
         return overdue >= _OVERDUE
+
+    def check_integrity(self) -> None:
+        assert not any(state.gone for state in self._overdue), "a server that has left is kept"

@@ -485,3 +485,17 @@ def test_a_server_whose_client_reads_slowly_does_not_hang() -> None:
         picker.housekeep(now=now)
         assert not picker.left_out(now=now)
         assert not picker.probes_due(now=now)
+
+
+def test_a_server_that_left_while_its_requests_hung_is_not_kept() -> None:
+    picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
+    servers = [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("ab", 1)]
+    picker.set_endpoints(servers, now=0.0)
+    picks = [picker.pick(ask(), now=0.01 * n) for n in range(20)]
+    for pick in picks:
+        if pick.decision.chosen == "b":
+            picker.on_response_headers(pick, status=200, served=None, now=0.5)
+    picker.set_endpoints(servers[1:], now=0.6)
+    picker.housekeep(now=60.0)
+    assert not picker.fleet.failures.remembered
+    picker.fleet.failures.check_integrity()
