@@ -68,11 +68,7 @@ class AccessLog:
 
     def _told(self, entry: HTTPAccessLogEntry, *, now: float) -> bool:
         socket = entry.common_properties.upstream_remote_address.socket_address
-        try:
-            served = Address(socket.address, socket.port_value)
-        except ValueError:
-            return False
-        return self._picker.answer_cut(served, now=now)
+        return self._picker.answer_cut(Address(socket.address, socket.port_value), now=now)
 
 
 def _is_cut(entry: HTTPAccessLogEntry) -> bool:
