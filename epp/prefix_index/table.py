@@ -443,7 +443,9 @@ class PrefixTable:
                 assert order[mirror.last_use[run.parent]] >= order[use], "a prefix would go before its tail"
         assert used_bytes == mirror.used_bytes, "bytes miscounted"
         if mirror.used_bytes > mirror.capacity_bytes:
-            assert mirror in self._over, "over its capacity and eviction would not see it"
+            assert mirror in self._over or mirror in self._emptied, (
+                "over its capacity and eviction would not see it"
+            )
 
 
 def _capacity(capacity_bytes: int) -> int:

@@ -63,6 +63,17 @@ def test_entries_go_in_bounded_steps_and_then_new_ones_come(table: PrefixTable) 
 
 
 @pytest.mark.parametrize("leaves", [False, True])
+def test_a_server_over_its_capacity_may_go_too(table: PrefixTable, *, leaves: bool) -> None:
+    table.resize(A, capacity_bytes=MANY // 2)
+    (table.drop_endpoint if leaves else table.clear_endpoint)(A)
+    table.check_integrity()
+    for _ in range(4):
+        table.evict(now=MANY)
+        table.check_integrity()
+    assert len(table) == 1, "what B holds"
+
+
+@pytest.mark.parametrize("leaves", [False, True])
 def test_whatever_happens_meanwhile_the_books_stay_right(table: PrefixTable, *, leaves: bool) -> None:
     handles = [table.record(A, chain(n, more=b"xy"), now=MANY + n) for n in range(20)]
     rng, now = random.Random(1), 2.0 * MANY
