@@ -225,7 +225,7 @@ class FlowControl(Generic[T]):
                 )
                 queues.charge(priority, tenant, row.let_go_tokens, late=row.late)
                 self._pace.let_go_elsewhere(row.let_go_tokens, now=now)
-            self._elsewhere.hear(picker, row._replace(priority=priority))
+            self._elsewhere.hear(picker, row._replace(priority=priority), now=now)
         self._search.due_at = min(self._search.due_at, now)
         if not self._draining:
             for victim in self._bounds.over_in_pool(now=now):
@@ -351,6 +351,7 @@ class FlowControl(Generic[T]):
         demoted.requests += 1
         turn_s = demoted.turn_s(forecast, self._forecaster.pool(now=now), self._settings.goal_s, now=now)
         held.turn_at, held.last_at = now + turn_s, now + demoted.last_s(turn_s)
+        held.short = demoted.is_short(forecast, self._settings.goal_s)
         held.key = (held.turn_at, held.number)
 
     def _turn(self, held: Held[T], *, now: float) -> LetGo[T] | None:
@@ -359,11 +360,9 @@ class FlowControl(Generic[T]):
         """
         if now < held.turn_at or self._waits_above(held.priority):
             return None
-        forecast = self._forecaster.forecast(held.payload, now=now)
-        may_go = now >= held.last_at or self._demoted.is_short(forecast, self._settings.goal_s)
-        if not may_go and self._late_busy_s(now=now) > 0:
+        if now < held.last_at and not held.short and self._late_busy_s(now=now) > 0:
             return None
-        return self._take_and_go(held, forecast, now=now)
+        return self._take_and_go(held, self._forecaster.forecast(held.payload, now=now), now=now)
 
     # -- the ends --------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from epp.flow.queues import NOTHING, BandKey, Load
+from epp.flow.settings import LONGEST_DELAY_S
 
 _MOST_ROWS = 4096
 """Tenants of priorities of one other picker; what it tells beyond them is not counted."""
@@ -60,6 +61,10 @@ class Elsewhere:
         self._by_picker: dict[bytes, dict[FlowKey, Load]] = {}
         self._tokens: dict[BandKey, dict[bytes, int]] = {}
         """That wait, by band and picker."""
+        self._since: dict[tuple[bytes, BandKey], float] = {}
+        """Since when something waits in the band at the picker, as far as was heard."""
+        self._went: dict[bytes, dict[BandKey, float]] = {}
+        """When the picker last let something go, by band."""
         self.in_all = Load()
         self.by_priority: dict[int, Load] = {}
         self.by_tenant: dict[tuple[int, str], Load] = {}
@@ -78,6 +83,21 @@ class Elsewhere:
         """Whether something waits elsewhere that goes before whatever is in this band."""
         return bool(self._tokens) and min(self._tokens) < band
 
+    def passed_over(self, band: BandKey, *, now: float) -> bool:
+        """Whether every picker where something more pressing waits goes on with less pressing requests: it
+        waits there for a server of its choice, and no server is kept free for it.
+        """
+        return all(
+            self._passes_over(picker, pressing, now=now)
+            for pressing, pickers in self._tokens.items()
+            if pressing < band
+            for picker in pickers
+        )
+
+    def _passes_over(self, picker: bytes, pressing: BandKey, *, now: float) -> bool:
+        since = max(self._since[picker, pressing], now - LONGEST_DELAY_S)
+        return any(band > pressing and at > since for band, at in self._went.get(picker, {}).items())
+
     def shorter(self, band: BandKey, tokens: int) -> int:
         """Pickers at which something waits in this band, and less than so many tokens."""
         return sum(other < tokens for other in self._tokens.get(band, {}).values())
@@ -94,7 +114,7 @@ class Elsewhere:
         """Tokens that wait elsewhere at this priority or above."""
         return sum(load.tokens for of, load in self.by_priority.items() if of >= priority)
 
-    def hear(self, picker: bytes, row: Row) -> None:
+    def hear(self, picker: bytes, row: Row, *, now: float) -> None:
         """Replace what is known to wait at that picker."""
         rows = self._by_picker.setdefault(picker, {})
         key = (row.priority, row.tenant, row.late)
@@ -105,11 +125,21 @@ class Elsewhere:
             load = Load(row.requests, row.size_bytes, row.tokens)
             rows[key] = load
             self._count(picker, key, load, 1)
+        band = (-row.priority, row.late)
+        if picker in self._tokens.get(band, {}):
+            self._since.setdefault((picker, band), now)
+        else:
+            self._since.pop((picker, band), None)
+        if row.let_go_tokens:
+            self._went.setdefault(picker, {})[band] = now
 
     def forget(self, picker: bytes) -> None:
         """Forget a picker that is gone or that sends all its rows again."""
         for key, load in self._by_picker.pop(picker, {}).items():
             self._count(picker, key, load, -1)
+        self._went.pop(picker, None)
+        for known in [known for known in self._since if known[0] == picker]:
+            del self._since[known]
 
     def _count(self, picker: bytes, key: FlowKey, load: Load, sign: int) -> None:
         priority, tenant, late = key
@@ -135,5 +165,7 @@ class Elsewhere:
             added = [sum(parts) for parts in zip(*(load.as_tuple() for load in sums), strict=True)]
             told = [sum(parts) for parts in zip(*(load.as_tuple() for load in rows), strict=True)]
             assert (added or [0, 0, 0]) == (told or [0, 0, 0])
+        waits = {(picker, band) for band, of in self._tokens.items() for picker in of}
+        assert self._since.keys() == waits
         assert sum(sum(of.values()) for of in self._tokens.values()) == self.in_all.tokens
         assert all(len(of) <= _MOST_ROWS for of in self._by_picker.values())

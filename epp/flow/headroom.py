@@ -38,15 +38,16 @@ class Headroom:
         -inf: none of them goes. tag: what the tenant has had that goes first of them.
 
         While something more pressing waits at another picker, none goes: pickers differ in what they believe
-        of a server, so it would seem idle to one of the others. If nothing goes for a second, a request goes
-        to an idle server all the same: what was heard may be old. Where a tenant waits elsewhere that has had
-        less, a request goes to an idle server only. Of other equals, the picker with the most tokens looks
-        first and the others later by as long as news of it takes; or all of them would send to the same
+        of a server, so it would seem idle to one of the others. There are two exceptions, for idle servers
+        alone. Nothing goes for a second: what was heard may be old. Or the other picker goes on with less
+        pressing requests: what waits there waits for a certain server. Where a tenant waits elsewhere that
+        has had less, a request goes to an idle server only. Of other equals, the picker with the most tokens
+        looks first and the others later by as long as news of it takes; or all of them would send to the same
         server at the same moment.
         """
         elsewhere = self._elsewhere
         if elsewhere.waits_before(key):
-            return 0.0 if self._pace.rests(now=now) else -inf
+            return 0.0 if self._pace.rests(now=now) or elsewhere.passed_over(key, now=now) else -inf
         if elsewhere.in_all.requests:
             may_lead = _MAY_LEAD_S * self._pace.tokens_per_s(now=now)
             if band.first_tag_away() < tag - may_lead:

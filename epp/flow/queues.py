@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from heapq import nsmallest
+from itertools import islice
 from math import inf
 from operator import attrgetter
 from typing import Generic
@@ -54,6 +55,8 @@ class Load:
         return self.requests, self.size_bytes, self.tokens
 
 
+_MOST_LOOKED_AT = 256
+"""Tenants that wait at other pickers, for each look: the time of a look is bounded."""
 Away = Mapping[tuple[int, str], Load]
 NOTHING = Load()
 """To be read only."""
@@ -120,7 +123,7 @@ class Band(Generic[T]):
         return min(
             (
                 flows[tenant].tag if tenant in flows else floor
-                for priority, tenant in self.away
+                for priority, tenant in islice(self.away, _MOST_LOOKED_AT)
                 if priority == self.priority
             ),
             default=inf,

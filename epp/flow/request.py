@@ -67,6 +67,7 @@ class Held(Generic[T]):
         "number",
         "payload",
         "priority",
+        "short",
         "size_bytes",
         "tenant",
         "tokens",
@@ -103,6 +104,8 @@ class Held(Generic[T]):
         """Demoted, it goes before all others of its priority from then on."""
         self.last_at = 0.0
         """Demoted, it waits no longer than until then for others of its priority."""
+        self.short = False
+        """Demoted, it may use every server."""
         self.expires_at = expires_at
         self.key: tuple[float, int] = (0.0, number)
         """Its place among the requests of its tenant."""

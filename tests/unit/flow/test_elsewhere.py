@@ -132,14 +132,41 @@ def test_the_more_pressing_goes_first_wherever_it_waits() -> None:
 
 def test_what_a_picker_told_is_forgotten_with_it() -> None:
     elsewhere = Elsewhere()
-    elsewhere.hear(b"a", Row(1, "t", False, 0, 3, 30, 300))
-    elsewhere.hear(b"b", Row(1, "t", True, 0, 1, 10, 100))
+    elsewhere.hear(b"a", Row(1, "t", False, 0, 3, 30, 300), now=0.0)
+    elsewhere.hear(b"b", Row(1, "t", True, 0, 1, 10, 100), now=0.0)
     assert elsewhere.in_all.as_tuple() == (4, 40, 400)
     elsewhere.forget(b"a")
     assert elsewhere.in_all.as_tuple() == (1, 10, 100)
     assert not elsewhere.waits_before((-1, False))
     assert elsewhere.waits_before((0, False))
     elsewhere.check_integrity()
+
+
+def test_what_waits_for_a_certain_server_holds_back_no_other_picker() -> None:
+    elsewhere, low = Elsewhere(), (0, False)
+    waits = Row(5, "t", False, 0, 1, 10, 100)
+    elsewhere.hear(b"a", Row(0, "t", False, 70, 0, 0, 0), now=0.0)
+    elsewhere.hear(b"a", waits, now=0.5)
+    assert not elsewhere.passed_over(low, now=0.6)  # went before the other came
+    elsewhere.hear(b"a", Row(0, "t", False, 70, 0, 0, 0), now=1.0)
+    assert elsewhere.passed_over(low, now=1.1)
+    assert not elsewhere.passed_over(low, now=2.1)  # nothing more went
+    elsewhere.hear(b"b", waits, now=1.1)
+    assert not elsewhere.passed_over(low, now=1.2)  # the other picker keeps its servers for what waits
+    elsewhere.forget(b"b")
+    assert elsewhere.passed_over(low, now=1.2)
+
+
+def test_a_request_for_a_busy_server_at_one_picker_leaves_the_idle_ones_to_the_requests_of_another() -> None:
+    pool = Pool(FlowSettings())
+    pool.gates[0].offer(Ask(5000, home=0), priority=5, now=0.0)
+    for _ in range(200):
+        pool.fleet.busy_until = [pool.now + 4.0, 0.0, 0.0, 0.0]
+        for gate in pool.gates[:2]:
+            gate.offer(Ask(10), now=pool.now)
+        pool.step()
+    assert pool.waiting()[5] == 1
+    assert len(pool.gates[1].let_go) >= 180
 
 
 def test_only_changes_are_told_unless_everything_is_told_anew() -> None:
@@ -157,7 +184,7 @@ rows = st.builds(
     priority=st.integers(0, 2),
     tenant=st.sampled_from("ab"),
     late=st.booleans(),
-    let_go_tokens=st.just(0),
+    let_go_tokens=st.integers(0, 1),
     requests=st.integers(0, 3),
     size_bytes=st.integers(0, 9),
     tokens=st.integers(0, 9),
@@ -171,7 +198,7 @@ def test_the_sums_are_sums_whatever_is_told(told: list[tuple[bytes, Row | None]]
         if row is None:
             elsewhere.forget(picker)
         else:
-            elsewhere.hear(picker, replace_tokens(row))
+            elsewhere.hear(picker, replace_tokens(row), now=0.0)
         elsewhere.check_integrity()
 
 
