@@ -15,6 +15,7 @@ import logging
 import socket
 import time
 from collections.abc import Sequence
+from math import nan
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ from epp.config.settings import Listen
 from epp.config.tls import Tls
 from epp.errors import ConfigError
 from epp.extproc import access_log
+from epp.extproc.call_ages import CallAges
 from epp.extproc.certificates import Certificates
 from epp.extproc.codec import SERVICE
 from epp.extproc.conversation import Conversation, Streams
@@ -37,8 +39,6 @@ from epp.extproc.reading import TRACEPARENT
 from epp.types import BEGAN, Address
 
 _log = logging.getLogger(__name__)
-_LONGEST_WAIT_S: Final = 60.0
-"""What is older comes from another clock."""
 _EOF: Final[object] = grpc.aio.EOF
 
 
@@ -50,6 +50,7 @@ class GrpcioTransport:
         self._servicer = _Servicer()
         self._server: grpc.aio.Server | None = None
         self._telling: set[asyncio.Task[None]] = set()
+        self._ages = CallAges()
 
     async def start(self) -> int:
         """Bind and serve; the port, 0 for a unix socket. ConfigError where it cannot."""
@@ -145,7 +146,8 @@ class GrpcioTransport:
         first = await _read(context)
         now, unread = streams.clock(), False
         if first is not _EOF:
-            unread = streams.overload.skips(waited_s=_waited_s(context), now=now)
+            waited_s = self._ages.waited_s(context.peer(), _age_s(context), now=now)
+            unread = streams.overload.skips(waited_s=waited_s, now=now)
             if unread and (answer := streams.answer_unread(first, now=now)) is not None:
                 await context.write(answer)
                 return
@@ -209,14 +211,13 @@ def _trace(context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
     return values[0] if len(values) == 1 and isinstance(values[0], str) else ""
 
 
-def _waited_s(context: grpc.aio.ServicerContext[bytes, bytes]) -> float:
-    """How long ago Envoy began with the request. 0: it does not say, or its clock is another."""
+def _age_s(context: grpc.aio.ServicerContext[bytes, bytes]) -> float:
+    """How long ago Envoy began with the request, by the clocks of both. nan: it does not say."""
     values = [value for key, value in context.invocation_metadata() or () if key == BEGAN]
     try:
-        waited_s = time.time() - float(values[0])
+        return time.time() - float(values[0])
     except (IndexError, ValueError):
-        return 0.0
-    return waited_s if 0 < waited_s < _LONGEST_WAIT_S else 0.0
+        return nan
 
 
 async def _write(context: grpc.aio.ServicerContext[bytes, bytes], answers: Sequence[bytes]) -> None:

@@ -43,6 +43,7 @@ async def test_where_calls_come_late_they_are_routed_from_their_headers(
     async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
         for odd in ("", "x", "nan", "-1", "inf", str(time.time() + 1000)):
             assert not await answer_at_headers(channel, began=odd)
+        assert not await answer_at_headers(channel, began=str(time.time()))
         async with asyncio.timeout(60):
             while not any(
                 await asyncio.gather(

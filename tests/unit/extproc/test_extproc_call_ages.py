@@ -1,0 +1,31 @@
+from epp.extproc.call_ages import CallAges
+
+
+def test_a_clock_that_is_behind_or_a_slow_filter_makes_no_call_late() -> None:
+    ages = CallAges()
+    assert [ages.waited_s("a", 5.0 + step / 8, now=float(step)) for step in range(3)] == [0.0, 0.125, 0.25]
+    assert ages.waited_s("b", -3.0, now=3.0) == 0.0
+    assert ages.waited_s("b", -2.5, now=3.0) == 0.5
+
+
+def test_a_clock_that_was_set_is_believed_after_some_minutes() -> None:
+    ages = CallAges()
+    ages.waited_s("a", 1.0, now=0.0)
+    assert ages.waited_s("a", 3.0, now=130.0) == 2.0
+    assert ages.waited_s("a", 3.0, now=260.0) == 0.0
+
+
+def test_what_is_no_time_says_nothing() -> None:
+    ages = CallAges()
+    for odd in (float("nan"), float("inf"), -1000.0, 1000.0):
+        assert ages.waited_s("a", odd, now=0.0) == 0.0
+    ages.waited_s("a", 1.0, now=0.0)
+    assert ages.waited_s("a", 1.5, now=0.0) == 0.5
+
+
+def test_peers_are_forgotten_beyond_a_number() -> None:
+    ages = CallAges()
+    for peer in range(5000):
+        ages.waited_s(str(peer), 1.0, now=0.0)
+    assert ages.waited_s("0", 2.0, now=0.0) == 0.0, "it begins anew"
+    assert ages.waited_s("4999", 2.0, now=0.0) == 1.0
