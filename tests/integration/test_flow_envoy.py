@@ -128,7 +128,7 @@ async def test_a_picker_that_drains_lets_all_go(tmp_path: Path) -> None:
 
 async def test_a_killed_picker_loses_the_queue_and_no_request(tmp_path: Path) -> None:
     async with busy(tmp_path) as gateway:
-        tasks = []
+        tasks: list[asyncio.Task[Any]] = []
         for _ in range(20):
             # On grpcio all at once would be an overload: some would go unread, and not wait.
             tasks += [
