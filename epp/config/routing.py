@@ -82,7 +82,8 @@ class Failures(Strict, frozen=True):
             gt=0,
             le=1,
             description="A server is left out when this share of its recent answers has failed (5xx, 429, "
-            "connections that broke before the answer, or answers that broke off midway), and when it fails more than the other servers do. "
+            "connections that broke before the answer, or answers that broke off midway), and when it fails "
+            "more than the other servers do. "
             "Four failures in a row reach 0.5.",
         ),
     ] = 0.5

@@ -23,7 +23,7 @@ _TIMES_TYPICAL: Final = 3.0
 _OTHERS: Final = 3
 """Answers of other servers since a request was sent that make its own overdue answer suspicious."""
 _OVERDUE: Final = 2
-"""Suspicious requests in a row that make a server hang."""
+"""Suspicious requests in a row after which a server is taken to hang."""
 
 
 class Wait(Entry):

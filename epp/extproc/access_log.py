@@ -25,9 +25,9 @@ MOST_MESSAGE_BYTES: Final = 256 * 1024
 """The first message of a call names all of Envoy's extensions, in some 61 KB.
 Later ones hold 16 KiB and one entry, which may have 60 KiB of header fields."""
 MOST_ENTRIES: Final = 256
-"""Of one message. An entry has some 350 bytes, so Envoy sends 50 at a time."""
+"""Entries of one message that are read. An entry has some 350 bytes, so Envoy sends 50 at a time."""
 MOST_CALLS: Final = 256
-"""Each thread of an Envoy has one."""
+"""Calls open at a time. Each thread of an Envoy has one; a call beyond the bound is refused."""
 
 
 class AccessLog:

@@ -13,7 +13,7 @@ from math import inf
 from typing import Final
 
 _WINDOW_S: Final = 120.0
-"""The youngest call is that of the last one to two of these."""
+"""Calls are compared with the youngest of the last one to two windows."""
 _MOST_PEERS: Final = 1024
 _MOST_S: Final = 60.0
 """An age of more, or a call from as far in the future, says nothing."""

@@ -130,12 +130,12 @@ async def test_a_killed_picker_loses_the_queue_and_no_request(tmp_path: Path) ->
     async with busy(tmp_path) as gateway:
         tasks: list[asyncio.Task[Any]] = []
         for _ in range(20):
-            # On grpcio all at once would be an overload: some would go unread, and not wait.
+            # On grpcio, 200 at once are an overload: some of them go unread and do not wait.
             tasks += [
                 asyncio.create_task(gateway.client.complete(f"{len(tasks)} {n} " * 40)) for n in range(10)
             ]
             await wait_for(gateway, len(tasks))
-            await asyncio.sleep(0.15)  # so long after a late request the next one is no longer of one queue
+            await asyncio.sleep(0.15)  # a pause after which late requests no longer count as one queue
         gateway.picker.process.kill()
         replies = await asyncio.gather(*tasks)
         assert [reply.status for reply in replies] == [200] * 200
