@@ -1,10 +1,11 @@
 """Envoy's gRPC access log service, from which the picker learns that a server cut an answer midway.
 
-To ext_proc a cut and an end look alike. So our Envoy sends a log entry for each answer that began with 2xx
-and that its server broke off (`epp.envoy.cut_answers` writes the filter), and none for any other request.
-Other gateways may send all their entries: what is no cut is passed over here.
+ext_proc shows a cut answer and a complete one alike. So our Envoy sends a log entry for each answer that
+began with 2xx and that its server broke off (`epp.envoy.cut_answers` writes the filter). It sends no entry
+for any other request. Other gateways may send all their entries: entries that show no cut are skipped here.
 
-Everything is bounded: the open calls, the size of a message, and its entries. Called by both transports.
+The number of open calls, the size of a message and the number of its entries are bounded. Both transports
+call this module.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from epp.types import Address
 SERVICE: Final = "envoy.service.accesslog.v3.AccessLogService"
 METHOD: Final = "StreamAccessLogs"
 MOST_MESSAGE_BYTES: Final = 256 * 1024
-"""The first message of a call names all of Envoy's extensions, in some 61 KB.
-Later ones hold 16 KiB and one entry, which may have 60 KiB of header fields."""
+"""The most bytes of one message. The first message of a call names all of Envoy's extensions, in some 61 KB.
+Later messages hold 16 KiB and one entry, which may have 60 KiB of header fields.
+"""
 MOST_ENTRIES: Final = 256
-"""Entries of one message that are read. An entry has some 350 bytes, so Envoy sends 50 at a time."""
+"""The most entries that are read from one message. An entry has some 350 bytes, so Envoy sends 50
+at a time.
+"""
 MOST_CALLS: Final = 256
-"""Calls open at a time. Each thread of an Envoy has one; a call beyond the bound is refused."""
+"""The most calls that may be open at a time. Each thread of an Envoy opens one. Further calls are refused."""
 
 
 class AccessLog:
@@ -39,7 +43,7 @@ class AccessLog:
         self._calls = 0
 
     def open(self) -> bool:
-        """A call begins. False: too many are open."""
+        """A call begins. False: too many calls are open."""
         if self._calls >= MOST_CALLS:
             self._on_fault("too_many_access_logs")
             return False
@@ -47,11 +51,11 @@ class AccessLog:
         return True
 
     def close(self) -> None:
-        """A call that was opened is over."""
+        """A call that was opened has ended."""
         self._calls -= 1
 
     def receive(self, data: bytes, *, now: float) -> None:
-        """One message. Never fails: what cannot be used is counted."""
+        """Read one message. This never fails: entries that cannot be used are counted."""
         if len(data) > MOST_MESSAGE_BYTES:
             self._on_fault("access_log_too_large")
             return
@@ -72,7 +76,7 @@ class AccessLog:
 
 
 def _is_cut(entry: HTTPAccessLogEntry) -> bool:
-    """An answer that began well, and that the server ended before its end."""
+    """An answer that began well, and that the server broke off."""
     flags = entry.common_properties.response_flags
     cut = (
         flags.upstream_connection_termination or flags.upstream_remote_reset or flags.upstream_protocol_error

@@ -51,7 +51,7 @@ from epp.types import Address, InferenceRequest
 
 
 class GatePort(Protocol):
-    """What a stream asks of `epp.gate.Gate`."""
+    """The methods of `epp.gate.Gate` that a stream calls."""
 
     @property
     def on(self) -> bool: ...
@@ -100,22 +100,22 @@ class Asking:
         self._timer = timer
         self._trace = trace
         self.hurried = hurried
-        """The picker has too much to do to read the body."""
+        """The picker has too much work to read the body."""
         self.asks_only = False
-        """The data plane wants the pick and nothing else."""
+        """The data plane wants only the pick."""
         self.kind = NO_BODY.kind
         self._head: RequestHead | None = None
         self._made_id = False
         self._subset: tuple[str, ...] | None = None
         self._changed_body: bytes | None = None
-        """With the model's name changed; until it is sent on."""
+        """The body with the model's name replaced, until it is sent on."""
         self._changed_bytes = 0
-        """Its size."""
+        """The size of the changed body."""
         self._ticket: Ticket | None = None
         self._slot = Slot.REQUEST_BODY
-        """What is answered with the pick of a request that waited."""
+        """The message whose answer carries the pick of a request that waited."""
         self._after: Sequence[Action] = ()
-        """What is answered after that."""
+        """The answers that follow that one."""
 
     @property
     def head(self) -> RequestHead:
@@ -124,7 +124,7 @@ class Asking:
 
     @property
     def debug(self) -> bool:
-        """The client asked how its server is chosen."""
+        """The client asked for the reasons of its pick."""
         return self._head is not None and self._head.debug
 
     @property
@@ -133,7 +133,7 @@ class Asking:
         return self._ticket is not None
 
     def read(self, event: RequestHeaders) -> RequestHead:
-        """The request's headers came."""
+        """Read the request's headers."""
         read = self._gate.read if self._gate is not None else None
         head = self._head = read_head(event.headers, self._picker.policy.spec, read=read)
         if not head.request_id:
@@ -157,10 +157,12 @@ class Asking:
         modes: Modes,
         now: float,
     ) -> Pick | Sequence[Action]:
-        """A pick at once; or the request waits, and what the data plane is told of that. PickError: refused.
+        """Returns a pick, if the request goes at once. Otherwise the request waits, and this returns the
+        actions that tell the data plane so. PickError: the request is refused.
 
-        instead: what is taken for the body's content without reading it.
-        decided: called with the fate of a request that waited.
+        instead: taken for the body's content, which is then not read.
+
+        decided: called with the pick or the refusal of a request that waited.
         """
         request = self._request(body, instead=instead, partial=partial, modes=modes)
         gate, settings = self._gate, self._settings
@@ -184,29 +186,33 @@ class Asking:
         return (Delay(longest_s),) if settings.longest_delay_s > 0 and longest_s < inf else ()
 
     def model_list(self, event: RequestHeaders) -> Refuse | None:
-        """The answer to `GET /v1/models`. None: it is another request, or no server has said."""
+        """The answer to `GET /v1/models`. None: this is another request, or no server has reported its
+        models.
+        """
         if not (self._settings.answers_list and asks_for_models(event.headers, self.head.path)):
             return None
         listed = self._picker.model_list(None if event.subset is None else read_addresses(event.subset))
         return None if listed is None else model_list_answer(listed)
 
     def answer_after(self, actions: Sequence[Action]) -> None:
-        """Once the request that waits is picked, and after the answer that says so."""
+        """Send these actions once the waiting request is picked, after the answer with the pick."""
         self._after = (*self._after, *actions)
 
     def decided(self) -> tuple[Slot, Sequence[Action]]:
-        """The request waits no more. What is answered with its pick, and what after that."""
+        """The request no longer waits. Returns the message whose answer carries the pick, and the actions
+        that follow.
+        """
         after, self._after, self._ticket = self._after, (), None
         return self._slot, after
 
     def leave(self) -> None:
-        """Nobody waits for the answer any more. Idempotent."""
+        """Stop waiting, since the stream no longer needs the answer. Idempotent."""
         ticket, self._ticket, self._after = self._ticket, None, ()
         if ticket is not None and self._gate is not None:
             self._gate.leave(ticket)
 
     def sent_on(self, body: bytes | memoryview) -> bytes | memoryview:
-        """The body to send on: as it came, or with another name for the model."""
+        """The body to send on: unchanged, or with another name for the model."""
         changed, self._changed_body = self._changed_body, None
         return body if changed is None else changed
 
@@ -251,7 +257,8 @@ class Asking:
         )
 
     def _can_change_body(self, modes: Modes) -> bool:
-        """The picker may send another body on than came.
+        """Whether the picker may send on another body than the one that came.
+
         In the other modes the data plane sends its own copy.
         """
         mode = modes.request_body
@@ -260,7 +267,7 @@ class Asking:
     def _renamed(
         self, inference: InferenceRequest, body: bytes | memoryview, head: RequestHead
     ) -> InferenceRequest:
-        """With the model that a rewrite puts in the place of the one that was sent."""
+        """The body with the model's name replaced by the name that a rewrite gives."""
         model = self._picker.rewrites.target(inference, session=head.session, request_id=head.request_id)
         if model == inference.model:
             return inference
@@ -271,7 +278,9 @@ class Asking:
     # -- the answer ------------------------------------------------------------------------------------------
 
     def answer(self, slot: Slot, pick: Pick) -> Answer:
-        """Where the request goes. What only the pick needed of the head is forgotten."""
+        """The answer that says where the request goes. Parts of the head that only the pick needed are
+        forgotten.
+        """
         head = self.head
         pick.decision.tenant = pick.decision.tenant or head.claim.tenant
         head.forget()
@@ -305,7 +314,7 @@ class Asking:
         )
 
     def refusal(self, error: PickError) -> Refuse:
-        """In the words of the request's API."""
+        """The refusal, in the format of the request's API."""
         self._changed_body = None
         head = self.head
         self._observer.refused(head.request_id, error, trace=self._trace)
@@ -315,7 +324,7 @@ class Asking:
 
 
 def _longest_wait_s(slot: Slot, request: PickRequest, *, modes: Modes, settings: StreamSettings) -> float:
-    """How long the data plane bears that the answer to `slot` does not come; 0: it must come now.
+    """How many seconds the data plane can wait for the answer to `slot`; 0: the answer must come now.
 
     A request without a prompt costs its server next to nothing, and goes at once.
     """

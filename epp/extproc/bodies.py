@@ -17,26 +17,26 @@ from epp.request.parse import parse_request, skim_request
 from epp.types import ApiKind, InferenceRequest
 
 MAX_PIECE_BYTES: Final = 62_000
-"""Of an echoed body; the endpoint picker protocol's limit."""
+"""The most bytes in one piece of an echoed body: the limit of the endpoint picker protocol."""
 
 NO_BODY: Final = InferenceRequest(kind=ApiKind.OTHER)
 ENCODED: Final = InferenceRequest(kind=ApiKind.OTHER, unread="encoded_body")
-"""Compressed in a way that is not read."""
+"""The body is compressed in a way that the picker does not read."""
 PARTIAL: Final = InferenceRequest(kind=ApiKind.OTHER, unread="partial_body")
-"""The data plane hands over no more than the start of it."""
+"""The data plane hands over only the start of the body."""
 OVERLOADED: Final = InferenceRequest(kind=ApiKind.OTHER, unread="overload")
-"""The picker has too much to do to read it."""
+"""The picker has too much work to read the body."""
 NOT_SEEN: Final = InferenceRequest(kind=ApiKind.OTHER, unread="body_not_seen")
-"""The data plane wants to know the server before it hands over the body."""
+"""The data plane has to know the server before it hands over the body."""
 NO_ROOM: Final = InferenceRequest(kind=ApiKind.OTHER, unread="no_room")
-"""All bodies together are over `streams.maxHeldBodyBytes`."""
+"""All bodies together exceed `streams.maxHeldBodyBytes`."""
 
 _BLANK: Final = b" \t\r\n\xef\xbb\xbf"
 _BACKSLASH: Final = ord("\\")
 
 
 class BodyRoom:
-    """How many bytes of bodies may wait at once for the rest of them."""
+    """Counts the bytes of incomplete bodies, which may not exceed a bound."""
 
     __slots__ = ("held_bytes", "max_bytes")
 
@@ -46,7 +46,7 @@ class BodyRoom:
 
 
 class Body:
-    """What came of one body. A piece that is the whole body is not copied."""
+    """The pieces of one body so far. A piece that is the whole body is not copied."""
 
     __slots__ = ("_buffer", "_end", "_room", "ended", "pieces", "size_bytes")
 
@@ -55,16 +55,14 @@ class Body:
         self._buffer: bytes | memoryview | bytearray = b""
         self._end: JsonEnd | None = None
         self.pieces = 0
-        """Since the last `take`."""
+        """Pieces since the last `take`."""
         self.size_bytes = 0
-        """Of all that ever came, taken or not."""
+        """Bytes of all pieces so far, taken or not."""
         self.ended = False
-        """The request has ended: no more of it comes."""
+        """The request has ended, so no more pieces come."""
 
     def add(self, piece: bytes | memoryview) -> bool:
-        """Take in the next piece.
-        False: there is no more room for all bodies together; this piece is held all the same.
-        """
+        """Add the next piece. False: all bodies together exceed the bound. The piece is kept all the same."""
         size = len(piece)
         self.pieces += 1
         self.size_bytes += size
@@ -78,10 +76,10 @@ class Body:
         return self._room.held_bytes <= self._room.max_bytes
 
     def looks_whole(self, piece: bytes | memoryview, *, declared_bytes: int = 0) -> bool:
-        """Whatever followed could not matter, by its declared size or by its JSON.
-        Call it with each piece, once, in order.
+        """Whether the body is complete, by its declared size or by its JSON, so that later pieces could not
+        matter. Call this with each piece, once, in order.
 
-        Where the data plane keeps trailers to itself, a body before them has no marked end.
+        If the data plane keeps trailers to itself, nothing marks the end of a body before them.
         """
         if declared_bytes:
             return self.size_bytes >= declared_bytes
@@ -90,7 +88,7 @@ class Body:
         return self._end.feed(bytes(piece))
 
     def take(self) -> bytes | memoryview:
-        """All that is held; it is held no more."""
+        """Return all pieces that are held, and hold them no longer."""
         buffer = self._buffer
         self.drop()
         return memoryview(buffer) if isinstance(buffer, bytearray) else buffer
@@ -106,21 +104,21 @@ class Body:
 
 
 class JsonEnd:
-    """Finds the end of a JSON object that comes in pieces of any size,
-    with work in proportion to their bytes.
+    """Finds the end of a JSON object that comes in pieces of any size. The work is proportional
+    to the bytes.
     """
 
     __slots__ = ("_carry", "_depth", "_in_string", "_started")
 
     def __init__(self) -> None:
         self._carry = b""
-        """A backslash at the end of a piece: what it escapes comes with the next one."""
+        """The last piece ended with a backslash, which escapes the first character of the next piece."""
         self._depth = 0
         self._in_string = False
         self._started = False
 
     def feed(self, piece: bytes) -> bool:
-        """Whether the object is complete, or the body is no JSON object at all."""
+        """Whether the object is complete, or the body is not a JSON object at all."""
         data = self._carry + piece
         if not self._started:
             data = data.lstrip(_BLANK)
@@ -139,7 +137,9 @@ class JsonEnd:
 
 
 def read_body(path: str, body: bytes | memoryview, *, partial: bool) -> InferenceRequest:
-    """What a body asks for. BadRequestError, unless it may be only the first part of one."""
+    """The request that a body contains. BadRequestError: the body is broken, unless it may be only the first
+    part of a body.
+    """
     try:
         return parse_request(path, body)
     except BadRequestError:
@@ -149,20 +149,20 @@ def read_body(path: str, body: bytes | memoryview, *, partial: bool) -> Inferenc
 
 
 def skim_body(path: str, body: bytes | memoryview, *, partial: bool) -> InferenceRequest:  # noqa: ARG001 - as `read_body`
-    """Of a body that there is no time to read: which API and which model."""
+    """Find only the API and the model of a body that the picker has no time to read."""
     return skim_request(path, body, unread=OVERLOADED.unread)
 
 
 def passed_on(event: RequestBody, mode: BodyMode) -> Sequence[Action]:
-    """A piece of a request's body that says nothing any more goes on as it came."""
+    """Pass on unchanged a piece of a request's body that is no longer read."""
     if mode.echoed:
         return pieces(Slot.REQUEST_BODY, event.data, end_of_stream=event.end_of_stream)
     return PLAIN[Slot.REQUEST_BODY]
 
 
 def pieces(slot: Slot, data: bytes | memoryview, *, end_of_stream: bool) -> Sequence[Echo]:
-    """The same bytes in order, in pieces that the protocol allows;
-    an end without bytes is one empty piece.
+    """The same bytes in order, in pieces that the protocol allows. An end without bytes is one
+    empty piece.
     """
     if len(data) <= MAX_PIECE_BYTES:
         return (Echo(slot, data, end_of_stream=end_of_stream),) if data or end_of_stream else ()

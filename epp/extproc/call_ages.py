@@ -1,8 +1,8 @@
-"""How late the calls of each Envoy are, though its clock may differ from ours.
+"""Tells how late the calls of each Envoy are, even if Envoy's clock differs from ours.
 
-A call's age contains the difference of the clocks and the time that other filters took. Both are the same for
-all calls of an Envoy, so a call is as late as it is older than the youngest one lately. Pure: time is an
-argument. Owned by `over_grpcio`.
+A call's age includes the difference of the clocks and the time that other filters took. Both are the same for
+all calls of an Envoy. So a call is late by the difference between its age and the age of the youngest recent
+call. Pure: time is an argument. Owned by `over_grpcio`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from math import inf
 from typing import Final
 
 _WINDOW_S: Final = 120.0
-"""Calls are compared with the youngest of the last one to two windows."""
+"""Calls are compared with the youngest call of the last one to two windows of this length."""
 _MOST_PEERS: Final = 1024
 _MOST_S: Final = 60.0
-"""An age of more, or a call from as far in the future, says nothing."""
+"""A call that is older than this, or that came from as far in the future, says nothing."""
 
 
 @dataclass(slots=True)
 class _Youngest:
     since: float
     before_s: float = inf
-    """Of the window before this one."""
+    """The youngest age of the previous window."""
     now_s: float = inf
 
 
@@ -32,8 +32,9 @@ class CallAges:
         self._by_peer: OrderedDict[str, _Youngest] = OrderedDict()
 
     def waited_s(self, peer: str, age_s: float, *, now: float) -> float:
-        """How much older this call is than the youngest of the same peer.
-        peer: the connection; age_s: our wall clock minus the time at which Envoy began.
+        """How much older this call is than the youngest recent call of the same peer.
+
+        peer: the connection. age_s: our wall clock minus the time at which Envoy began the request.
         """
         if not -_MOST_S < age_s < _MOST_S:
             return 0.0

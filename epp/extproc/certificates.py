@@ -20,7 +20,8 @@ _Made = TypeVar("_Made")
 
 
 class Certificates(Generic[_Made]):
-    """What `read` makes of the files, as they were when they last fitted together.
+    """The result of `read`, from the last time at which the files fitted together.
+
     `read` may raise OSError and SSLError.
     """
 
@@ -37,7 +38,7 @@ class Certificates(Generic[_Made]):
             raise ConfigError(f"listen.tls: {error.filename}: {error.strerror}") from error
 
     def refresh(self) -> bool:
-        """Look at the files. True: `latest` is new."""
+        """Look at the files. True: `latest` has changed."""
         try:
             stamp = self._stamp()
             if stamp == self._seen:
@@ -60,19 +61,19 @@ class Certificates(Generic[_Made]):
 
 
 def ssl_context(tls: Tls) -> ssl.SSLContext:
-    """Of a server of HTTP/2. Clients must show a certificate where a client CA is configured.
-    OSError, ssl.SSLError.
+    """The TLS context of an HTTP/2 server. Clients must show a certificate if a client CA is configured.
+    Raises OSError or ssl.SSLError.
     """
     for path in (tls.cert_file, tls.key_file, tls.client_ca_file):
         if path:
-            Path(path).read_bytes()  # ssl's own error does not name the file
+            Path(path).read_bytes()  # the error of ssl itself does not name the file
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2"])
     context.load_cert_chain(tls.cert_file, tls.key_file)
     if tls.client_ca_file:
         context.verify_mode = ssl.CERT_REQUIRED
-        # As gRPC does: the file may name an intermediate authority, or one client's own certificate.
+        # gRPC does the same: the file may hold an intermediate authority, or the certificate of one client.
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         context.load_verify_locations(tls.client_ca_file)
     return context

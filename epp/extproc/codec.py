@@ -68,12 +68,12 @@ _CONFIG_TAG: Final = 0x5A
 _AROUND: Final = frozenset((_METADATA_TAG, _ATTRIBUTES_TAG, _CONFIG_TAG))
 
 _KEPT_BYTES: Final = 512
-"""Longer pieces are not kept: they hold more than an address or two, and may differ with every request."""
+"""Longer pieces are not cached: they hold more than an address or two, and may differ with every request."""
 
 
 def decode(data: bytes, *, names: frozenset[str], response_names: frozenset[str], first: bool) -> Event:
-    """One ProcessingRequest. Only headers in `names` and `response_names` are taken; `first`:
-    the message may tell the modes.
+    """Decode one ProcessingRequest. Of the headers, only those in `names` and `response_names` are kept.
+    first: this is the first message of the stream, which may state the modes.
     """
     event = _by_hand(data, names=names, response_names=response_names, first=first) if data else None
     return event or _by_protobuf(data, names=names, response_names=response_names)
@@ -105,8 +105,8 @@ def _by_protobuf(data: bytes, *, names: frozenset[str], response_names: frozense
 
 
 def echo_of(data: bytes) -> bytes | None:
-    """The answer to a piece of a response's body that goes on as it came, without an object for either.
-    None: decode the message.
+    """The answer that passes on a piece of a response's body unchanged. No object is made for the message or
+    the answer. None: the message must be decoded.
     """
     found = wire.echo_of(data, MAX_PIECE_BYTES)
     if found is None:
@@ -140,7 +140,9 @@ def _cut_request_headers(data: bytes, names: frozenset[str]) -> RequestHeaders |
 
 
 def _cut_response_headers(data: bytes, names: frozenset[str]) -> ResponseHeaders | None:
-    """Field by field, since the metadata hold the fallback list, of which a large fleet has very many."""
+    """Decodes the message field by field, because the metadata hold the fallback list, and a large fleet has
+    very many such lists.
+    """
     read = wire.headers_of(data, _readable(names))
     if read is None:
         return None
@@ -148,7 +150,7 @@ def _cut_response_headers(data: bytes, names: frozenset[str]) -> ResponseHeaders
     parts = wire.fields_of(data, end)
     if parts is None or not _AROUND.issuperset(parts):
         return None
-    # Attributes that name the server decide; only without them are the metadata looked at.
+    # The attributes decide if they name the server. The metadata are read only if the attributes do not.
     served = ""
     for tag in (_ATTRIBUTES_TAG, _METADATA_TAG):
         around = _around(parts.get(tag, b""))
@@ -164,16 +166,18 @@ def _cut_response_headers(data: bytes, names: frozenset[str]) -> ResponseHeaders
 
 
 _Around = tuple[tuple[str, ...] | None, str | None, Modes | None]
-"""What a message says besides its one part: the subset hint, who served (None: not told), and the modes."""
+"""What a message says besides its main part: the subset hint, the server that served (None: not stated), and
+the modes.
+"""
 
 
 def _around(data: bytes) -> _Around | None:
-    """None: this is more than what stands around a part, or broken."""
+    """None: the bytes are broken, or hold more than the known fields around a message's main part."""
     return _kept_around(data) if len(data) <= _KEPT_BYTES else _read_around(data)
 
 
 def _says_nothing_of_bodies(data: bytes) -> bool:
-    """What stands around a body changes nothing of what it means."""
+    """Whether the bytes around a body leave the meaning of the body unchanged."""
     around = _around(data)
     return around is not None and around[2] is None
 
@@ -197,7 +201,9 @@ _kept_around = functools.lru_cache(maxsize=4096)(_read_around)
 
 @functools.lru_cache(maxsize=16)
 def _readable(names: frozenset[str]) -> tuple[str, ...]:
-    """A message that holds a name with other letters goes by protobuf."""
+    """The names that `wire` can look for: those in lower-case ASCII. If a message holds a name with other
+    letters, protobuf reads the message.
+    """
     return tuple(name for name in names if name.isascii() and name == name.lower())
 
 
@@ -238,7 +244,7 @@ def _request_headers(message: Any, names: frozenset[str], modes: Modes | None) -
 
 
 def _subset(metadata: Any) -> tuple[str, ...] | None:
-    """The subset hint's entries; empty where the hint is there and holds no text."""
+    """The entries of the subset hint. Empty: the hint is there, but has no text."""
     if _SUBSET_NAMESPACE not in metadata.filter_metadata:
         return None
     values = metadata.filter_metadata[_SUBSET_NAMESPACE].fields
@@ -261,7 +267,9 @@ def _response_headers(message: Any, names: frozenset[str], modes: Modes | None) 
 
 
 def _served(message: Any) -> str | None:
-    """Who served: the attribute, which counts retries, before the metadata. None: neither is there."""
+    """The server that served. The attribute counts retries, so it goes before the metadata. None: neither is
+    there.
+    """
     for attributes in message.attributes.values():
         if _UPSTREAM in attributes.fields:
             return str(attributes.fields[_UPSTREAM].string_value)
@@ -288,7 +296,7 @@ _EVENTS: Final[dict[str, Callable[[Any, frozenset[str], Modes | None], Event]]] 
 
 
 def encode(action: Action) -> bytes:
-    """One ProcessingResponse."""
+    """Encode one ProcessingResponse."""
     if isinstance(action, Answer):
         return _kept_answer(action) if _repeats(action) else _encode_answer(action)
     if isinstance(action, Echo):
@@ -306,8 +314,9 @@ def encode(action: Action) -> bytes:
 
 
 def _repeats(answer: Answer) -> bool:
-    """It names servers at most.
-    Scores, costs, ids and explanations hardly come twice, and clients can ask for them.
+    """Whether the same answer will come again: it holds nothing but servers.
+
+    Scores, costs, ids and explanations hardly ever repeat, and clients can ask for them.
     """
     headers = answer.set_headers
     if (

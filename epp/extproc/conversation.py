@@ -30,7 +30,7 @@ from epp.extproc.unread import Unread
 from epp.gate import Gate
 
 MESSAGE_SLACK_BYTES: Final = 2**20
-"""Room for what surrounds a body in its message."""
+"""Bytes for the fields around a body in its message."""
 
 
 class Streams:
@@ -63,12 +63,12 @@ class Streams:
 
     @property
     def max_message_bytes(self) -> int:
-        """A longer message holds a body that is refused anyway, or nonsense."""
+        """The longest message. A longer one holds nonsense, or a body that is refused anyway."""
         return 2 * self.settings.max_body_bytes + MESSAGE_SLACK_BYTES
 
     def answer_unread(self, data: bytes, *, now: float) -> bytes | None:
-        """The answer to the first message of a stream that there is no time for; the stream ends with it.
-        None: it must be opened.
+        """The answer to the first message of a stream that the picker has no time to read. The stream ends
+        with this answer. None: the stream must be opened.
         """
         return self._unread.answer(data, names=self.wanted(), settings=self.settings, now=now)
 
@@ -82,11 +82,13 @@ class Streams:
     ) -> Conversation:
         """A stream began.
 
-        trace: the `traceparent` of the call itself, which a data plane sends that traces.
-        unread: the picker has too much to do to read it.
+        trace: the `traceparent` of the gRPC call itself; data planes that trace send it.
 
-        let_go: called when a drain ended it, so that the transport ends it with OK.
-        deliver: called with answers that come later than the message they belong to.
+        unread: the picker has too much work to read the body.
+
+        let_go: called when a drain has ended the stream, so that the transport ends the call with OK.
+
+        deliver: called with answers that are ready only after the message that they answer was handled.
         """
         traced = bounded_trace(trace) if self.settings.traced else ""
         conversation = Conversation(self, let_go, deliver, trace=traced, unread=unread)
@@ -106,7 +108,7 @@ class Streams:
                 conversation.let_go()
 
     def tidy(self) -> None:
-        """Eviction after a pick, once its answer is written."""
+        """Evict after a pick, once the answer is written."""
         if self._untidied:
             self._untidied = False
             self.picker.housekeep(now=self.clock())
@@ -115,12 +117,14 @@ class Streams:
         self._untidied = True
 
     def room(self) -> None:
-        """A request has ended or begun to wait: others may go, or go at another time."""
+        """A request has ended or has begun to wait. So other requests may now go, or may go at
+        another time.
+        """
         if self.gate is not None and self.gate.waiting:
             self.on_room()
 
     def wanted(self) -> frozenset[str]:
-        """Names of the request headers to decode; they follow the policy."""
+        """The names of the request headers to decode. They depend on the policy."""
         policy = self.picker.policy
         read = self.gate.read if self.gate is not None else None
         if policy is not self._policy or read is not self._read:
@@ -134,10 +138,10 @@ class Streams:
 
 
 class Conversation:
-    """One stream. `receive` each message; when `may_end`, `detach` and end it with OK;
+    """One stream. `receive` each message. When `may_end` is true, `detach` and end the call with OK. Call
     `close` at the end, whatever happened.
 
-    `half_close` is the end that the data plane makes in good order.
+    `half_close` is for the orderly end by the data plane.
     """
 
     __slots__ = ("_deliver", "_names", "_streams", "let_go", "picked", "stream")
@@ -169,7 +173,7 @@ class Conversation:
         )
 
     def receive(self, data: bytes, *, now: float) -> Sequence[bytes]:
-        """The answers to one message. StreamProtocolError: end the stream with its reason."""
+        """The answers to one message. StreamProtocolError: end the stream with the error's reason."""
         stream = self.stream
         if stream.passes and (echo := echo_of(data)) is not None:
             return (echo,)
@@ -193,7 +197,7 @@ class Conversation:
 
     @property
     def may_end(self) -> bool:
-        """The stream is not needed any more: it has answered, and is not held."""
+        """The stream is no longer needed: everything is answered, and the stream is not held open."""
         return not self.stream.hold and self.stream.can_detach
 
     def detach(self, *, now: float) -> None:
@@ -208,7 +212,7 @@ class Conversation:
         self._streams.room()
 
     def close(self, *, now: float, broken: bool = False) -> None:
-        """Idempotent. broken: the picker itself failed."""
+        """Release the stream. Idempotent. broken: the picker itself failed."""
         self._streams.live.discard(self)
         self.stream.close(now=now, broken=broken)
         self._streams.room()

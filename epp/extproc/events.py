@@ -16,37 +16,46 @@ from msgspec import Struct
 
 
 class BodyMode(enum.IntEnum):
-    """How the data plane hands over a body, and when the pick is made;
-    the numbers are those of ext_proc's ProcessingMode.BodySendMode.
+    """How the data plane hands over a body, and when the pick is made. The numbers are those of ext_proc's
+    ProcessingMode.BodySendMode.
     """
 
     NONE = 0
-    """Routed by load, from the headers. So are requests without a body."""
+    """The request is routed by load, from its headers. Requests without a body are routed in the same way."""
     STREAMED = 1
-    """With early body (`send_body_without_waiting_for_header_response`), the header answer waits for the
-    body, but only for `streamed_hold_bytes`: the data plane stops reading at its own buffer limit, and
-    waiting beyond it ended in a 504 (seen on Envoy 1.40). A longer body is routed by load. The body's end is
-    where Content-Length or its JSON says, for an end in trailers may never be told. Without early body, the
-    data plane sends no body before the headers are answered, and chooses the server as soon as they are. A
-    prefix cannot be known then: routed by load. Later chunks are answered unread."""
+    """With early body (`send_body_without_waiting_for_header_response`), the answer to the headers waits for
+    the body, but only up to `streamed_hold_bytes`. The data plane stops reading at its own buffer limit, and
+    waiting beyond that limit ended in a 504 (seen on Envoy 1.40). A longer body is routed by load.
+    Content-Length or the JSON tells where the body ends, because the data plane may never report an end in
+    trailers.
+
+    Without early body, the data plane sends no body before the headers are answered, and chooses the server
+    as soon as they are answered. The prefix is not known at that time, so the request is routed by load.
+    Later chunks are answered unread.
+    """
     BUFFERED = 2
-    """Headers are answered at once, the one body message with the pick. Bodies that end in trailers too."""
+    """The headers are answered at once. The one body message is answered with the pick, also if trailers
+    follow.
+    """
     BUFFERED_PARTIAL = 3
-    """The same; a body cut at the data plane's limit is routed by load, since half a JSON says nothing."""
+    """As BUFFERED. If the data plane cut the body at its limit, the request is routed by load, since half a
+    JSON text says nothing.
+    """
     FULL_DUPLEX_STREAMED = 4
-    """The answer to the headers waits for the whole body, then come header answer, body pieces and trailers,
-    in this order."""
+    """The answer to the headers waits for the whole body. Then the picker sends the answer to the headers,
+    the pieces of the body and the trailers, in this order.
+    """
     GRPC = 5
-    """As full duplex."""
+    """As FULL_DUPLEX_STREAMED."""
 
     @property
     def echoed(self) -> bool:
-        """The picker must send the body itself back, for the data plane keeps no copy."""
+        """The picker must send the body back, because the data plane keeps no copy."""
         return self >= BodyMode.FULL_DUPLEX_STREAMED
 
 
 class Modes(Struct, frozen=True):
-    """The processing mode, said by newer data planes in their first message of a stream."""
+    """The processing modes. Newer data planes state them in the first message of a stream."""
 
     request_body: BodyMode = BodyMode.NONE
     response_body: BodyMode = BodyMode.NONE
@@ -55,7 +64,7 @@ class Modes(Struct, frozen=True):
 
     @property
     def body_first(self) -> bool:
-        """The body of a request is handed over before its server has to be known."""
+        """The data plane hands over the request's body before it has to know the server."""
         return self.request_body >= BodyMode.BUFFERED or (
             self.early_body and self.request_body is BodyMode.STREAMED
         )
@@ -65,13 +74,15 @@ class RequestHeaders(Struct, frozen=True, gc=False):
     headers: Sequence[tuple[str, str]]
     end_of_stream: bool = False
     subset: tuple[str, ...] | None = None
-    """Raw entries of the subset hint, each perhaps a comma list; None: no hint came."""
+    """Raw entries of the subset hint; each may be a comma list. None: no hint came."""
     modes: Modes | None = None
 
 
 class RequestBody(Struct, frozen=True, gc=False):
     data: bytes | memoryview
-    """Perhaps a view of the message that it came in: a long prompt is not copied on its way to the parser."""
+    """May be a view of the message that contained it, so that a long prompt is not copied on its way to the
+    parser.
+    """
     end_of_stream: bool = False
     modes: Modes | None = None
 
@@ -84,7 +95,7 @@ class ResponseHeaders(Struct, frozen=True, gc=False):
     headers: Sequence[tuple[str, str]]
     end_of_stream: bool = False
     served: str = ""
-    """Who really served, as the data plane says it; empty: it does not."""
+    """The server that served, as the data plane states it. Empty: the data plane does not state it."""
     modes: Modes | None = None
 
 
@@ -102,7 +113,9 @@ Event = RequestHeaders | RequestBody | RequestTrailers | ResponseHeaders | Respo
 
 
 class Slot(enum.Enum):
-    """Which message an answer belongs to; the values are the field names of ext_proc's ProcessingResponse."""
+    """The message that an answer belongs to. The values are the field names of ext_proc's
+    ProcessingResponse.
+    """
 
     REQUEST_HEADERS = "request_headers"
     REQUEST_BODY = "request_body"
@@ -111,12 +124,13 @@ class Slot(enum.Enum):
     RESPONSE_BODY = "response_body"
     RESPONSE_TRAILERS = "response_trailers"
 
-    # By identity, in C: the enum's own is a Python call for each lookup of an answer.
+    # Hashed by identity, in C. The hash of Enum is a Python function, which would be called for each lookup
+    # of an answer.
     __hash__ = object.__hash__
 
 
 class Estimate(Struct, frozen=True):
-    """What a request was estimated to cost at its pick."""
+    """The estimated cost of a request at the time of its pick."""
 
     prompt_tokens: int
     matched_tokens: int
@@ -124,23 +138,23 @@ class Estimate(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True, gc=False):
-    """Go on, perhaps with changes. Hashable, so that a transport may keep what it serialised."""
+    """Go on, perhaps with changes. Hashable, so that a transport may cache the encoded form."""
 
     slot: Slot
     set_headers: tuple[tuple[str, str], ...] = ()
-    """Overwrite or add; not for trailers."""
+    """Headers to overwrite or add; not allowed for trailers."""
     remove_headers: tuple[str, ...] = ()
     clear_route_cache: bool = False
     destination: str = ""
-    """For the dynamic metadata; empty: none is sent."""
+    """The destination in the dynamic metadata. Empty: none is sent."""
     scores: tuple[tuple[str, float], ...] = ()
-    """For the dynamic metadata: destination and its score."""
+    """The destinations with their scores, for the dynamic metadata."""
     cost: Estimate | None = None
-    """For the dynamic metadata."""
+    """The estimated cost, for the dynamic metadata."""
     body: bytes | None = None
-    """In place of the request's body, whole; None: it goes on as it came."""
+    """A whole body that replaces the request's body. None: the body goes on unchanged."""
     stream_response: bool = False
-    """Ask, for this request alone, that the answer's body be streamed here."""
+    """Ask the data plane to stream the answer's body to the picker, for this request only."""
 
 
 PLAIN: Final = {slot: (Answer(slot),) for slot in Slot}
@@ -148,7 +162,7 @@ PLAIN: Final = {slot: (Answer(slot),) for slot in Slot}
 
 
 class Echo(Struct, frozen=True, gc=False):
-    """One piece of a body that goes on as it came."""
+    """One piece of a body that goes on unchanged."""
 
     slot: Slot
     data: bytes | memoryview
@@ -156,7 +170,7 @@ class Echo(Struct, frozen=True, gc=False):
 
 
 class Refuse(Struct, frozen=True, gc=False):
-    """Answer the client now, mostly with an error; nothing goes to any server."""
+    """Answer the client now, mostly with an error. The request goes to no server."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
@@ -165,7 +179,7 @@ class Refuse(Struct, frozen=True, gc=False):
 
 
 class Delay(Struct, frozen=True, gc=False):
-    """The answer comes later: the data plane shall wait so long for it."""
+    """The answer comes later. The data plane shall wait for this time."""
 
     seconds: float
 
@@ -174,7 +188,7 @@ Action = Answer | Echo | Refuse | Delay
 
 
 class StreamProtocolError(Exception):
-    """The data plane sent what cannot follow what came before. `reason` labels a metric."""
+    """The data plane sent a message that must not follow the messages before it. `reason` labels a metric."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -25,7 +25,7 @@ SERVICE_UNKNOWN: Final = 3
 
 
 class Health:
-    """The statuses, and who wants to hear when they change."""
+    """The statuses, and the callbacks to run when they change."""
 
     def __init__(self) -> None:
         self.ready = False
@@ -45,6 +45,6 @@ class Health:
                 told()
 
     def follow(self, told: Callable[[], None]) -> Callable[[], None]:
-        """Call `told` after each change, until the function that comes back is called."""
+        """Call `told` after each change, until the returned function is called."""
         self._listeners.add(told)
         return lambda: self._listeners.discard(told)

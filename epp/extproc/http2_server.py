@@ -1,7 +1,7 @@
-"""Accepts connections for our own HTTP/2, on TCP, unix sockets and TLS, and makes a `Peer` of each.
+"""Accepts connections for our own HTTP/2, on TCP, unix sockets and TLS, and makes a `Peer` for each.
 
-Owns the listening socket, the connections, and what they share:
-the services, the limits, the bytes held, and how late we read.
+Owns the listening socket, the connections, and what the connections share: the services, the limits, the
+count of held bytes, and the measure of how late we read.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _log = logging.getLogger(__name__)
 _TICK_S: Final = 0.5
 _HANDSHAKE_S: Final = 10.0
 _LAST_WORDS_S: Final = 0.25
-"""At a stop, for peers to read that we close."""
+"""At a stop: the time that peers get to read our last frames before we close their connections."""
 _RETRY_S: Final = 0.1
 
 
 class Http2Server:
-    """Serves `services` by path on sockets that are handed to `start`, until `stop`."""
+    """Serves `services` by path on sockets that are given to `start`, until `stop`."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class Http2Server:
         on_fault: Callable[[str], None],
         after_writing: Callable[[], None],
     ) -> None:
-        """`on_fault` hears the reason of everything that a peer did wrong;
-        `after_writing` is called after each turn's write.
+        """`on_fault` is called with the reason of each fault of a peer. `after_writing` is called after the
+        write of each turn.
         """
         self.services = services
         self.limits = limits
@@ -57,18 +57,22 @@ class Http2Server:
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._arriving: set[asyncio.Task[None]] = set()
-        """Connections that are accepted and not served yet: with TLS, their handshakes."""
+        """Connections that are accepted but not served yet. With TLS, these are in their handshake."""
         self._ticking: asyncio.TimerHandle | None = None
 
     def start(self, sock: socket.socket, *, context: Callable[[], ssl.SSLContext] | None = None) -> None:
-        """Accept on a listening socket; `context`: with TLS, asked for each connection."""
+        """Accept connections on a listening socket. `context` is called for the TLS context of each
+        connection.
+        """
         sock.setblocking(False)
         self._listener = sock
         self._accepting = asyncio.get_running_loop().create_task(self._accept(sock, context), name="accept")
         self._tick()
 
     async def stop(self, grace_s: float) -> None:
-        """Take no more connections, ask peers to leave, and close what is left after `grace_s`."""
+        """Accept no more connections, ask peers to leave, and close the remaining connections after
+        `grace_s`.
+        """
         if self._accepting is None or self._listener is None:
             return
         tasks, self._accepting = (self._accepting, *self._arriving), None
@@ -89,15 +93,16 @@ class Http2Server:
             peer.abort()
 
     async def _until_gone(self, seconds: float) -> None:
-        """Until every peer has closed its side, or for so long."""
+        """Wait until every peer has closed its side, but no longer than the given time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while self.peers:  # noqa: ASYNC110 - peers say nothing when they are gone
                     await asyncio.sleep(0.01)
 
     async def _accept(self, listener: socket.socket, context: Callable[[], ssl.SSLContext] | None) -> None:
-        """One connection after the other, for ever.
-        Too many are refused at once, so that files are left for all else.
+        """Accept one connection after the other, for ever.
+
+        Connections beyond the limit are refused at once, so that file descriptors remain for everything else.
         """
         loop = asyncio.get_running_loop()
         while True:
@@ -115,7 +120,7 @@ class Http2Server:
             task = loop.create_task(self._welcome(sock, context), name="connection")
             self._arriving.add(task)
             task.add_done_callback(self._arriving.discard)
-            await asyncio.sleep(0)  # It has begun, and owns its socket.
+            await asyncio.sleep(0)  # the connection has begun, and owns its socket
 
     async def _welcome(self, sock: socket.socket, context: Callable[[], ssl.SSLContext] | None) -> None:
         loop = asyncio.get_running_loop()
@@ -126,7 +131,7 @@ class Http2Server:
                 await loop.connect_accepted_socket(
                     lambda: Peer(self), sock, ssl=context(), ssl_handshake_timeout=_HANDSHAKE_S
                 )
-        except OSError as error:  # ssl.SSLError is one, and so are time-outs
+        except OSError as error:  # ssl.SSLError and time-outs are OSErrors
             self.fault("tls_handshake" if context is not None else "accept_failed")
             _log.debug("a connection failed at its beginning: %s", error)
             sock.close()

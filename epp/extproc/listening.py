@@ -15,8 +15,9 @@ from epp.errors import ConfigError
 
 _MAX_PEERS: Final = 4096
 _RESERVED_FILES: Final = 256
-"""File descriptors that connections leave to everything else:
-scrapes, pages, the API server, other pickers."""
+"""File descriptors that are not given to connections. They are for scrapes, pages, the API server and other
+pickers.
+"""
 _BACKLOG: Final = 1024
 
 
@@ -26,7 +27,7 @@ def cannot_listen(address: str, error: OSError) -> ConfigError:
 
 
 def require_folder(path: Path) -> None:
-    """ConfigError where the folder of a unix socket is not there."""
+    """Raises ConfigError if the folder of a unix socket does not exist."""
     if not path.parent.is_dir():
         raise ConfigError(
             f"listen.address: unix:{path}: the folder {path.parent} does not exist; create it, or correct "
@@ -35,7 +36,7 @@ def require_folder(path: Path) -> None:
 
 
 def max_peers() -> int:
-    """Connections at once, so that file descriptors are left for everything else."""
+    """The most connections at once. File descriptors remain for everything else."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _MAX_PEERS
@@ -43,7 +44,7 @@ def max_peers() -> int:
 
 
 def bound(listen: Listen) -> socket.socket:
-    """A listening socket. ConfigError with the reason."""
+    """A listening socket. Raises ConfigError with the reason if it cannot listen."""
     if listen.address.startswith("unix:"):
         return _bound_to_path(Path(listen.address.removeprefix("unix:")), mode=int(listen.socket_mode, 8))
     host, _, port = listen.address.rpartition(":")
@@ -65,8 +66,8 @@ def _bound_to_path(path: Path, *, mode: int) -> socket.socket:
             if stat.S_ISSOCK(path.stat().st_mode):
                 path.unlink()  # left behind by an earlier process
         sock.bind(str(path))
-        # Made under the umask, often 0755:
-        # a data plane of another user could not connect, and would pass the picker by.
+        # The socket is made under the umask, and often gets the mode 0755. Then a data plane that runs as
+        # another user could not connect, and would go on without the picker.
         path.chmod(mode)
         sock.listen(_BACKLOG)
     except OSError as error:

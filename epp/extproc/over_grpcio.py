@@ -53,7 +53,7 @@ class GrpcioTransport:
         self._ages = CallAges()
 
     async def start(self) -> int:
-        """Bind and serve; the port, 0 for a unix socket. ConfigError where it cannot."""
+        """Bind and serve. Returns the port; 0 for a unix socket. Raises ConfigError if it cannot listen."""
         server = self._server = grpc.aio.server(options=self._options())
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._process)
         server.add_generic_rpc_handlers(
@@ -71,13 +71,13 @@ class GrpcioTransport:
         return port
 
     async def stop(self, grace_s: float) -> None:
-        """Close the socket, and cancel what is still in flight after `grace_s`."""
+        """Close the socket, and cancel the calls still in flight after `grace_s`."""
         if self._server is not None:
             server, self._server = self._server, None
             await server.stop(grace_s)
 
     def check_integrity(self) -> None:
-        """GRPC keeps its own."""
+        """Nothing to check: gRPC keeps the state."""
 
     def _health_changed(self) -> None:
         task = asyncio.get_running_loop().create_task(self._tell_health(), name="gRPC health")
@@ -89,7 +89,7 @@ class GrpcioTransport:
             await self._servicer.set(service, self._health.status(service))
 
     def _told(self, task: asyncio.Task[None]) -> None:
-        """A late answer is written, or its stream was gone: then there is nobody to tell."""
+        """A late answer was written, or its stream had ended, and then no peer is left to tell."""
         self._telling.discard(task)
         _look_at(task)
 
@@ -98,11 +98,12 @@ class GrpcioTransport:
             ("grpc.max_receive_message_length", self._streams.max_message_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),  # A taken port is a mistake to report, not one to share.
-            # A data plane with keepalives of a second would else be dropped with all its streams.
+            # Without these settings, gRPC drops a data plane that sends keepalives every second, with all its
+            # streams.
             ("grpc.http2.max_ping_strikes", 0),
             ("grpc.keepalive_permit_without_calls", 1),
-            # Streams that come in the same moment wait their turn;
-            # by default some of over 1,000 are refused by chance.
+            # Streams that come at the same moment wait for their turn. By default gRPC refuses some of them
+            # at random if there are over 1,000.
             ("grpc.server.max_pending_requests", 2**31 - 1),
             ("grpc.server.max_pending_requests_hard_limit", 2**31 - 1),
         ]
@@ -119,8 +120,8 @@ class GrpcioTransport:
             raise ConfigError(f"listen.address: cannot listen on {address}: {error}") from error
         if not address.startswith("unix:"):
             return port
-        # Made under the umask, often 0755:
-        # a data plane of another user could not connect, and would pass the picker by.
+        # The socket is made under the umask, and often gets the mode 0755. Then a data plane that runs as
+        # another user could not connect, and would go on without the picker.
         try:
             Path(address.removeprefix("unix:")).chmod(int(self._listen.socket_mode, 8))
         except OSError as error:
@@ -131,7 +132,7 @@ class GrpcioTransport:
         task = asyncio.current_task()
         assert task is not None
         reading = [False]
-        """Whether the handler waits for the data plane, and may be woken to end."""
+        """Whether the handler waits for the data plane, so that it may be woken to end."""
 
         def let_go() -> None:
             if reading[0]:
@@ -162,7 +163,7 @@ class GrpcioTransport:
         except asyncio.CancelledError:
             if conversation.stream.phase is not Phase.CLOSED:
                 raise
-            task.uncancel()  # The drain's doing: the stream is let go and ends with OK.
+            task.uncancel()  # The drain cancelled this handler: the stream is let go and ends with OK.
         except Exception:
             broken = True
             raise
@@ -206,13 +207,13 @@ class GrpcioTransport:
 
 
 def _trace(context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
-    """Of the call itself."""
+    """The trace context of the gRPC call itself."""
     values = [value for key, value in context.invocation_metadata() or () if key == TRACEPARENT]
     return values[0] if len(values) == 1 and isinstance(values[0], str) else ""
 
 
 def _age_s(context: grpc.aio.ServicerContext[bytes, bytes]) -> float:
-    """How long ago Envoy began with the request, by the clocks of both. nan: it does not say."""
+    """How long ago Envoy began the request, as the difference of both clocks. nan: Envoy does not say."""
     values = [value for key, value in context.invocation_metadata() or () if key == BEGAN]
     try:
         return time.time() - float(values[0])
@@ -238,7 +239,7 @@ async def _read(context: grpc.aio.ServicerContext[bytes, bytes]) -> Any:
 
 
 def _look_at(reading: asyncio.Future[Any]) -> None:
-    """Nobody waits for it any more, so that asyncio would log its error."""
+    """Read the task's exception: no other code awaits this task any more, and asyncio would log the error."""
     if not reading.cancelled():
         reading.exception()
 
@@ -250,8 +251,8 @@ class _Servicer(HealthServicer):  # type: ignore[misc]  # grpcio-health-checking
 
 
 def _credentials(tls: Tls) -> grpc.ServerCredentials:
-    """GRPC asks for the configuration at each handshake, on a thread of its own; None means:
-    what is in use stays.
+    """The configuration. On its own thread, gRPC asks for it at each handshake. None: the current
+    configuration stays in use.
     """
     certificates = Certificates(tls, _read_certificates)
     return grpc.dynamic_ssl_server_credentials(
@@ -268,11 +269,13 @@ def _read_certificates(tls: Tls) -> grpc.ServerCertificateConfiguration:
 
 
 def _require_free(address: str) -> None:
-    """ConfigError where it cannot be listened on, with the reason: gRPC's own error has none."""
+    """Raises ConfigError with the reason if the address cannot be listened on, because gRPC's own error has
+    no reason.
+    """
     if address.startswith("unix:"):
         require_folder(Path(address.removeprefix("unix:")))
         return
-    if address.endswith(":0"):  # any free one
+    if address.endswith(":0"):  # port 0: any free port
         return
     wanted = Address.parse(address)
     family = socket.AF_INET6 if ":" in wanted.host else socket.AF_INET

@@ -1,6 +1,7 @@
 """The ext_proc service and the health service on our own HTTP/2 (`epp.http2`): the default transport.
 
-A stream is a handler without a task: each message is answered in the turn in which it was read.
+A stream is a handler without a task: each message is answered in the same turn of the event loop in which it
+was read.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Http2Transport:
         )
 
     async def start(self) -> int:
-        """Bind and serve; the port, 0 for a unix socket. ConfigError where it cannot."""
+        """Bind and serve. Returns the port; 0 for a unix socket. Raises ConfigError if it cannot listen."""
         tls = self._listen.tls
         certificates = None if tls is None else Certificates(tls, ssl_context)
         sock = bound(self._listen)
@@ -68,7 +69,7 @@ class Http2Transport:
 
 
 class _Process(Handler):
-    """One HTTP request of the data plane."""
+    """One ext_proc stream, which carries one HTTP request of the data plane."""
 
     __slots__ = ("_call", "_conversation", "_streams")
 
@@ -76,7 +77,7 @@ class _Process(Handler):
         self._call = call
         self._streams = streams
         self._conversation: Conversation | None = None
-        """None: no message has come."""
+        """None: no message has come yet."""
 
     def message(self, data: bytes, *, now: float) -> None:
         call, conversation = self._call, self._conversation
@@ -86,7 +87,7 @@ class _Process(Handler):
                 return
         elif not conversation.picked:
             if not call.is_open:
-                return  # The data plane has given up waiting: a pick would be for nobody.
+                return  # The data plane no longer waits, so nobody would use a pick.
             overload = self._streams.overload
             if overload.is_on(now=now) and overload.gives_up(waited_s=call.waited_s(), now=now):
                 conversation.stream.hurry()
@@ -112,7 +113,9 @@ class _Process(Handler):
             self._conversation.close(now=now, broken=broken)
 
     def _begin(self, data: bytes, *, now: float) -> Conversation | None:
-        """The first message. None: the request is answered, or nobody waits for the answer any more."""
+        """Handle the first message. None: the request is answered, or the data plane no longer waits for the
+        answer.
+        """
         call, streams = self._call, self._streams
         if not call.is_open:
             return None
@@ -134,7 +137,7 @@ class _Process(Handler):
 
 
 class _AccessLogCall(Handler):
-    """Messages without an answer until the caller has sent its last."""
+    """Takes messages without an answer until the caller has sent its last message."""
 
     def __init__(self, call: Call, streams: Streams) -> None:
         self._call = call
@@ -162,7 +165,7 @@ class _AccessLogCall(Handler):
 
 
 class _Check(Handler):
-    """One question, one answer."""
+    """Answers one question with one answer."""
 
     def __init__(self, call: Call, health: Health) -> None:
         self._call = call
@@ -184,7 +187,7 @@ class _Check(Handler):
 
 
 class _Watch(Handler):
-    """One question; an answer at once, and after each change until the caller goes."""
+    """Answers one question at once, and again after each change until the caller leaves."""
 
     def __init__(self, call: Call, health: Health) -> None:
         self._call = call

@@ -14,22 +14,26 @@ from math import exp
 from typing import Final
 
 TARGET_S: Final = 0.012
-"""A request waits with its headers alone:
-what else comes for it goes before new requests (`epp.http2.beginnings`)."""
+"""A new request waits with its headers only: messages of older requests go before new requests
+(`epp.http2.beginnings`).
+"""
 _LATEST_S: Final = 0.024
-"""A body that waited so long, since something else held the process, is not read either."""
+"""A body is not read either if it has waited this long because something else held the process."""
 _PATIENCE_S: Final = 0.05
 _IN_A_ROW: Final = 16
-"""A queue that is gone sooner was a burst or a hiccup of the machine, and changes nothing;
-so do a few requests that are late one by one."""
+"""So many late requests in a row are needed. A queue that is gone sooner was a burst or a short pause of the
+machine, and changes nothing. Single late requests change nothing either.
+"""
 _GAP_S: Final = 0.1
-"""With so long between two late requests, there was no queue in between:
-no pause of the process is that long."""
+"""If this much time lies between two late requests, there was no queue in between: no pause of the process is
+that long.
+"""
 _CALM_S: Final = 0.5
-"""An overload is over when no request has waited longer than the target for so long.
-Until then nothing is waited for."""
+"""An overload is over when no request has waited longer than the target for this time. Until then, a late
+request needs no further proof to be skipped.
+"""
 _SHARE_S: Final = 0.5
-"""The share is an average over about so long."""
+"""The share is an average over about this time."""
 
 
 class Overload:
@@ -41,11 +45,12 @@ class Overload:
         self._counted_at = 0.0
 
     def share(self, *, now: float) -> float:
-        """The share of new requests that went by load lately, 0 to 1."""
+        """The share of new requests that were recently routed by load, from 0 to 1."""
         return self._share if now < self._until else 0.0
 
     def skips(self, *, waited_s: float, now: float) -> bool:
-        """Whether a new request goes by load, unread.
+        """Whether a new request is routed by load, unread.
+
         waited_s: how long its first message has waited for this process.
         """
         skipped = self._is_late(now=now) if waited_s > TARGET_S else False
@@ -58,7 +63,7 @@ class Overload:
         return skipped
 
     def _is_late(self, *, now: float) -> bool:
-        """A request waited too long. Whether that is an overload."""
+        """A request waited too long. Returns whether that is an overload."""
         if self._late == 0 or now - self._late_at > _GAP_S:
             self._late, self._late_since = 0, now
         self._late += 1
@@ -70,11 +75,13 @@ class Overload:
         return now < self._until
 
     def gives_up(self, *, waited_s: float, now: float) -> bool:
-        """Whether a body that was to be read goes unread now."""
+        """Whether a body that should be read is now left unread."""
         return waited_s > _LATEST_S and now < self._until
 
     def _count(self, *, skipped: bool, now: float) -> None:
-        """Requests of the same moment weigh the same as they do one after the other: 1 ms at the least."""
+        """Update the share. Requests of the same moment weigh as much as requests that come one after the
+        other: 1 ms at least.
+        """
         elapsed_s = max(0.001, now - self._counted_at)
         self._counted_at = now
         weight = 1.0 - exp(-elapsed_s / _SHARE_S)

@@ -1,5 +1,5 @@
-"""One connection of a data plane: bytes from asyncio's transport into `epp.http2`,
-and its events to the calls' handlers.
+"""One connection of a data plane: passes bytes from asyncio's transport to `epp.http2`, and events from there
+to the handlers of the calls.
 
 A service is a function that makes a handler for each call. Handlers are called synchronously, and all answers
 to one read of the socket are sent in one write. In one turn of the loop a peer is served for a few
@@ -27,19 +27,22 @@ _log = logging.getLogger(__name__)
 
 _TURN_S: Final = 0.002
 _MOST_WAITING_BYTES: Final = 2**20
-"""Of calls that wait for their beginning on one connection. With more, nothing is read there."""
+"""The most bytes of calls on one connection that wait to be begun. Beyond this, nothing is read from the
+connection.
+"""
 _TURN_FRAMES: Final = 16
-"""Handled between two looks at the clock."""
+"""Frames that are handled between two looks at the clock."""
 _UNREAD_S: Final = 30.0
-"""A peer that reads nothing of what we wrote for so long is cut off."""
+"""A peer that reads none of our bytes for this time is cut off."""
 _CLOSING_S: Final = 1.0
-"""From our last words until the connection is cut, if the peer does not close it."""
+"""The time from our last frames until we cut the connection, if the peer does not close it."""
 _HIGH_WATER_BYTES: Final = 2**20
 
 
 class Handler:
     """One call, as its service handles it.
-    After `gone`, or after the handler has ended the call, nothing more comes.
+
+    No method is called after `gone`, or after the handler has ended the call.
     """
 
     __slots__ = ()
@@ -49,14 +52,14 @@ class Handler:
         raise NotImplementedError
 
     def half_closed(self, *, now: float) -> None:
-        """The caller has sent all that it will."""
+        """The caller has sent its last message."""
 
     def gone(self, *, now: float, broken: bool) -> None:
-        """The call is over without the handler's doing; broken: the handler itself failed."""
+        """The call ended, but the handler did not end it. broken: the handler itself failed."""
 
 
 class Call:
-    """What a handler may do."""
+    """What a handler may do with its call."""
 
     __slots__ = ("_peer", "_stream_id", "request")
 
@@ -64,7 +67,7 @@ class Call:
         self._peer = peer
         self._stream_id = stream_id
         self.request = request
-        """As the caller's headers say it."""
+        """The request, as the caller's headers describe it."""
 
     @property
     def is_open(self) -> bool:
@@ -72,7 +75,7 @@ class Call:
         return self._peer.connection.is_open(self._stream_id)
 
     def waited_s(self) -> float:
-        """How long what is being handled has waited for this process, at the most."""
+        """How long, at most, the current message has waited for this process."""
         return self._peer.waited_s()
 
     def send(self, message: bytes) -> None:
@@ -89,7 +92,7 @@ Service = Callable[[Call], Handler]
 
 
 class Surroundings(Protocol):
-    """What a peer needs of its server."""
+    """The parts of the server that a peer uses."""
 
     services: Mapping[str, Service]
     limits: Limits
@@ -110,17 +113,19 @@ class Peer(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._handlers: dict[int, Handler] = {}
         self.in_turn = False
-        """What is answered now is written at the end of the turn."""
+        """Answers of this turn are written at the end of the turn."""
         self._flush_asked = False
         self._again: asyncio.Handle | None = None
         self._unread_since: float | None = None
         self._closing_since: float | None = None
         self._resumed = -2
-        """`looks` of the server's lateness when reading went on after a pause of ours."""
+        """The count of `looks` of the server's lateness at the time when we read again after a pause of our
+        own.
+        """
         self._reading = True
         self._read_at = self._read_came_after = 0.0
         self._came_after = 0.0
-        """What is being handled was not there before this moment."""
+        """The current bytes arrived after this moment."""
         self._beginnings = Beginnings()
         self.connection = Connection(server.limits, server.held, now=server.now())
 
@@ -176,7 +181,7 @@ class Peer(asyncio.Protocol):
         self.flush_soon()
 
     def waited_s(self) -> float:
-        """How long what is being handled has waited since it came, at the most."""
+        """How long the current message has waited since it arrived."""
         return self._server.now() - self._came_after
 
     def leave(self) -> None:
@@ -185,7 +190,7 @@ class Peer(asyncio.Protocol):
         self.flush()
 
     def close(self) -> None:
-        """At once, all calls with it."""
+        """Close at once, and end all calls."""
         now = self._server.now()
         self.in_turn = True
         self._handle(self.connection.close(now=now), now=now)
@@ -209,7 +214,7 @@ class Peer(asyncio.Protocol):
             self.flush()
 
     def flush_soon(self) -> None:
-        """Write what a handler answered outside of the peer's turn."""
+        """Write the answer that a handler gave outside of the peer's turn."""
         if not self.in_turn and not self._flush_asked:
             self._flush_asked = True
             asyncio.get_running_loop().call_soon(self.flush)
@@ -228,8 +233,8 @@ class Peer(asyncio.Protocol):
             self._say_goodbye(transport)
 
     def _say_goodbye(self, transport: asyncio.Transport) -> None:
-        """End our side. What the peer has sent already is read and thrown away:
-        a socket closed on it loses our last words.
+        """End our side. Bytes that the peer has already sent are read and thrown away, because closing a
+        socket that holds unread bytes loses our last frames.
         """
         if not transport.can_write_eof():
             transport.close()
@@ -248,9 +253,7 @@ class Peer(asyncio.Protocol):
     # -- the turn --------------------------------------------------------------------------------------------
 
     def _turn(self, data: bytes) -> None:
-        """First what came for calls that are being served, then new calls,
-        each for as long as a turn may take.
-        """
+        """Serve calls that have begun first, then new calls, each for as long as a turn may take."""
         server, connection = self._server, self.connection
         self.in_turn = True
         self._came_after = self._read_came_after
@@ -262,7 +265,8 @@ class Peer(asyncio.Protocol):
             if now - started > _TURN_S:
                 break
             self._handle(connection.receive(b"", now=now, limit=_TURN_FRAMES), now=now)
-        # Bytes are held while a call waits. Its truth would be a Python call, on the path of every chunk.
+        # Bytes are held while a call waits. The truth value of `beginnings` would cost a Python call on the
+        # path of every chunk.
         if self._beginnings.held_bytes:
             self._begin()
         if connection.pending or self._beginnings.held_bytes:
@@ -282,8 +286,8 @@ class Peer(asyncio.Protocol):
             now = server.now()
 
     def _later(self) -> None:
-        """The rest of what came waits until others have had their turn.
-        Where that is frames or many bytes, nothing more is read until then.
+        """The remaining work waits until other peers have had their turn. If it is frames or many bytes,
+        nothing more is read until then.
         """
         if self.connection.pending or self._beginnings.held_bytes > _MOST_WAITING_BYTES:
             self._pause()
@@ -319,7 +323,7 @@ class Peer(asyncio.Protocol):
                 if event.stream_id not in beginnings.calls:
                     self._hand_over(event, now=now)
                 elif event is events[-1] and not beginnings.held_bytes and not self.connection.pending:
-                    beginnings.calls.discard(event.stream_id)  # There is nothing else to do.
+                    beginnings.calls.discard(event.stream_id)  # nothing else to do
                     self._hand_over(event, now=now)
                 else:
                     beginnings.add(event, came_after=self._came_after)
@@ -338,7 +342,7 @@ class Peer(asyncio.Protocol):
                 self._broken(event.stream_id, now=now)
 
     def _change(self, event: Event, *, now: float) -> None:
-        """All but what a call is sent."""
+        """Handle every event except the messages of a call."""
         if type(event) is Opened:
             self._open(event)
         elif type(event) is Gone:
@@ -356,7 +360,9 @@ class Peer(asyncio.Protocol):
         self._handlers[event.stream_id] = service(Call(self, event.stream_id, event.request))
 
     def _broken(self, stream_id: int, *, now: float) -> None:
-        """A bug in one call ends that call alone. Called while its exception is handled."""
+        """A bug in the handler of one call ends only that call. This is called while the exception is
+        handled.
+        """
         _log.exception("a call failed")
         handler = self._handlers.pop(stream_id, None)
         self.end(stream_id, UNKNOWN, "the service failed")

@@ -1,5 +1,4 @@
-"""The phases of the request and of the answer of one HTTP request, as the data plane shows them, and which
-phase may follow which.
+"""The phases of the request and of the answer of one HTTP request, and which phase may follow which.
 
 `stream` owns the phase of the request, and `response` the phase of the answer. The two are independent: an
 answer may begin before its request has ended.
@@ -14,30 +13,32 @@ from typing import Final
 
 
 class Phase(enum.Enum):
-    """Of the request."""
+    """The phase of the request."""
 
     START = enum.auto()
-    """No request headers yet."""
+    """No request headers have come yet."""
     BODY = enum.auto()
-    """Headers answered, the pick waits for the body."""
+    """The headers are answered. The pick waits for the body."""
     HOLDING = enum.auto()
-    """Headers not answered, the pick waits for the body."""
+    """The headers are not answered. The pick waits for the body."""
     WAITING = enum.auto()
-    """The body is there, and flow control holds the request. Nothing is answered until it is decided."""
+    """The body has come, and flow control holds the request. Nothing is answered until flow
+    control decides.
+    """
     PICKED = enum.auto()
-    """The rest goes on as it comes."""
+    """The pick is made. The rest of the request goes on unchanged."""
     PASSED = enum.auto()
-    """Never to be picked: the rest goes on as it comes."""
+    """The request will never be picked. The rest of it goes on unchanged."""
     REFUSED = enum.auto()
     CLOSED = enum.auto()
-    """Whatever was held is released."""
+    """All that the stream held is released."""
 
-    # By identity, in C: the enum's own is a Python call for each lookup.
+    # Hashed by identity, in C. The hash of Enum is a Python function, which would be called for each lookup.
     __hash__ = object.__hash__
 
 
 DECIDED: Final = frozenset({Phase.PICKED, Phase.PASSED, Phase.REFUSED, Phase.CLOSED})
-"""Nothing of the body is gathered any more."""
+"""In these phases no more of the body is collected."""
 
 FOLLOWS: Final[Mapping[Phase, AbstractSet[Phase]]] = {
     Phase.START: {Phase.BODY, Phase.HOLDING, *DECIDED},
@@ -53,16 +54,16 @@ FOLLOWS: Final[Mapping[Phase, AbstractSet[Phase]]] = {
 
 
 class ResponsePhase(enum.Enum):
-    """Of the answer."""
+    """The phase of the answer."""
 
     AWAITED = enum.auto()
     BEGUN = enum.auto()
-    """Its headers came."""
+    """The headers of the answer came."""
     READING = enum.auto()
-    """Some of its body came, and the answer is sampled."""
+    """Part of the body came, and the answer is sampled."""
     DONE = enum.auto()
 
-    # As above.
+    # Hashed by identity, as above.
     __hash__ = object.__hash__
 
 

@@ -17,17 +17,17 @@ from epp.gate import Gate
 
 _log = logging.getLogger(__name__)
 _SOON_S: Final = 0.002
-"""Events of the same moment are answered together."""
+"""Events of the same moment are answered together, after this pause."""
 _LONGEST_S: Final = 1.0
-"""A policy that changes, or a server that comes, is noticed within this."""
+"""A change of policy or a new server is noticed within this time."""
 _AFTER_FAULT_S: Final = 0.1
 
 
 class Pump:
-    """`soon` after each event; `stop` at the end. Belongs to the event loop that calls it."""
+    """Call `soon` after each event, and `stop` at the end. Belongs to the event loop that calls it."""
 
     def __init__(self, gate: Gate, *, clock: Callable[[], float], after: Callable[[], None]) -> None:
-        """after: called when the gate was pumped."""
+        """after: called each time after the gate was pumped."""
         self._gate = gate
         self._clock = clock
         self._after = after

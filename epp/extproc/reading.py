@@ -30,13 +30,13 @@ TEST_SELECTION: Final = "test-epp-endpoint-selection"
 TEST_SERVED: Final = "x-conformance-test-served-endpoint"
 
 OBJECTIVES: Final = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
-"""Names an InferenceObjective; the second is the older name."""
+"""Headers that name an InferenceObjective. The second is the older name."""
 TTFT_MS: Final = "x-llm-d-slo-ttft-ms"
 DROPPED: Final = "x-llm-d-request-dropped-reason"
 
 TRACEPARENT: Final = "traceparent"
 _MAX_TRACEPARENT_CHARS: Final = 128
-"""Version 00 has 55, and a later version may add fields."""
+"""Version 00 has 55 characters, and a later version may add fields."""
 
 RESPONSE_NAMES: Final = frozenset((":status", "content-type", "content-encoding"))
 RESERVED: Final = (DESTINATION, *SERVER_HEADERS)
@@ -49,8 +49,8 @@ _MAX_REQUEST_ID_CHARS: Final = 256
 
 
 def request_names(spec: PolicySpec, *, read: Flow | None = None, traced: bool = False) -> frozenset[str]:
-    """The request headers that are read at all; a transport may leave out the others.
-    read: see `Gate.read`.
+    """The request headers that the picker reads. A transport may leave out all others. read: see
+    `Gate.read`.
     """
     names = _REQUEST_NAMES | {spec.session_header, spec.debug_header, TRACEPARENT if traced else ""} - {""}
     flow = _claimed(spec, read)
@@ -60,10 +60,10 @@ def request_names(spec: PolicySpec, *, read: Flow | None = None, traced: bool = 
 
 
 def collect(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Lower-case names; several values of one name joined by commas."""
+    """Names in lower case. Several values of one name are joined by commas."""
     found = dict(headers)
     if len(found) == len(headers) and "".join(found).islower():
-        return found  # as nearly always
+        return found  # the usual case
     found.clear()
     for name, value in headers:
         key = name.lower()
@@ -75,27 +75,27 @@ class RequestHead(Entry):
     """What the request headers say. The state machine holds one for each request."""
 
     path: str
-    """Empty: the data plane sends no pseudo-headers, so the body has to tell the API."""
+    """Empty: the data plane sends no pseudo-headers, so the body has to show the API."""
     request_id: str
-    """Empty: none came."""
+    """Empty: no request id came."""
     declared_bytes: int
-    """Content-Length; 0 where it is absent or no number."""
+    """Content-Length; 0 if it is absent or not a number."""
     encoded: bool
     """The body is compressed, so it cannot be read."""
     reserved: tuple[str, ...]
-    """What the client sent of `RESERVED`, and of the objectives and deadlines that the policy does not
-    believe. It must not reach a server.
+    """The headers of `RESERVED` that the client sent, and the objectives and deadlines that the policy does
+    not believe. They must not reach a server.
     """
     session: str
     debug: bool
     prescribed: str
     trace: str = ""
-    """A trace context, not yet checked; only where tracing is on."""
+    """A trace context, not yet checked. It is read only if tracing is on."""
     claim: Claim = NO_CLAIM
 
     def forget(self) -> None:
-        """Let go of what only the pick needs:
-        the stream may stay open for long, and clients choose how much this is.
+        """Forget what only the pick needs: the stream may stay open for long, and clients choose how much
+        this is.
         """
         self.path = self.session = self.prescribed = ""
         self.claim = NO_CLAIM
@@ -131,36 +131,42 @@ def _to_remove(found: Mapping[str, str], flow: Flow) -> tuple[str, ...]:
 
 
 def not_set(reserved: tuple[str, ...], headers: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """Of the reserved headers that a client sent, those that the picker does not overwrite:
-    they have to be removed.
+    """The reserved headers that a client sent and that the picker does not overwrite. They have to be
+    removed.
     """
     return reserved and tuple(name for name in reserved if name not in {name for name, _ in headers})
 
 
 def asks_for_models(headers: Sequence[tuple[str, str]], path: str) -> bool:
-    """`GET /v1/models`, whatever a gateway put in front of it."""
+    """Whether this is `GET /v1/models`, with any prefix that a gateway put before the path."""
     return path.partition("?")[0].rstrip("/").endswith("/v1/models") and (":method", "GET") in headers
 
 
 def model_list_answer(listed: bytes) -> Refuse:
-    """The list of models, from the gateway itself."""
+    """The answer with the list of models, which the gateway itself gives."""
     return Refuse(
         status=200, headers=(("content-type", "application/json"),), body=listed, reason="model_list"
     )
 
 
 def bounded_trace(text: str) -> str:
-    """What is too long to be a trace context is none: streams keep it for as long as they live."""
+    """The text, or nothing if it is too long to be a trace context: streams keep it for as long
+    as they live.
+    """
     return text if len(text) <= _MAX_TRACEPARENT_CHARS else ""
 
 
 def _claimed(spec: PolicySpec, read: Flow | None) -> Flow | None:
-    """The flow control whose headers are read: that of the policy in force where it holds requests."""
+    """The flow control whose headers are read. This is the flow control of the policy in force if it holds
+    requests.
+    """
     return spec.flow if spec.flow.mode == "Hold" else read
 
 
 def _claim(found: Mapping[str, str], flow: Flow) -> Claim:
-    """What the headers say of a request's place in a queue; what cannot be read is not said."""
+    """What the headers claim about a request's place in a queue. Headers that cannot be read
+    count as absent.
+    """
     claims = flow.claims
     milliseconds = found.get(TTFT_MS, "").strip() if "Deadline" in claims else ""
     readable = milliseconds.isascii() and milliseconds.isdigit() and len(milliseconds) < 9
@@ -177,22 +183,22 @@ def _claim(found: Mapping[str, str], flow: Flow) -> Claim:
 
 
 def read_status(text: str) -> int:
-    """An HTTP status; 0 for what is none."""
+    """An HTTP status; 0 if the text is not a status."""
     return int(text) if len(text) == 3 and text.isascii() and text.isdigit() else 0
 
 
 _LONGEST_ADDRESS: Final = 80
-"""Longer text is no address, and is not kept."""
+"""Longer text is not an address, and is not cached."""
 
 
 def read_address(text: str) -> Address | None:
-    """`ip:port`; None for anything else."""
+    """The address from `ip:port`; None for anything else."""
     return _read_address(text) if len(text) <= _LONGEST_ADDRESS else None
 
 
 @functools.lru_cache(maxsize=4096)
 def _read_address(text: str) -> Address | None:
-    """Remembered, since a fleet's addresses come again with every request."""
+    """Cached, since a fleet's addresses come again with every request."""
     try:
         return Address.parse(text)
     except ValueError:
@@ -200,13 +206,15 @@ def _read_address(text: str) -> Address | None:
 
 
 def read_addresses(entries: Iterable[str]) -> frozenset[Address]:
-    """Every well-formed address of the entries, each of which may be a comma list."""
+    """Every well-formed address in the entries. Each entry may be a comma list."""
     found = (read_address(part.strip()) for entry in entries for part in entry.split(","))
     return frozenset(address for address in found if address is not None)
 
 
 def read_prescribed(text: str, endpoints: Sequence[Endpoint]) -> tuple[Address, ...]:
-    """A test's list of addresses, in its order; one without a port means every endpoint on that host."""
+    """The list of addresses that a test prescribes, in its order. An address without a port means every
+    endpoint on that host.
+    """
     chosen: list[Address] = []
     for part in (p.strip() for p in text.split(",")):
         address = read_address(part)
@@ -225,9 +233,7 @@ _ANTHROPIC_TYPES: Final = {
 
 
 def refusal(error: PickError, head: RequestHead) -> Refuse:
-    """The error as the clients of the request's API read it:
-    Anthropic's under /v1/messages, else OpenAI's.
-    """
+    """The error in the format of the request's API: Anthropic's under /v1/messages, else OpenAI's."""
     body: dict[str, object]
     told: dict[str, object]
     if is_messages(head.path):
@@ -247,6 +253,6 @@ def refusal(error: PickError, head: RequestHead) -> Refuse:
 
 
 def is_messages(path: str) -> bool:
-    """Anthropic's API, and what is below it, such as `/v1/messages/count_tokens`."""
+    """Anthropic's API, and paths below it, such as `/v1/messages/count_tokens`."""
     plain = path.partition("?")[0] + "/"
     return "/v1/messages/" in plain

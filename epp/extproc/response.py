@@ -40,7 +40,7 @@ _NOTHING_BLOCKED: Final = BlockedPaths(())
 
 
 class PickerPort(Protocol):
-    """What a stream asks of `epp.picker.Picker`; the tests have a second implementation."""
+    """The methods of `epp.picker.Picker` that a stream calls. The tests have a second implementation."""
 
     @property
     def policy(self) -> Policy: ...
@@ -61,17 +61,20 @@ class PickerPort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """How streams behave in this deployment; one for all of them."""
+    """The settings of all streams in this deployment."""
 
     max_body_bytes: int = 32 * 2**20
     room: BodyRoom = field(default_factory=BodyRoom)
     """Bounds the bodies of all streams together."""
     streamed_hold_bytes: int = 24 * 1024
-    """Of a STREAMED early body.
-    Must stay under the data plane's buffer limit, which some gateways set to 32 KiB."""
+    """The most bytes of a STREAMED early body that are held before the pick. Must stay under the data plane's
+    buffer limit, which some gateways set to 32 KiB.
+    """
     hold_streams: bool = True
     max_destinations: int = MOST_DESTINATIONS
-    """What the data plane can read; fewer where its first message shows that it reads one."""
+    """The most destinations that the data plane can read. A stream gives fewer if its first message shows
+    that the data plane reads only one.
+    """
     shows_answers: bool = True
     """The stream lives as long as the HTTP request. False: it ends once the data plane has the pick."""
     conformance_headers: bool = False
@@ -80,26 +83,31 @@ class StreamSettings:
     mode_override: bool = True
     """The data plane may be asked to stream a sampled answer."""
     longest_delay_s: float = 0.0
-    """The longest that the data plane can be asked to wait for the answer to a buffered body.
-    0: it cannot be asked."""
+    """The longest time that the data plane can be asked to wait for the answer to a buffered body.
+
+    0: it cannot be asked.
+    """
     given_delay_s: float = 0.0
     """How long the data plane waits for the answer to a buffered body without being asked.
-    0: unknown, so no request relies on it."""
+
+    0: unknown, so no request relies on it.
+    """
     clear_route_cache: bool = True
-    """Let the data plane choose the route again, now that the destination header is there."""
+    """Let the data plane choose the route again after the destination header was added."""
     blocked: BlockedPaths = _NOTHING_BLOCKED
     answers_list: bool = True
-    """`GET /v1/models` is answered here, where any server has said what it serves."""
+    """`GET /v1/models` is answered here if any server has reported its models."""
     traced: bool = False
     """Trace contexts are read."""
     assumed_modes: Modes = _SILENT_FULL_DUPLEX
-    """The endpoint picker protocol asks for full duplex,
-    so that is what a silent data plane is taken to do."""
+    """The modes of a data plane that does not state its modes. The endpoint picker protocol asks for full
+    duplex, so full duplex is assumed.
+    """
 
 
 class ResponseHalf:
-    """Of one HTTP request. Begins with the response headers;
-    what comes before them or without a pick changes nothing.
+    """The response half of one HTTP request. It begins with the response headers. Events before them change
+    nothing, and nothing changes without a pick.
     """
 
     __slots__ = (
@@ -121,13 +129,15 @@ class ResponseHalf:
         self._pick: Pick | None = None
         self._reader: ResponseReader | None = None
         self._names: AnswerNames | None = None
-        """Where the client sent another name for the model, and the answer's bytes go through here."""
+        """Set if the client sent another name for the model, and the answer's bytes pass through here."""
         self.phase = ResponsePhase.AWAITED
         self.status: int | None = None
-        """None: no response headers yet; 0: they had no readable status."""
+        """None: no response headers yet. 0: the headers had no readable status."""
         self.mode = BodyMode.NONE
-        """How the data plane itself wants the body to come here.
-        NONE: it goes on without us if we leave, even while it is sampled."""
+        """How the data plane itself wants to send the body here.
+
+        NONE: if we leave, the data plane goes on without us, even while the body is sampled.
+        """
 
     def begin(
         self,
@@ -140,9 +150,10 @@ class ResponseHalf:
         hold: bool,
         now: float,
     ) -> tuple[Answer, ...]:
-        """Response headers: tell the picker who served, and answer.
+        """The response headers came: tell the picker who served, and answer.
 
-        debug: the client asked how its server was chosen.
+        debug: the client asked for the reasons of its pick.
+
         hold: the stream stays to the end, so its answer may be sampled.
         """
         if self.phase is not ResponsePhase.AWAITED:
@@ -173,16 +184,18 @@ class ResponseHalf:
 
     @property
     def reads(self) -> bool:
-        """The body is read as it streams by: it is sampled, or is to name the model as the client did."""
+        """The body is read as it streams by: it is sampled, or the model's name in it must be replaced by the
+        client's name.
+        """
         return self._reader is not None or self._names is not None
 
     def _sent_on(self, data: bytes, *, end: bool) -> bytes:
-        """What the client gets of a piece of the body: the model has the name that the client sent."""
+        """The piece of the body that the client gets: it names the model as the client did."""
         return data if self._names is None else self._names.feed(data, end=end)
 
     def body(self, event: ResponseBody, *, echoed: bool, now: float) -> Sequence[Action]:
-        """A piece of the body came.
-        What goes on of it, where the data plane keeps no copy (`echoed`).
+        """A piece of the body came. Returns the bytes to send on if the data plane keeps no copy
+        (`echoed`).
         """
         self._feed(event, now=now)
         if not echoed:
@@ -213,13 +226,13 @@ class ResponseHalf:
             self._enter(ResponsePhase.DONE)
 
     def give_feedback(self, *, now: float) -> None:
-        """Hand over what a sampled answer taught, once; where no byte of it came it taught nothing."""
+        """Hand over what a sampled answer taught, once. If no byte of the answer came, it taught nothing."""
         reader, self._reader = self._reader, None
         if reader is not None and self.phase is ResponsePhase.READING and self._pick is not None:
             self._picker.on_feedback(self._pick, reader.finish(), now=now)
 
     def outcome(self) -> Outcome:
-        """How the HTTP request ended, if it ends now."""
+        """How the HTTP request ends, if it ends now."""
         if self.status is None:
             return "aborted"
         if self.status >= 500:
@@ -236,14 +249,15 @@ class ResponseHalf:
 
     def _sample(self, found: dict[str, str], *, kind: ApiKind, modes: Modes, hold: bool) -> bool:
         """Read the answer as it streams by, if this pick is one to learn from.
-        True: the data plane must be asked for it.
+
+        True: the data plane must be asked to send the answer.
         """
         if self._pick is None or not self._pick.sampled or self.status != 200:
             return False
         override = self.mode is BodyMode.NONE
         ignored = (
             modes.early_body or modes.request_body.echoed
-        )  # In these modes the data plane takes no such wish.
+        )  # in these modes the data plane accepts no such request
         if override and (ignored or not hold or not self._settings.mode_override):
             return False
         self._reader = ResponseReader(
@@ -255,8 +269,8 @@ class ResponseHalf:
         return override
 
     def _rename(self, found: dict[str, str]) -> None:
-        """Where the answer goes through here whole and a rewrite changed the model's name,
-        give it the name that the client sent.
+        """If the whole answer passes through here and a rewrite changed the model's name, replace it in the
+        answer by the name that the client sent.
         """
         if self._pick is None or not self._pick.decision.asked_model or not self.mode.echoed:
             return

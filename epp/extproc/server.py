@@ -1,8 +1,8 @@
-"""The ext_proc server of a picker: one transport, the streams that it carries, health, and the drain.
+"""The ext_proc server of a picker: one transport, the streams on it, health, and the drain.
 
-The transport (`over_http2`, or `over_grpcio` where the configuration asks for it) owns the socket and the
-wire; `conversation` owns the streams. Called by the composition root. All methods belong to the event loop
-that called `start`.
+The transport (`over_http2`, or `over_grpcio` if the configuration asks for it) owns the socket and the wire
+format; `conversation` owns the streams. The composition root calls this module. All methods belong to the
+event loop that called `start`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from epp.extproc.response import PickerPort, StreamSettings
 from epp.gate import Gate
 
 _NOTICE_S: Final = 3.0
-"""A data plane that checks health every second has gone elsewhere after this."""
+"""After this time, a data plane that checks health every second uses another picker."""
 
 _POLL_S: Final = 0.05
 
@@ -31,10 +31,10 @@ class Transport(Protocol):
     """Carries ext_proc streams and the health service."""
 
     async def start(self) -> int:
-        """Bind and serve; the port, 0 for a unix socket. ConfigError where it cannot."""
+        """Bind and serve. Returns the port; 0 for a unix socket. Raises ConfigError if it cannot listen."""
 
     async def stop(self, grace_s: float) -> None:
-        """Close the socket, and cancel what is still in flight after `grace_s`."""
+        """Close the socket, and cancel the calls still in flight after `grace_s`."""
 
     def check_integrity(self) -> None: ...
 
@@ -52,7 +52,7 @@ class ExtProcServer:
         clock: Callable[[], float] = time.monotonic,
         gate: Gate | None = None,
     ) -> None:
-        """gate: where requests may wait; its timer is here."""
+        """gate: where requests may wait. This server runs the gate's timer."""
         self._clock = clock
         self._health = Health()
         self._streams = Streams(picker, observer, settings=settings, clock=clock, gate=gate)
@@ -65,7 +65,7 @@ class ExtProcServer:
 
     @property
     def overload(self) -> Overload:
-        """How much of the work is left out, since there is too much of it."""
+        """The share of new requests that go unread because the picker has too much work."""
         return self._streams.overload
 
     @property
@@ -83,10 +83,11 @@ class ExtProcServer:
         self._health.set_ready(ready=ready)
 
     async def drain(self, seconds: float) -> None:
-        """Say NOT_SERVING, let streams finish, go on answering new ones;
-        back when all is quiet, or after `seconds`.
+        """Report NOT_SERVING, let streams finish, and go on answering new streams. Returns when no stream is
+        left, or after `seconds`.
 
-        Streams that have answered response headers end with OK now: the data plane carries the rest alone.
+        Streams that have answered response headers end with OK now: the data plane completes these requests
+        alone.
         """
         self._health.set_ready(ready=False)
         self._streams.drain()
@@ -97,7 +98,7 @@ class ExtProcServer:
             await asyncio.sleep(_POLL_S)
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Close the socket and cancel what is still in flight after `grace_s`."""
+        """Close the socket and cancel the calls still in flight after `grace_s`."""
         if self._pump is not None:
             self._pump.stop()
         await self._transport.stop(grace_s)
@@ -108,7 +109,9 @@ class ExtProcServer:
 
 
 def _transport(streams: Streams, health: Health, listen: Listen) -> Transport:
-    """The one that is asked for. The other is not even imported: gRPC starts threads of its own."""
+    """The transport that the settings ask for. The other one is not even imported, because gRPC starts its
+    own threads.
+    """
     if listen.transport == "grpcio":
         from epp.extproc.over_grpcio import GrpcioTransport  # noqa: PLC0415
 

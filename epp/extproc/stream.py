@@ -71,8 +71,8 @@ class HttpStream:
         deliver: Callable[[Sequence[Action]], None] | None = None,
         trace: str = "",
     ) -> None:
-        """unread: the picker has too much to do:
-        route by load, read no more than names the model, and let go at once.
+        """unread: the picker has too much work. The request is routed by load, only the names of API and
+        model are read, and the stream is let go at once.
 
         trace: the data plane's own trace context, which goes before the client's.
         """
@@ -91,11 +91,13 @@ class HttpStream:
             hurried=unread,
         )
         self.hold = settings.hold_streams and not unread
-        """Stay until the HTTP request ends; a drain sets it to False.
-        If False, `detach` as soon as `can_detach` says so."""
+        """Stay until the HTTP request ends. A drain sets this to False. If False, `detach` as soon as
+        `can_detach` is true.
+        """
         self.passes = False
-        """Pieces of the response's body go on as they come,
-        and say nothing to this stream until the last one."""
+        """Pieces of the response's body go on unchanged. This stream reads nothing of them until the last
+        one.
+        """
         self.phase = Phase.START
         self._modes = settings.assumed_modes
         self._body = Body(settings.room)
@@ -103,14 +105,14 @@ class HttpStream:
         self._response = ResponseHalf(picker, observer, settings=settings)
 
     def hurry(self) -> None:
-        """There is no time to read the body after all: as `unread`.
-        Changes nothing once the request is picked.
+        """The picker no longer has time to read the body: go on as with `unread`. Changes nothing once the
+        request is picked.
         """
         if self.pick is None:
             self._asking.hurried, self.hold = True, False
 
     def receive(self, event: Event, *, now: float) -> Sequence[Action]:
-        """Take one event. StreamProtocolError: the stream makes no sense any more; close it."""
+        """Handle one event. StreamProtocolError: the stream makes no sense any more; close it."""
         if self.phase is Phase.CLOSED:
             raise StreamProtocolError("event_after_end")
         if self.phase is Phase.WAITING and isinstance(event, RequestBody | RequestTrailers):
@@ -131,12 +133,12 @@ class HttpStream:
 
     @property
     def can_detach(self) -> bool:
-        """What must be answered is answered and no body needs us:
-        the stream may end without harm to the request.
+        """Whether the stream may end without harm to the request: everything is answered, and no body needs
+        us.
         """
         echoed = self._modes.request_body.echoed
         if self.pick is not None and self._asking.hurried and not echoed:
-            return True  # The data plane sends what is left of the request without us.
+            return True  # The data plane sends the rest of the request without us.
         response = self._response
         if response.phase is ResponsePhase.AWAITED:
             return False
@@ -145,15 +147,15 @@ class HttpStream:
         return self._body.ended or not echoed
 
     def detach(self, *, now: float) -> None:
-        """Let go of the request on purpose while its answer runs on."""
+        """Let go of the request on purpose while its answer is still being sent."""
         if self._response.phase is ResponsePhase.DONE:
             self.close(now=now)
         elif self._release() and self.pick is not None:
             self._picker.detach(self.pick, now=now)
 
     def half_close(self, *, now: float) -> None:
-        """The data plane has ended its side in good order:
-        the HTTP request is over, unless it wanted the pick alone.
+        """The data plane has ended its side in good order. So the HTTP request is over, unless the data plane
+        wanted only the pick.
         """
         if self._asking.asks_only and self._response.phase is ResponsePhase.AWAITED:
             self.detach(now=now)
@@ -161,8 +163,8 @@ class HttpStream:
             self.close(now=now)
 
     def close(self, *, now: float, broken: bool = False) -> None:
-        """Release what the request holds.
-        Idempotent. broken: the picker itself failed, not the data plane or client.
+        """Release all that the request holds. Idempotent. broken: the picker itself failed, not the data
+        plane or the client.
         """
         if self._release() and self.pick is not None:
             self._response.give_feedback(now=now)
@@ -187,7 +189,7 @@ class HttpStream:
         self.phase = phase
 
     def _release(self) -> bool:
-        """Nothing more is held here, and nothing more may come. False: that was so already."""
+        """Release everything; nothing more may come. False: everything was already released."""
         if self.phase is Phase.CLOSED:
             return False
         self._asking.leave()
@@ -218,7 +220,7 @@ class HttpStream:
         return self._await_body(head)
 
     def _without_body(self, event: RequestHeaders, *, now: float) -> Sequence[Action]:
-        """The headers are all of the request."""
+        """The headers are the whole request."""
         listed = self._asking.model_list(event)
         if listed is not None:
             self._enter(Phase.REFUSED)
@@ -231,8 +233,8 @@ class HttpStream:
             return ()
         self._enter(Phase.BODY)
         if head.reserved:
-            # The pick removes them too, but only if it is made:
-            # nothing of them may survive a picker that dies now.
+            # The pick removes these headers too, but only if it is made. They must not reach a server if the
+            # picker dies now.
             return (Answer(Slot.REQUEST_HEADERS, remove_headers=head.reserved),)
         return PLAIN[Slot.REQUEST_HEADERS]
 
@@ -263,8 +265,8 @@ class HttpStream:
         return ()
 
     def _without_room(self, *, end_of_stream: bool, now: float) -> Sequence[Action]:
-        """All bodies together are over their bound:
-        this one goes on unread, or is refused where the policy refuses at overload.
+        """All bodies together exceed their bound. This one goes on unread, or is refused if the policy
+        refuses at overload.
         """
         load = self._picker.policy.spec.load
         if load.when_saturated == "Reject":
@@ -285,7 +287,7 @@ class HttpStream:
                 return answers
             return answers if isinstance(answers[0], Refuse) else (*answers, *answer)
         if self.phase is Phase.BODY:
-            # A body of no bytes, then trailers: only the dynamic metadata can still name the server.
+            # The body has no bytes, and trailers follow. Only the dynamic metadata can still name the server.
             return self._decide(Slot.REQUEST_TRAILERS, instead=NO_BODY, now=now)
         if self.phase is Phase.START:
             self._enter(Phase.PASSED)
@@ -300,7 +302,7 @@ class HttpStream:
         instead: InferenceRequest | None = None,
         now: float,
     ) -> Sequence[Action]:
-        """The held answers, in order: headers, then the body as the mode wants it."""
+        """The held answers in order: first the headers, then the body in the form that the mode asks for."""
         count, body = self._body.pieces, self._body.take()
         first = self._decide(Slot.REQUEST_HEADERS, body, instead=instead, partial=partial, now=now)
         if self.phase is Phase.REFUSED or self._asking.asks_only:
@@ -324,12 +326,12 @@ class HttpStream:
         partial: bool = False,
         now: float,
     ) -> Sequence[Action]:
-        """Pick, and say it in the answer to `slot`; or refuse.
-        instead: what is taken for the body's content without reading it.
+        """Pick, and put the pick into the answer to `slot`; or refuse.
+
+        instead: taken for the body's content, which is then not read.
         """
         if self._response.phase is not ResponsePhase.AWAITED:
-            # The client has its answer already (the data plane's own, perhaps):
-            # no server will see this request.
+            # The client already has an answer, perhaps the data plane's own. No server will see this request.
             return self._pass_on(slot)
         try:
             decided = self._asking.ask(
@@ -343,7 +345,7 @@ class HttpStream:
         return decided
 
     def _on_decided(self, decided: Pick | PickError, now: float) -> None:  # noqa: ARG002 - as the gate calls it
-        """Flow control has let the request go, or refused it."""
+        """Flow control has let the request go, or has refused it."""
         slot, after = self._asking.decided()
         assert self._deliver is not None, "a stream with a gate can be answered later"
         if isinstance(decided, PickError):
@@ -362,7 +364,7 @@ class HttpStream:
         return (self._asking.refusal(error),)
 
     def _pass_on(self, slot: Slot) -> Sequence[Action]:
-        """Go on without a destination, and without one that the client made up."""
+        """Go on without a destination. A destination that the client made up is removed."""
         self._enter(Phase.PASSED)
         return (Answer(slot, remove_headers=RESERVED),) if slot is Slot.REQUEST_HEADERS else PLAIN[slot]
 
@@ -371,7 +373,7 @@ class HttpStream:
     def _on_response_headers(self, event: ResponseHeaders, *, now: float) -> Sequence[Action]:
         self._learn(event.modes)
         if self.phase is Phase.WAITING:
-            self._asking.leave()  # The client has its answer: the data plane's own.
+            self._asking.leave()  # The client has its answer, which the data plane gave itself.
             self._enter(Phase.PASSED)
         answers = self._response.begin(
             event,

@@ -1,10 +1,10 @@
-"""Answers requests that the picker has no time to read: from their headers only, by load. Such a request is
-then forgotten.
+"""Answers requests that the picker has no time to read: from their headers only, by load. Then the picker
+forgets the request.
 
-It gets no state machine: its stream ends with the first answer, and the data plane handles the rest alone.
-Only usual requests are answered here. For all others `answer` returns None, and a normal stream is opened.
-Everything that a client may not do is refused here too, so no request gets through here that would otherwise
-be refused. Pure; owned by `conversation.Streams`.
+Such a request gets no state machine: its stream ends with the first answer, and the data plane handles the
+rest alone. Only usual requests are answered here. For all others `answer` returns None, and a normal stream
+is opened. Everything that a client may not do is refused here too, so no request passes here that would
+otherwise be refused. Pure; owned by `conversation.Streams`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Unread:
     def answer(
         self, data: bytes, *, names: frozenset[str], settings: StreamSettings, now: float
     ) -> bytes | None:
-        """The answer to the first message of a stream, which ends with it.
+        """The answer to the first message of a stream; the stream ends with this answer.
+
         None: the stream must be opened.
         """
         picker, started = self._picker, self._timer()
@@ -68,7 +69,7 @@ class Unread:
         try:
             pick = picker.pick(request, now=now)
         except PickError:
-            return None  # It is refused in the words of the request's API.
+            return None  # the refusal must have the format of the request's API
         picker.detach(pick, now=now)
         return _answer(pick.destinations, pick.set_headers, head.reserved, settings.clear_route_cache)
 
@@ -81,7 +82,7 @@ def _answer(
     clear_route_cache: bool,  # noqa: FBT001 - a key
     /,
 ) -> bytes:
-    """As `stream` answers. A fleet has few fallback lists."""
+    """The same answer as `stream` gives. It is cached, since a fleet has few fallback lists."""
     named = ",".join(map(str, destinations))
     headers = ((DESTINATION, named), *set_headers)
     return encode(

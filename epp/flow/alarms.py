@@ -27,11 +27,10 @@ class Alarms(Generic[T]):
         return self._alarms[0][0] if self._alarms else inf
 
     def set(self, held: Held[T], forecast: Forecast | None, *, now: float) -> None:
-        """Look again when it could be too late:
-        with the servers as they are now, or as busy as others make them until then.
-
-        What others are sent is seen late by a quarter of the time that is left at most,
-        for some twenty looks in all.
+        """Set the next alarm: for the time at which the request would be too late if the servers stay as busy
+        as they are, or after a quarter of the remaining time if that is later. So a request is looked at some
+        twenty times in all, and the picker notices what others send at most a quarter of the remaining time
+        too late.
         """
         latest = held.expires_at
         if held.late:
@@ -44,14 +43,16 @@ class Alarms(Generic[T]):
             heapq.heappush(self._alarms, (latest, held.number, held))
 
     def due(self, *, now: float) -> Iterator[Held[T]]:
-        """Take out each request whose alarm is due and that still waits."""
+        """Take out each request whose alarm is due and which still waits."""
         while self._alarms and self._alarms[0][0] <= now:
             held = heapq.heappop(self._alarms)[2]
             if held.waits:
                 yield held
 
     def tidy(self, waiting: int) -> None:
-        """Forget what left by another way than its alarm. waiting: so many requests wait."""
+        """Remove the alarms of requests that left before their alarm rang. waiting: the number of waiting
+        requests.
+        """
         if not waiting:
             self._alarms.clear()
         elif len(self._alarms) > 2 * waiting + 32:
@@ -67,7 +68,9 @@ class Alarms(Generic[T]):
 
 
 def _next_look_at(held: Held[T], *, now: float) -> float:
-    """When a demoted request is looked at: at its turn, and then now and then until it must go."""
+    """The time of the next look at a demoted request: its turn at first, later now and then until
+    it must go.
+    """
     if now < held.turn_at:
         return held.turn_at
     soon = now + LONGEST_DELAY_S

@@ -1,7 +1,7 @@
-"""Bounds the waiting requests here and at all pickers together, and decides which request is removed if there
-are too many.
+"""Bounds the waiting requests, both at this picker and at all pickers together. If there are too many, this
+module decides which request is removed.
 
-There are bounds of requests and bytes: in all, for each priority and for each tenant. The bounds of this
+There are bounds of requests and of bytes: in all, for each priority and for each tenant. The bounds of this
 picker hold at every moment. The bounds of the pool depend on news from other pickers, which arrives with a
 delay. If requests come to several pickers within this delay, they may exceed a bound. Afterwards new requests
 are refused, or waiting requests are removed.
@@ -18,10 +18,11 @@ from epp.flow.request import Held, T
 from epp.flow.settings import FlowSettings
 
 _MAX_SHED = 64
-"""The most waiting requests that one newcomer may push out."""
+"""A new request may push out at most this many waiting requests."""
 _POOL_SHED_S = 0.25
-"""Between two times of making room because of what waits at other pickers:
-longer than their news is under way."""
+"""The pause between two removals that are made because of requests at other pickers. News from other pickers
+takes less time than this to arrive.
+"""
 
 
 class Bounds(Generic[T]):
@@ -32,8 +33,8 @@ class Bounds(Generic[T]):
         self._pool_shed_at = 0.0
 
     def admit(self, held: Held[T]) -> list[Held[T]]:
-        """Let the newcomer wait. If this passes a bound, take out the requests that are worth least, or
-        only the newcomer if it is worth least.
+        """Let the new request wait. If this exceeds a bound, take out the requests that are worth least. If
+        the new request itself is worth least, take out only the new request.
         """
         self._queues.put(held)
         victims: list[Held[T]] = []
@@ -53,10 +54,10 @@ class Bounds(Generic[T]):
     def _too_many_in_pool(
         self, held: Held[T], victims: Sequence[Held[T]], scope: tuple[int | None, str | None]
     ) -> bool:
-        """Whether a newcomer has yet to make its own room, since too much waits at all pickers together.
-
-        It makes no room for more than itself: what others let in at the same moment is theirs to take out.
-        Nor does it push out what is worth more than something that waits elsewhere.
+        """Whether too many requests wait at all pickers together, so that the new request must still make
+        room for itself. The new request makes room for itself only: the other pickers take out what they
+        themselves let in at the same moment. The new request also pushes out no request that is worth more
+        than some request at another picker.
         """
         others = self._elsewhere.of(*scope)
         if not others.requests or not self.over(*scope, others=others):
@@ -67,7 +68,9 @@ class Bounds(Generic[T]):
         return worst is None or scope[0] is not None or lowest is None or worst.priority <= lowest
 
     def over_in_pool(self, *, now: float) -> Iterator[Held[T]]:
-        """Take out this picker's part of what waits over the bound at the lowest priority of all pickers."""
+        """If too many requests wait at all pickers together, take out this picker's share of the excess. Only
+        requests of the lowest priority of all pickers are taken out.
+        """
         bound, here, there = self.settings.in_all, self._queues.in_all, self._elsewhere.in_all
         if not here.requests or now < self._pool_shed_at:
             return
@@ -90,7 +93,7 @@ class Bounds(Generic[T]):
             yield victim
 
     def over_by_settings(self) -> Iterator[Held[T]]:
-        """Take out the requests that are over bounds that have become smaller."""
+        """Take out the requests that exceed a bound because the settings now have a smaller bound."""
         for scope in self.scopes_over():
             while self.over(*scope):
                 victim = self._queues.worst(priority=scope[0], tenant=scope[1])

@@ -1,16 +1,17 @@
-"""Flow control: says of each request whether it goes now, waits, or is refused.
+"""Flow control: decides for each request whether it goes now, waits, or is refused.
 
-A request that would have to wait at its server waits here instead, where it can still be placed well,
-overtaken, or cancelled for nothing. Owns the waiting requests, their order and their bounds. It does not know
-bodies, servers or the wire: a request is an opaque payload, and `Forecaster` tells what the picker predicts
-for it. Every method is synchronous; time is an argument.
+A request that would have to wait at its server waits here instead. Here it can still be placed well,
+overtaken, or cancelled at no cost. This module owns the waiting requests, their order and their bounds. It
+knows no bodies, no servers and no wire format: a request is an opaque payload, and `Forecaster` says what the
+picker predicts for the request. Every method is synchronous, and time is an argument.
 
-How a caller uses it: `offer` each request. When it answers None, the request waits, and later comes out of
-`next` or is taken back by `leave`. Call `next` until it answers None after each event that may have freed a
-server or brought a request, and at `due_at`. Each `LetGo` must be sent, and so booked, before `next` is
-called again.
+How a caller uses it: `offer` each request. If `offer` returns None, the request waits. Later `next` returns
+it, or the caller takes it back with `leave`. Call `next` until it returns None, after each event that may
+have freed a server or brought a request, and at `due_at`. The caller must send each `LetGo`, which books it,
+before calling `next` again.
 
-Invariants: each offered request is let go once, or refused once, or left; what waits is within every bound.
+Invariants: each offered request is let go once, or is refused once, or leaves. The waiting requests are
+within every bound.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ from epp.flow.shares import Shares
 
 _MAX_RETRY_AFTER_S = 3600
 _MOST_CHARGES = 4096
-"""Tenants whose tokens other pickers are yet to be told of;
-while these cannot be told, others are not counted."""
+"""Tenants whose tokens are still to be reported to other pickers. While no report can be sent, further
+tenants are not counted.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,9 @@ class FlowControl(Generic[T]):
         self._search = Search(settings, self._queues, forecaster, self._headroom, self._demoted)
         self._bounds = Bounds(settings, self._queues, self._elsewhere)
         self._charges: dict[FlowKey, int] | None = None
-        """Tokens let go that other pickers have not been told of; None: nobody tells them."""
+        """Tokens of requests that were let go and are not yet reported to other pickers. None: nothing is
+        reported.
+        """
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -78,10 +82,8 @@ class FlowControl(Generic[T]):
     def passes(
         self, forecast: Forecast, *, priority: int, tenant: str, ttft_s: float | None, now: float
     ) -> tuple[int, str] | None:
-        """Let a newcomer go at once if it need not wait, as most need not.
-        The priority and tenant that it is counted under.
-
-        None: `offer` it; nothing is counted yet.
+        """Let a new request go at once if it need not wait; most requests need not. Returns the priority and
+        the tenant under which the request is counted. None: call `offer`; nothing is counted yet.
         """
         queues, settings = self._queues, self._settings
         if queues.in_all.requests and not self._draining:
@@ -122,10 +124,10 @@ class FlowControl(Generic[T]):
         longest_s: float = inf,
         now: float,
     ) -> tuple[Held[T], Verdict[T] | None]:
-        """A newcomer and what is decided at once; None: it waits, and `next` tells.
-
-        ttft_s: its own deadline, from now. longest_s: the longest that it can wait,
-        whatever the settings say. A newcomer that waits may have pushed out others: `next` names them.
+        """Take a new request, and return what is decided at once. None: the request waits, and `next` returns
+        it later. ttft_s: the request's own deadline, in seconds from now. longest_s: the longest time that
+        the request can wait, whatever the settings say. A new request that waits may push out others: `next`
+        returns those.
         """
         settings = self._settings
         passed = self.passes(forecast, priority=priority, tenant=tenant, ttft_s=ttft_s, now=now)
@@ -161,13 +163,15 @@ class FlowControl(Generic[T]):
         return held, None
 
     def leave(self, held: Held[T]) -> None:
-        """The client is gone. Does nothing where the request no longer waits."""
+        """The client is gone. Does nothing if the request no longer waits."""
         if held.waits:
             self._queues.take(held)
             self._alarms.tidy(len(self._queues))
 
     def next(self, *, now: float) -> Verdict[T] | None:
-        """The next request whose fate is decided, most pressing first; None: nothing more at this moment."""
+        """The next request that is decided; the most pressing first. None: nothing more can be decided at
+        this moment.
+        """
         if self._shed:
             return self._shed.popleft()
         verdict = None if self._draining else self._ring(now=now)
@@ -179,7 +183,9 @@ class FlowControl(Generic[T]):
 
     @property
     def due_at(self) -> float:
-        """When to call `next` at the latest; inf: not before something happens."""
+        """The latest time at which `next` must be called. Infinity: no call is due before
+        something happens.
+        """
         if self._shed:
             return 0.0
         if not self._queues:
@@ -189,8 +195,8 @@ class FlowControl(Generic[T]):
     # -- the operator ----------------------------------------------------------------------------------------
 
     def apply(self, settings: FlowSettings, *, now: float) -> None:
-        """Other settings. What waits keeps its deadline and its place;
-        what is over the new bounds is shed.
+        """Apply new settings. Waiting requests keep their deadlines and their places. Requests beyond the new
+        bounds are removed.
         """
         self._settings = settings
         self._bounds.settings = self._headroom.settings = self._search.settings = settings
@@ -199,14 +205,16 @@ class FlowControl(Generic[T]):
         self._search.due_at = min(self._search.due_at, now)
 
     def drain(self) -> None:
-        """The process ends: from now on nothing waits. `next` lets go all that does, in order."""
+        """The process ends: from now on no request waits. `next` lets all waiting requests go, in order."""
         self._draining = True
         self._search.due_at = 0.0
 
     # -- other pickers of the same servers -------------------------------------------------------------------
 
     def take_charges(self) -> Mapping[FlowKey, int]:
-        """Tokens let go since the last call, by priority, tenant and whether they were late."""
+        """Tokens of the requests that were let go since the last call. The keys are priority, tenant, and
+        whether the requests were late.
+        """
         charges, self._charges = self._charges, {}
         return charges or {}
 
@@ -215,7 +223,9 @@ class FlowControl(Generic[T]):
         return {(-band[0], tenant, band[1]): load for band, tenant, load in self._queues.flows()}
 
     def hear(self, picker: bytes, rows: Sequence[Row], *, now: float) -> None:
-        """What another picker let go, and what waits there. May push out what waits here: `next` names it."""
+        """Take a report of another picker: what it let go, and what waits there. This may push out requests
+        that wait here; `next` returns those.
+        """
         queues, settings = self._queues, self._settings
         for row in rows:
             priority = queues.priority(row.priority, max_priorities=settings.max_priorities)
@@ -232,7 +242,7 @@ class FlowControl(Generic[T]):
                 self._shed.append(self._refusal(victim, "full", now=now))
 
     def forget(self, picker: bytes) -> None:
-        """Another picker is gone, or tells everything anew."""
+        """Another picker is gone, or it reports everything again from the start."""
         self._elsewhere.forget(picker)
 
     # -- figures ---------------------------------------------------------------------------------------------
@@ -243,7 +253,7 @@ class FlowControl(Generic[T]):
 
     @property
     def shares(self) -> Shares:
-        """The tokens that each tenant has had. Callers must not change them."""
+        """The tokens that each tenant has had. Callers must not change this mapping."""
         return self._shares
 
     @property
@@ -252,12 +262,14 @@ class FlowControl(Generic[T]):
         return self._demoted.requests
 
     def oldest_s(self, *, now: float) -> float:
-        """Age of the request that waits longest. Looks at every one: for a scrape, not for a request."""
+        """The age of the request that has waited longest. This looks at every request, so call it for a
+        scrape, not for each request.
+        """
         return max((now - held.arrived_at for held in self._queues), default=0.0)
 
     def saturation(self, *, now: float) -> float:
-        """0: idle. 1: a newcomer waits as long as the goal says.
-        Above: the fleet is too small for what comes.
+        """0: idle. 1: a new request waits as long as the goal says. Above 1: the fleet is too small for its
+        load.
         """
         wait_s = self._forecaster.least_wait_s(now=now)
         tokens = self._queues.in_all.tokens + self._elsewhere.in_all.tokens
@@ -308,7 +320,7 @@ class FlowControl(Generic[T]):
         return held
 
     def _tenant(self, tenant: str, priority: int, *, late: bool) -> str:
-        """The name under which the tenant's requests are kept."""
+        """The name under which the requests of this tenant are kept."""
         return self._queues.tenant(
             tenant, priority=priority, late=late, max_tenants=self._settings.max_tenants
         )
@@ -324,10 +336,11 @@ class FlowControl(Generic[T]):
     # -- what was demoted ------------------------------------------------------------------------------------
 
     def _may_be_late(self, headroom_s: float, *, now: float) -> bool:
-        """Whether a request that cannot be in time goes at once all the same: to demote it would help nobody.
+        """Whether a request that cannot meet its deadline still goes at once, because demoting it would help
+        nobody.
 
-        So it is where nobody is to overtake it, the servers are enough for those that can be in time,
-        and few like it are computed.
+        This is so if no request is expected to overtake it, the servers suffice for the requests that can be
+        in time, and few late requests are being computed.
         """
         if headroom_s < inf:
             return False
@@ -337,8 +350,8 @@ class FlowControl(Generic[T]):
         return self._demoted.busy_s(self._forecaster.pool(now=now), self._settings.goal_s, now=now)
 
     def _count_late(self, forecast: Forecast, *, due_s: float, now: float) -> None:
-        """Count a late request. A request that no idle server could serve in time says nothing of the
-        servers.
+        """Count a late request. If even an idle server could not serve the request in time, the request says
+        nothing about the servers, and it is not counted.
         """
         if forecast.own_s <= due_s:
             self._pace.too_late(forecast.tokens, now=now)
@@ -346,7 +359,7 @@ class FlowControl(Generic[T]):
                 self._demoted.could_be_in_time(forecast, now=now)
 
     def _place_late(self, held: Held[T], forecast: Forecast, *, now: float) -> None:
-        """It is demoted: its place among those that were, and how long it waits at most."""
+        """The request was demoted. Set its place among the demoted requests, and its longest wait."""
         demoted = self._demoted
         demoted.requests += 1
         turn_s = demoted.turn_s(forecast, self._forecaster.pool(now=now), self._settings.goal_s, now=now)
@@ -355,8 +368,8 @@ class FlowControl(Generic[T]):
         held.key = (held.turn_at, held.number)
 
     def _turn(self, held: Held[T], *, now: float) -> LetGo[T] | None:
-        """Let a demoted request go whose turn has come, if a server is left to such as it;
-        once it has waited as long as it may, without regard to that.
+        """Let a demoted request go if its turn has come and a server is free for demoted requests. Once it
+        has waited for its longest time, it goes even if no such server is free.
         """
         if now < held.turn_at or self._waits_above(held.priority):
             return None
@@ -367,8 +380,8 @@ class FlowControl(Generic[T]):
     # -- the ends --------------------------------------------------------------------------------------------
 
     def _take_and_go(self, held: Held[T], forecast: Forecast, *, now: float) -> LetGo[T]:
-        # Charged before it is taken: a tenant whose only request waited keeps what it has had less than
-        # others meanwhile.
+        # The tenant is charged before the request is taken. So a tenant whose only request waited is still
+        # known to have had less than others.
         band = self._queues.band(held.priority, late=held.late)
         self._charge(band.flow(held.tenant), forecast, late=held.late, now=now)
         self._queues.take(held)
@@ -400,8 +413,8 @@ class FlowControl(Generic[T]):
     # -- deadlines and ends of life --------------------------------------------------------------------------
 
     def _ring(self, *, now: float) -> Verdict[T] | None:
-        """Refuse or demote the first that is too late,
-        or let go one that was demoted and has waited long enough.
+        """Refuse or demote the first request that is too late, or let a demoted request go that has waited
+        long enough.
         """
         for held in self._alarms.due(now=now):
             if now >= held.expires_at:

@@ -1,8 +1,9 @@
 """Requests that were demoted because they can no longer be in time: how many of them may run, and how long
 each waits at most.
 
-They run on servers that the requests in time leave free. Each has a turn, which follows from its wait in
-order of arrival and from its length. Its longest wait follows from its turn.
+They run on servers that are not needed for requests in time. Each demoted request has a turn. The turn
+follows from the wait that the request would have in order of arrival, and from the length of its prompt. The
+longest wait follows from the turn.
 """
 
 from __future__ import annotations
@@ -14,18 +15,24 @@ from epp.flow.pace import Rate
 from epp.flow.request import Forecast, Pool
 
 _MOST_TIMES_ITS_OWN = 4.0
-"""A demoted request is overtaken for so many times as long as its prompt takes, at most."""
+"""A demoted request may be overtaken for at most this many times its own prefill time."""
 _AT_LAST = 1.5
-"""It goes after so many times the wait until its turn, whatever the servers do."""
+"""A demoted request goes after this many times the wait until its turn, whatever the servers do."""
 _RESERVE = 2.0
-"""Servers that are kept for requests that can be in time, for each that they would keep busy, at most."""
+"""At most this many servers are kept for requests that can be in time, for each server that such requests
+would keep busy.
+"""
 _RESERVE_GROWS = 1 / 3
-"""By so much for each `goal_s` that a newcomer would wait in order of arrival."""
+"""The number of kept servers grows by this much for each `goal_s` that a new request would wait in order of
+arrival.
+"""
 _MOST_KEPT = 1 / 2
-"""The most servers that are kept for requests that can be in time. The others work off what was demoted."""
+"""The largest share of the servers that is kept for requests that can be in time. The other servers compute
+demoted requests.
+"""
 _BRIEF = 0.5
-"""A request that takes so many times `goal_s` to compute is short: it may use every server,
-and keeps none from those that can be in time.
+"""A request whose prefill takes at most this many times `goal_s` is short. A short request may use every
+server, and takes no kept server away from requests that can be in time.
 """
 
 
@@ -33,30 +40,33 @@ class Demoted:
     def __init__(self, elsewhere: Elsewhere) -> None:
         self._elsewhere = elsewhere
         self.requests = 0
-        """Demoted so far, when they came or while they waited."""
+        """Requests demoted so far, when they came or while they waited."""
         self._in_time = Rate()
-        """Seconds of prefill in a second, of requests that idle servers would serve in time:
-        the servers that they would keep busy."""
+        """Seconds of prefill that arrive in each second with requests that idle servers would serve in time.
+        This equals the number of servers that these requests would keep busy.
+        """
         self._until: list[float] = []
-        """When each demoted request that is computed will be done."""
+        """For each demoted request that is being computed: when it will be done."""
         self._in_order_s = 0.0
-        """How long a newcomer would wait if all went in order of arrival, at `_at`."""
+        """How long a new request would have waited at `_at` if all requests went in order of arrival."""
         self._at = -inf
         self._servers = 0
-        """0: not known before the first look at them."""
+        """0: not known before the first look at the servers."""
 
     def none_waits(self) -> None:
-        """Here and elsewhere: in order of arrival a newcomer would wait for what is being computed alone."""
+        """No request waits here or at other pickers. In order of arrival, a new request would wait only for
+        the requests that are being computed.
+        """
         self._in_order_s = 0.0
 
     def came(self, forecast: Forecast, *, now: float) -> None:
-        """A request that goes or waits, in time or not."""
+        """A request came, and goes or waits. It may be in time or late."""
         if self._servers:
             self._drain(now=now)
             self._in_order_s += (1 + self._elsewhere.pickers) * forecast.own_s / self._servers
 
     def in_order_s(self, pool: Pool, *, now: float) -> float:
-        """How long a newcomer would wait if all went in order of arrival."""
+        """How long a new request would wait if all requests went in order of arrival."""
         self._drain(now=now)
         self._servers = max(1, pool.servers)
         self._in_order_s = max(self._in_order_s, pool.undone_s)
@@ -67,26 +77,27 @@ class Demoted:
         self._at = now
 
     def turn_s(self, forecast: Forecast, pool: Pool, goal_s: float, *, now: float) -> float:
-        """How long until its turn, from which on nobody of its priority overtakes it.
+        """How long until the turn of this request. From its turn on, no request of its priority overtakes it.
 
-        That is when it would go in order of arrival, and later the longer its prompt takes:
-        a short prompt that waits is worth more than a long one.
+        The turn is the time at which the request would go in order of arrival, plus an extra that grows with
+        its prefill time, since a short prompt that waits is worth more than a long one.
         """
         in_order_s = max(0.0, self.in_order_s(pool, now=now) - forecast.wait_s)
         return in_order_s + min(_MOST_TIMES_ITS_OWN, forecast.own_s / goal_s) * forecast.own_s
 
     def last_s(self, turn_s: float) -> float:
-        """How long it waits at most."""
+        """The longest time that the request waits."""
         return _AT_LAST * turn_s
 
     def is_short(self, forecast: Forecast, goal_s: float) -> bool:
-        """Whether it may use every server."""
+        """Whether the request may use every server."""
         return forecast.own_s <= _BRIEF * goal_s
 
     def busy_s(self, pool: Pool, goal_s: float, *, now: float) -> float:
         """How long until another demoted request that is not short may go; 0: now.
-        Those that can be in time keep as many servers as they would keep busy, and as many again, up to half
-        of all, unless all would begin within the goal in order of arrival.
+
+        Requests that can be in time keep as many servers as they would keep busy, and as many again, up to
+        half of all servers. They keep none if every request would begin within the goal in order of arrival.
         """
         running = self._until = [until for until in self._until if until > now]
         in_order_s = self.in_order_s(pool, now=now)
@@ -99,8 +110,8 @@ class Demoted:
         return min(running) - now if len(running) >= most else 0.0
 
     def could_be_in_time(self, forecast: Forecast, *, now: float) -> None:
-        """A request that an idle server would serve in time went,
-        or was demoted because of what others have to compute.
+        """An idle server would serve this request in time. The request went, or it was demoted because of
+        what the servers compute for others.
         """
         self._in_time.add(forecast.own_s, now=now)
 

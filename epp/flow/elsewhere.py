@@ -1,12 +1,12 @@
 """The waiting requests at other pickers of the same servers, by their last reports. Bounds and shares apply
 to the whole pool.
 
-Every picker has a queue of its own. For each tenant of each priority it tells the others two things: what
-waits there now, and how many tokens it let go since its last report. `control` counts the first in its bounds
-and charges the second to the tenant, as if it had let the requests go itself.
+Every picker has its own queue. For each tenant of each priority a picker reports two things to the others:
+what waits there now, and how many tokens it let go since its last report. `control` counts the waiting
+requests in its bounds. It charges the tokens to the tenant as if it had let the requests go itself.
 
-Invariants: `in_all`, `by_priority` and `by_tenant` are the sums over `_by_picker`;
-a picker has at most `_MOST_ROWS` rows.
+Invariants: `in_all`, `by_priority` and `by_tenant` are the sums over `_by_picker`; a picker has at most
+`_MOST_ROWS` rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from epp.flow.queues import NOTHING, BandKey, Load
 from epp.flow.settings import LONGEST_DELAY_S
 
 _MOST_ROWS = 4096
-"""Tenants of priorities of one other picker; what it tells beyond them is not counted."""
+"""The most rows (tenants of priorities) of one other picker. Further rows are not counted."""
 FlowKey = tuple[int, str, bool]
 """Priority, tenant, and whether demoted."""
 _NONE = (0, 0, 0)
@@ -33,13 +33,13 @@ class Row(NamedTuple):
     let_go_tokens: int
     """Tokens let go since the last row about this tenant."""
     requests: int
-    """That wait now; `size_bytes` and `tokens` likewise."""
+    """The number of requests that wait now. `size_bytes` and `tokens` are theirs, too."""
     size_bytes: int
     tokens: int
 
 
 class Telling:
-    """What other pickers know of what waits here, so that they are told of changes alone."""
+    """What other pickers know of the requests that wait here, so that only changes are reported."""
 
     def __init__(self) -> None:
         self._told: dict[FlowKey, tuple[int, int, int]] = {}
@@ -47,8 +47,9 @@ class Telling:
     def rows(
         self, waiting: Mapping[FlowKey, Load], charges: Mapping[FlowKey, int], *, anew: bool
     ) -> Sequence[Row]:
-        """The rows that other pickers do not know yet. charges: tokens let go since the last call;
-        anew: the other pickers know nothing.
+        """The rows that other pickers do not know yet.
+
+        charges: tokens let go since the last call. anew: the other pickers know nothing.
         """
         told = {} if anew else self._told
         now = self._told = {key: load.as_tuple() for key, load in waiting.items()}
@@ -60,32 +61,32 @@ class Elsewhere:
     def __init__(self) -> None:
         self._by_picker: dict[bytes, dict[FlowKey, Load]] = {}
         self._tokens: dict[BandKey, dict[bytes, int]] = {}
-        """That wait, by band and picker."""
+        """Waiting tokens, by band and picker."""
         self._since: dict[tuple[bytes, BandKey], float] = {}
-        """Since when something waits in the band at the picker, as far as was heard."""
+        """Since when requests wait in this band at this picker, as far as it has reported."""
         self._went: dict[bytes, dict[BandKey, float]] = {}
-        """When the picker last let something go, by band."""
+        """When the picker last let a request go, by band."""
         self.in_all = Load()
         self.by_priority: dict[int, Load] = {}
         self.by_tenant: dict[tuple[int, str], Load] = {}
 
     @property
     def pickers(self) -> int:
-        """Other pickers at which something waits."""
+        """The number of other pickers at which requests wait."""
         return sum(map(bool, self._by_picker.values()))
 
     @property
     def lowest(self) -> int | None:
-        """The lowest priority of which something waits elsewhere."""
+        """The lowest priority of the requests that wait at other pickers."""
         return min(self.by_priority, default=None)
 
     def waits_before(self, band: BandKey) -> bool:
-        """Whether something waits elsewhere that goes before whatever is in this band."""
+        """Whether a request that goes before every request of this band waits at another picker."""
         return bool(self._tokens) and min(self._tokens) < band
 
     def passed_over(self, band: BandKey, *, now: float) -> bool:
-        """Whether every picker where something more pressing waits goes on with less pressing requests: it
-        waits there for a server of its choice, and no server is kept free for it.
+        """Whether every picker that holds more pressing requests goes on to send less pressing ones. If so,
+        the more pressing requests wait there for one certain server, and no server is kept free for them.
         """
         return all(
             self._passes_over(picker, pressing, now=now)
@@ -99,11 +100,13 @@ class Elsewhere:
         return any(band > pressing and at > since for band, at in self._went.get(picker, {}).items())
 
     def shorter(self, band: BandKey, tokens: int) -> int:
-        """Pickers at which something waits in this band, and less than so many tokens."""
+        """The number of pickers at which requests wait in this band, with fewer tokens in all
+        than `tokens`.
+        """
         return sum(other < tokens for other in self._tokens.get(band, {}).values())
 
     def of(self, priority: int | None, tenant: str | None) -> Load:
-        """What waits elsewhere of this priority and tenant; of a priority; or in all."""
+        """What waits at other pickers: of this priority and tenant, of this priority, or in all."""
         if priority is None:
             return self.in_all
         if tenant is None:
@@ -111,11 +114,11 @@ class Elsewhere:
         return self.by_tenant.get((priority, tenant), NOTHING)
 
     def tokens_before(self, priority: int) -> int:
-        """Tokens that wait elsewhere at this priority or above."""
+        """Tokens that wait at other pickers at this priority or above."""
         return sum(load.tokens for of, load in self.by_priority.items() if of >= priority)
 
     def hear(self, picker: bytes, row: Row, *, now: float) -> None:
-        """Replace what is known to wait at that picker."""
+        """Replace what is known to wait at that picker for this tenant and priority."""
         rows = self._by_picker.setdefault(picker, {})
         key = (row.priority, row.tenant, row.late)
         before = rows.pop(key, None)

@@ -11,11 +11,11 @@ from math import inf
 from epp.flow.queues import BandKey
 
 _EXPECTED_S = 30.0
-"""What has not come for so long is not expected."""
+"""A kind of request that has not come for this long is no longer expected."""
 
 
 class _Seen:
-    """When requests of one priority came, and when those of more than one tenant."""
+    """When requests of one priority last came, and when requests of a second tenant last came."""
 
     __slots__ = ("at", "other_at", "tenant")
 
@@ -23,7 +23,7 @@ class _Seen:
         self.tenant = ""
         self.at = -inf
         self.other_at = -inf
-        """When a tenant other than `tenant` came last."""
+        """When a request of a tenant other than `tenant` last came."""
 
 
 class Expected:
@@ -42,8 +42,8 @@ class Expected:
         seen.at = now
 
     def more_pressing(self, band: BandKey, *, now: float) -> bool:
-        """Whether a request may come that should go before those of this band:
-        of a higher priority, of another tenant, or in time.
+        """Whether a request may come that should go before the requests of this band: one of a higher
+        priority, of another tenant, or one that is in time.
         """
         if band[1]:
             return True

@@ -17,13 +17,15 @@ from epp.flow.request import Forecast, T
 from epp.flow.settings import SHORT_S, FlowSettings
 
 _SCARCE_S = 0.3
-"""The headroom while servers are too few.
-Something always waits then, so a server needs no more at hand than predictions err between two scrapes."""
+"""The headroom while there are too few servers. Requests always wait then, so a server needs only as much
+work at hand as predictions may be wrong between two scrapes.
+"""
 _NEWS_S = 0.1
-"""What one picker does is known to the others after about this time."""
+"""The other pickers know what one picker does after about this time."""
 _MAY_LEAD_S = 0.2
-"""So much more than a tenant at another picker may a tenant have had that goes before it:
-what the pool computes in this time."""
+"""A tenant may lead a tenant at another picker by the tokens that the pool computes in this time, and still
+go first.
+"""
 
 
 class Headroom:
@@ -34,16 +36,20 @@ class Headroom:
         self._elsewhere = elsewhere
 
     def of_band(self, key: BandKey, band: Band[T], tokens: int, tag: float, *, now: float) -> float:
-        """For requests of this band, of which so many tokens wait here; inf: nobody is to overtake them.
-        -inf: none of them goes. tag: what the tenant has had that goes first of them.
+        """The headroom for the requests of this band. Infinity: no request is expected to overtake them.
+        Minus infinity: none of them goes.
 
-        While something more pressing waits at another picker, none goes: pickers differ in what they believe
-        of a server, so it would seem idle to one of the others. There are two exceptions, for idle servers
-        alone. Nothing goes for a second: what was heard may be old. Or the other picker goes on with less
-        pressing requests: what waits there waits for a certain server. Where a tenant waits elsewhere that
-        has had less, a request goes to an idle server only. Of other equals, the picker with the most tokens
-        looks first and the others later by as long as news of it takes; or all of them would send to the same
-        server at the same moment.
+        tokens: how many tokens of this band wait here. tag: the tokens that the first tenant in order has
+        had.
+
+        While a more pressing request waits at another picker, none of this band goes: pickers differ in what
+        they believe of a server, so a server would seem idle to one of them. There are two exceptions, and
+        both use idle servers only. First, if no picker has let anything go for a second, the report may be
+        old. Second, the other picker itself goes on to send less pressing requests: then its more pressing
+        ones wait for one certain server. If a tenant that has had fewer tokens waits at another picker,
+        requests of this band go to idle servers only. Among equals, the picker with the most tokens looks
+        first, and each other picker looks later, by the time that news takes. Otherwise all of them would
+        send to the same server at the same moment.
         """
         elsewhere = self._elsewhere
         if elsewhere.waits_before(key):
@@ -62,13 +68,15 @@ class Headroom:
         return headroom_s + _NEWS_S * elsewhere.shorter(key, tokens)
 
     def of_request(self, forecast: Forecast, headroom_s: float, *, left_s: float, first: bool) -> float:
-        """For one request of a band with `headroom_s`.
+        """The headroom for one request of a band with `headroom_s`.
 
-        left_s: time to its deadline. first: nobody stands before it who waits for room, and would starve.
+        left_s: time to the deadline of the request. first: no request that waits for room stands before this
+        one and would starve.
         """
         settings = self.settings
         if headroom_s == inf:
-            # Nobody is to overtake it. It waits only for a server on which it would be in time.
+            # No request is expected to overtake this one. It waits only for a server on which it would be in
+            # time.
             return max(SHORT_S, left_s - forecast.own_s)
         rides = (
             first and headroom_s >= (settings.headroom_s or SHORT_S) and forecast.own_s <= settings.rides_s

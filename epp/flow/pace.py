@@ -10,14 +10,17 @@ from epp.flow.settings import LONGEST_DELAY_S
 
 _WINDOW_S = 10.0
 _TOO_FEW = 0.1
-"""Servers are too few where so much of what comes cannot be in time,
-though an idle server would have served it in time."""
+"""There are too few servers if this share of the new tokens cannot be in time, although an idle server would
+have served them in time.
+"""
 _MOMENT_S = 0.05
-"""What is added within such a time counts as added at its beginning: half a percent of the window."""
+"""Tokens that are added within this time count as added at its beginning. The error is half a percent of the
+window.
+"""
 
 
 class Rate:
-    """Tokens a second over about the last ten seconds, older ones counting less."""
+    """Tokens per second over about the last ten seconds. Older tokens count less."""
 
     __slots__ = ("_at", "_began_at", "_sum")
 
@@ -37,11 +40,11 @@ class Rate:
 
     @property
     def last_at(self) -> float:
-        """When something was added last, within a moment; -inf: never."""
+        """When tokens were last added, to within a moment; -inf: never."""
         return self._at
 
     def per_s(self, *, now: float) -> float:
-        """0 where nothing was added."""
+        """Tokens per second; 0 if none were added."""
         if self._began_at is None:
             return 0.0
         age_s = max(0.1, now - self._began_at)
@@ -55,10 +58,10 @@ class Pace:
     def __init__(self) -> None:
         self._let_go = Rate()
         self._elsewhere = Rate()
-        """Let go by other pickers."""
+        """Tokens that other pickers let go."""
         self._refused = Rate()
         self._too_late = Rate()
-        """Could not be in time, though an idle server would have served it in time."""
+        """Tokens that could not be in time, although an idle server would have served them in time."""
 
     def let_go(self, tokens: int, *, now: float) -> None:
         self._let_go.add(tokens, now=now)
@@ -70,30 +73,30 @@ class Pace:
         self._refused.add(max(1, tokens), now=now)
 
     def too_late(self, tokens: int, *, now: float) -> None:
-        """A request cannot be in time because of what the servers have to do for others."""
+        """A request cannot be in time because of what the servers compute for others."""
         self._too_late.add(max(1, tokens), now=now)
 
     def servers_too_few(self, *, now: float) -> bool:
-        """Whether more than a tenth of what came of late could not be in time for that reason."""
+        """Whether recently more than a tenth of the new tokens could not be in time for that reason."""
         return self._too_late.per_s(now=now) > _TOO_FEW * self._let_go.per_s(now=now)
 
     def rests(self, *, now: float) -> bool:
-        """Whether no picker has let anything go for a second."""
+        """Whether no picker has let a request go for a second."""
         return now - max(self._let_go.last_at, self._elsewhere.last_at) >= LONGEST_DELAY_S
 
     def tokens_per_s(self, *, now: float) -> float:
-        """Let go by all pickers."""
+        """Tokens per second that all pickers together let go."""
         return self._let_go.per_s(now=now) + self._elsewhere.per_s(now=now)
 
     def drain_s(self, tokens: float, *, now: float) -> float | None:
-        """How long it takes until all pickers have let so many tokens go; None:
-        nobody knows, since nothing went of late.
+        """How long it takes until all pickers together have let this many tokens go. None: unknown, since no
+        request went recently.
         """
         rate = self.tokens_per_s(now=now)
         return tokens / rate if rate > 1e-3 else None
 
     def excess(self, *, now: float) -> float:
-        """What came over what could be let go, of late: 1 where nothing was refused."""
+        """Tokens that came recently, divided by the tokens that could be let go. 1: nothing was refused."""
         let_go = self._let_go.per_s(now=now)
         refused = self._refused.per_s(now=now)
         return 1 + refused / max(let_go, 1e-3) if refused > 1e-3 * let_go else 1.0

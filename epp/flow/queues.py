@@ -23,7 +23,7 @@ from typing import Generic
 from epp.flow.request import Held, T
 
 OTHERS = "\0others"
-"""The tenants beyond the limit, who share one queue. No header can carry this name."""
+"""The name of the tenants beyond the limit, who share one queue. No header can carry this name."""
 
 BandKey = tuple[int, bool]
 """The negated priority, and whether the requests are demoted. The smaller band goes first."""
@@ -56,10 +56,10 @@ class Load:
 
 
 _MOST_LOOKED_AT = 256
-"""Tenants that wait at other pickers, for each look: the time of a look is bounded."""
+"""The most tenants at other pickers that one look considers, so that the time of a look is bounded."""
 Away = Mapping[tuple[int, str], Load]
 NOTHING = Load()
-"""To be read only."""
+"""Callers must not change this value."""
 
 
 class Flow(Generic[T]):
@@ -71,7 +71,7 @@ class Flow(Generic[T]):
         self.band = band
         self.tenant = tenant
         self.items: list[Held[T]] = []
-        """By `key`."""
+        """Sorted by `key`."""
         self.load = Load()
         self.tag = band.floor
 
@@ -81,8 +81,8 @@ class Flow(Generic[T]):
         return bool(self.items) or (self.band.priority, self.tenant) in self.band.away
 
     def charge(self, tokens: int) -> None:
-        """The tenant has had so many tokens.
-        One that came back with nothing waiting is lifted to the floor.
+        """Count these tokens for the tenant. A tenant that comes back with nothing waiting is raised to the
+        floor first.
         """
         band, tag = self.band, self.tag
         if tag < band.floor:
@@ -101,11 +101,13 @@ class Band(Generic[T]):
         self.away = away
         self.floor = 0.0
         self.tokens = 0
-        """That wait; each request has one at least."""
+        """Waiting tokens; each request counts as one token at least."""
         self.flows: dict[str, Flow[T]] = {}
 
     def flow(self, tenant: str) -> Flow[T]:
-        """Its flow, made where there is none, and lifted to the floor where nothing of it waits."""
+        """The flow of this tenant. It is made if there is none, and raised to the floor if nothing of the
+        tenant waits.
+        """
         flow = self.flows.get(tenant)
         if flow is None:
             flow = self.flows[tenant] = Flow(self, tenant)
@@ -114,11 +116,11 @@ class Band(Generic[T]):
         return flow
 
     def first_tag(self) -> float:
-        """What the tenant has had that goes first of those that wait here."""
+        """The tag of the tenant that goes first, of the tenants with requests that wait here."""
         return min((flow.tag for flow in self.flows.values() if flow.items), default=self.floor)
 
     def first_tag_away(self) -> float:
-        """The same of those that wait at other pickers; inf: none waits."""
+        """The same of the tenants with requests at other pickers; inf: none waits there."""
         flows, floor = self.flows, self.floor
         return min(
             (
@@ -130,8 +132,8 @@ class Band(Generic[T]):
         )
 
     def knows(self, tenant: str, *, max_tenants: int) -> bool:
-        """Whether the tenant has a queue of its own, or there is room for one;
-        forgets idle tenants who owe nothing for it.
+        """Whether the tenant has its own queue, or there is room for one. To make room, idle tenants are
+        forgotten whose tag is not above the floor.
         """
         if tenant in self.flows or len(self.flows) < max_tenants:
             return True
@@ -146,20 +148,23 @@ class Band(Generic[T]):
         return nsmallest(most, waiting, key=attrgetter("tag"))
 
     def worst(self, tenant: str | None) -> Held[T] | None:
-        """The last request of the tenant that is furthest over its share, or of the given one."""
+        """The last request of the tenant that is furthest over its share; with `tenant`, the last request of
+        that tenant.
+        """
         if tenant is not None:
             flow = self.flows.get(tenant)
             return flow.items[-1] if flow is not None and flow.items else None
         waiting = [flow for flow in self.flows.values() if flow.items]
         if not waiting:
             return None
-        # Of equals the newest: nothing that waits is pushed out by what is worth no more.
+        # Of equal tenants take the newest request: no waiting request is pushed out by one that is worth no
+        # more.
         return max(waiting, key=lambda f: (f.tag + f.load.tokens, f.items[-1].number)).items[-1]
 
 
 class Queues(Generic[T]):
     def __init__(self, away: Away) -> None:
-        """away: what waits at other pickers, by priority and tenant."""
+        """away: the requests that wait at other pickers, by priority and tenant."""
         self._away = away
         self._bands: dict[BandKey, Band[T]] = {}
         self._order: list[BandKey] = []
@@ -180,7 +185,7 @@ class Queues(Generic[T]):
         return ((key, self._bands[key]) for key in self._order)
 
     def flows(self) -> Iterator[tuple[BandKey, str, Load]]:
-        """What waits, by band and tenant."""
+        """The waiting requests, by band and tenant."""
         for key in self._order:
             for tenant, flow in self._bands[key].flows.items():
                 if flow.items:
@@ -195,8 +200,8 @@ class Queues(Generic[T]):
         return band
 
     def priority(self, wanted: int, *, max_priorities: int) -> int:
-        """The priority that it is kept under:
-        the next lower one that is in use, or the lowest, where there are too many.
+        """The priority under which a request is kept. If there are too many priorities, this is the next
+        lower one that is in use, or else the lowest.
         """
         if (-wanted, False) in self._bands:
             return wanted
@@ -210,7 +215,7 @@ class Queues(Generic[T]):
         return max((of for of in known if of <= wanted), default=min(known))
 
     def tenant(self, tenant: str, *, priority: int, late: bool, max_tenants: int) -> str:
-        """The name that the tenant's requests are kept under."""
+        """The name under which the requests of the tenant are kept."""
         return tenant if self.band(priority, late=late).knows(tenant, max_tenants=max_tenants) else OTHERS
 
     def put(self, held: Held[T]) -> None:
@@ -235,11 +240,13 @@ class Queues(Generic[T]):
         self._count(held, -1)
 
     def charge(self, priority: int, tenant: str, tokens: int, *, late: bool) -> None:
-        """The tenant has had so many tokens of what this band got."""
+        """Count these tokens, which this band got, for the tenant."""
         self.band(priority, late=late).flow(tenant).charge(max(1, tokens))
 
     def flow(self, priority: int, tenant: str, *, max_priorities: int, max_tenants: int) -> Flow[T]:
-        """Where a request in time of this priority and tenant would wait, or is charged if it need not."""
+        """The flow in which a request in time of this priority and tenant would wait. If the request need not
+        wait, this flow is charged.
+        """
         band = self._bands.get((-priority, False))
         if band is None:
             band = self.band(self.priority(priority, max_priorities=max_priorities), late=False)
@@ -249,8 +256,8 @@ class Queues(Generic[T]):
         return band.flow(tenant if band.knows(tenant, max_tenants=max_tenants) else OTHERS)
 
     def worst(self, *, priority: int | None = None, tenant: str | None = None) -> Held[T] | None:
-        """The request that is worth least: lowest priority, demoted before in time, furthest over its
-        share, newest.
+        """The request that is worth least: of the lowest priority, demoted rather than in time, of the tenant
+        furthest over its share, the newest.
         """
         for key in reversed(self._order):
             if priority is None or key[0] == -priority:
@@ -264,7 +271,7 @@ class Queues(Generic[T]):
         return sum(load.tokens for of, load in self.by_priority.items() if of >= priority)
 
     def _forget_idle(self) -> None:
-        """Forget the bands in which nothing waits, and with them what their tenants have had."""
+        """Forget the bands in which no request waits, and with them the tags of their tenants."""
         for key in list(self._order):
             if not any(flow.items for flow in self._bands[key].flows.values()):
                 del self._bands[key]

@@ -10,20 +10,24 @@ T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
 RefusedFor = Literal["deadline", "ttl", "full"]
-"""`deadline`: its first token would come too late. `ttl`: it has waited too long.
-`full`: a bound was reached and it was worth least."""
+"""`deadline`: the first token would come too late. `ttl`: the request has waited too long. `full`: a bound
+was reached, and the request was worth least.
+"""
 
 
 class Forecast(Struct, frozen=True):
     """The predicted course of a request if it were sent now."""
 
     wait_s: float
-    """Until the server that the rule chooses begins with it: B/V there."""
+    """Time until the server that the rule chooses begins with the request: B/V of that server."""
     soonest_s: float
-    """Until its first token at the soonest, on whatever server: the least (B + U)/V + T.
-    Where the chosen server meets the deadline, what it takes there will do."""
+    """Time until the first token, at the soonest, on any server: the least (B + U)/V + T. If the chosen
+    server meets the deadline, the forecast may hold the time on that server instead.
+    """
     own_s: float
-    """Its own prefill on the server that the rule chooses, and the loading of its adapter: U/V + T there."""
+    """Time for the prefill of this request and for the loading of its adapter, on the server that the rule
+    chooses: U/V + T of that server.
+    """
     tokens: int
     """Prompt tokens that the chosen server would compute: U."""
 
@@ -38,24 +42,26 @@ class Pool(NamedTuple):
 
 
 class Forecaster(Protocol[T_contra]):
-    """The door to the rest: what the picker predicts. Its methods leave everything as it was."""
+    """What the picker predicts. This is all that flow control sees of the picker. The methods
+    change nothing.
+    """
 
     def least_wait_s(self, *, now: float) -> float:
-        """The least B/V of all servers: nobody can begin sooner.
-        One pass over the servers, no look at any prompt.
+        """The least B/V of all servers: no server can begin sooner. The method makes one pass over the
+        servers and looks at no prompt.
         """
 
     def pool(self, *, now: float) -> Pool:
-        """One pass over the servers, as above."""
+        """Figures of all servers. The method makes one pass over the servers, as above."""
 
     def forecast(self, payload: T_contra, *, now: float) -> Forecast:
-        """For one request. Where no server can take the request:
-        wait 0, so that the request goes to the picker's refusal.
+        """The forecast for one request. If no server can take the request, the forecast is a wait of 0, so
+        that the request goes to the picker and is refused there.
         """
 
 
 class Held(Generic[T]):
-    """A request that waits, or did. Public to read; `control` and `queues` alone write."""
+    """A request that waits, or has waited. Every module may read it; only `control` and `queues` write it."""
 
     __slots__ = (
         "arrived_at",
@@ -90,32 +96,34 @@ class Held(Generic[T]):
     ) -> None:
         self.payload = payload
         self.number = number
-        """In order of arrival."""
+        """The number of the request in order of arrival."""
         self.priority = priority
         self.tenant = tenant
-        """Whose share it is charged to: the tenant's name, or `OTHERS`."""
+        """The name under which the share is charged: the name of the tenant, or `OTHERS`."""
         self.size_bytes = size_bytes
         self.tokens = tokens
-        """Tokens to compute, as forecast when it came."""
+        """Tokens to compute, as forecast when the request came."""
         self.arrived_at = arrived_at
         self.deadline = deadline
-        """When its first token is due; inf: at no time."""
+        """When the first token is due; inf: no deadline."""
         self.turn_at = 0.0
-        """Demoted, it goes before all others of its priority from then on."""
+        """If the request is demoted: from then on it goes before all others of its priority."""
         self.last_at = 0.0
-        """Demoted, it waits no longer than until then for others of its priority."""
+        """If the request is demoted: from then on it waits no longer for others of its priority."""
         self.short = False
-        """Demoted, it may use every server."""
+        """If the request is demoted: it may use every server."""
         self.expires_at = expires_at
         self.key: tuple[float, int] = (0.0, number)
-        """Its place among the requests of its tenant."""
+        """The place among the requests of its tenant."""
         self.late = False
-        """Demoted: it can no longer meet its deadline."""
+        """The request is demoted: it can no longer meet its deadline."""
         self.waits = False
 
 
 class LetGo(Struct, Generic[T], frozen=True):
-    """Send it now, before the next question is asked: its booking is what the next one has to reckon with."""
+    """Send this request now, before the next call: the next decision has to count the booking of this
+    request.
+    """
 
     held: Held[T]
 

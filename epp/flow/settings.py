@@ -8,22 +8,24 @@ from math import inf
 from typing import Final, Literal
 
 Order = Literal["arrival", "deadline", "shortest"]
-"""Who goes first within a tenant: who came first, whose deadline is first, or who has the least to compute.
-
-`shortest` ages: a request goes before every one that comes `patience` times its own prefill time later.
+"""Who goes first within a tenant: the first in order of arrival, the earliest deadline, or the fewest tokens
+to compute. `shortest` ages: a request goes before every request that comes `patience` times its own prefill
+time later.
 """
 SHORT_S: Final = 0.1
-"""The headroom of a request that somebody more pressing may overtake."""
+"""The headroom of a request that a more pressing request may overtake."""
 LEAST_DELAY_S: Final = 0.01
 """Time between two looks at the same request, or at a fleet that has no room."""
 LONGEST_DELAY_S: Final = 1.0
-"""A fleet without room is looked at so often even when nothing happens: predictions err."""
+"""The longest time between two looks at a fleet without room, even if nothing happens, since predictions may
+be wrong.
+"""
 WhenLate = Literal["refuse", "demote"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """The most that may wait: requests, and bytes of their bodies."""
+    """The most that may wait: a number of requests, and the bytes of their bodies."""
 
     requests: int = 10_000
     size_bytes: int = 2**29
@@ -32,39 +34,44 @@ class Bound:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowSettings:
     headroom_s: float | None = SHORT_S
-    """A request is let go once the server that it would be sent to is predicted to begin with it within this
-    time. None: a request that nobody more pressing is expected to overtake goes at once if it is in time
-    there, and any other within `SHORT_S`."""
+    """A request is let go if the server that it would be sent to is predicted to begin with it within this
+    time. None: if no more pressing request is expected to overtake it, the request goes at once to a server
+    where it is in time; any other request goes within `SHORT_S`.
+    """
     rides_s: float = 0.0
-    """A request with so little to compute goes once its server begins within `goal_s`, unless somebody waits
-    before it: it rides on a prompt that is there or under way, and would gain nothing here."""
+    """A request with so little to compute goes once its server begins within `goal_s`, unless another request
+    waits before it. Its prompt is already cached there or on its way there, so the request would gain nothing
+    by waiting here.
+    """
     order: Order = "arrival"
     patience: float = 20.0
-    """For order `shortest`, see there."""
+    """For the order `shortest`; see `Order`."""
     ttft_s: float = inf
-    """Deadline of the first token for requests that name none; inf: they have none."""
+    """Deadline of the first token for requests that name no deadline; inf: such requests have none."""
     when_late: WhenLate = "refuse"
-    """What becomes of a request that can no longer meet its deadline.
-    `demote`: it goes behind those of its priority that can."""
+    """What happens to a request that can no longer meet its deadline. `demote`: it goes behind the requests
+    of its priority that can.
+    """
     ttl_s: float = inf
-    """The longest wait at the gateway; the request is refused then."""
+    """The longest wait at the gateway. After this wait the request is refused."""
     ttl_by_priority_s: Mapping[int, float] = field(default_factory=dict)
-    """The same for requests of one priority, instead of `ttl_s`."""
+    """The longest wait for requests of one priority, instead of `ttl_s`."""
     in_all: Bound = Bound()
     per_priority: Bound = Bound()
     per_tenant: Bound = Bound()
-    """Bound of one tenant's requests of one priority."""
+    """The bound of one tenant's requests of one priority."""
     max_tenants: int = 256
     """The most tenants of each priority. Further tenants share one queue."""
     max_priorities: int = 16
-    """The most priorities. A request of a further priority is kept at the next lower one in use."""
+    """The most priorities. A request of a further priority is kept at the next lower priority in use."""
     looks: int = 4
-    """How many of a tenant's requests are tried, in order,
-    when the first waits for a server that holds its prefix."""
+    """How many requests of a tenant are tried, in order, when the first one waits for a server that holds its
+    prefix.
+    """
     max_looks: int = 32
-    """The most forecasts made to find one request that may go."""
+    """The most forecasts that are made to find one request that may go."""
     goal_s: float = 2.0
-    """The wait at which saturation is 1."""
+    """The wait at which the saturation is 1."""
 
     def __post_init__(self) -> None:
         for name, seconds in (("headroom_s", self.headroom_s or 0.0), ("patience", self.patience)):

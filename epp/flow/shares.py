@@ -9,7 +9,7 @@ from typing import Final
 
 OTHER: Final = "(others)"
 _MOST: Final = 32
-"""Tenants that are named; each is a time series."""
+"""The most tenants that are named; each is a time series."""
 
 
 class Shares:
@@ -25,5 +25,5 @@ class Shares:
 
     @property
     def tokens(self) -> Mapping[str, int]:
-        """By tenant, since the start."""
+        """Tokens by tenant, since the start."""
         return self._tokens

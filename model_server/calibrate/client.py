@@ -21,7 +21,7 @@ _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_read=600)
 
 
 class CalibrationError(Exception):
-    """The server cannot be measured. The message says why and what to do."""
+    """The server cannot be measured. The message says why, and what to do."""
 
 
 class _Event(msgspec.Struct):

@@ -95,7 +95,7 @@ async def _calibrate(args: argparse.Namespace) -> str:
         most = args.max_prompt_tokens if longest is None else min(args.max_prompt_tokens, longest - 80)
         server = ServerUnderTest(http, model=model, rng=random.Random())
         probes = plan(max_prompt_tokens=most, max_batch=args.max_batch, repeats=args.repeats)
-        await server.observe(probes[0])  # the first request of a process compiles and allocates
+        await server.observe(probes[0])  # the first request is slow: the process compiles and allocates
         measured: dict[Probe, list[Sample]] = {probe: [] for probe in probes}
         for number, probe in enumerate(probes, start=1):
             print(f"\r{number}/{len(probes)} measurements", end="", file=sys.stderr, flush=True)
@@ -148,7 +148,7 @@ def _fit_document(found: Fit) -> dict[str, object]:
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The innermost of the first: the others are its echoes."""
+    """The innermost error of the first group; the other errors only repeat this one."""
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -81,7 +81,8 @@ class PartialKVCacheManager(KVCacheManager):
             return
         size, table = self.block_size_tokens, self._tables[request.request_id]
         last = (request.num_computed_tokens - 1) // size
-        # A step adds to the block where it began and to later ones, so the walk ends at an up-to-date block.
+        # A step adds to the block where it began and to later blocks, so the walk ends at an up-to-date
+        # block.
         for index in range(last, -1, -1):
             tokens = tuple(
                 request.token_ids[index * size : min((index + 1) * size, request.num_computed_tokens)]
@@ -118,7 +119,8 @@ class PartialKVCacheManager(KVCacheManager):
 
     def _rekey_tail(self, request: Request, block: Block, index: int) -> None:
         if block.ref_count > 1:
-            return  # others may continue from it: it is cached, or will be copied before it grows
+            # other requests may continue from this block: it is cached, or it will be copied before it grows
+            return
         self._hasher.extend(request.block_hashes, request.token_ids, num_blocks=index, scope=request.scope)
         end = request.num_computed_tokens
         name = self._hasher.name(

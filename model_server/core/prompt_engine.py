@@ -1,14 +1,15 @@
-"""The engine that computes a prompt whole when it is added, and three ways to batch what follows.
+"""The engine that computes a whole prompt when it is added, and three ways to batch the decoding afterwards.
 
 It is the plain counterpart of the continuous engine, with the cache of whole prompts:
 - `run_naive`: one request after the other, alone;
-- `OfflineScheduler`: add all, then run them to their ends in one batch;
+- `OfflineScheduler`: add all requests, then run them to their ends in one batch;
 - `OnlineScheduler`: add at any time; each step gives one token to at most `max_batch_size` requests, in turn.
 
-Invariant (`check_integrity`): the longest that all requests under way can become fits the cache,
-so that a decoding request always finds a block; prompts that are merely kept give way.
+Invariant (`check_integrity`): the greatest lengths of all unfinished requests together fit the cache, so that
+a decoding request always finds a block. Prompts that are only kept give way.
 
 Greedy answers are the same in all of them, and in the continuous engine.
+
 Callers: benchmarks, tests, batch jobs.
 """
 
@@ -31,11 +32,11 @@ class Model(Protocol):
 
 
 Sampler = Callable[[object, Request], TokenId]
-"""Logits to the next token. Greedy where answers are compared."""
+"""Chooses the next token from logits. Greedy where answers are compared."""
 
 
 class OutOfBlocksError(Exception):
-    """The cache has no room for the request besides the unfinished ones."""
+    """The cache has no room for this request beside the unfinished ones."""
 
 
 class PromptEngine:

@@ -37,8 +37,9 @@ _COST_FLAGS = (
     ("--lora-load-ms", "MS", "lora_load_s", 1e-3, "time to load an adapter into a batch"),
     ("--speed", "FACTOR", "speed", 1.0, "divide all durations by this"),
 )
-"""Flag, its unit, the field of `CostModel`, what one of the flag's units is in the field's,
-and what it means."""
+"""Each entry: the flag, its unit, the field of `CostModel`, the factor from the flag's unit to the field's
+unit, and the meaning.
+"""
 
 
 def add_groups(run: argparse.ArgumentParser) -> None:

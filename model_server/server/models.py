@@ -1,5 +1,5 @@
-"""The names a request may call: the base model, under one or several names,
-and the LoRA adapters loaded on it.
+"""The names that a request may give as its model: the base model, under one or several names, and the LoRA
+adapters that are loaded on it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ class ServedModels:
         adapters: Iterable[Adapter] = (),
         max_adapters: int = DEFAULT_MAX_ADAPTERS,
     ) -> None:
-        """`names`: the first is the one in metrics. `root`: what the names stand for.
-        `max_adapters`: at the same time.
+        """`names`: the first name is the one in metrics. `root`: the model behind the names.
+
+        `max_adapters`: the most adapters at the same time.
         """
         if not names or not all(names):
             raise ValueError("a served model needs a name")
@@ -42,7 +43,9 @@ class ServedModels:
         return tuple(self._adapters.values())
 
     def resolve(self, name: str | None) -> Adapter | None:
-        """The adapter of that name, or None for the base model, which is also what no name means."""
+        """The adapter of that name. None: the base model; a request without a name means the base
+        model, too.
+        """
         if not name or name in self.names:
             return None
         try:
@@ -51,7 +54,7 @@ class ServedModels:
             raise ModelNotFoundError(name) from None
 
     def _check(self, adapter: Adapter) -> None:
-        """ApiError: it cannot have this name or path, or there is no room for it."""
+        """ApiError: the adapter cannot have this name or path, or there is no room for it."""
         name = adapter.name
         for text, most, param in (
             (name, _MAX_NAME_CHARACTERS, "lora_name"),
@@ -82,8 +85,8 @@ class ServedModels:
 
     @contextmanager
     def loading(self, adapter: Adapter) -> Iterator[None]:
-        """Nobody else can load under the name meanwhile;
-        it is served when the block ends without an error.
+        """Reserves the name: meanwhile no other call can load an adapter under it. The adapter is served if
+        the block ends without an error.
         """
         self._check(adapter)
         self._loading.add(adapter.name)
@@ -94,7 +97,7 @@ class ServedModels:
             self._loading.discard(adapter.name)
 
     def unload(self, name: str) -> Adapter:
-        """Requests under way finish; new ones do not find the name."""
+        """Unfinished requests continue. New requests no longer find the name."""
         if name not in self._adapters:
             raise ModelNotFoundError(name)
         return self._adapters.pop(name)

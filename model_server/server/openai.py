@@ -30,7 +30,7 @@ from model_server.server.sampling import SamplingBody, SamplingReader
 from model_server.server.stops import StopRule
 from model_server.text.language import Language
 
-DEFAULT_COMPLETION_TOKENS = 16  # the API's own default; a chat's answer may use the model's whole length
+DEFAULT_COMPLETION_TOKENS = 16  # the API's own default; the answer to a chat may use the model's whole length
 _MAX_SALT_CHARACTERS = 1024
 _MAX_STOP_STRINGS = 16
 _MAX_STOP_CHARACTERS = 256

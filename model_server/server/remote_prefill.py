@@ -92,7 +92,7 @@ class RemotePrefill:
         """
         prompt = requests[0]
         if any(request.token_ids != prompt.token_ids for request in requests[1:]):
-            return 0  # several prompts: llm-d's sidecar does not send these either
+            return 0  # several prompts: llm-d's sidecar does not send these to the prefill server either
         kv, size = self._engine.kv_cache, self._engine.config.block_size_tokens
         known = len(kv.get_computed(prompt).blocks)
         missing = prompt.block_hashes[known : (len(prompt.token_ids) - 1) // size]

@@ -45,7 +45,7 @@ from model_server.server.staging import Staging
 from model_server.tiers.settings import KvStoreSettings
 
 _INTERRUPTED = 130
-"""Exit status after a Ctrl-C, as shells have it."""
+"""Exit status after Ctrl-C, as shells have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +59,13 @@ class ServerSettings:
     """Empty: the model's own name."""
     adapters: tuple[Adapter, ...] = ()
     max_adapters: int = DEFAULT_MAX_ADAPTERS
-    """Loaded at the same time, those from the start included."""
+    """The most adapters loaded at the same time, including those given at the start."""
     allow_runtime_lora_updating: bool = False
     """Clients may load and unload adapters over HTTP."""
     num_blocks: int | None = None
-    """None: what `max_concurrency` or the backend asks for."""
+    """None: as many as `max_concurrency` or the backend asks for."""
     max_concurrency: int | None = None
-    """So many requests of `max_model_len_tokens` fit the cache."""
+    """The cache has room for this many requests of `max_model_len_tokens`."""
     block_size_tokens: int = 16
     enable_prefix_caching: bool = True
     max_model_len_tokens: int | None = None
@@ -80,8 +80,9 @@ class ServerSettings:
     kv_events: KvEventSettings | None = None
     kv_store: KvStoreSettings | None = None
     kv_transfer: KvTransferSettings | None = None
-    """Prompts may be computed by another server that a request's header names, and for others.
-    None: they may not."""
+    """Another server that a request's header names may compute the prompt, and this server may compute
+    prompts for others. None: neither is allowed.
+    """
 
     def __post_init__(self) -> None:
         if self.prompt_cache_entries < 0:
@@ -105,7 +106,7 @@ class ServerSettings:
 
     @property
     def wanted_blocks(self) -> int | None:
-        """None: nobody asked for a size."""
+        """None: no size was asked for."""
         if self.max_concurrency is None or self.max_model_len_tokens is None:
             return self.num_blocks
         return blocks_for_concurrency(
@@ -136,11 +137,11 @@ class ServerSettings:
 
 
 def _quietly(_: str) -> None:
-    """Nobody wants to hear how far it is."""
+    """Reports no progress."""
 
 
 class Server:
-    """Everything put together, not yet listening."""
+    """All parts of the server together, not yet listening."""
 
     def __init__(self, settings: ServerSettings, *, progress: Callable[[str], None] = _quietly) -> None:
         hf = isinstance(settings.backend, HfSettings)
@@ -166,7 +167,7 @@ class Server:
                 buffer_batches=settings.kv_events.buffer_batches,
             )
         self.kv_publisher: KvPublisher | None = None
-        """Open while the server listens, where its settings want KV events."""
+        """Open while the server listens, if the settings ask for KV events."""
         self.driver = EngineDriver(
             self.engine,
             language=backend.language,
@@ -208,16 +209,18 @@ class Server:
         )
 
     def _kv_event_sources(self) -> dict[str, dict[str, Any]]:
-        """Data parallel rank -> how to subscribe; empty: no events."""
+        """Data parallel rank -> how to subscribe. Empty: there are no events."""
         return {"0": self.kv_publisher.source()} if self.kv_publisher is not None else {}
 
 
 @asynccontextmanager
 async def listening(server: Server, settings: ServerSettings) -> AsyncIterator[int]:
-    """The server takes requests inside; yields its port. On the way out it finishes what it has begun."""
+    """The server accepts requests inside this block, which yields its port. At the block's end the server
+    finishes the requests that have begun.
+    """
     runner = web.AppRunner(
         server.application,
-        # A compressed body is refused: a thousandth of what it unpacks to may be sent.
+        # A compressed body is refused, because it may unpack to a thousand times its size.
         auto_decompress=False,
         handler_cancellation=True,
         access_log=None,
@@ -312,7 +315,7 @@ def _engine_config(settings: ServerSettings, backend: Backend, *, num_blocks: in
 
 
 def _max_len(settings: ServerSettings, backend: Backend, *, num_blocks: int) -> int | None:
-    """What was asked for, within what the model was made for."""
+    """The length that was asked for, but not more than the model was made for."""
     asked, allowed = settings.max_model_len_tokens, backend.max_len_tokens
     if allowed is None:
         return asked
@@ -326,8 +329,9 @@ def _on_signals(stop: asyncio.Event) -> None:
 
     def received() -> None:
         stop.set()
-        loop.remove_signal_handler(signal.SIGTERM)  # the next one kills
-        # A KeyboardInterrupt, raised wherever the process happens to be, can get lost in a callback.
+        loop.remove_signal_handler(signal.SIGTERM)  # the next signal ends the process at once
+        # A KeyboardInterrupt would be raised wherever the process happens to be, and can get lost in a
+        # callback.
         loop.add_signal_handler(signal.SIGINT, os._exit, _INTERRUPTED)
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -335,7 +339,7 @@ def _on_signals(stop: asyncio.Event) -> None:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """A reader sees the whole text or no file."""
+    """A reader sees the whole text, or no file."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     partial.write_text(text)
     partial.replace(path)

@@ -119,7 +119,9 @@ class Staging:
             _leave(self._loader, partial(self._tiers.listen, self._teller(*self._log)))
 
     def _teller(self, log: KvEventLog, publish: Callable[[], None]) -> Tell:
-        """What it tells arrives until the cache is reset the next time: then it is told again."""
+        """Returns a `tell` that works until the next reset of the cache. After a reset, everything is
+        reported again.
+        """
         loop, num_resets = asyncio.get_running_loop(), self._num_resets
 
         def told(event: TierEvent) -> None:
@@ -128,7 +130,7 @@ class Staging:
                 publish()
 
         def tell(event: TierEvent) -> None:
-            with suppress(RuntimeError):  # the loop has ended, and the subscriptions with it
+            with suppress(RuntimeError):  # the loop has ended, and with it the subscriptions
                 loop.call_soon_threadsafe(told, event)
 
         return tell
@@ -188,7 +190,7 @@ class Staging:
 
 
 def _leave(thread: Executor, work: Callable[[], None]) -> None:
-    """Nobody waits for the result, so only the log shows a fault."""
+    """No caller waits for the result, so a fault is only logged."""
 
     def done(future: Future[None]) -> None:
         if not future.cancelled() and (error := future.exception()) is not None:
@@ -198,4 +200,4 @@ def _leave(thread: Executor, work: Callable[[], None]) -> None:
 
 
 def _nobody() -> None:
-    """No one waits."""
+    """Is called when nobody waits."""

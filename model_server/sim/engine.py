@@ -1,17 +1,17 @@
 """A simulated engine: the core's scheduling and block pool without tokens, fast enough for hours of traffic.
 
-It behaves as `core.engine.Engine` with the cost runner does: the same block pool (the core's own), the same
-rule for chunks, admission and preemption, the same durations. Differential tests hold it to that. What is
-left out is tokens: a request brings the names of its blocks, and an answer's length is known.
+It behaves like `core.engine.Engine` with the cost runner: it has the same block pool (the core's own), the
+same rules for chunks, admission and preemption, and the same durations. Differential tests check this. It
+leaves out the tokens: a request brings the names of its blocks, and the length of an answer is known.
 
-Where nothing but decoding can happen, many steps are taken as one stride in closed form: until a request ends
-or needs a block. An arrival cuts a stride at the next step's end, as the real engine would look at its queue
-then.
+While all requests only decode, many steps are computed as one stride in closed form, until a request ends or
+needs a block. An arrival ends a stride at the end of the current step, because the real engine would look at
+its queue then.
 
-Protocol of use: `add` at any time; `wake(now)` when the time of `due_s` has come, which books what was
-computed and starts the next step or stride. `due_s` may move closer with `add`. Caller: the fleet.
+Protocol of use: call `add` at any time. Call `wake(now)` at `due_s`: this records the computed work and
+starts the next step or stride. `add` may bring `due_s` forward. Caller: the fleet.
 
-Invariants (`check_integrity`): those of the core's scheduler, and never two strides under way.
+Invariants (`check_integrity`): those of the core's scheduler, and never two strides at once.
 """
 
 from __future__ import annotations
@@ -226,7 +226,8 @@ class SimEngine:
         for job, num_tokens in chunks:
             computed = job.num_computed
             if num_tokens != 1 or computed + 1 != job.num_tokens or job.first_token_s is None:
-                return 1  # a prompt's last token may be a chunk of its own, and the answer's first token must be seen
+                # a prompt's last token may be a chunk alone, and the answer's first token must be seen
+                return 1
             # The step that fills a block stands alone: the block can be found from that step's start on.
             slots = job.num_slots - computed - 1
             least = min(least, slots)
@@ -244,7 +245,8 @@ class SimEngine:
             job = self._running[index]
             num_tokens = job.num_tokens - job.num_computed
             num_tokens = min(num_tokens, budget)
-            if job.num_computed + num_tokens < job.num_slots:  # most steps neither need a block nor fill one
+            # most steps neither need a new block nor fill one
+            if job.num_computed + num_tokens < job.num_slots:
                 chunks.append((job, num_tokens))
                 budget -= num_tokens
                 index += 1

@@ -1,4 +1,5 @@
-"""A stand-in for a model's tokenizer: no vocabulary file, and about four characters for a token of English.
+"""A stand-in for a model's tokenizer: it has no vocabulary file, and about four characters for a token of
+English.
 
 Text is cut by one regular expression whose pieces are short and depend on nothing after them. So all tokens
 of a text except the last one are also tokens of every longer text that starts with it, which a prefix cache

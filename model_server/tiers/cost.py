@@ -1,12 +1,13 @@
-"""When which way to a prefix's KV is the fastest: computing it again, or reading it, whole or in part.
+"""Predicts which way to a prefix's KV is the fastest: computing it again, or reading it, whole or in part.
 
-`Machine` and `Work` say what a request costs on stated hardware; `Speeds` learns the same from a running
-server, which knows neither its disk's bandwidth nor its processor's. Pure: times come in as numbers.
+`Machine` and `Work` tell the cost of a request on stated hardware. `Speeds` learns the same from a running
+server, which knows neither the bandwidth of its disk nor the speed of its processor. Pure: times come in as
+numbers.
 
-The model is a sum: the new tokens' computation, what disk has to give, a latency for each read, and a copy of
-all that is used, wherever it was found. With large tiers the copy is most of it. Reads ahead of the
-computation make the sum smaller. How near it comes to the measured cells of docs/tiers.md is said there, and
-a test holds it.
+The model is a sum: the computation of the new tokens, the bytes read from disk, a latency for each read, and
+a copy of all bytes that are used, wherever they were found. With large tiers the copy is most of it. Reads
+ahead of the computation make the sum smaller. docs/tiers.md says how near the model comes to the measured
+cells, and a test holds it.
 
 Callers: the server's tiers (`Speeds`), tests and docs (the rest).
 """
@@ -21,8 +22,9 @@ _MEMORY = 0.2
 _FEW_TOKENS = 32
 """A step with fewer tokens shows the time of a step, not that of its tokens."""
 _TRY_AGAIN = 16
-"""After so many prefixes were computed and not loaded, one is loaded, to see whether loading has become
-faster."""
+"""After this many prefixes were computed and not loaded, one is loaded, to see whether loading has become
+faster.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

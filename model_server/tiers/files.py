@@ -31,8 +31,8 @@ _ONLY_OWNER = 0o600
 
 
 def write_whole(path: Path, pieces: Iterable[bytes], *, synced: bool) -> None:
-    """Write or replace the file at once: under its name it is complete. `synced`: even after a crash of the
-    machine.
+    """Write or replace the file in one step: whenever the file has its name, it is complete. `synced`: even
+    after a crash of the machine.
 
     Raises the disk's OSError. If only the folder could not be synced, the file is there.
     """
@@ -46,9 +46,7 @@ def write_whole(path: Path, pieces: Iterable[bytes], *, synced: bool) -> None:
                 os.fsync(file.fileno())
         unfinished.rename(path)
     except BaseException:
-        with suppress(
-            OSError
-        ):  # a full disk needs the room back; remains are removed when the store is opened next
+        with suppress(OSError):  # a full disk needs this room; remains go when the store is opened next
             unfinished.unlink(missing_ok=True)
         raise
     if synced:
@@ -140,7 +138,7 @@ class ReadFile:
         self._handle = None
 
     def is_there(self) -> bool:
-        """Whether its path still leads to it."""
+        """Whether its path still leads to the same file."""
         try:
             status = self.path.lstat()
         except OSError:

@@ -1,9 +1,9 @@
 """The chunks that nearly every request of a segment reads. They are fetched while the layer before is
 computed.
 
-A layer's choice is known only when its queries are, so its reads would wait for the computation, and the next
-layer's computation for these reads. But requests with the same prefix choose similar tokens, and reordering
-puts these into the same chunks.
+The chunks that a layer needs are known only when its queries are. So its reads would wait for the
+computation, and the computation of the next layer would wait for these reads. But requests with the same
+prefix choose similar tokens, and reordering puts these into the same chunks.
 
 Invariants (`check_integrity`): a chunk is counted at most once for each request. Pure. Caller: the tiered
 reader, in its own thread.

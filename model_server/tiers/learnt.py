@@ -39,7 +39,7 @@ class Learnt:
             rest = found[0][len(blocks) :]
             self._importance.setdefault(
                 rest[0], (rest, tail)
-            )  # after a restart it may have more knowledge from its file
+            )  # after a restart, a node's file may know more than memory
             self._importance[blocks[0]] = blocks, head
             self._unsaved.update((blocks[0], rest[0]))
         return self._importance[blocks[0]][1]

@@ -80,7 +80,9 @@ class PrefixTree:
         return found
 
     def num_held(self, hashes: Sequence[BlockHash]) -> int:
-        """Number of a prefix's first blocks in the tree. A block is there only after all blocks before it."""
+        """How many of a prefix's first blocks are in the tree. A block is there only if all blocks before it
+        are there.
+        """
         return bisect_left(hashes, 1, key=lambda block: block not in self._node_of)
 
     def split(self, head: Node, num_blocks: int) -> Node:
@@ -118,7 +120,7 @@ class PrefixTree:
         return self._add(tuple(hashes), first_block, parent)
 
     def remove(self, node: Node) -> None:
-        """Remove a leaf. Removing a node with children would leave prefixes with a hole."""
+        """Remove a leaf. Removing a node with children would leave a hole in their prefixes."""
         assert not node.children, "only leaves are removed"
         siblings = node.parent.children if node.parent else self._roots
         del siblings[node.name]

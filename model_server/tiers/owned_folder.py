@@ -18,12 +18,14 @@ from model_server.tiers.segment import KvLayout
 
 _NAME = "manifest.json"
 _MOST_BYTES = 1 << 16
-"""No manifest of ours is longer."""
+"""Manifests that we write are shorter than this."""
 _FORMAT = 1
 
 
 def locked(folder: Path) -> int:
-    """The lock, as long as this file number is open. StoreError: another process has it."""
+    """Take the lock, which lasts as long as this file descriptor is open. StoreError: another
+    process has it.
+    """
     number = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -38,8 +40,10 @@ def locked(folder: Path) -> int:
 
 
 def check_manifest(folder: Path, layout: KvLayout) -> None:
-    """Write it where there is none. LayoutMismatchError: it is another model's folder.
-    StoreError: it cannot be read.
+    """Check the manifest, or write it if there is none. LayoutMismatchError: the folder belongs to another
+    model.
+
+    StoreError: the manifest cannot be read.
     """
     path = folder / _NAME
     wanted = {"format": _FORMAT, **asdict(layout)}

@@ -7,8 +7,9 @@ a tier or not. A request reads the chunks of a node one after the other, so each
 than the chunks that the request has not reached yet. Therefore this last use does not count when chunks of
 one node are compared.
 
-Scores: `by_uses_and_importance`, the default; `by_importance` (important tokens x uses: the document's); for
-comparison `by_uses` (LFU, with the same full history) and `by_age` (LRU). Decision 0106 has their figures.
+Scores: `by_uses_and_importance` is the default; `by_importance` (important tokens x uses) is the document's.
+For comparison there are `by_uses` (LFU, with the same full history) and `by_age` (LRU). Decision 0106 has
+their figures.
 
 Invariants (`check_integrity`): a chunk is in at most one tier; a tier never holds more bytes than it may.
 
@@ -28,17 +29,17 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(slots=True)
 class ChunkUse:
-    """What is known of one chunk that disk holds."""
+    """The known facts about one chunk on disk."""
 
     size_bytes: int
     num_important: float = 0
-    """Important tokens that it holds: the mean over its uses."""
+    """The number of important tokens in the chunk: the mean over its uses."""
     num_uses: int = 0
     last_use: int = 0
     earlier: float = 0.0
-    """Important tokens x uses, of the same tokens when they were in other chunks."""
+    """Important tokens x uses, from the time when the same tokens were in other chunks."""
     node: Hashable = None
-    """Whose chunks are read by the same requests; None: it is alone."""
+    """The chunk's node. The same requests read all chunks of a node. None: the chunk belongs to no node."""
 
 
 Score = Callable[[ChunkUse], float]
@@ -52,10 +53,10 @@ _HEAD_START_USES = 2.0
 
 
 def by_uses_and_importance(use: ChunkUse) -> float:
-    """Uses decide. A chunk that reordering has just made starts with half of the uses that its tokens had
-    before, two at the most.
+    """The chunk with more uses is stronger. A chunk that reordering has just made starts with half of the
+    uses that its tokens had before, but with two at most.
 
-    Of two chunks that were used alike the one with more important tokens is stronger.
+    Of two chunks with equal uses, the one with more important tokens is stronger.
     """
     before = use.earlier / max(1.0, use.num_important)
     tie = use.num_important / (100 + use.num_important)
@@ -89,10 +90,10 @@ class _Tier(Generic[K]):
 
 
 class TieredPlacement(Generic[K]):
-    """`capacities_bytes`: of the tiers, fastest first; disk is the one below them and has no entry.
+    """`capacities_bytes`: of the tiers, fastest first. The disk is below them and has no entry.
 
-    `forgetful`, for comparison: as caches with `by_uses` mostly are, whatever is used enters,
-    and what falls out loses its count.
+    `forgetful`, for comparison, behaves as caches with `by_uses` mostly do: every used chunk enters, and a
+    chunk that is displaced from the last tier loses its count.
     """
 
     def __init__(
@@ -108,32 +109,33 @@ class TieredPlacement(Generic[K]):
         self._uses: dict[K, ChunkUse] = {}
         self._now = 0
         self._reading: K | None = None
-        """Whose use is just made."""
+        """The chunk that is being used now."""
 
     @property
     def num_tiers(self) -> int:
-        """Without disk."""
+        """The number of tiers, without the disk."""
         return len(self._tiers)
 
     def tier_of(self, key: K) -> int:
-        """0 is the fastest; `num_tiers` means disk alone."""
+        """0 is the fastest tier; `num_tiers` means that only the disk has the chunk."""
         for number, tier in enumerate(self._tiers):
             if key in tier:
                 return number
         return len(self._tiers)
 
     def __contains__(self, key: K) -> bool:
-        """Whether it was used before."""
+        """Whether the chunk was used before."""
         return key in self._uses
 
     def use(
         self, key: K, *, size_bytes: int, num_important: float, earlier: float = 0.0, node: Hashable = None
     ) -> tuple[int, dict[K, int]]:
-        """A chunk is read. Gives the tier where it was found, and the tier of each chunk, its own included,
-        that has moved for it.
+        """A chunk is read. Returns the tier where it was found, and the new tier of each chunk that has moved
+        because of this use, its own included.
 
-        `num_important` is how many of its tokens are important to this use. `earlier` counts at a chunk's
-        first use alone: how often its tokens mattered before it was made of them, `node` likewise.
+        `num_important`: how many of its tokens are important to this use. `earlier` counts only at the first
+        use of a chunk: how often its tokens mattered before the chunk was made of them. `node`, too, counts
+        only at the first use.
         """
         self._now += 1
         use = self._uses.setdefault(key, ChunkUse(size_bytes, earlier=earlier, node=node))
@@ -160,8 +162,9 @@ class TieredPlacement(Generic[K]):
     def adopt(
         self, key: K, *, size_bytes: int, num_important: float, num_uses: int, node: Hashable = None
     ) -> dict[K, int]:
-        """A chunk takes the place of others that are forgotten, with their uses.
-        Gives what has moved, as `use` does.
+        """A new chunk takes the place of others that are forgotten, and gets their uses.
+
+        Returns the chunks that have moved, as `use` does.
         """
         assert key not in self._uses, "it is new"
         self._now += 1
@@ -174,7 +177,7 @@ class TieredPlacement(Generic[K]):
         return self._uses[key].num_uses if key in self._uses else 0
 
     def reweigh(self, key: K, *, num_important: float) -> None:
-        """A known chunk has come to hold so many important tokens. Unknown ones are not counted yet."""
+        """The number of important tokens in a known chunk has changed. Unknown chunks are not counted yet."""
         if (use := self._uses.get(key)) is None:
             return
         use.num_important = num_important
@@ -182,7 +185,7 @@ class TieredPlacement(Generic[K]):
             self._tiers[tier].ranking.lowered(key, self._score(use))
 
     def forget(self, keys: Iterable[K]) -> None:
-        """Disk has these chunks no more, or others under their names."""
+        """The disk no longer has these chunks, or it has others under their names."""
         for key in keys:
             use = self._uses.pop(key, None)
             if use is not None and (tier := self.tier_of(key)) < len(self._tiers):
@@ -202,7 +205,7 @@ class TieredPlacement(Generic[K]):
         return self._score(self._uses[key])
 
     def _score_against(self, weakest: K, key: K) -> float:
-        """The score of `key` where `weakest` would have to go for it."""
+        """The score of `key` for the decision whether `weakest` must leave to make room for it."""
         use = self._uses[key]
         read_together = use.node is not None and self._uses[weakest].node == use.node
         if key == self._reading and read_together:
@@ -210,8 +213,8 @@ class TieredPlacement(Generic[K]):
         return self._score(use)
 
     def _place(self, key: K, first_tier: int, moved: dict[K, int]) -> None:
-        """Into the first tier from `first_tier` on where it is stronger than what has to go,
-        or on disk alone.
+        """Put the chunk into the first tier, from `first_tier` on, where it is stronger than the chunks that
+        must leave. If there is no such tier, only the disk keeps it.
         """
         for number in range(first_tier, len(self._tiers)):
             displaced = self._make_room(number, key)
@@ -224,8 +227,9 @@ class TieredPlacement(Generic[K]):
         moved[key] = len(self._tiers)
 
     def _make_room(self, number: int, key: K) -> list[K] | None:
-        """What had to leave the tier for `key`;
-        None, and nothing changed, where that would be as strong as `key`.
+        """Remove chunks from the tier to make room for `key`, and return them.
+
+        None, and nothing changed: a chunk that would have to leave is as strong as `key`.
         """
         tier, use = self._tiers[number], self._uses[key]
         if use.size_bytes > tier.capacity_bytes:

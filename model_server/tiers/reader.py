@@ -1,17 +1,18 @@
-"""Prefixes read through the tiers: probed keys of every token, then only the chunks that hold chosen ones.
+"""Reads prefixes through the tiers: the probed keys of every token, then only the chunks that hold chosen
+tokens.
 
 `TieredReader` owns the fast tiers above one store: the resident chunks, the importance of every token of a
-node so far, and one thread that does all reads. While a layer computes, that thread already fetches the
-probed keys of the next ones and the chunks that nearly every request reads of the next one. A `TieredPrefix`
-is the view of one request.
+node so far, and one thread that does all reads. While a layer computes, this thread already fetches the
+probed keys of the next layers, and the chunks of the next layer that nearly every request reads. A
+`TieredPrefix` is the view of one request.
 
 Only that thread uses the state of the reader, so no lock is needed. Callers on other threads wait for it, but
 not for ever.
 
-Invariants (`check_integrity`, between requests): exactly the chunks that are placed in a fast tier are held,
-each of its size; only segments that the store has are known.
+Invariants (`check_integrity`, between requests): the held chunks are exactly those that are placed in a fast
+tier, and each has its size; only segments of the store are known.
 
-Callers: whoever makes views for requests; the benchmarks.
+Callers: code that makes views for requests; the benchmarks.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ from model_server.tiers.tiered_prefix import PROBE, ChunkKey, LayerRead, Staged,
 _CPU = torch.device("cpu")
 
 _PATIENCE_S = 60.0
-"""For one layer's read. A disk that hangs costs its readers so long, once, and then they compute."""
+"""The longest wait for one layer's read. A disk that hangs costs its readers this time once, and then they
+compute.
+"""
 
 _T = TypeVar("_T")
 
@@ -64,11 +67,11 @@ class TieredReader:
         device: torch.device = _CPU,
         patience_s: float = _PATIENCE_S,
     ) -> None:
-        """`capacities_bytes`: GPU (in main memory too, where the model computes on the CPU), then CPU.
+        """`capacities_bytes`: GPU (this is main memory if the model computes on the CPU), then CPU.
 
-        `score`, `forgetful`: as the placement has them. `device`: where the model computes. The first tier's
-        chunks are kept there, and what is read is given there. `patience_s`: how long a read may take before
-        who waits for it gets a TimeoutError.
+        `score`, `forgetful`: as in the placement. `device`: where the model computes. The chunks of the first
+        tier are kept there, and results of reads are returned there. `patience_s`: how long a read may take
+        before its caller gets a TimeoutError.
         """
         self.store = store
         self.records = records
@@ -77,7 +80,7 @@ class TieredReader:
         self.device = device
         self.patience_s = patience_s
         self.found_in = [0] * (len(capacities_bytes) + 1)
-        """Chunks read from each tier, disk last."""
+        """Chunks read from each tier, the disk last."""
         self._placement: TieredPlacement[ChunkKey] = TieredPlacement(
             capacities_bytes, score=score, forgetful=forgetful
         )
@@ -94,11 +97,13 @@ class TieredReader:
         for blocks, importance in learnt:
             self._learnt.restore(blocks, importance)
         self._earlier: dict[Segment, list[dict[int, int]]] = {}
-        """For each layer of a segment, how often the tokens of each chunk were read before it was made."""
+        """For each layer of a segment: how often the tokens of each chunk were read before the chunk was
+        made.
+        """
         self._residency = Residency(store.layout)
         self._foresight = Foresight[Segment]()
         self._reordering: Segment | None = None
-        """Its chunks are wanted for a moment after it has been replaced."""
+        """This segment's chunks are needed for a moment after the segment has been replaced."""
         self._waited_in_vain: Future[Any] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tiers")
 
@@ -107,7 +112,7 @@ class TieredReader:
         return self.store.layout
 
     def open(self, hashes: Sequence[BlockHash], *, weights: str = "") -> TieredPrefix | None:
-        """What is stored of a prefix, computed by these weights; None where nothing is."""
+        """The stored part of a prefix that was computed with these weights. None: nothing is stored."""
         parts = self.store.match(hashes, weights=weights)
         if not parts:
             return None
@@ -115,10 +120,9 @@ class TieredReader:
         return TieredPrefix(self, parts)
 
     def wait_for(self, work: Future[_T]) -> _T:
-        """What the reader's thread does. TimeoutError, an OSError: the disk hangs.
+        """The result of work in the reader's thread. TimeoutError or another OSError: the disk hangs.
 
-        Work is done in its order: as long as one piece of it is waited for in vain,
-        so would be those behind it.
+        Work is done in its order. So while one piece of work hangs, the pieces behind it are not waited for.
         """
         hangs = self._waited_in_vain is not None and not self._waited_in_vain.done()
         try:
@@ -132,29 +136,29 @@ class TieredReader:
         return self._thread.submit(self._fetch, layer, work, staged)
 
     def stage(self, layer: int, parts: Sequence[tuple[Segment, int]], staged: Staged) -> None:
-        """Fetch what nearly every request reads of the layer, before its choice is known."""
+        """Fetch the chunks of the layer that nearly every request reads, before this request's choice is
+        known.
+        """
         self._thread.submit(self._stage, layer, parts, staged)
 
     def finish(self, prefix: TieredPrefix, choices: Iterable[tuple[int, Choice]]) -> None:
-        """A request's first tokens are computed:
-        what its choices looked at becomes part of the running means.
-        """
+        """The first tokens of a request are computed: add the weights of its choices to the running means."""
         self.wait_for(self._thread.submit(self._learn, prefix.parts, dict(choices)))
 
     def where(self, prefix: TieredPrefix, *, first_token: int) -> Load:
-        """Where the bytes are that a whole load from this token on reads."""
+        """Where the bytes are that a whole load of the prefix from this token on reads."""
         return self.wait_for(self._thread.submit(self._where, prefix.parts, first_token))
 
     def reorder(self) -> int:
-        """Pack what mattered into dense chunks, in every node that has been used. Gives how many nodes.
-        Any thread may call it.
+        """Pack the important tokens of every used node into dense chunks. Returns the number of reordered
+        nodes. Any thread may call this.
         """
         return sum(self._reorder(old) for old in self.store.segments())
 
     def reorder_next(self) -> bool:
-        """Reorder one node that is due. False: none is.
+        """Reorder one node that is due. False: no node is due.
 
-        DamagedSegmentError, OSError: of the disk. One thread at a time.
+        DamagedSegmentError, OSError: errors of the disk. Only one thread may call this at a time.
         """
         while (name := self._thread.submit(self._learnt.next_due).result()) is not None:
             if (segment := self.store.find(name)) is not None and self._reorder(segment):
@@ -163,8 +167,8 @@ class TieredReader:
         return False
 
     def _reorder(self, old: Segment) -> bool:
-        """What the fast tiers held of it they go on holding,
-        where the new chunks can be made of what they held.
+        """Reorder a node. The fast tiers keep its content, as far as the new chunks can be made from the old
+        chunks that they held.
         """
         orders = self._thread.submit(self._begin_reordering, old).result()
         if orders is None:
@@ -179,7 +183,7 @@ class TieredReader:
         return new is not None
 
     def save_importance(self) -> None:
-        """What was learnt, for the next start. OSError: of the disk."""
+        """Save the importance for the next start. OSError: the disk failed."""
 
         def save() -> None:
             for blocks, importance in self._learnt.take_unsaved():
@@ -188,8 +192,8 @@ class TieredReader:
         self.wait_for(self._thread.submit(save))
 
     def listen(self, tell: Tell) -> None:
-        """From now on `tell` hears which nodes the fast tiers hold as a whole;
-        and first of those that they hold now.
+        """From now on, `tell` is called with the nodes that the fast tiers hold as a whole. It is called
+        first with those that they hold now.
         """
 
         def start() -> None:
@@ -240,7 +244,7 @@ class TieredReader:
         return fetched
 
     def _stage(self, layer: int, parts: Sequence[tuple[Segment, int]], staged: Staged) -> None:
-        with suppress(DamagedSegmentError, OSError):  # whoever wants the chunk meets it again
+        with suppress(DamagedSegmentError, OSError):  # the caller that needs the chunk meets the error again
             for segment, _ in parts:
                 for chunk in self._foresight.expected(segment, layer):
                     if (key := (segment, layer, chunk)) not in self._held:
@@ -287,8 +291,8 @@ class TieredReader:
         return Load(disk_bytes=num_bytes[False], held_bytes=num_bytes[True])
 
     def _earlier_uses(self, segment: Segment) -> list[dict[int, int]]:
-        """For each layer, of what each chunk holds, when the segment's first chunk is used:
-        reordering does not start from nothing.
+        """For each layer: how often the tokens of each chunk were used before, as known at the first use of a
+        chunk of the segment. So the counts do not start from nothing after a reordering.
         """
         if (known := self._earlier.get(segment)) is not None:
             return known
@@ -326,9 +330,7 @@ class TieredReader:
         self._forget_replaced()
 
     def _carry_over(self, old: Segment, new: Segment, layer: int) -> None:
-        """Chunks of a layer whose tokens were all in fast tiers,
-        from the places they had to those they have now.
-        """
+        """Carry over the new chunks of a layer whose tokens were all in fast tiers, from their old places."""
         numbers = range(PROBE, self.store.layout.num_chunks(old.num_tokens))
         keys = {chunk: (old, layer, chunk) for chunk in numbers}
         held = {chunk: self._held[key] for chunk, key in keys.items() if key in self._held}
@@ -355,7 +357,7 @@ class TieredReader:
             self._settle((new, layer, chunk), content, moved)
 
     def _forget_replaced(self) -> None:
-        """Chunks of segments that were reordered, split or removed are nobody's any more."""
+        """Forget the chunks of segments that were reordered, split or removed."""
         there = set(self.store.segments())
         gone = self._known - there - {self._reordering}
         layout = self.store.layout
@@ -383,7 +385,7 @@ def _from_disk(key: ChunkKey) -> torch.Tensor:
 
 
 def _own_tokens(tokens: torch.Tensor | None, start: int, end: int) -> list[int]:
-    """Those of [start, end), counted from there; None: all."""
+    """The tokens in [start, end), counted from `start`. None means all tokens."""
     if tokens is None:
         return list(range(end - start))
     own: list[int] = (tokens[(tokens >= start) & (tokens < end)] - start).tolist()

@@ -29,10 +29,11 @@ class BackgroundReordering:
         clock: Callable[[], float],
         stop_within: Callable[[float], bool] | None = None,
     ) -> None:
-        """`reorder_next` reorders one node; False: none is due.
-        `busy_share`: of the time, while the engine computes.
+        """`reorder_next` reorders one node; False: no node is due.
 
-        `stop_within` waits so many seconds, and says whether to stop then.
+        `busy_share`: the share of the time for reordering while the engine computes.
+
+        `stop_within` waits this many seconds and then says whether to stop.
         """
         if not 0 < busy_share <= 1:
             raise ValueError(f"the share of the time is over 0 and at most 1, not {busy_share}")
@@ -51,14 +52,14 @@ class BackgroundReordering:
         self._thread.start()
 
     def stop(self, *, timeout_s: float) -> bool:
-        """Wait until the node under way is done. False: it takes longer."""
+        """Wait until the current node is done. False: this takes longer than the given time."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def run(self) -> None:
-        """Until it is to stop."""
+        """Run until the thread is asked to stop."""
         not_before, wait_s = self._clock(), 0.0
         while not self._stop_within(wait_s):
             wait_s = _LOOK_AGAIN_S

@@ -1,10 +1,10 @@
-"""Reports which nodes the fast tiers hold as a whole, when this changes.
+"""Reports which nodes the fast tiers hold as a whole, whenever this changes.
 
-A node is reported when all its chunks of all layers are in a fast tier, and again when the first chunk
-leaves. Pure. Caller: the tiered reader, in its own thread.
+A node is reported when all its chunks of all layers are in a fast tier, and again when the first of these
+chunks leaves. Pure. Caller: the tiered reader, in its own thread.
 
-Invariants (`check_integrity`, with the chunks that are held): counts are those of the held chunks;
-told are the whole nodes.
+Invariants (`check_integrity`, with the chunks that are held): each count is the number of held chunks; the
+reported nodes are exactly those that are held as a whole.
 """
 
 from __future__ import annotations

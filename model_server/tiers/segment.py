@@ -1,15 +1,16 @@
-"""One radix node's KV as a file: probed keys of all tokens in logical order,
-the rest in chunks in stored order.
+"""One radix node's KV as a file: the probed keys of all tokens in logical order, the rest in chunks in stored
+order.
 
     magic, length and CRC of the description
     description: JSON (block hashes, place in the tree), mapping lists (16 bits a token and layer), CRC of
-    each chunk for each layer: the probed keys, one chunk; then chunks of `chunk_tokens` tokens with the other
-    keys and all values
+    each chunk
+    for each layer: the probed keys, one chunk; then chunks of `chunk_tokens` tokens with the other keys and
+    all values
 
-A file is written whole, and under its name it is complete. What is cut off or altered is noticed by length or
-CRC, and a file that somebody else made is believed no further than it fits. A segment that is replaced stays
-readable as it was while its file is among those that are open; then it is `DamagedSegmentError`, and its
-reader computes.
+A file is written whole, and a file that has its final name is complete. Length and CRC show whether a file
+was cut off or altered. A file from elsewhere is used only as far as its values fit. A segment that was
+replaced can still be read in its old state while its file is open. After that, a read raises
+`DamagedSegmentError`, and the reader computes the prefix.
 
 Callers: the store.
 """
@@ -166,11 +167,13 @@ class Segment:
         return LayerRecords(self.probe(layer), rest)
 
     def is_there(self) -> bool:
-        """Whether its path still leads to it, so that it was neither replaced nor removed."""
+        """Whether its path still leads to the same file, so that the segment was neither replaced nor
+        removed.
+        """
         return self._file.is_there()
 
     def check_integrity(self) -> None:
-        """Reads everything. DamagedSegmentError: bytes were changed."""
+        """Read everything. DamagedSegmentError: bytes were changed."""
         for order in self.orders:
             order.check_integrity()
         for layer in range(self._layout.num_layers):
@@ -198,8 +201,8 @@ class Segment:
             raise ValueError(f"{wanted} bytes are wanted")
 
     def _read_numbers(self, numbers: bytes) -> None:
-        """The mapping lists, then the checksums. Layers in logical order share one list: most nodes have no
-        other.
+        """The mapping lists, then the checksums. Layers in logical order share one list: most nodes have only
+        this list.
         """
         layout, logical = self._layout, TokenOrder.logical(self.num_tokens)
         row = 2 * self.num_tokens
@@ -224,7 +227,7 @@ class Segment:
 
 
 def _place(told: Any, layout: KvLayout) -> Place:
-    """ValueError, KeyError, TypeError: it is no place of a segment of this layout."""
+    """ValueError, KeyError, TypeError: this is not the place of a segment of this layout."""
     if told["layout"] != asdict(layout):
         raise ValueError("it has another layout than its store")
     hashes = tuple(BlockHash(bytes.fromhex(block)) for block in told["hashes"])

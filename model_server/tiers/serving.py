@@ -1,14 +1,14 @@
-"""The tiers under a running engine: prefixes that its blocks no longer hold are loaded back, and computed
+"""The tiers under a running engine: prefixes that left the engine's blocks are loaded back, and computed
 prefixes are stored.
 
-Three threads come here, each for its own part:
-- the loader's (`fetch`, `learn_from`, `listen`, `close`), which may wait for the disk: the prefix of a
-  request that waits is read and checked before the request is admitted, so neither the engine nor another
-  request waits for a disk, and a damaged file only means that the prefix is computed;
-- the step's (`execute`, `save`): what was loaded is copied into blocks, then the step is computed, then
-  finished prompts are copied out of the blocks, which nobody can overwrite before the next step, and left to
-  the writer;
-- the event loop's (`num_held`, `status`): looks, and waits for nobody.
+Three threads call this module, each its own part of it:
+- the loader's thread (`fetch`, `learn_from`, `listen`, `close`) may wait for the disk. It reads and checks
+  the prefix of a waiting request before the request is admitted. So neither the engine nor another request
+  waits for a disk, and a damaged file only means that the prefix is computed;
+- the step's thread (`execute`, `save`) copies loaded content into blocks, then computes the step. Then it
+  copies finished prompts out of the blocks, which no request can overwrite before the next step, and leaves
+  them to the writer;
+- the event loop's thread (`num_held`, `status`) only looks, and never waits.
 
 A prefix is stored when its prompt is computed, not when its blocks are about to be reused. Otherwise the
 eviction would have to wait for the copy in the middle of a step, and a process that dies would lose
@@ -58,16 +58,18 @@ from model_server.tiers.view import SelectiveView
 from model_server.tiers.writer import BackgroundWriter, Written
 
 _RECOMPUTED_AT_ONCE = 512
-"""Tokens, where a prefix has to be computed after all in the middle of a step."""
+"""Tokens computed at once, if a prefix has to be computed in the middle of a step because its load has
+failed.
+"""
 
 _LAST_NODE_S = 10.0
-"""For the node that is being written or reordered when nothing else is waited for any more."""
+"""The time for the node that is being written or reordered when the store closes."""
 
 _log = logging.getLogger(__name__)
 
 
 class _UnreadableError(Exception):
-    """A selective load broke off in the middle of a step."""
+    """A selective load failed in the middle of a step."""
 
     def __init__(self, request: Request, error: Exception) -> None:
         super().__init__(request.request_id)
@@ -76,7 +78,7 @@ class _UnreadableError(Exception):
 
 
 class _GuardedView:
-    """A selective view that says whose it is when it cannot be read."""
+    """A selective view whose error names its request."""
 
     def __init__(self, prefix: TieredPrefix, view: SelectiveView) -> None:
         self.prefix = prefix
@@ -108,7 +110,7 @@ class ServedTiers:
         fingerprint: str,
         clock: Callable[[], float],
     ) -> None:
-        """LayoutMismatchError, StoreError: the folder is not this model's, or somebody else's."""
+        """LayoutMismatchError, StoreError: the folder belongs to another model or another process."""
         config, shape = model.module.config, model.memory.shape
         self.settings = settings
         self._selection = settings.selection
@@ -128,8 +130,8 @@ class ServedTiers:
             self._records,
             self._selection or SelectionSettings(),
             capacities_bytes=(settings.device_bytes, settings.cpu_bytes),
-            # What is loaded whole waits in main memory for its blocks;
-            # only selective reads are used where the model computes.
+            # Content that is loaded whole waits in main memory for its blocks. Only selective reads are used
+            # on the device.
             device=model.memory.device if self._selection else torch.device("cpu"),
         )
         self.writer = BackgroundWriter(self.store, capacity_bytes=settings.pending_bytes, clock=clock)
@@ -144,7 +146,7 @@ class ServedTiers:
 
     @property
     def approximation(self) -> str:
-        """The name of what is computed after a load; empty: it is exact."""
+        """Names how KV that is computed after a load differs from exact KV. Empty: it is exact."""
         return self._selection.cache_key if self._selection else ""
 
     @property
@@ -152,8 +154,8 @@ class ServedTiers:
         return self._records.shape.bytes_per_token * self.store.layout.block_tokens
 
     def start_reordering(self, *, is_idle: Callable[[], bool]) -> None:
-        """In the background. Where everything is loaded nothing is learnt that nodes could be reordered
-        by.
+        """Start reordering in the background. If every prefix is loaded whole, nothing is learnt by which
+        nodes could be reordered.
         """
         if self._selection is None or not self.settings.reorder_share:
             return
@@ -173,7 +175,7 @@ class ServedTiers:
         return self.store.num_held(hashes, weights=weights)
 
     def _weights(self, adapter: Adapter | None) -> str | None:
-        """By which the store tells them apart. None: the adapter was never loaded."""
+        """The store tells adapters apart by these weights. None: the adapter was never loaded."""
         return "" if adapter is None else self._model.adapters.digest(adapter)
 
     def status(self) -> StoreStatus:
@@ -200,8 +202,8 @@ class ServedTiers:
     # The loader's thread.
 
     def listen(self, tell: Tell) -> None:
-        """From now on `tell`, by any thread, hears what comes and goes; and first of what is there.
-        Waits for reads.
+        """From now on, `tell` is called, on any thread, with the blocks that come and go. It is called first
+        with the blocks that are there. This waits for reads.
         """
         self.store.listen(tell)
         self.reader.listen(tell)
@@ -209,8 +211,9 @@ class ServedTiers:
     def fetch(
         self, hashes: Sequence[BlockHash], *, adapter: Adapter | None, first_block: int
     ) -> LoadedPrefix | OutsidePrefix | None:
-        """What the store has of a prefix of which `first_block` blocks are known already.
-        None: no more than these.
+        """The stored part of a prefix whose first `first_block` blocks are known already.
+
+        None: the store has no more blocks than these.
         """
         prefix, weights = None, self._weights(adapter)
         if weights is None or not self._health.may_try(now=self._clock()):
@@ -246,7 +249,8 @@ class ServedTiers:
         content = []
         for layer in range(self._records.shape.num_layers):
             keys, values = prefix.read(layer, tokens)
-            content.append((keys, values.contiguous()))  # not a view of what holds half of the keys once more
+            # not a view, which would keep memory of half as many keys again
+            content.append((keys, values.contiguous()))
         self._health.worked()
         self._counts.exact_loads += 1
         size_bytes = len(tokens) * self._records.shape.bytes_per_token
@@ -260,7 +264,9 @@ class ServedTiers:
         return OutsidePrefix(prefix.num_tokens // self.store.layout.block_tokens, view)
 
     def _failed(self, prefix: TieredPrefix | None, error: Exception) -> None:
-        """Damaged nodes go; a disk that cannot be read is left alone for a while."""
+        """Record a failed read. Damaged nodes are dropped; a disk that cannot be read is not used for a
+        while.
+        """
         self._counts.failures += 1
         if not isinstance(error, DamagedSegmentError):
             pause_s = self._health.failed(now=self._clock())
@@ -270,11 +276,11 @@ class ServedTiers:
         self.store.drop_unreadable(segment for segment, _ in (prefix.parts if prefix else ()))
 
     def learn_from(self, request: Request) -> None:
-        """Its prompt is computed: what its first tokens looked at in a selective load counts for later
-        requests.
+        """The request's prompt is computed: the tokens that mattered to its first tokens in a selective load
+        count for later requests.
         """
         if isinstance(request.stored, OutsidePrefix):
-            self._health.worked()  # it has been read, which was still to come when it was fetched
+            self._health.worked()  # the prefix has been read now; at the time of `fetch` it was only opened
             view = _view_of(request)
             self.reader.finish(view.prefix, view.view.choices.items())
 
@@ -300,7 +306,7 @@ class ServedTiers:
         return result
 
     def save(self, request: Request, table: Sequence[Block], *, num_tokens: int) -> None:
-        """Leave the request's full blocks to the writer, those that the store does not have."""
+        """Leave to the writer the full blocks of the request that the store does not have."""
         weights = self._weights(request.adapter)
         if request.approximation or weights is None:
             return
@@ -311,7 +317,7 @@ class ServedTiers:
         size_bytes = (len(hashes) - first) * self.bytes_per_block
         if not size_bytes:
             return
-        # Without room for it nothing is copied, and `offer` only counts what is lost.
+        # Without room, nothing is copied, and `offer` only counts the lost blocks.
         content = self._copy_out(table[first : len(hashes)]) if self.writer.has_room(size_bytes) else None
 
         def records(start: int, end: int) -> Sequence[LayerRecords]:
@@ -344,8 +350,8 @@ class ServedTiers:
         return copied
 
     def _compute_prefix(self, plan: StepPlan, request: Request) -> None:
-        """Into its own blocks, which it has for these tokens too:
-        from now on it reads them like any other request.
+        """Compute the prefix into the request's own blocks at these places. From now on the request reads
+        them like any other request.
         """
         [table] = [chunk.table for chunk in plan.chunks if chunk.request is request]
         assert isinstance(request.stored, OutsidePrefix)
@@ -359,8 +365,8 @@ class ServedTiers:
             self._model.forward(StepPlan((Chunk(request, start, count, False, table),)))
 
     def close(self, *, timeout_s: float) -> None:
-        """What waits to be written is, as far as the time allows.
-        Who still writes then keeps the folder until the process ends.
+        """Write the waiting prefixes, as far as the time allows. If a thread still writes after this time,
+        the folder stays in use until the process ends.
         """
         if not self.writer.drain(timeout_s=timeout_s):
             _log.warning("not all prefixes were stored within %.0f s", timeout_s)

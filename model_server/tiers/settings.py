@@ -24,9 +24,10 @@ class SelectionSettings:
     probe_heads: int = PROBE_HEADS
     alpha: float = DEFAULT_ALPHA
     chunk_share: float = FEW_CHUNKS
-    """Of the chosen tokens' weight, what the chunks that are read have to hold. Under 1 the chunks that hold
-    least are left out, and their tokens replaced by the best ones of chunks that are read. At 1, the
-    document's rule, a chunk is read for one chosen token."""
+    """The share of the chosen tokens' weight that the chunks to be read must hold. Under 1, the chunks that
+    hold least are left out, and their tokens are replaced by the best other tokens of chunks that are read.
+    At 1, the document's rule, a chunk is read even for one chosen token.
+    """
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:
@@ -40,8 +41,8 @@ class SelectionSettings:
 
     @property
     def cache_key(self) -> str:
-        """What the hashes of blocks cover that were computed after such a load:
-        they are no exact ones, nor those of other settings.
+        """The part of a block's hash that names the load before it: such blocks are not exact, and differ
+        from those of other settings.
         """
         few_chunks = f":{self.chunk_share:g}" if self.chunk_share < EVERY_CHUNK else ""
         heads = f":heads={self.probe_heads}" if self.probe_heads != PROBE_HEADS else ""
@@ -57,30 +58,33 @@ Mode = Literal["load", "auto"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvStoreSettings:
-    """A server's prefixes beyond the blocks of its engine."""
+    """The settings of a server's store of prefixes, beyond the blocks of its engine."""
 
     folder: Path
     size_bytes: int = 20_000_000_000
-    """What the folder may hold."""
+    """The most bytes in the folder."""
     cpu_bytes: int = 1_000_000_000
     """Main memory for chunks that were read."""
     device_bytes: int = 0
-    """The model's device's memory for them, beside the engine's blocks."""
+    """Memory of the model's device for such chunks, beside the engine's blocks."""
     ratio: float = 1.0
     """1: stored prefixes are loaded whole, and answers are exact.
-    Less: only so much of their tokens is read."""
+
+    Less: only this share of their tokens is read.
+    """
     mode: Mode = "load"
-    """auto: a prefix whose computation is expected to take less time than its load is computed."""
+    """auto: a prefix is computed if that is expected to take less time than its load."""
     chunk_tokens: int = 16
     chunk_share: float = FEW_CHUNKS
     """With a ratio under 1, as in `SelectionSettings`."""
     pending_bytes: int = 512_000_000
-    """What may wait to be written; prefixes beyond that are not stored."""
+    """The most bytes that may wait to be written. Further prefixes are not stored."""
     reorder_share: float = 0.05
-    """Of the time, while the engine computes, for packing important tokens together; 0:
-    never, not even while it is idle."""
+    """The share of the time, while the engine computes, for packing important tokens together. 0: never, not
+    even while the engine is idle.
+    """
     staged_bytes: int = 1_000_000_000
-    """What may be loaded ahead for requests that wait for their admission."""
+    """The most bytes that may be loaded ahead for requests that wait for their admission."""
 
     def __post_init__(self) -> None:
         if self.size_bytes < 1:
@@ -103,7 +107,7 @@ class KvStoreSettings:
 
     @property
     def selection(self) -> SelectionSettings | None:
-        """None: everything is loaded."""
+        """None: every prefix is loaded whole."""
         if self.ratio == 1:
             return None
         return SelectionSettings(ratio=self.ratio, chunk_share=self.chunk_share)

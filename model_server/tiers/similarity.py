@@ -3,7 +3,7 @@ of random sets.
 
 Two random sets of k out of n tokens have an expected Jaccard index near j = (k/n) / (2 - k/n). Heads have to
 agree more than that: the threshold is j ** alpha, with alpha < 1. Pure; called by the selection and by
-whoever reports on it.
+reports on it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ DEFAULT_ALPHA = 0.6
 
 
 def jaccard(one: AbstractSet[int], other: AbstractSet[int]) -> float:
-    """Size of what both have over size of what either has; two empty sets are alike."""
+    """The number of common elements, divided by the number of elements in either set. Two empty
+    sets have 1.
+    """
     either = len(one | other)
     return len(one & other) / either if either else 1.0
 
 
 def mean_jaccard(sets: Sequence[AbstractSet[int]]) -> float:
-    """Over all pairs; 1 where there is no pair, since a single head cannot disagree."""
+    """The mean over all pairs. 1 if there is no pair, since a single head cannot disagree."""
     return mean(jaccard(one, other) for one, other in combinations(sets, 2))
 
 
 def by_chance(kept: int, total: int) -> float:
-    """The expected likeness of two random sets of `kept` out of `total` tokens."""
+    """The expected Jaccard index of two random sets of `kept` out of `total` tokens."""
     if not 0 < kept <= total:
         raise ValueError(f"between 1 and all of the {total} tokens can be kept, not {kept}")
     share = kept / total
@@ -35,7 +37,7 @@ def by_chance(kept: int, total: int) -> float:
 
 
 def threshold(kept: int, total: int, *, alpha: float = DEFAULT_ALPHA) -> float:
-    """From this likeness on the probed heads speak for all; below it everything is loaded."""
+    """From this Jaccard index on, the probed heads stand for all heads. Below it, all tokens are loaded."""
     if not 0 < alpha <= 1:
         raise ValueError(f"alpha is over 0 and at most 1, not {alpha}")
     return float(by_chance(kept, total) ** alpha)

@@ -12,22 +12,22 @@ class StoreStatus:
     used_bytes: int
     capacity_bytes: int
     tier_bytes: tuple[int, int]
-    """Chunks that the device and main memory hold."""
+    """Bytes of chunks in the device's memory and in main memory."""
     found_chunks: tuple[int, int, int]
-    """Where chunks were found that a request wanted: device, main memory, disk."""
+    """How many chunks that a request wanted were found in the device's memory, in main memory, on disk."""
     read_bytes: int
-    """From disk."""
+    """Bytes read from disk."""
     written_bytes: int
     stored_blocks: int
     dropped_blocks: int
-    """Not stored, for want of room, time or a working disk."""
+    """Blocks that were not stored, because room, time or a working disk was missing."""
     waiting_bytes: int
     exact_loads: int
     selective_loads: int
     computed_instead: int
-    """Prefixes that were not loaded because computing them was expected to take less time."""
+    """Prefixes that were not loaded, because computing them was expected to take less time."""
     reordered_nodes: int
     load_failures: int
     write_failures: int
     usable: bool
-    """Neither reading nor writing has just failed."""
+    """Neither a read nor a write has failed just now."""

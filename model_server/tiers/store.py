@@ -1,23 +1,22 @@
-"""The disk tier: a folder with a full copy of every prefix node's KV, one segment file each,
-under a size limit.
+"""The disk tier: a folder with a full copy of every prefix node's KV, one segment file each, under a size
+limit.
 
-    manifest.json     whose KV this is; another model, type or layout is refused
+    manifest.json     the model and layout of the KV; KV of another model, type or layout is refused
     <first block's hash>.kv
 
-The tree of prefixes is not written down: each segment says where it belongs. So there is nothing that could
-disagree with the files after a crash: a segment whose parent is gone, or whose blocks another one has already
-(a split that was cut off between its two writes), is dropped when the folder is opened, and so is whatever is
-damaged.
+The tree of prefixes is not written down: each segment names its place. So after a crash nothing can disagree
+with the files. When the folder is opened, damaged segments are dropped. So are segments whose parent is gone,
+or whose blocks another segment already has (a split that was cut off between its two writes).
 
-One process at a time has the folder (flock); its threads may read, put and reorder together. Writers wait for
-each other, and nobody who looks something up waits for a file to be written. A reader keeps the segment it
-was given, whatever replaces it. Where room is wanted the node goes that was used longest ago. Who uses a node
-uses those before it, and of equals the deeper one goes first, so that is always a leaf. After a restart what
-was written first counts as used first.
+One process at a time has the folder (flock). Its threads may read, put and reorder together. Writers wait for
+each other, and lookups never wait for a file to be written. A reader keeps its segment, even if the segment
+is replaced meanwhile. When room is needed, the node that was used longest ago is removed. A use of a node is
+also a use of the nodes before it, and of equal nodes the deeper one goes first, so this is always a leaf.
+After a restart, the nodes that were written first count as used first.
 
 Invariants (`check_integrity`): the files are exactly the tree's nodes; their sizes add up, and stay under the
-limit; no node was used after one before it. Callers: the tiered reader, whoever computes prefixes, the
-background reordering.
+limit; no node was used later than a node before it. Callers: the tiered reader, the writer of computed
+prefixes, the background reordering.
 """
 
 from __future__ import annotations
@@ -50,19 +49,20 @@ class PrefixStore:
         disk: Disk | None = None,
     ) -> None:
         """LayoutMismatchError: the folder belongs to another model.
-        StoreError: to another process, or cannot be used.
+
+        StoreError: another process has the folder, or it cannot be used.
         """
         self.layout = layout
         self.disk = disk or Disk()
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
         self.tell: Tell = to_nobody
-        """Hears of blocks that come and go, in that order."""
+        """Called with the blocks that come and go, in that order."""
         self.folder = folder
         self._writing = threading.RLock()
-        """Held by who changes the tree, around `_lock`."""
+        """Held while the tree is changed. A thread that needs both locks takes this one before `_lock`."""
         self._lock = threading.RLock()
-        """Held while the tree is read or changed, never while a file is written."""
+        """Held while the tree is read or changed, but never while a file is written."""
         self._tree = PrefixTree()
         self._segments: dict[BlockHash, Segment] = {}
         self._last_use: dict[BlockHash, int] = {}
@@ -70,7 +70,7 @@ class PrefixStore:
         self._now = 0
         self._lock_file = -1
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it says what prompts were
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the folder shows what prompts were
             self._lock_file = owned_folder.locked(folder)
             owned_folder.check_manifest(folder, layout)
             self._open_segments()
@@ -84,7 +84,7 @@ class PrefixStore:
             raise
 
     def close(self) -> None:
-        """Segments that readers still have stay readable."""
+        """Close the store. Segments that readers still have stay readable."""
         with self._lock:
             self._segments.clear()
             if self._lock_file >= 0:
@@ -92,10 +92,10 @@ class PrefixStore:
                 self._lock_file = -1
 
     def match(self, hashes: Sequence[BlockHash], *, weights: str = "") -> list[tuple[Segment, int]]:
-        """What is stored of a prefix: segments from its beginning,
-        and how many blocks of each are the prefix's.
+        """The stored part of a prefix: segments from its beginning, and how many blocks of each belong to the
+        prefix.
 
-        What other weights have computed under the same names is not the prefix's.
+        Blocks that other weights have computed under the same names do not belong to the prefix.
         """
         with self._lock:
             found = self._tree.match(hashes) if self._are_of(hashes, weights) else []
@@ -105,7 +105,8 @@ class PrefixStore:
 
     def num_held(self, hashes: Sequence[BlockHash], *, weights: str = "") -> int:
         """How many of a prefix's first blocks are stored.
-        A hint: nobody is waited for, and it may be over in a moment.
+
+        This is a hint: the call does not wait for a lock, and the number may be out of date in a moment.
         """
         return self._tree.num_held(hashes) if self._are_of(hashes, weights) else 0
 
@@ -119,12 +120,13 @@ class PrefixStore:
         scope: PrefixScope = PLAIN,
         weights: str = "",
     ) -> int:
-        """Store a prefix of full blocks, as far as it is not there. Gives how many blocks are new.
+        """Store those full blocks of a prefix that are not stored yet. Returns the number of new blocks.
 
-        `layers`: the records of all its tokens from block `first_block` on; where the store does not have
-        what stands before, nothing is stored. `token_ids` (from there on, too) and `scope` are for those who
-        are told. What other `weights` have computed under the same names goes. StoreError: they are of
-        another shape, or more than the store can hold. OSError: of the disk; what was there is there.
+        `layers`: the records of all its tokens from block `first_block` on. If the store does not have the
+        blocks before it, nothing is stored. `token_ids` (also from there on) and `scope` are passed on to
+        `tell`. Blocks that other `weights` have computed under the same names are removed. StoreError: the
+        records have another shape, or the store cannot hold them. OSError: the disk failed; what was stored
+        before is still stored.
         """
         self._check_shape(hashes, layers, first_block=first_block)
         with self._writing:
@@ -154,6 +156,7 @@ class PrefixStore:
 
     def reorder(self, old: Segment, orders: Sequence[TokenOrder]) -> Segment | None:
         """Store a node's tokens in another order, without holding up readers.
+
         None: the node has changed or is gone.
         """
         layers = [old.layer(layer) for layer in range(self.layout.num_layers)]
@@ -167,8 +170,8 @@ class PrefixStore:
             return written
 
     def drop_damaged(self, damaged: Segment) -> None:
-        """A reader found bytes that were not written:
-        the node and all that hangs on it goes, to be computed again.
+        """A reader found changed bytes: the node and all nodes behind it are removed, and will be computed
+        again.
         """
         with self._writing, self._lock:
             name = damaged.place.hashes[0]
@@ -177,7 +180,8 @@ class PrefixStore:
                 self._remove(node)
 
     def drop_unreadable(self, segments: Iterable[Segment]) -> None:
-        """Read all of these, one of which made trouble, and drop what is damaged.
+        """Read all these segments, one of which could not be read, and drop the damaged ones.
+
         A file that cannot be removed stays behind.
         """
         for own in segments:
@@ -197,7 +201,9 @@ class PrefixStore:
             return list(self._segments.values())
 
     def listen(self, tell: Tell) -> None:
-        """From now on `tell` hears of what comes and goes; and first of what is there, each block once."""
+        """From now on, `tell` is called with the blocks that come and go. It is called first with the blocks
+        that are there, each block once.
+        """
         with self._lock:
             self.tell = tell
             for node in sorted(self._tree, key=lambda node: node.first_block):
@@ -255,14 +261,14 @@ class PrefixStore:
         self._make_room(0, keep=())
 
     def _are_of(self, hashes: Sequence[BlockHash], weights: str) -> bool:
-        """Nothing else has computed what is stored under these names:
-        all that hangs together is of the same weights.
+        """Whether the blocks that are stored under these names were computed with these weights. Connected
+        nodes always have the same weights.
         """
         first = self._segments.get(hashes[0]) if hashes else None
         return first is None or first.place.weights == weights
 
     def _current(self, hashes: Sequence[BlockHash], weights: str) -> list[Match]:
-        """What the tree has of a prefix, used now; of other weights there is nothing any more."""
+        """The part of a prefix that the tree has, marked as used now. Blocks of other weights are removed."""
         found = self._tree.match(hashes)
         if found and not self._are_of(hashes, weights):
             self._remove(found[0].node)
@@ -286,8 +292,8 @@ class PrefixStore:
             raise StoreError(f"a node has at most {segment.MAX_TOKENS} tokens, not {num_tokens}")
 
     def _split(self, node: Node, num_blocks: int) -> None:
-        """The tail first: were the head cut short before,
-        the tail's blocks would be nowhere if the process died.
+        """The tail is written first. If the head were shortened first and the process died, the tail's blocks
+        would be nowhere.
         """
         old = self._segments[node.name]
         cut = num_blocks * self.layout.block_tokens
@@ -308,7 +314,7 @@ class PrefixStore:
                 own = [records.part(self.layout, start, end) for records in layers]
                 written.append(self._write(place, own, orders))
         except BaseException:
-            with suppress(OSError):  # a tail that stays goes when the store is opened next
+            with suppress(OSError):  # a tail that stays is removed when the store is opened next
                 self._path(hashes[num_blocks]).unlink(missing_ok=True)
             raise
         with self._lock:
@@ -320,7 +326,9 @@ class PrefixStore:
     def _write(
         self, place: Place, layers: Sequence[LayerRecords], orders: Sequence[TokenOrder] | None
     ) -> Segment:
-        """Where it fails there is what was there before; or nothing, if that is gone already."""
+        """Write the segment. If this fails, the segment before it stays, or there is none if that file is
+        gone already.
+        """
         name = place.hashes[0]
         path, before = self._path(name), self._segments.get(name)
         logical = [TokenOrder.logical(len(place.hashes) * self.layout.block_tokens)] * self.layout.num_layers
@@ -328,7 +336,7 @@ class PrefixStore:
             segment.write(path, self.layout, place, layers, orders or logical)
             return Segment(path, self.layout, self.disk)
         except BaseException:
-            with suppress(OSError):  # what stays goes when the store is opened next
+            with suppress(OSError):  # a file that stays is removed when the store is opened next
                 if before is None:
                     path.unlink(missing_ok=True)
                 elif not before.is_there():
@@ -345,14 +353,17 @@ class PrefixStore:
             self._oldest.file(name, self._age(name))
 
     def _size_bytes(self, num_blocks: int) -> int:
-        """Not under what a segment of so many blocks takes, and the second description that a split adds."""
+        """An upper bound for the bytes of a segment of this many blocks, and of the second description that a
+        split adds.
+        """
         layout = self.layout
         described = layout.described_bytes(num_blocks) + 4096 + 8 * layout.num_layers
         return layout.data_bytes(num_blocks * layout.block_tokens) + described
 
     def _make_room(self, num_bytes: int, *, keep: Collection[BlockHash]) -> None:
         """`keep`: the nodes that were just used.
-        StoreError: it would not be enough if all others went; they stay.
+
+        StoreError: there would not be enough room even if all other nodes were removed; they stay.
         """
         kept_bytes = sum(self._segments[name].size_bytes for name in keep)
         if kept_bytes + num_bytes > self.capacity_bytes:
@@ -369,8 +380,10 @@ class PrefixStore:
             self._remove(node)
 
     def _remove(self, node: Node) -> None:
-        """The node and all behind it.
-        OSError: a file could not be removed; it goes when the store is opened next, or comes back.
+        """Remove the node and all nodes behind it.
+
+        OSError: a file could not be removed. It is removed when the store is opened next, or the node comes
+        back then.
         """
         failed: OSError | None = None
         gone = [node]
@@ -391,7 +404,7 @@ class PrefixStore:
             raise failed
 
     def _touch(self, node: Node) -> None:
-        """It is used, and with it those before it."""
+        """The node is used now, and so are the nodes before it."""
         self._now += 1
         used: Node | None = node
         while used is not None:
@@ -399,7 +412,7 @@ class PrefixStore:
             used = used.parent
 
     def _age(self, name: BlockHash) -> tuple[int, int]:
-        """Less is older."""
+        """A smaller value is older."""
         node = self._tree.find(name)
         assert node is not None
         return self._last_use[name], -node.first_block

@@ -1,5 +1,5 @@
-"""One request's prefix in the tiers, as its view reads it:
-layer by layer, the probed keys first, then what was chosen.
+"""One request's prefix in the tiers, as its view reads it: layer by layer, first the probed keys, then the
+chosen tokens.
 
 The reader decides what is read and in which thread. This module knows which data is wanted, and where each
 token is in the data that came. Made by the tiered reader, and used by views.
@@ -33,8 +33,8 @@ _T = TypeVar("_T")
 
 
 class Tiers(Protocol):
-    """What a prefix asks of the reader:
-    where its tokens lie, and to fetch what is wanted in the reader's thread.
+    """The methods of the reader that a prefix calls: where tokens are stored, and fetches in the reader's
+    thread.
     """
 
     records: Records
@@ -58,8 +58,9 @@ class TieredPrefix:
         self._block_tokens = reader.layout.block_tokens
         self._probes: dict[int, Future[list[torch.Tensor]]] = {}
         self._num_fetched_ahead = 0
-        """Layers whose probed keys are on their way or were here;
-        again they come only when they are asked for again."""
+        """The probed keys of the layers before this one were fetched ahead. If they are needed again, they
+        are fetched only when they are asked for.
+        """
         self._probed: dict[int, torch.Tensor] = {}
         self._reads: dict[int, Future[list[torch.Tensor]]] = {}
         self._foreseen: torch.Tensor | None = None
@@ -70,7 +71,9 @@ class TieredPrefix:
         return sum(num_blocks for _, num_blocks in self.parts) * self._block_tokens
 
     def foresee(self, tokens: torch.Tensor) -> None:
-        """Every layer will read just these: they are fetched ahead, without waiting for anybody's choice."""
+        """Every layer will read exactly these tokens. They are fetched ahead, without waiting for
+        a choice.
+        """
         self._foreseen = tokens
 
     def probe_keys(self, layer: int) -> torch.Tensor:
@@ -123,7 +126,7 @@ class TieredPrefix:
         return range(layer, min(layer + self._reader.layers_ahead + 1, self._records.shape.num_layers))
 
     def _wanted(self, layer: int, chosen: torch.Tensor) -> tuple[LayerRead, torch.Tensor]:
-        """The chunks to read, and where each chosen token is among all that they hold."""
+        """The chunks to read, and the row of each chosen token among all rows of these chunks."""
         layout = self._reader.layout
         wanted: list[tuple[Segment, int, int]] = []
         rows, num_rows, start, size = [], 0, 0, layout.chunk_tokens
@@ -140,6 +143,8 @@ class TieredPrefix:
         return wanted, torch.cat(rows)
 
     def _probe_read(self) -> LayerRead:
-        """Every request needs all of a probe chunk: it counts as a chunk whose tokens are all important."""
+        """Every request needs all of a probe chunk, so it counts as a chunk whose tokens are all
+        important.
+        """
         needed = self._reader.layout.chunk_tokens
         return [(segment, PROBE, needed) for segment, _ in self.parts]

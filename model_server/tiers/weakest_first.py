@@ -1,10 +1,9 @@
-"""Keys in the order of their scores, weakest first:
-a min-heap that is brought up to date only where it is looked at.
+"""Keys in the order of their scores, weakest first: a min-heap that is updated only where it is looked at.
 
 A rising score, such as that of a used chunk, costs nothing until its key appears as the weakest. A falling
 score must be reported with `lowered`. Of equal scores, the key that was added first comes first.
 
-Invariants (`check_integrity`): every key has a heap entry, and none stands above its score.
+Invariants (`check_integrity`): every key has a heap entry, and no entry is above the key's score.
 
 Pure. Callers: the placement of chunks in tiers, the ranking of chunks in vLLM's offload tier.
 """
@@ -27,12 +26,12 @@ S = TypeVar("S", bound=Ordered)
 class WeakestFirst(Generic[K, S]):
     def __init__(self) -> None:
         self.filed: dict[K, S] = {}
-        """The score under which each key stands in the heap; its own may have risen since."""
+        """The score of each key in the heap. The key's own score may have risen since."""
         self._heap: list[tuple[S, int, K]] = []
         self._entries = 0
 
     def file(self, key: K, score: S) -> None:
-        """A new key, or another score for one that is there."""
+        """Add a key, or give a known key another score."""
         self._entries += 1
         self.filed[key] = score
         heapq.heappush(self._heap, (score, self._entries, key))
@@ -44,12 +43,14 @@ class WeakestFirst(Generic[K, S]):
         del self.filed[key]
 
     def lowered(self, key: K, score: S) -> None:
-        """Scores that rise are noticed when their key comes up; those that fall must be filed again."""
+        """The score of a key has fallen, so it is filed again. A score that has risen is noticed when its key
+        comes up.
+        """
         if score < self.filed[key]:
             self.file(key, score)
 
     def weakest(self, score_of: Callable[[K], S]) -> K | None:
-        """The key whose score is least by now; it stays. None: there is no key."""
+        """The key with the least score now. It stays in the heap. None: there is no key."""
         while self._heap:
             filed, _, key = self._heap[0]
             if self.filed.get(key) != filed:

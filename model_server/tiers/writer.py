@@ -26,7 +26,7 @@ from model_server.tiers.segment import LayerRecords
 from model_server.tiers.store import PrefixStore
 
 NODE_TOKENS = 4096
-"""Longer prefixes become several nodes: what is written, split or reordered at once stays bounded."""
+"""Longer prefixes become several nodes, so that one write, split or reordering stays bounded."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,12 +39,12 @@ class Written:
     first_block: int
     size_bytes: int
     records: Callable[[int, int], Sequence[LayerRecords]]
-    """Of blocks [start, end) of these; called in the writer's thread."""
+    """The records of the blocks [start, end) of the prefix; called in the writer's thread."""
     token_ids: Sequence[int]
-    """Of these blocks."""
+    """The tokens of these blocks."""
     scope: PrefixScope = PLAIN
     weights: str = ""
-    """Of the adapter that computed them, as the store has it."""
+    """The weights of the adapter that computed them, as the store names them."""
 
     @property
     def own(self) -> Sequence[BlockHash]:
@@ -76,7 +76,7 @@ class BackgroundWriter:
 
     @property
     def usable(self) -> bool:
-        """The disk takes what is written, as far as is known."""
+        """Whether the disk accepts writes, as far as is known."""
         return self._health.may_try(now=self._clock())
 
     def is_on_the_way(self, block: BlockHash) -> bool:
@@ -86,7 +86,9 @@ class BackgroundWriter:
         return not self._closed and self.usable and self.waiting_bytes + num_bytes <= self._capacity_bytes
 
     def offer(self, written: Written) -> bool:
-        """Store it some time. False: it is not stored, for want of room or of a disk."""
+        """Store these blocks later. False: they are not stored, because there is no room or no
+        working disk.
+        """
         with self._changed:
             if not self.has_room(written.size_bytes):
                 self.counts.dropped_blocks += len(written.own)
@@ -98,13 +100,13 @@ class BackgroundWriter:
             return True
 
     def drain(self, *, timeout_s: float) -> bool:
-        """Wait until nothing is on the way. False: it takes longer."""
+        """Wait until no blocks are waiting or being written. False: this takes longer than the given time."""
         with self._changed:
             return self._changed.wait_for(lambda: not self.waiting_bytes, timeout_s)
 
     def close(self, *, timeout_s: float) -> bool:
-        """What waits is not stored any more; what is being written is, if the process lives so long.
-        False: it still is.
+        """Waiting blocks are not stored any more. Blocks that are being written are still stored, if the
+        process lives long enough. False: they are still being written.
         """
         with self._changed:
             self._closed = True
@@ -145,7 +147,7 @@ class BackgroundWriter:
         self._on_the_way -= Counter(written.own)
 
     def _count_dropped(self, written: Written) -> None:
-        """Whatever the reason: those that are not there now."""
+        """Count the blocks that are not stored now, for whatever reason."""
         held = max(written.first_block, self._store.num_held(written.hashes, weights=written.weights))
         self.counts.dropped_blocks += len(written.hashes) - held
 
@@ -157,7 +159,8 @@ class BackgroundWriter:
             self._health.worked()
         except StoreError as error:
             _log.warning("a prefix of %d blocks is not stored: %s", len(written.hashes), error)
-            if isinstance(error, DamagedSegmentError):  # of the node that it would have split
+            # the damaged segment is that of the node that would have been split
+            if isinstance(error, DamagedSegmentError):
                 found = self._store.match(written.hashes, weights=written.weights)
                 self._store.drop_unreadable(segment for segment, _ in found)
         except OSError as error:

@@ -1,7 +1,7 @@
-"""Checks a launch profile for settings with which routing would go wrong without any error.
+"""Checks a launch profile for settings that would break routing without any error.
 
-Each check yields problems and looks at one thing; `problems` runs them all, so that a profile is mended in
-one go. The rules are those of vLLM 0.32. Caller: the command `model-server profile`.
+Each check looks at one thing and yields problems. `problems` runs all checks, so that a profile can be
+corrected in one go. The rules are those of vLLM 0.32. Caller: the command `model-server profile`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OWN_FLAGS = {
     "--lora-modules": "lora.adapters",
 }
 _CONNECTOR_FLAGS = frozenset({"--kv-transfer-config", "--kv-offloading-size"})
-"""Other connectors than the one that `kvOffload` configures are nobody's business but the user's."""
+"""The user alone decides about connectors other than the one that `kvOffload` configures."""
 _OWN_VARIABLES = {
     "PYTHONHASHSEED": "hashSeed",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "lora.runtimeUpdates",
@@ -50,12 +50,12 @@ _OWN_VARIABLES = {
 
 
 def problems(profile: Profile) -> list[Problem]:
-    """All of them, in the order of the checks; empty: pods started so can be routed to."""
+    """All problems, in the order of the checks. Empty: pods that are started in this way can be routed to."""
     return [problem for check in _CHECKS for problem in check(profile)]
 
 
 def require_sound(profile: Profile) -> None:
-    """ProfileError with every problem."""
+    """Raises ProfileError with every problem."""
     if found := problems(profile):
         raise ProfileError(found)
 
@@ -113,7 +113,7 @@ def _prefix_cache(profile: Profile) -> Iterator[Problem]:
 
 
 def _what_events_name(profile: Profile) -> Iterator[Problem]:
-    """Block hashes and their length mean something only where all pods and the reader agree on them."""
+    """Block hashes and block sizes mean something only if all pods and the reader agree on them."""
     if profile.kv_events is None:
         return
     settings = list(_each_pool(profile))
@@ -270,14 +270,14 @@ def _extra(args: Sequence[str], env: Mapping[str, str], *, where: str) -> Iterat
 
 
 def _flag_of(arg: str) -> str:
-    """Without its value, and without the place in it:
-    vLLM takes `--kv-events-config.endpoint=...` as well.
+    """The flag without its value, and without a path inside the value: vLLM also accepts
+    `--kv-events-config.endpoint=...`.
     """
     return arg.partition("=")[0].partition(".")[0].replace("_", "-")
 
 
 def _each_pool(profile: Profile) -> Iterator[tuple[str, Profile]]:
-    """How to name a field of it, and its settings; the whole profile where there are no pools."""
+    """The name of a field of each pool, and the pool's settings. Without pools, this is the whole profile."""
     if not profile.pools:
         yield "", profile
     for pool in profile.pools:

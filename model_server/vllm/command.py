@@ -37,7 +37,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: sound; 2: it is not, and what to write instead stands on stderr; 1: the file cannot be read."""
+    """0: the profile is sound. 2: it is not, and stderr says what to write instead. 1: the file cannot be
+    read.
+    """
     try:
         profile = read(args.file.read_bytes())
         require_sound(profile)
@@ -85,7 +87,7 @@ def _summary(profile: Profile) -> str:
     if profile.kv_events is not None:
         own = (
             of_pool(profile, profile.pools[0].name) if profile.pools else profile
-        )  # all alike, where it matters
+        )  # all pools are alike in what matters here
         seed, size = own.hash_seed, own.block_size_tokens
         parts.append(
             f"KV events at {profile.kv_events.endpoint} ({own.hash_algorithm}, seed {seed}, blocks of {size})"

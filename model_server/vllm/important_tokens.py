@@ -1,8 +1,8 @@
 """Reads the important tokens from a request to vLLM: `kv_transfer_params: {"important_tokens": [[0, 4], [96,
 128]]}`.
 
-vLLM hands `kv_transfer_params` of a request through to its offload tier as they are. Ranges are half-open and
-in tokens of the prompt, as vLLM counts them. Pure. Callers: the cache policy, the ranking.
+vLLM passes the `kv_transfer_params` of a request to its offload tier unchanged. Ranges are half-open and
+count tokens of the prompt, as vLLM counts them. Pure. Callers: the cache policy, the ranking.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 FIELD = "important_tokens"
 MAX_RANGES = 4096
-"""More are not believed: they are read on the thread of vLLM's scheduler."""
+"""A request with more ranges is not believed, because they are read on the thread of vLLM's scheduler."""
 
 
 class ImportantTokensError(ValueError):
-    """Not a list of ranges; the message says what to write."""
+    """The value is not a list of ranges. The message says what to write."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportantTokens:
-    """Of one prompt: half-open ranges, in order and apart."""
+    """The important tokens of one prompt: half-open ranges, in order, without overlap."""
 
     ranges: tuple[tuple[int, int], ...]
 
@@ -37,7 +37,7 @@ class ImportantTokens:
 
 
 def important_tokens(params: Mapping[str, object]) -> ImportantTokens | None:
-    """None: the request says nothing. ImportantTokensError: not what it may say."""
+    """None: the request names no tokens. ImportantTokensError: the value is not allowed."""
     told = params.get(FIELD)
     if told is None:
         return None

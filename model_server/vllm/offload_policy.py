@@ -1,13 +1,15 @@
 """The cache policy that vLLM loads for its CPU offload tier.
 
 `eviction_policy` names the class, `cache_policy_module_path` this module.
+
 It keeps vLLM's records of chunks and leaves the choice to `offload_ranking`.
 
 Runs in vLLM's process, on the thread of its scheduler. The important tokens of a request may be any value,
-and never stop this thread. Nothing here imports more than the standard library and vLLM, so that vLLM's image
-needs no package of ours but this one. vLLM's interface is marked experimental; written for 0.32.
+and never stop this thread. This module imports only the standard library, vLLM and this package, so that
+vLLM's image needs no other package. vLLM's interface is marked experimental; this module is written for 0.32.
 
-Caller: vLLM. Nothing else in this repository may import it, for vLLM is not installed where the rest runs.
+Caller: vLLM. No other module of this repository may import this one, because vLLM is not installed where the
+rest runs.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _OwnUses:
-    """What this policy keeps in a request's context;
-    several tiers may share one, and a reset begins a new ranking.
+    """The data that this policy keeps in a request's context. Several tiers may share one context, and a
+    reset begins a new ranking.
     """
 
     owner: object
@@ -65,7 +67,9 @@ class ImportanceCachePolicy(CachePolicy):  # type: ignore[misc] # vLLM is not wh
         reused_keys: AbstractSet[OffloadKey],
         req_context: ReqContext,
     ) -> None:
-        """What was only inserted was counted when it missed, and `observe` counts nothing twice."""
+        """Chunks that were only inserted were counted when they missed, and `observe` counts
+        nothing twice.
+        """
         del insertion_only_keys, reused_keys
         for keys in key_groups:
             self._observe(keys, req_context)

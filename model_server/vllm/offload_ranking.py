@@ -3,19 +3,19 @@ facts that vLLM gives to its cache policies.
 
 vLLM says which chunks a request used and where they end in its prompt, but never which tokens mattered. So
 requests have to name their important tokens (`important_tokens`). The score uses a running mean over the
-requests that named any. As long as none did, all tokens of a chunk count, and the score is the number of
-uses.
+requests that named any. As long as no request did, all tokens of a chunk count, and the score is the number
+of uses.
 
-vLLM finds a prefix from its head on and never past a chunk that is missing. So what uses a chunk uses those
-before it, seen or not (vLLM does not tell of chunks that its GPU cache answers for), and a chunk is as
-important as what can only be found behind it. Of equal scores the one used longest ago goes first, of one
-prompt its tail.
+vLLM finds a prefix from its head on and never past a missing chunk. So a use of a chunk is also a use of the
+chunks before it, even unseen ones (vLLM does not report chunks that its GPU cache answers for). And a chunk
+is as important as the chunks that can only be found behind it. Of equal scores, the chunk that was used
+longest ago goes first; within one prompt, the tail goes first.
 
 Uses are halved at intervals, because otherwise a chunk that was popular once would stay for ever. Uses of
 chunks that left are remembered for a while.
 
-Invariants (`check_integrity`): exactly the idle chunks of the tier are ranked;
-memory of chunks outside it is bounded.
+Invariants (`check_integrity`): exactly the idle chunks of the tier are ranked; the memory of chunks outside
+the tier is bounded.
 
 Pure; knows nothing of vLLM but the names of its chunks. Caller: the cache policy.
 """
@@ -32,12 +32,12 @@ from model_server.tiers.weakest_first import WeakestFirst
 from model_server.vllm.important_tokens import ImportantTokens
 
 REMEMBERED_PER_CHUNK = 4
-"""Chunks that left the tier and are remembered, for each that fits in it."""
+"""How many chunks that left the tier are remembered, for each chunk that fits in it."""
 USES_PER_CHUNK = 16
 """Uses between two halvings, for each chunk that fits in the tier."""
 
 ChunkKey = bytes
-"""As vLLM names a chunk: its block hash and the KV cache group."""
+"""vLLM's name of a chunk: its block hash and the KV cache group."""
 
 
 @dataclass(slots=True)
@@ -51,14 +51,14 @@ class RequestUses:
 @dataclass(slots=True)
 class _Chunk:
     end_tokens: int | None
-    """Where it ends in every prompt that has it."""
+    """The end of the chunk in every prompt that contains it."""
     use: ChunkUse
     parent: ChunkKey | None = None
     told_tokens: float = 0
-    """Mean over the requests that said which tokens are important."""
+    """The mean number of important tokens, over the requests that named any."""
     num_told: int = 0
     behind: float = 0
-    """The most important tokens of a chunk that can only be found through this one."""
+    """The important tokens of the most important chunk that can only be found through this one."""
 
 
 class OffloadRanking:
@@ -67,7 +67,7 @@ class OffloadRanking:
         self._chunks: dict[ChunkKey, _Chunk] = {}
         self._resident: set[ChunkKey] = set()
         self._gone: OrderedDict[ChunkKey, None] = OrderedDict()
-        """Known and not in the tier; used longest ago first."""
+        """Known chunks that are not in the tier; the one used longest ago first."""
         self._evictable = WeakestFirst[ChunkKey, tuple[float, int]]()
         self._chunk_tokens = 0
         self._now = 0
@@ -77,7 +77,8 @@ class OffloadRanking:
         self, keys: Sequence[ChunkKey], *, ends_tokens: Sequence[int | None], request: RequestUses
     ) -> None:
         """A request used these chunks of one KV cache group, head first.
-        Each counts once a request, however often it is told.
+
+        Each chunk counts once for a request, however often it is reported.
         """
         self._learn(keys, ends_tokens)
         seen: set[ChunkKey] = set()
@@ -95,7 +96,7 @@ class OffloadRanking:
             self._halve()
 
     def insert(self, key: ChunkKey) -> None:
-        """It is in the tier from now on, and may not be evicted yet."""
+        """The chunk is in the tier from now on, and may not be evicted yet."""
         if key not in self._chunks:
             self._chunks[key] = self._new(None)
         self._gone.pop(key, None)
@@ -115,8 +116,9 @@ class OffloadRanking:
         self._evictable.file(key, self._rank(key))
 
     def take_weakest(self, count: int, *, spared: Collection[ChunkKey]) -> list[ChunkKey] | None:
-        """Remove as many, weakest first, sparing the pinned and `spared`.
-        None, and nothing changed: there are not as many.
+        """Remove this many chunks, weakest first, except pinned ones and `spared`.
+
+        None, and nothing changed: there are not enough of them.
         """
         taken: list[ChunkKey] = []
         passed: list[ChunkKey] = []
@@ -137,7 +139,7 @@ class OffloadRanking:
         return by_importance(self._chunks[key].use)
 
     def check_integrity(self, idle: Mapping[ChunkKey, bool]) -> None:
-        """`idle`: of each chunk in the tier, whether nothing reads or writes it."""
+        """`idle`: for each chunk in the tier, whether nothing reads or writes it."""
         assert self._resident == idle.keys()
         assert self._evictable.filed.keys() == {key for key, is_idle in idle.items() if is_idle}
         assert self._resident.isdisjoint(self._gone)
@@ -146,7 +148,7 @@ class OffloadRanking:
         self._evictable.check_integrity(self._rank)
 
     def _learn(self, keys: Sequence[ChunkKey], ends_tokens: Sequence[int | None]) -> None:
-        """All chunks have one size, and end at multiples of it."""
+        """All chunks have the same size, and end at multiples of it."""
         self._chunk_tokens = math.gcd(self._chunk_tokens, *(end for end in ends_tokens if end is not None))
         before: tuple[ChunkKey, int] | None = None
         for key, end in zip(keys, ends_tokens, strict=True):
@@ -187,7 +189,7 @@ class OffloadRanking:
         return by_importance(use), use.last_use
 
     def _halve(self) -> None:
-        """None falls to zero, or a new chunk of few important tokens would stand above it."""
+        """No count falls to zero: otherwise a new chunk with few important tokens would rank above it."""
         self._uses_until_halved = self._capacity_chunks * USES_PER_CHUNK
         for chunk in self._chunks.values():
             chunk.use.num_uses -= chunk.use.num_uses // 2

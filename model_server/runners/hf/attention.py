@@ -1,11 +1,11 @@
 """Paged attention, as a function that transformers' models call by its name in every layer.
 
-First the step's keys and values go to their slots; then each request's queries attend to what its blocks
-hold. Nothing of a request is kept here between steps. Requests with one token each are attended together; the
-query heads that share a KV head then take the place of query positions, so that keys are never repeated for
-them.
+First the step's keys and values go to their slots. Then the queries of each request attend to the content of
+the request's blocks. Nothing about a request is kept here between steps. Requests with one token each are
+attended together; then the query heads that share a KV head take the place of query positions, so that keys
+are never repeated for them.
 
-Models that need more of attention than a causal mask (sliding windows, soft caps, sinks) are refused:
+Models whose attention needs more than a causal mask (sliding windows, soft caps, sinks) are refused, because
 a wrong answer would look like a right one.
 """
 
@@ -28,7 +28,7 @@ _BEYOND_CAUSAL = ("sliding_window", "softcap", "s_aux")
 
 
 def register() -> None:
-    """Make `NAME` known to transformers. Again does no harm."""
+    """Make `NAME` known to transformers. A second call does no harm."""
     AttentionInterface.register(NAME, paged_attention)
 
 
@@ -43,7 +43,9 @@ def paged_attention(
     paged: PagedStep,
     **options: object,
 ) -> tuple[torch.Tensor, None]:
-    """`query`: (1, head, rows, dim); `key`, `value`: (1, KV head, rows, dim). Gives (1, rows, head, dim)."""
+    """`query`: (1, head, rows, dim); `key`, `value`: (1, KV head, rows, dim). Returns (1, rows,
+    head, dim).
+    """
     assert attention_mask is None, "paged attention masks by itself"
     for name in _BEYOND_CAUSAL:
         if options.get(name) is not None:
@@ -55,7 +57,7 @@ def paged_attention(
 
 
 class PagedStep:
-    """One step's attention over one memory."""
+    """The attention of one step over one memory."""
 
     def __init__(self, batch: StepBatch, memory: KvMemory) -> None:
         self._batch = batch
@@ -68,7 +70,7 @@ class PagedStep:
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, scaling: float
     ) -> torch.Tensor:
-        """All (rows, head, dim); gives the like of `query`."""
+        """All arguments: (rows, head, dim). Returns the same shape as `query`."""
         self._memory.write(layer, self._batch.slots, key, value)
         out = torch.empty_like(query)
         for singles in self._batch.singles:
@@ -113,8 +115,8 @@ class PagedStep:
         return attended[0].transpose(0, 1)
 
     def _mask(self, chunk: LongChunk, context: Context) -> torch.Tensor:
-        """(queries, tokens); a causal one is made once for all layers, as what is added to scores: of true
-        and false torch would make that in each layer.
+        """(queries, tokens). A causal mask is made once for all layers. It holds numbers to add to scores:
+        from true and false torch would make such numbers in each layer.
         """
         if context.visible is not None:
             return context.visible

@@ -1,9 +1,9 @@
-"""One step's chunks as tensors: tokens of all requests in one row,
-and for each request which part of the row is its own.
+"""One step's chunks as tensors: the tokens of all requests in one row, and for each request its part of the
+row.
 
-A request that computes one token is attended together with others of about its length; a longer chunk by
-itself, and so is a request with a long context on a CPU. Built once a step, read by every layer. Callers: the
-model (builds), the attention function (reads).
+A request that computes one token is attended together with others of about its length. A longer chunk is
+attended by itself, and so is a request with a long context on a CPU. Built once for each step, and read by
+every layer. Callers: the model (builds), the attention function (reads).
 """
 
 from __future__ import annotations
@@ -19,22 +19,26 @@ from model_server.core.scheduler import Chunk
 from model_server.runners.hf.views import LongChunk, ViewFor
 
 _LONG_TOKENS = 256
-"""On a CPU contexts from here on are copied and attended one at a time, so that the copy of one is still in
-the processor's caches when it is read. Many short ones at a time cost fewer calls."""
+"""On a CPU, contexts from this length on are copied and attended one at a time, so that the copy of one
+context is still in the processor's caches when it is read. Shorter contexts are attended together, which
+costs fewer calls.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SingleTokens:
-    """One token each of requests whose contexts differ by at most the factor two."""
+    """Requests with one token each, whose contexts differ by at most the factor two."""
 
     rows: torch.Tensor
-    """(requests,): where in the step each one's token is."""
+    """(requests,): the row in the step of each request's token."""
     blocks: torch.Tensor
     """(requests, blocks): block numbers, padded with any block."""
     end: int
-    """Of the longest of their contexts, in tokens."""
+    """The length of the longest of their contexts, in tokens."""
     mask: torch.Tensor | None
-    """(requests, end): added to scores, 0 where the request has a token; None: all of them have so many."""
+    """(requests, end): added to scores; 0 where the request has a token. None: every context has
+    this length.
+    """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +48,7 @@ class StepBatch:
     positions: torch.Tensor
     """(1, rows)"""
     slots: torch.Tensor
-    """(rows,): where each token's keys and values go."""
+    """(rows,): the slot for the keys and values of each token."""
     last_rows: torch.Tensor
     """(chunks,): the row of each chunk's last token, in the plan's order."""
     singles: tuple[SingleTokens, ...]
@@ -59,7 +63,7 @@ def make_batch(
     dtype: torch.dtype,
     view_for: ViewFor,
 ) -> StepBatch:
-    """`dtype`: the model's."""
+    """`dtype`: the data type of the model."""
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []

@@ -1,12 +1,13 @@
-"""LoRA adapters in PEFT's format, several in one step:
-each adds its own low-rank part to the rows of its own requests.
+"""LoRA adapters in PEFT's format, several in one step: each adapter adds its own low-rank part to the rows of
+its own requests.
 
 A hook on every adapted projection adds `scale · B(A(x))` to the output rows of the requests that named the
-adapter, and leaves the other rows alone. Keys and values of adapted requests differ from the base model's,
-which the core knows: adapters never share blocks. As a block is named by the adapter's name and path, an
-adapter whose file has changed in place is refused: what is cached would be of the old one.
+adapter, and leaves the other rows alone. Keys and values of adapted requests differ from those of the base
+model. The core knows this: adapters never share blocks. A block is named by the adapter's name and path. So
+an adapter whose file has changed in place is refused, because the cached blocks would belong to the old file.
 
 An adapter that was unloaded stays until no request uses it.
+
 Callers: the model (a step's rows), the server (load, unload), both in the thread that computes steps.
 """
 
@@ -32,7 +33,7 @@ from model_server.runners.hf.errors import AdapterError
 _MOST_BYTES = {"adapter_config.json": 1 << 20, "adapter_model.safetensors": 4 << 30}
 _PIECE_BYTES = 1 << 20
 _MOST_KNOWN = 4096
-"""Adapters whose files' digest is remembered, loaded or not."""
+"""The most adapters whose digest of files is remembered, loaded or not."""
 _PREFIX = "base_model.model."
 _REFUSED: dict[str, object] = {
     "use_dora": False,
@@ -42,19 +43,21 @@ _REFUSED: dict[str, object] = {
     "alpha_pattern": {},
     "layer_replication": None,
 }
-"""Fields of adapter_config.json that change the computation, with the value that does not."""
+"""Fields of adapter_config.json that change the computation. Each has the value that changes nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRank:
-    """What one projection gets: down (rank, inputs) and up (outputs, rank), the scale already in `up`."""
+    """The adapter's part for one projection: down (rank, inputs) and up (outputs, rank). `up` already
+    contains the scale.
+    """
 
     down: torch.Tensor
     up: torch.Tensor
 
 
 class AdapterBank:
-    """The adapters of one model, and who of a step's rows wants which."""
+    """The adapters of one model, and which adapter each row of a step uses."""
 
     def __init__(self, module: Any) -> None:
         self._projections = {
@@ -70,12 +73,14 @@ class AdapterBank:
         self._rows: list[tuple[dict[str, LowRank], torch.Tensor]] = []
 
     def __len__(self) -> int:
-        """Adapters in memory, those that wait for their last requests included."""
+        """The number of adapters in memory, including those that wait for their last requests."""
         return len(self._adapters)
 
     def load(self, adapter: Adapter) -> None:
-        """Read it from its folder.
-        AdapterError: it is none, or does not fit this model; nothing has changed then.
+        """Read the adapter from its folder.
+
+        AdapterError: the folder holds no adapter, or the adapter does not fit this model. Nothing has changed
+        then.
         """
         folder = Path(adapter.path)
         digest = _digest(folder)
@@ -99,14 +104,18 @@ class AdapterBank:
         self._leaving.discard(adapter)
 
     def unload(self, adapter: Adapter, *, in_use: Collection[Adapter]) -> None:
-        """Let go of it when no request uses it. `in_use`: by unfinished requests, now."""
+        """Drop the adapter when no request uses it. `in_use`: the adapters that unfinished
+        requests use now.
+        """
         self._leaving.add(adapter)
         for gone in self._leaving - set(in_use):
             self._adapters.pop(gone, None)
             self._leaving.discard(gone)
 
     def digest(self, adapter: Adapter) -> str | None:
-        """Of its files, which are the same each time it is loaded. None: it never was."""
+        """The digest of the adapter's files, which is the same each time they are loaded. None: it was never
+        loaded.
+        """
         digest = self._digests.get(adapter)
         return None if digest is None else digest.hex()
 
@@ -124,7 +133,7 @@ class AdapterBank:
         ]
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where the adapters, the hooks and the model disagree."""
+        """Raise AssertionError if the adapters, the hooks and the model disagree."""
         assert self._leaving <= self._adapters.keys() <= self._digests.keys()
         wanted = {name for parts in self._adapters.values() for name in parts}
         assert wanted <= self._hooked <= self._projections.keys()
@@ -172,7 +181,7 @@ class AdapterBank:
 
 
 def _inputs_and_outputs(layer: Any) -> tuple[int, int]:
-    """Of a linear layer, or of GPT-2's own kind, whose weights lie the other way round."""
+    """The sizes of a linear layer, or of GPT-2's own kind of layer, whose weights are transposed."""
     if hasattr(layer, "in_features"):
         return int(layer.in_features), int(layer.out_features)
     return int(layer.weight.shape[0]), int(layer.weight.shape[1])
@@ -204,8 +213,8 @@ def _scale(config: dict[str, Any]) -> float:
 
 
 def _digest(folder: Path) -> bytes:
-    """Of its files, which are read in pieces, once they are known to be files of a size that an adapter can
-    have.
+    """The digest of the files. They are first checked to be regular files of a size that an adapter can have,
+    then read in pieces.
     """
     digest = hashlib.sha256()
     for name, most in _MOST_BYTES.items():

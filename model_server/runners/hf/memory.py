@@ -1,8 +1,9 @@
-"""Where keys and values live: one tensor, addressed by the block numbers that the core hands out.
+"""The memory for keys and values: one tensor, addressed by the block numbers that the core hands out.
 
 `data[layer, 0]` holds keys and `data[layer, 1]` values, as (block, slot in block, KV head, head dimension).
-Keys are kept after their rotation, so a block means the same wherever its prefix stands. Slots never written
-hold zeros: what attention masks out must still be a number. Who may write where is the core's business.
+Keys are kept after their rotation, so a block means the same wherever its prefix stands. Slots that were
+never written hold zeros, because even values that attention masks out must be numbers. The core decides who
+may write to which block.
 
 Callers: the attention function, block copies, and a tiered store that brings blocks in or takes them out.
 """
@@ -20,7 +21,7 @@ from model_server.core.kv_cache import BlockCopy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvShape:
-    """What one token's keys and values are, in every layer."""
+    """The size of one token's keys and values in every layer."""
 
     num_layers: int
     num_kv_heads: int
@@ -46,7 +47,8 @@ class KvMemory:
         self._slots = self.data.view(shape.num_layers, 2, num_blocks * block_size_tokens, *heads)
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """`slots`: (tokens,), block number times block size plus place in the block.
+        """`slots`: (tokens,): block number times block size, plus the place in the block.
+
         `keys`, `values`: (tokens, head, dim).
         """
         self._slots[layer, 0].index_copy_(0, slots, keys)
@@ -55,14 +57,14 @@ class KvMemory:
     def read(
         self, layer: int, blocks: torch.Tensor, *, into: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of whole blocks, whose numbers `blocks` has in any shape (...):
-        each (..., slot, head, dim).
+        """Keys and values of whole blocks. `blocks` holds their numbers in any shape (...). Both results:
+        (..., slot, head, dim).
 
-        `into`: what `scratch` gave for at least so many blocks. The next read into it takes the place of this
-        one; memory that is used again and again stays in the processor's caches.
+        `into`: a result of `scratch` for at least this many blocks. The next read into it overwrites this
+        one. Memory that is used again and again stays in the processor's caches.
         """
         shape, numbers = (*blocks.shape, *self.data.shape[3:]), blocks.reshape(-1)
-        # Whole blocks are copied at memory's speed this way; by indexing, numbers are copied one by one.
+        # This copies whole blocks at the speed of memory. Indexing would copy the numbers one by one.
         keys, values = (
             torch.index_select(
                 self.data[layer, part], 0, numbers, out=None if into is None else into[part, : len(numbers)]
@@ -72,17 +74,17 @@ class KvMemory:
         return keys, values
 
     def scratch(self, num_blocks: int) -> torch.Tensor:
-        """A place for `read` to copy blocks to."""
+        """Memory into which `read` can copy blocks."""
         return self.data.new_empty((2, num_blocks, *self.data.shape[3:]))
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """Make the copies of a plan, in all layers, in their order."""
+        """Make the copies of a plan in all layers, in their order."""
         for copy in copies:
             source, target, end = copy.source.block_id, copy.target.block_id, copy.num_tokens
             self.data[:, :, target, :end] = self.data[:, :, source, :end]
 
     def load_block(self, block_id: BlockId, content: torch.Tensor) -> None:
-        """Put back what `save_block` gave, of any device and type."""
+        """Restore the result of `save_block`, of any device and type."""
         self.data[:, :, block_id] = content.to(device=self.device, dtype=self.shape.dtype)
 
     def save_block(self, block_id: BlockId) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""A transformers decoder over paged memory: a plan's chunks in, logits out.
+"""A transformers decoder over paged memory: takes the chunks of a plan, and returns logits.
 
-`load` reads a model folder; `PagedModel` computes. It keeps no state of requests: everything it needs of one
-is in the plan and in the memory. Callers: the runner, the prompt engine (as its `Model`), benchmarks.
+`load` reads a model folder; `PagedModel` computes. It keeps no state of requests: the plan and the memory
+contain everything about a request. Callers: the runner, the prompt engine (as its `Model`), benchmarks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DTYPES: tuple[DtypeName, ...] = ("auto", "float32", "bfloat16", "float16")
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto`: the first GPU where there is one. ModelError where the wanted one is not there."""
+    """`auto`: the first GPU if there is one. ModelError: the wanted device does not exist."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
@@ -39,7 +39,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: DtypeName, *, device: torch.device) -> torch.dtype:
-    """`auto`: float32 on CPUs, where halves are slow, and bfloat16 elsewhere."""
+    """`auto`: float32 on CPUs, where half precision is slow, and bfloat16 elsewhere."""
     if name == "auto":
         name = "float32" if device.type == "cpu" else "bfloat16"
     dtype: torch.dtype = getattr(torch, name)
@@ -47,17 +47,17 @@ def choose_dtype(name: DtypeName, *, device: torch.device) -> torch.dtype:
 
 
 def use_threads(count: int) -> None:
-    """How many threads torch may use on the CPU, in the whole process."""
+    """Set how many threads torch may use on the CPU, for the whole process."""
     torch.set_num_threads(count)
 
 
 def load(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
-    """A model folder (config.json and safetensors) as transformers' module, ready to compute;
-    nothing is downloaded.
+    """Load a model folder (config.json and safetensors) as a module of transformers, ready to compute.
+    Nothing is downloaded.
     """
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} holds no model: a folder with config.json and *.safetensors is wanted")
-    transformers_logging.disable_progress_bar()  # a server's log is no terminal
+    transformers_logging.disable_progress_bar()  # a server's log is not a terminal
     try:
         module = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     except (OSError, ValueError) as error:
@@ -70,7 +70,7 @@ def load(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 class PagedModel:
-    """Made around a transformers model, whose attention it replaces."""
+    """Wraps a transformers model and replaces its attention."""
 
     def __init__(
         self, module: Any, *, num_blocks: int, block_size_tokens: int, view_for: ViewFor = no_view
@@ -94,7 +94,7 @@ class PagedModel:
 
     @property
     def max_len_tokens(self) -> int:
-        """The most positions the model was made for."""
+        """The most positions that the model was made for."""
         return int(self.module.config.max_position_embeddings)
 
     def forward(self, plan: StepPlan) -> Sequence[torch.Tensor]:
