@@ -79,6 +79,26 @@ def test_the_sides_turn_around_from_repeat_to_repeat_and_neighbours_share_a_star
     ]
 
 
+def test_at_once_one_start_serves_all_and_both_sides_of_a_repeat_are_neighbours() -> None:
+    args = argparse.Namespace(
+        repeats=2, seed=1, rates=[0.1, 0.3], caches=["on", "off"], clock="cpu", layers=0
+    )
+    args.requests, args.shared_tokens, args.own_tokens, args.answer_tokens = 16, 320, 533, 150
+    [wanted] = turns.at_once(args, "ours")
+    assert [(run["rate"], run["seed"], run["cache"]) for run in wanted] == [
+        (rate, seed, cache) for rate in (0.1, 0.3) for seed in (1, 2) for cache in (True, False)
+    ]
+    before = {name: value for name, value in wanted[0].items() if name != "sides"}  # says nothing: in turns
+    assert not turns.made(before, wanted[0])
+    assert turns.made(before, next(turns.in_turns(args, "ours"))[0])
+    assert turns.made(wanted[0] | {"row": {"TTFT ms": 1.0}}, wanted[0])
+    rows = [run | {"row": {"hits": 0.5, "TTFT ms": 1.0}} for run in (*wanted, before)]
+    columns, lines = figures.table(rows)
+    sides, cache = columns.index("sides"), columns.index("cache")
+    assert {line[sides] for line in lines if line[cache] == "on / off"} == {"at once"}
+    assert {line[sides] for line in lines} == {"at once", "in turns"}
+
+
 def test_repeats_become_means_medians_and_extremes_and_the_ratios_of_each_repeats_own_runs() -> None:
     about = {"engine": "ours", "layers": 30, "requests": 6, "shared": 1, "own": 1, "answered": 1}
     runs = [

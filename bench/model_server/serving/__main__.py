@@ -10,7 +10,9 @@ found.
 vLLM on the CPU, the same SmolLM2 in float32, one thread each, one after the other on the same arrivals.
 `--layers 4` takes the model's first four layers. Times are those of the wall's clock, and nothing else should
 run; `--clock cpu` counts the CPU seconds of the server's processes instead and skips idle time, so that a
-machine with other work on it serves too. `--json FILE` keeps every run and adds to those that the file holds,
+machine with other work on it serves too. A CPU second still computes less beside other programs, so with
+`--at-once` the servers with the cache and without answer the same requests at the same time: what slows one
+slows the other. `--json FILE` keeps every run and adds to those that the file holds,
 so that a run that was cut off goes on with the sides that it lacks; `--repeats 0` tells what it holds: means,
 medians and extremes of the repeats.
 """
@@ -19,11 +21,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +37,7 @@ from bench.model_server.peers.first_layers import first_layers
 from bench.model_server.serving import client, figures, servers, turns
 from bench.model_server.serving.client import Load
 from bench.model_server.serving.clocks import CpuClock, WallClock
-from bench.model_server.serving.servers import ServerPlan
+from bench.model_server.serving.servers import Running, ServerPlan
 from bench.model_server.tables import show, write_json
 from model_server.weights.known import SMOLLM2, find
 from tests.vllm_env.server import BLOCK_TOKENS, MODEL_NAME
@@ -53,6 +59,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--layers", type=int, default=0, help="SmolLM2's first so many layers; 0: all thirty")
     made.add_argument("--model", type=Path, help="a model folder instead of SmolLM2")
+    made.add_argument(
+        "--at-once", action="store_true", help="with the cache and without at the same time, by --clock cpu"
+    )
     for name, default in (
         ("requests", 500),
         ("shared-tokens", 320),
@@ -66,17 +75,20 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     args = parser().parse_args()
+    if args.at_once and args.clock != "cpu":
+        sys.exit("--at-once needs --clock cpu: two servers share the machine")
+    order = turns.at_once if args.at_once else turns.in_turns
     runs: list[dict[str, Any]] = []
     if args.json is not None and args.json.exists():
         runs = json.loads(args.json.read_text())["runs"]
     with tempfile.TemporaryDirectory() as scratch:
         folder = _folder(args, Path(scratch)) if args.repeats else Path()
         for engine in args.engines:
-            for wanted in turns.in_turns(args, engine):
-                lacking = [about for about in wanted if not any(about.items() <= run.items() for run in runs)]
-                for run in _side(args, lacking, folder, Path(scratch)):
-                    runs.append(run)
-                    # Kept at once: a run that is cut off loses one rate of one side.
+            for wanted in order(args, engine):
+                lacking = [about for about in wanted if not any(turns.made(run, about) for run in runs)]
+                for made in _served(args, lacking, folder, Path(scratch)):
+                    runs += made
+                    # Kept at once: a run that is cut off loses one rate of one repeat.
                     write_json(args.json, {"runs": runs})
     show("**Serving** on real servers", *figures.table(runs))
 
@@ -86,13 +98,23 @@ def _folder(args: argparse.Namespace, scratch: Path) -> Path:
     return first_layers(folder, count=args.layers, into=scratch / "model") if args.layers else folder
 
 
-def _side(
+def _served(
     args: argparse.Namespace, wanted: Sequence[dict[str, Any]], folder: Path, scratch: Path
-) -> Iterator[dict[str, Any]]:
-    """One server's start, and each of these runs, which differ in their rates and repeats."""
-    if not wanted:
-        return
-    engine, cache = wanted[0]["engine"], wanted[0]["cache"]
+) -> Iterator[list[dict[str, Any]]]:
+    """Start the servers that these runs need. Neighbours that send the same requests to different servers are
+    made at the same time."""
+    with contextlib.ExitStack() as stack:
+        started = {
+            cache: stack.enter_context(_server(args, wanted[0]["engine"], folder, scratch, cache=cache))
+            for cache in dict.fromkeys(about["cache"] for about in wanted)
+        }
+        for _, alike in groupby(wanted, key=itemgetter("rate", "seed")):
+            yield asyncio.run(_together(args, list(alike), started))
+
+
+def _server(
+    args: argparse.Namespace, engine: str, folder: Path, scratch: Path, *, cache: bool
+) -> AbstractContextManager[Running]:
     longest = args.shared_tokens + args.own_tokens + args.answer_tokens
     plan = ServerPlan(
         folder=folder,
@@ -100,22 +122,30 @@ def _side(
         num_blocks=min(64, args.requests) * -(-longest // BLOCK_TOKENS) + 64,
         max_len_tokens=longest + BLOCK_TOKENS,
     )
-    with servers.running(engine, plan, log=scratch / f"{engine}.log") as server:
-        for about in wanted:
-            load = Load(
-                requests=args.requests,
-                shared_tokens=args.shared_tokens,
-                own_tokens=args.own_tokens,
-                answer_tokens=args.answer_tokens,
-                rate_per_s=about["rate"],
-                seed=about["seed"],
-            )
-            clock = CpuClock(server.pids) if args.clock == "cpu" else WallClock()
-            name = f"rate {about['rate']}"
-            row = asyncio.run(client.serve(server.url, MODEL_NAME, load, name=name, clock=clock)).row()
-            told = f"TTFT {row['TTFT ms']:.0f} ms, hits {row['hits']:.3f}"
-            _say(f"{engine}, cache {'on' if cache else 'off'}, {about['rate']}/s: {told}")
-            yield {**about, "load": os.getloadavg()[0], "row": row}
+    return servers.running(engine, plan, log=scratch / f"{engine}-{'on' if cache else 'off'}.log")
+
+
+async def _together(
+    args: argparse.Namespace, alike: Sequence[dict[str, Any]], started: dict[bool, Running]
+) -> list[dict[str, Any]]:
+    return list(await asyncio.gather(*(_run(args, about, started[about["cache"]]) for about in alike)))
+
+
+async def _run(args: argparse.Namespace, about: dict[str, Any], server: Running) -> dict[str, Any]:
+    load = Load(
+        requests=args.requests,
+        shared_tokens=args.shared_tokens,
+        own_tokens=args.own_tokens,
+        answer_tokens=args.answer_tokens,
+        rate_per_s=about["rate"],
+        seed=about["seed"],
+    )
+    clock = CpuClock(server.pids) if args.clock == "cpu" else WallClock()
+    run = await client.serve(server.url, MODEL_NAME, load, name=f"rate {about['rate']}", clock=clock)
+    row = run.row()
+    told = f"TTFT {row['TTFT ms']:.0f} ms, TPOT {row['TPOT ms']:.0f} ms, hits {row['hits']:.3f}"
+    _say(f"{about['engine']}, cache {'on' if about['cache'] else 'off'}, {about['rate']}/s: {told}")
+    return {**about, "load": os.getloadavg()[0], "row": row}
 
 
 def _say(line: str) -> None:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
+from bench.model_server.serving.turns import IN_TURNS
+
 Line = list[str | float | int]
 
-_ABOUT = ("engine", "layers", "requests", "shared", "own", "answered", "rate", "clock")
+_ABOUT = ("engine", "layers", "requests", "shared", "own", "answered", "rate", "clock", "sides")
 _OF_REPEATS: dict[str, Callable[[Sequence[float]], float]] = {
     "mean": fmean,
     "median": median,
@@ -25,7 +27,8 @@ def table(runs: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Line]]:
         lambda: {True: {}, False: {}}
     )
     for run in runs:
-        sides[tuple(run[name] for name in _ABOUT)][run["cache"]][run["seed"]] = run["row"]
+        side = tuple(run.get(name, IN_TURNS) for name in _ABOUT)
+        sides[side][run["cache"]][run["seed"]] = run["row"]
     names = list(runs[0]["row"]) if runs else []
     lines: list[Line] = []
     for side, by_cache in sorted(sides.items(), key=str):

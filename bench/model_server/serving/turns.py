@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
+
+IN_TURNS, AT_ONCE = "in turns", "at once"
 
 
 def in_turns(args: argparse.Namespace, engine: str) -> Iterator[list[dict[str, Any]]]:
@@ -24,9 +26,25 @@ def in_turns(args: argparse.Namespace, engine: str) -> Iterator[list[dict[str, A
         yield list(group)
 
 
+def at_once(args: argparse.Namespace, engine: str) -> Iterator[list[dict[str, Any]]]:
+    """One start of all servers; neighbours are the runs of the same requests, with the cache and without."""
+    yield [
+        _about(args, engine, cache=name == "on", rate=rate, seed=seed) | {"sides": AT_ONCE}
+        for rate in args.rates
+        for seed in range(args.seed, args.seed + args.repeats)
+        for name in args.caches
+    ]
+
+
+def made(run: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether that run, as a file has it, is the wanted one. Older files do not say `sides`."""
+    return wanted.items() <= ({"sides": IN_TURNS} | dict(run)).items()
+
+
 def _about(args: argparse.Namespace, engine: str, *, cache: bool, rate: float, seed: int) -> dict[str, Any]:
     """What tells a run from others."""
     return {
+        "sides": IN_TURNS,
         "engine": engine,
         "cache": cache,
         "rate": rate,
