@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _Progress:
-    """One line that changes in place on a terminal; elsewhere a line for each step."""
+    """One line that changes in place on a terminal. Elsewhere, one line for each step."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
@@ -133,7 +133,7 @@ def _machine() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after the tables, 1 when an answer was wrong, 130 after a Ctrl-C."""
+    """Exit status: 0 after the tables, 1 if an answer was wrong, 130 after Ctrl-C."""
     args = _parser().parse_args(argv)
     if args.against and not (args.against / "epp").is_dir():
         print(f"{args.against} holds no checkout: there is no epp/ in it", file=sys.stderr)
@@ -143,7 +143,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan = compare_plan() if args.against else quick_plan()
     progress = _Progress()
     machine = _machine()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started must be ended then too
+    # the processes that were started must be ended then, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         results = uvloop.run(_measure(plan, args, progress))
     except BadAnswerError as error:

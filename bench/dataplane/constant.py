@@ -1,10 +1,10 @@
-"""The floor of our own transport: `epp.http2` on its event loop,
-answering ext_proc's messages with constants.
+"""The floor of our own transport: `epp.http2` on its event loop, which answers ext_proc's messages with
+constants.
 
     python -m bench.dataplane.constant unix:/PATH ADDRESS...
 
-It reads no header and no body, and books nothing.
-What a request waits behind it is the machine's, Envoy's and the transport's doing.
+It reads no header and no body, and books nothing. So the time that a request waits behind it comes from the
+machine, from Envoy and from the transport.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Constant(Handler):
 
 
 class _Healthy(Handler):
-    """Envoy's health check."""
+    """Answers Envoy's health check."""
 
     __slots__ = ("_call",)
 
@@ -61,7 +61,7 @@ class _Healthy(Handler):
 
 
 def _forget(*_: object, **__: object) -> None:
-    """The server tells of its peers' faults; nobody listens."""
+    """Ignores the faults of peers that the server reports."""
 
 
 async def _serve(path: str, addresses: Sequence[str]) -> None:

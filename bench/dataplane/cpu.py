@@ -1,8 +1,8 @@
-"""CPU time of another process, all its threads, the ended ones too:
-what utime + stime of /proc/PID/stat say, in nanoseconds.
+"""The CPU time of another process, with all its threads, also the ended ones: utime + stime of
+/proc/PID/stat, but in nanoseconds.
 
-/proc counts in ticks of 10 ms, which is several requests;
-the kernel's CPU clock of a process counts the same time exactly.
+/proc counts in ticks of 10 ms, which is several requests. The kernel's CPU clock of a process counts the same
+time exactly.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ _CPU_CLOCK = 2
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds of CPU that the process has used so far. OSError when it is gone."""
+    """Seconds of CPU that the process has used so far. OSError: the process is gone."""
     return time.clock_gettime((~pid << 3) | _CPU_CLOCK)
 
 
 class CpuMeter:
-    """CPU of several named processes since the last `lap`."""
+    """The CPU time of several named processes since the last `lap`."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._pids = dict(pids)
         self._last = self._read()
 
     def lap(self) -> dict[str, float]:
-        """Seconds each process used since the last lap, or since the start."""
+        """Seconds that each process used since the last lap, or since the start."""
         before, self._last = self._last, self._read()
         return {name: self._last[name] - before[name] for name in before}
 

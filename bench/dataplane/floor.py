@@ -2,14 +2,14 @@
 
     python -m bench.dataplane.floor [--tuned] unix:/PATH ADDRESS...
 
-What any picker in Python on grpc.aio must cost: the same loop (uvloop), the same messages in the same order,
-on streams that are held until the HTTP request ends. It rotates through ADDRESS... as an answer. Bodies of
-FULL_DUPLEX_STREAMED are echoed as they came: the bytes inside a body message are the same in both directions,
-only what surrounds them differs.
+This is what any picker in Python on grpc.aio must cost at least: the same loop (uvloop), and the same
+messages in the same order, on streams that are held until the HTTP request ends. Its answers name ADDRESS...
+in turn. Bodies of FULL_DUPLEX_STREAMED are echoed unchanged: the bytes inside a body message are the same in
+both directions, only the fields around them differ.
 
-It runs on the defaults of gRPC, allocator and collector. `--tuned`: on the picker's own settings of the last
-two; those of gRPC are in the environment, which whoever starts it sets. The distance between the two is what
-the settings are worth alone.
+It runs on the defaults of gRPC, allocator and collector. With `--tuned` it uses the picker's own settings of
+allocator and collector. The settings of gRPC are in the environment, which the caller sets. The difference
+between the two shows what the settings alone are worth.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ async def _duplex(context: Any, picked: bytes) -> None:
 
 
 def _echo(data: bytes) -> tuple[bytes, bool]:
-    """The answer to a body message, and whether it was the last of its body."""
+    """The answer to a body message, and whether this message was the last of its body."""
     size, start = _varint(data, 1)
     body = data[start : start + size]
-    # response (1) > body_mutation (3) > streamed_response (3), each with the length of what is inside it.
+    # response (1) > body_mutation (3) > streamed_response (3), each with the length of its content.
     streamed = b"\x1a" + _length(len(body))
     mutation = b"\x1a" + _length(len(streamed) + len(body))
     common = b"\x0a" + _length(len(mutation) + len(streamed) + len(body))

@@ -1,8 +1,8 @@
-"""The client: raw HTTP/1.1 on kept connections, a fixed number of requests in flight,
-and prompts made beforehand.
+"""The client: raw HTTP/1.1 on kept connections, a fixed number of requests in flight, and prompts made
+beforehand.
 
-It measures the time from writing a request to the first byte of its answer's body,
-and fails on any answer but 200.
+It measures the time from writing a request to the first byte of its answer's body. It fails on any answer but
+200.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ PromptKind = Literal["cold", "warm"]
 
 _NONCE_CHARS: Final = 16
 _FAMILIES: Final = 8
-"""Prefixes that warm prompts share; each request is one of them with an end of its own."""
+"""The number of prefixes that warm prompts share. Each request has one of these prefixes and its own end."""
 _ANSWER_TIMEOUT_S: Final = 60.0
 _SYSTEM: Final = "You are a careful assistant. "
 
 
 class BadAnswerError(Exception):
-    """An answer that was not 200, or none: the figures would be of something else."""
+    """An answer was not 200, or did not come. The figures would then be worthless."""
 
 
 class Prompts:
-    """Chat requests whose bodies are `size_bytes` long; `cold`: all differ from their first bytes on;
-    `warm`: at the end."""
+    """Chat requests whose bodies are `size_bytes` long. `cold`: all of them differ from their first bytes on.
+    `warm`: they differ at the end.
+    """
 
     def __init__(self, *, size_bytes: int, chunks: int, kind: PromptKind, seed: int) -> None:
         rng = random.Random(seed)
@@ -64,8 +65,9 @@ class Prompts:
 
 
 def _text(size_bytes: int, rng: random.Random) -> bytes:
-    """Words as they stand in a JSON string:
-    some line ends and quotes, which are escaped, and letters beyond ASCII."""
+    """Words as they stand in a JSON string: with some line ends and quotes, which are escaped, and letters
+    beyond ASCII.
+    """
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(2000)]
     words += ["naïve", "Zürich", '\\"so\\"', "end.\\n"] * 30
     parts, have = [], 0
@@ -79,7 +81,7 @@ def _text(size_bytes: int, rng: random.Random) -> bytes:
 
 
 class Connection(asyncio.Protocol):
-    """One request at a time."""
+    """One connection, which carries one request at a time."""
 
     def __init__(self) -> None:
         self._waiting: asyncio.Future[float] | None = None
@@ -91,7 +93,8 @@ class Connection(asyncio.Protocol):
         self._first_byte_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's own class, which is no subclass
+        # uvloop's own class, which is not a subclass of asyncio's
+        self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(f"the connection was closed: {exc}")
@@ -100,7 +103,9 @@ class Connection(asyncio.Protocol):
         self._transport.close()
 
     async def request(self, parts: Sequence[bytes]) -> float:
-        """Send one; back when its whole answer is here, with the seconds to the first byte of the body."""
+        """Send one request. Returns when the whole answer has come: the seconds to the first byte of the
+        body.
+        """
         waiting: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._waiting = waiting
         self._head, self._in_body, self._left, self._tail = b"", False, None, b""
@@ -134,7 +139,7 @@ class Connection(asyncio.Protocol):
             self._tail = (self._tail + data[-5:])[-5:]
             over = self._tail == b"0\r\n\r\n"
         if over and self._waiting is not None:
-            if not self._waiting.done():  # it is, once the run was called off
+            if not self._waiting.done():  # the future is done if the run was cancelled
                 self._waiting.set_result(self._first_byte_s)
             self._waiting = None
 
@@ -146,7 +151,7 @@ class Connection(asyncio.Protocol):
 
 @dataclass(slots=True)
 class Burst:
-    """What came of one turn of a variant."""
+    """The results of one turn of a variant."""
 
     seconds: float = 0.0
     first_bytes_s: list[float] = field(default_factory=list)
@@ -166,8 +171,9 @@ class Client:
     async def burst(
         self, prompts: Prompts, *, in_flight: int, seconds: float, spread_s: float = 0.0
     ) -> Burst:
-        """`in_flight` requests at any time, the first ones over `spread_s`; none begins after `seconds`.
-        At least one each."""
+        """Keep `in_flight` requests open. The first ones start over `spread_s`. No request begins after
+        `seconds`. Every connection sends at least one request.
+        """
         await self._connect(in_flight)
         result = Burst()
         started = time.perf_counter()
@@ -186,12 +192,14 @@ class Client:
         return result
 
     async def one(self, prompts: Prompts) -> float:
-        """A single request with nothing beside it; seconds to the first byte of its answer."""
+        """A single request with nothing beside it. Returns the seconds to the first byte of its answer."""
         await self._connect(1)
         return await self._connections[0].request(prompts.next())
 
     def close(self) -> None:
-        """End the connections: each variant opens its own for its turn, for servers close idle ones."""
+        """Close the connections. Each variant opens new connections for its turn, because servers close idle
+        ones.
+        """
         for connection in self._connections:
             connection.close()
         self._connections.clear()

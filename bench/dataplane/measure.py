@@ -1,7 +1,7 @@
 """Takes turns: in each round every variant serves the same load for a moment, in an order drawn anew.
 
-A cell is one size of prompt and of answer. What a process uses with no request at all (scrapes,
-health checks) is measured first and taken off, so that a slow cell does not look dear.
+A cell is one size of prompt and of answer. The CPU that a process uses without any request (scrapes, health
+checks) is measured first and subtracted, so that a slow cell does not look expensive.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from bench.dataplane.rig import VARIANTS, Process, Rig, Variant, VariantName
 
 _WARM_UP_S: Final = 0.15
 _SPREAD_S: Final = 0.4
-"""Streamed answers begin over this time rather than all at once."""
+"""Streamed answers begin spread over this time, not all at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One load: what is asked, and by which ways it is sent."""
+    """One load: the requests, and the variants that they are sent through."""
 
     table: str
     prompt_kb: int
@@ -36,12 +36,12 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one variant did in one round."""
+    """The results of one variant in one round."""
 
     requests: int
     seconds: float
     cpu_s: Mapping[str, float]
-    """Of each process, what it uses without requests taken off."""
+    """CPU seconds of each process, without what it uses when there are no requests."""
     first_bytes_s: Sequence[float]
 
     def each_ms(self, process: Process) -> float:
@@ -53,9 +53,9 @@ class Turn:
 class CellResult:
     cell: Cell
     turns: dict[VariantName, list[Turn]] = field(default_factory=dict)
-    """By variant, one a round."""
+    """The turns of each variant, one for each round."""
     messages: dict[VariantName, float] = field(default_factory=dict)
-    """ext_proc messages that Envoy sent for each request."""
+    """The number of ext_proc messages that Envoy sent for each request, by variant."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class Results:
     alone: dict[int, dict[VariantName, list[float]]] = field(default_factory=dict)
     """Seconds to the first byte with one request in flight, by size of prompt and variant."""
     idle_cores: dict[int, dict[str, float]] = field(default_factory=dict)
-    """Share of a core that each process uses without requests, by number of endpoints."""
+    """The share of a core that each process uses without requests, by number of endpoints."""
 
 
 Report = Callable[[str], None]
@@ -103,7 +103,9 @@ class Bench:
         self.results.cells.append(result)
 
     async def alone(self, prompt_kb: int, variants: Sequence[VariantName], *, requests: int) -> None:
-        """One request at a time, the variants in turn: what each adds when nothing waits for anything."""
+        """One request at a time, with the variants in turn. This shows what each variant adds when no request
+        waits for another.
+        """
         await self._use_endpoints(4)
         self._report(f"{prompt_kb} KB prompts one at a time")
         cell = Cell("alone", prompt_kb, 1, tuple(variants))
@@ -130,7 +132,7 @@ class Bench:
             spread_s=_SPREAD_S if cell.chunks > 1 else 0.0,
         )
         client.close()
-        # The ends of streams reach the pickers a moment after the last answer: they belong to these requests.
+        # The ends of streams reach the pickers a moment after the last answer, and belong to these requests.
         await asyncio.sleep(0.03)
         idle = self.results.idle_cores[cell.endpoints]
         used = self._meter.lap()
@@ -143,7 +145,7 @@ class Bench:
         )
 
     async def _use_endpoints(self, count: int) -> None:
-        """Let everything know `count` model servers, and learn what that costs without requests."""
+        """Let all processes know `count` model servers, and measure what that costs without requests."""
         if count == self._endpoints:
             return
         self._endpoints = count

@@ -1,14 +1,15 @@
-"""A picker with too much to do, behind a real Envoy:
-how long requests wait for it, and how many it still reads.
+"""A picker with too much work, behind a real Envoy: how long requests wait for it, and how many it still
+reads.
 
     python -m bench.dataplane.overload [--load 2] [--seconds 8] [--core 0.25] [--slow evenly,quota] [--of
     constant,http2,grpcio]
 
-The picker is held to a part of a core (bench/dataplane/slowing.py), which takes root. First its capacity is
-found: requests a second with as many in flight as keep it busy, all of them read. Then `load` times as many
-come at an even rate, whether answered or not. Times are those to the first byte of the answer, with Envoy and
-the model server in them. `constant` is the floor: a server in the picker's place that answers with constants.
-Last come as many requests as the picker can carry, to see that it is back.
+The picker is limited to a part of a core (bench/dataplane/slowing.py), which needs root. First the bench
+finds the picker's capacity: requests a second with as many in flight as keep it busy, all of them read. Then
+it sends `load` times as many requests at an even rate, whether earlier ones are answered or not. Times are
+those to the first byte of the answer, including Envoy and the model server. `constant` is the floor: instead
+of the picker, a server that answers with constants. At the end the bench sends as many requests as the picker
+can handle, to see that it has recovered.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from tests.harness.processes import ManagedProcess, connects, managed_process
 _ENDPOINTS: Final = 4
 _CONNECTIONS: Final = 400
 _MOST: Final = 1000
-"""Requests a second; with more, the client and Envoy are what is slow."""
+"""The most requests a second. With more, the client and Envoy are the slow parts."""
 _LATE_S: Final = 0.1
 SLOWED: Final = {"evenly": evenly, "quota": by_quota}
 
@@ -88,7 +89,7 @@ class Trial:
     read: float
     passed_by: int
     afterwards: float
-    """Of the requests within the picker's capacity that came afterwards, the share that was read."""
+    """Of the requests that came afterwards, within the picker's capacity, the share that was read."""
 
     def text(self, *, seconds: float) -> str:
         cuts = statistics.quantiles(self.took_s, n=100)
@@ -101,7 +102,7 @@ class Trial:
 
 
 async def _trial(config: Config, envoy: EnvoyProcess, args: argparse.Namespace, *, counted: bool) -> Trial:
-    """counted: the server has metrics that say what was not read."""
+    """counted: the server has metrics that tell how many requests were not read."""
     port = int(config.envoy.listen.rpartition(":")[2])
     prompts = Prompts(size_bytes=int(args.kb * 1000), chunks=1, kind="cold", seed=1)
     client = Client(port)
@@ -139,7 +140,7 @@ async def _bypassed(envoy: EnvoyProcess) -> int:
 async def _running(
     name: str, config: Config, addresses: Sequence[Address], *, directory: Path
 ) -> AsyncIterator[ManagedProcess]:
-    """`epp serve`, or the floor in its place."""
+    """`epp serve`, or the floor instead of it."""
     path = Path(config.listen.address.removeprefix("unix:"))
     path.unlink(missing_ok=True)
     if name != "constant":
@@ -164,7 +165,7 @@ async def _behind_envoy(name: str, slow: str, args: argparse.Namespace) -> Trial
             config = written_config(own, addresses, share=0.0, transport=transport)
             if name == "constant":
                 async with _running("http2", config, addresses, directory=own):
-                    pass  # It leaves the files that Envoy reads.
+                    pass  # The picker leaves behind the files that Envoy reads.
             async with (
                 _running(name, config, addresses, directory=own) as server,
                 running_envoy(config, directory=directory) as envoy,

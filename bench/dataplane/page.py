@@ -1,4 +1,4 @@
-"""The page `docs/bench-dataplane.md`: the tables of one run between the words that explain them."""
+"""The page `docs/bench-dataplane.md`: the tables of one run, with the text that explains them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def page(*, machine: str, tables: str) -> str:
 
 
 def _wrapped(line: str) -> str:
-    """A target of many words takes two lines; a row of a table never does."""
+    """Wraps a target of many words into two lines. A row of a table is never wrapped."""
     if len(line) <= _COLUMNS or line.startswith("|"):
         return line
     indent = "  " if line.startswith("- ") else ""

@@ -1,4 +1,4 @@
-"""Which loads are measured, and how often: the full run of some seven minutes and the quick one."""
+"""Which loads are measured, and how often: the full run of some seven minutes, and the quick run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from bench.dataplane.measure import Cell
 from bench.dataplane.rig import VariantName
 
 _IN_FLIGHT: Final = {1: 4, 100: 16, 1000: 32}
-"""Long answers overlap, or a turn would hold a handful of requests."""
+"""The number of requests in flight, by the number of chunks. Long answers overlap, because otherwise a turn
+would contain only a handful of requests.
+"""
 
 COLD: Final = "Cold: every prompt differs, 4 endpoints"
 WARM: Final = "Warm: 8 prompts that differ at the end, 4 endpoints"
@@ -65,13 +67,13 @@ def quick_plan() -> Plan:
 
 
 def tracing_plan() -> Plan:
-    """What spans cost, and nothing else."""
+    """Only the cost of spans."""
     cells = (_cell(TRACED, 1, 1, _TRACED),)
     return Plan(cells, alone_kb=(), alone_requests=0, rounds=20, turn_s=0.5)
 
 
 def compare_plan() -> Plan:
-    """Two pickers side by side and nothing else."""
+    """Only two pickers side by side."""
     cells = [_cell(COLD, kb, 1, ("floor", "other", "ours")) for kb in (1, 40, 400)]
     return Plan(tuple(cells), alone_kb=(), alone_requests=0, rounds=15, turn_s=0.5)
 

@@ -1,7 +1,7 @@
-"""Turns what was measured into tables for people and a document for programs.
+"""Turns measurements into tables for people and a document for programs.
 
-Every figure is the median over rounds, ratios are those of the same round,
-and what stands behind ± is half the distance between the quartiles. Pure functions of the results.
+Every figure is the median over rounds. Ratios are taken within a round. The number after ± is half the
+distance between the quartiles. Pure functions of the results.
 """
 
 from __future__ import annotations
@@ -14,22 +14,26 @@ from bench.dataplane.measure import CellResult, Results, Turn
 from bench.dataplane.rig import VARIANTS, Process, Variant, VariantName
 
 TARGETS: Final = {(1, 1): 0.75, (1, 100): 0.7, (1, 1000): 0.7, (400, 1): 1.0}
-"""Most that our picker may cost, as a multiple of the floor,
-by size of prompt in KB and chunks of the answer."""
+"""The most that our picker may cost, as a multiple of the floor, by size of prompt in KB and chunks of the
+answer.
+"""
 
 TARGET_CHUNK_US: Final = 25.0
-"""Most that a chunk may cost it in full duplex."""
+"""The most microseconds that a chunk may cost our picker in full duplex."""
 
 TARGET_ADDED_MS: Final = 1.0
-"""Most time to the first byte that the way through Envoy and our picker adds at 1 KB,
-one request at a time."""
+"""The most milliseconds to the first byte that Envoy and our picker may add at 1 KB, one request
+at a time.
+"""
 
 _HEADER: Final = (
     "prompt", "chunks", "way", "picker ms", "x floor", "Envoy ms", "messages", "TTFT p50", "p99", "added p50", "p99",
 )  # fmt: skip
 
 TARGET_ENDPOINTS: Final = 1.3
-"""Most that a request of 1 KB may cost it with 1,000 endpoints, as a multiple of what it costs with 4."""
+"""The most that a request of 1 KB may cost our picker with 1,000 endpoints, as a multiple of its
+cost with 4.
+"""
 
 Row = Sequence[str]
 
@@ -128,7 +132,7 @@ def _alone_rows(prompt_kb: int, took: dict[VariantName, list[float]]) -> Iterabl
 
 
 def _verdicts(results: Results) -> list[str]:
-    """Each target, and whether it was met in this run."""
+    """Each target, and whether this run met it."""
     told = []
     for result in results.cells:
         cell = result.cell
@@ -147,7 +151,7 @@ def _word(value: float, target: float) -> str:
 
 
 def _endpoints(results: Results) -> Iterable[str]:
-    """What a long list of endpoints costs a request."""
+    """How much a request costs with many endpoints."""
     for result in results.cells:
         cell = result.cell
         if {"few", "ours"} <= result.turns.keys():
@@ -158,7 +162,7 @@ def _endpoints(results: Results) -> Iterable[str]:
 
 
 def _duplex(results: Results) -> Iterable[str]:
-    """What one more chunk costs in full duplex."""
+    """How much one more chunk costs in full duplex."""
     cells = [r for r in results.cells if "ours-duplex" in r.turns and r.cell.prompt_kb == 1]
     if len(cells) < 2:
         return
@@ -183,7 +187,7 @@ def _added(results: Results) -> Iterable[str]:
 
 
 def _growth(results: Results) -> Iterable[str]:
-    """Whether the picker's own work, beyond the floor's, grows with the length of the answer."""
+    """Whether the picker's own work, in excess of the floor's, grows with the length of the answer."""
     plain = [r for r in results.cells if {"ours", "floor"} <= r.turns.keys()]
     for key in dict.fromkeys((r.cell.table, r.cell.prompt_kb) for r in plain):
         same = [r for r in plain if (r.cell.table, r.cell.prompt_kb) == key]
@@ -215,7 +219,9 @@ def _over_floor_ms(result: CellResult) -> float:
 
 
 def _ratios(result: CellResult, variant: Variant) -> list[float]:
-    """Cost over the floor's, round by round; full duplex against its own floor."""
+    """The cost divided by the cost of the floor, round by round. Full duplex is compared with a floor of its
+    own.
+    """
     floor = result.turns.get("floor-duplex" if variant.duplex else "floor")
     if floor is None or variant.picker in (None, "floor"):
         return []
@@ -251,7 +257,7 @@ def _percentile(values: Sequence[float], share: float) -> float:
 
 
 def _markdown(header: Row, rows: Iterable[Row]) -> str:
-    """Aligned, so that it reads as well on a terminal."""
+    """Aligned, so that the table can be read on a terminal, too."""
     lines = [header, *rows]
     widths = [max(len(line[n]) for line in lines) for n in range(len(header))]
     pad: Callable[[Row], str] = lambda line: (  # noqa: E731 - two uses, three lines

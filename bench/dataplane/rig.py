@@ -1,7 +1,7 @@
-"""Starts what is measured: model servers, pickers, the floor,
-and one Envoy with a listener for each way through it.
+"""Starts the processes to measure: model servers, pickers, the floor, and one Envoy with a listener for each
+variant.
 
-One Envoy process for all variants: the same binary, settings and memory, so that only the filter differs.
+All variants share one Envoy process, and so its binary, settings and memory. Only the filter differs.
 """
 
 from __future__ import annotations
@@ -61,11 +61,13 @@ VariantName = Literal[
 ]
 
 _SHARES: Final[Mapping[str, float]] = {"tracing-1": 0.01, "tracing-100": 1.0}
-"""Of the picks that are traced."""
+"""The share of the picks that are traced."""
 _FLOORS: Final[tuple[Process, ...]] = ("floor", "floor-tuned")
 MAX_ENDPOINTS: Final = 1000
 _MOST_OF_OTHERS: Final = 100
-"""Most model servers that the pickers other than ours know: their scrapes of more would take a core."""
+"""The most model servers that the pickers other than ours know. Their scrapes of more servers would take a
+whole core.
+"""
 _FEW: Final = 4
 _FULL_DUPLEX: Final = {
     "request_body_mode": "FULL_DUPLEX_STREAMED",
@@ -82,7 +84,7 @@ class Variant:
     name: VariantName
     label: str
     picker: Process | None = None
-    """Which process answers Envoy's ext_proc messages; None: there is no ext_proc."""
+    """The process that answers Envoy's ext_proc messages. None: there is no ext_proc."""
     duplex: bool = False
 
 
@@ -111,7 +113,7 @@ VARIANTS: Final = {
 
 @dataclass(slots=True)
 class Rig:
-    """Everything, running. `ports` says where each variant is reached."""
+    """All running processes. `ports` has the port of each variant."""
 
     envoy: EnvoyProcess
     pids: dict[Process, int]
@@ -120,7 +122,7 @@ class Rig:
     _addresses: Sequence[Address]
 
     async def set_endpoints(self, count: int) -> None:
-        """How many model servers our picker and Envoy know. Some other pickers know fewer."""
+        """Set how many model servers our picker and Envoy know. Some other pickers know fewer."""
         listed = self._addresses[:count]
         for name, config in self._configs.items():
             most = {"ours": count, "few": _FEW}.get(name, _MOST_OF_OTHERS)
@@ -128,11 +130,11 @@ class Rig:
         await self.envoy.wait_endpoints({str(a) for a in listed})
 
     async def messages(self, variant: Variant) -> int:
-        """ext_proc messages that Envoy has sent for this variant so far."""
+        """The number of ext_proc messages that Envoy has sent for this variant so far."""
         return await self.envoy.stat(f"http.{variant.name}.ext_proc.stream_msgs_sent")
 
     async def bypassed(self) -> int:
-        """Requests that went on without their picker; more than none makes the figures worthless."""
+        """The number of requests that bypassed their picker. If there is any, the figures are worthless."""
         stats = await self.envoy.stats("http.")
         return sum(value for name, value in stats.items() if name.endswith("ext_proc.failure_mode_allowed"))
 
@@ -146,11 +148,12 @@ async def running_rig(
     compiled: Path | None = None,
     profile: Path | None = None,
 ) -> AsyncIterator[Rig]:
-    """`other`: a second checkout whose picker takes part as a variant; `compiled`: the folder of this
-    checkout's compiled package (`tests.compiled_env`), which then takes part; `profile`: cProfile of ours
-    goes to this file."""
+    """`other`: a second checkout, whose picker takes part as a variant. `compiled`: the folder of this
+    checkout's compiled package (`tests.compiled_env`), which then takes part. `profile`: the file for
+    cProfile's output of our picker.
+    """
     port = free_port()
-    # All of 127/8 is this machine, so that one port does for all of them.
+    # All addresses of 127/8 are on this machine, so one port is enough for all of them.
     addresses = [Address(f"127.0.{n // 250}.{n % 250 + 1}", port) for n in range(MAX_ENDPOINTS)]
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(
@@ -212,7 +215,7 @@ async def _start(
     profile: Path | None,
     collector: int,
 ) -> dict[Process, Path]:
-    """Start pickers and floors; where each listens. collector: the port of who takes spans."""
+    """Start pickers and floors. Returns where each listens. collector: the port that accepts spans."""
     envs = {name: _traced(share, collector=collector) for name, share in _SHARES.items()}
     if compiled is not None:
         envs["compiled"] = variables(compiled)
@@ -240,7 +243,7 @@ async def _start(
 def _written_pickers(
     directory: Path, addresses: Sequence[Address], *, other: Path | None, compiled: bool
 ) -> dict[Process, Config]:
-    """The configuration of each picker that takes part."""
+    """Write the configuration of each picker that takes part."""
 
     def written(name: Process, *, share: float = 0.0, **more: Any) -> Config:
         return written_config(directory / name, addresses, share=share, **more)
@@ -262,7 +265,7 @@ def _written_pickers(
 
 
 def _traced(share: float, *, collector: int) -> Mapping[str, str]:
-    """Spans go over HTTP to a model server, which takes and forgets them as a collector would."""
+    """Spans go over HTTP to a model server, which accepts and forgets them as a collector would."""
     return {
         "OTEL_TRACES_SAMPLER": "traceidratio",
         "OTEL_TRACES_SAMPLER_ARG": str(share),
@@ -289,14 +292,14 @@ def written_config(
         log={"level": "warning"},
         tracing=tracing,
     )
-    # At one pace with and without requests, so that what scrapes cost can be taken off.
+    # The scrapes have the same interval with and without requests, so that their cost can be subtracted.
     write_policy(config, {"sampling": {"share": share}, "scrape": {"idleIntervalSeconds": 1}})
     _write_endpoints(Path(config.endpoints_file), addresses)
     return config
 
 
 def _forget_transport(path: Path) -> None:
-    """A checkout of before knows none."""
+    """An older checkout has no setting for the transport."""
     document = yaml.safe_load(path.read_text())
     del document["listen"]["transport"], document["tracing"]
     path.write_text(yaml.safe_dump(document))
@@ -322,7 +325,7 @@ async def running_picker(
     profile: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[ManagedProcess]:
-    """`epp serve`, of this checkout or another one."""
+    """`epp serve`, of this checkout or of another one."""
     profiler: list[str | Path] = ["-m", "cProfile", "-o", profile] if profile else []
     args: list[str | Path] = [
         sys.executable,
@@ -358,7 +361,7 @@ def _document(
     ports: dict[VariantName, int],
     sockets: dict[Process, Path],
 ) -> dict[str, Any]:
-    """Our own bootstrap with one listener for each variant, and a picker cluster for each picker."""
+    """Our own bootstrap, with one listener for each variant and a picker cluster for each picker."""
     document = bootstrap_document(config)
     resources = document["static_resources"]
     original = copy.deepcopy(cluster(document, "picker"))
@@ -379,7 +382,7 @@ def _document(
             settings = manager["http_filters"][0]["typed_config"]
             picker = "picker" if variant.picker == "ours" else variant.picker
             settings["grpc_service"]["envoy_grpc"]["cluster_name"] = picker
-            # A slow turn must be slow, not be counted as a picker that went away.
+            # A slow turn must show as slow, and must not count as a picker that went away.
             settings["message_timeout"] = "20s"
             if variant.duplex:
                 settings["processing_mode"].update(_FULL_DUPLEX)
@@ -394,5 +397,5 @@ def _picker_cluster(original: dict[str, Any], *, name: str, path: Path) -> dict[
     endpoint = made["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
     endpoint["address"] = {"pipe": {"path": str(path)}}
     if name.startswith("floor"):
-        del made["health_checks"]  # it answers nothing but ext_proc
+        del made["health_checks"]  # this server answers nothing but ext_proc
     return made

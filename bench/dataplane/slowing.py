@@ -1,10 +1,10 @@
-"""Two ways to make a process slow, both for root.
+"""Two ways to make a process slow. Both need root.
 
 `evenly`: a competitor of higher priority on the same core takes all but a share of each millisecond, so that
 the process runs as on a slower machine. `by_quota`: a cgroup's quota, as a pod's CPU limit. The kernel looks
-at quotas at its timer ticks: with 250 of them a second, an eighth of a core in periods of 10 ms comes as 4 ms
-of running and up to 44 ms of standing still. Nothing in the process can answer meanwhile, so a quota shows
-the kernel's pauses beside the process's own.
+at quotas at its timer ticks. With 250 ticks a second, an eighth of a core in periods of 10 ms becomes 4 ms of
+running and up to 44 ms of standing still. Nothing in the process can answer during this pause, so a quota
+shows the kernel's pauses in addition to the process's own.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _FIRST_NICE: Final = -20
 
 
 def apart() -> None:
-    """Run this process, and all that it starts, ahead of others and off the last core:
-    a busy machine then changes little."""
+    """Run this process and its children with a higher priority than others, and off the last core. A busy
+    machine then changes the result little.
+    """
     cpus = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus - {max(cpus)})
     os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
@@ -33,12 +34,12 @@ def apart() -> None:
 
 @contextlib.contextmanager
 def evenly(core: float, pid: int) -> Iterator[None]:
-    """Pin a process to the last core, and leave it this share of each millisecond there,
-    ahead of nearly all else.
+    """Pin a process to the last core, and leave it this share of each millisecond there, with a higher
+    priority than nearly all other processes.
 
-    It stays so until it ends. It is no real-time process: the kernel takes 50 ms of each second from a core's
-    real-time processes (`kernel.sched_rt_runtime_us`) where they would use all of it, in one piece. The
-    competitor alone stays below that.
+    This lasts until the process ends. The process is not a real-time process: if real-time processes used all
+    of a core, the kernel would take 50 ms of each second from them in one piece
+    (`kernel.sched_rt_runtime_us`). The competitor alone stays below that.
     """
     cpu = (os.cpu_count() or 1) - 1
     _run(pid, cpu, os.SCHED_OTHER, priority=0)
@@ -53,7 +54,7 @@ def evenly(core: float, pid: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def by_quota(core: float, pid: int) -> Iterator[None]:
-    """Let a process use so much of a core in every 10 ms."""
+    """Let a process use this share of a core in every 10 ms."""
     quota_us, old = int(core * _QUOTA_PERIOD_US), Path("/sys/fs/cgroup/cpu").is_dir()
     group = _own_group(old=old) / f"picker-{pid}"
     group.mkdir()
@@ -75,7 +76,7 @@ def by_quota(core: float, pid: int) -> Iterator[None]:
 
 
 def _own_group(*, old: bool) -> Path:
-    """The cgroup that this process is in; old: of the first version."""
+    """The cgroup of this process. old: a cgroup of the first version."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if ("cpu" in controllers.split(",")) if old else not controllers:
@@ -84,7 +85,7 @@ def _own_group(*, old: bool) -> Path:
 
 
 def _run(pid: int, cpu: int, policy: int, *, priority: int) -> None:
-    """All threads of a process, on this core."""
+    """Run all threads of a process on this core."""
     for thread in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread.name), {cpu})
@@ -92,8 +93,10 @@ def _run(pid: int, cpu: int, policy: int, *, priority: int) -> None:
 
 
 def _ahead(pid: int) -> None:
-    """Before all that are not real-time.
-    The kernel may compare sessions first, then the processes in each."""
+    """Give the process a higher priority than all processes that are not real-time.
+
+    The kernel may compare sessions first, and then the processes in each session.
+    """
     for thread in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(ProcessLookupError):
             os.setpriority(os.PRIO_PROCESS, int(thread.name), _FIRST_NICE)
@@ -103,7 +106,7 @@ def _ahead(pid: int) -> None:
 
 
 def _compete(cpu: int, left: float) -> None:
-    """The competitor: for ever."""
+    """The competitor. It runs for ever."""
     os.sched_setaffinity(0, {cpu})
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(2))
     clock = time.perf_counter

@@ -1,4 +1,6 @@
-"""The bench's own parts: what it sends is what it says, and the floor answers as a picker would."""
+"""The parts of the bench itself: it sends what it says that it sends, and the floor answers as a picker
+would.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def test_prompts_are_valid_json_of_the_size_they_declare(kind: PromptKind, size_
 def test_cold_prompts_differ_from_the_start_and_warm_ones_at_the_end() -> None:
     def shared(kind: PromptKind) -> int:
         prompts = Prompts(size_bytes=4096, chunks=1, kind=kind, seed=1)
-        made = [b"".join(prompts.next()) for _ in range(9)]  # the ninth is of the first one's family
+        # the ninth request belongs to the family of the first
+        made = [b"".join(prompts.next()) for _ in range(9)]
         pairs = zip(made[0], made[8], strict=True)
         return next(place for place, (one, other) in enumerate(pairs) if one != other)
 
@@ -74,7 +77,8 @@ def test_ratios_are_of_the_same_round() -> None:
     cell = Cell("loads", 1, 1, ("floor", "ours"))
     result = CellResult(
         cell,
-        # The machine was ten times slower in the second round; the picker cost twice the floor in each.
+        # The machine was ten times slower in the second round. The picker cost twice the floor in both
+        # rounds.
         turns={
             "floor": [turn(0, 0.01), turn(0, 0.10), turn(0, 0.01)],
             "ours": [turn(0.02, 0), turn(0.2, 0), turn(0.02, 0)],

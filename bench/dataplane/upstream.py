@@ -1,11 +1,11 @@
-"""Model servers that cost almost nothing:
-canned answers on many addresses, from one process that computes nothing.
+"""Model servers that cost almost nothing: fixed answers on many addresses, from one process that computes
+nothing.
 
     python -m bench.dataplane.upstream ADDRESS...
 
 `x-chunks: N` in the request asks for an answer of N server-sent events, one each tick of `TICK_S`, the first
-at once with the headers; without it, or with 1, the answer is one JSON object. `GET /metrics` gives a small
-page of vLLM's names.
+at once with the headers. Without this header, or with 1, the answer is one JSON object. `GET /metrics`
+returns a small page with vLLM's names.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _PAGE: Final = _whole(b"text/plain", _METRICS)
 
 
 class Pacer:
-    """Writes one event to each answer in progress at every tick."""
+    """Writes one event to each unfinished answer at every tick."""
 
     def __init__(self) -> None:
         self._left: dict[asyncio.Transport, int] = {}
@@ -86,7 +86,7 @@ class Pacer:
 
 
 class _Connection(asyncio.Protocol):
-    """One request after the other; bodies are counted and thrown away."""
+    """Handles one request after the other. Bodies are counted and thrown away."""
 
     def __init__(self, pacer: Pacer) -> None:
         self._pacer = pacer
@@ -94,10 +94,11 @@ class _Connection(asyncio.Protocol):
         self._chunks = 0
         self._body_left = 0
         self._tail: bytes | None = None
-        """End of a body that came without its length; None: it has one."""
+        """The end of a body that came without a length. None: the body has a length."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's own class, which is no subclass
+        # uvloop's own class, which is not a subclass of asyncio's
+        self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._pacer.forget(self._transport)
@@ -137,7 +138,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _field(head: bytes, name: bytes) -> bytes:
-    """Value of a header; empty when it is not there."""
+    """The value of a header. Empty if there is none."""
     return head.partition(b"\r\n" + name + b":")[2].partition(b"\r\n")[0].strip()
 
 

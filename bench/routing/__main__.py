@@ -215,7 +215,7 @@ def _run(args: argparse.Namespace) -> list[Result]:
 
 
 def _known_capacity(known: list[Result], name: str, setting: Setting) -> tuple[float, float] | None:
-    """As an earlier run on the same fleet was told."""
+    """The capacity that an earlier run on the same fleet was given."""
     for result in known:
         run = result.run
         if (run.workload, run.setting) == (label(name), setting):

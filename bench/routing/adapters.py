@@ -1,7 +1,8 @@
-"""Where adapters are: for each, its share of the load and how many servers hold it, on the LoRA mix.
+"""Shows where adapters are: for each adapter, its share of the load and how many servers hold it, with the
+LoRA mix.
 
-What servers hold is read off the simulated engines each time a request ends,
-after the warm-up and until the last arrival. A table and JSON; `python -m bench.routing.adapters --help`.
+The simulated engines are asked which adapters they hold each time a request ends, after the warm-up and until
+the last arrival. Prints a table and writes JSON; `python -m bench.routing.adapters --help`.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ from model_server.sim.request import Record, SimRequest
 
 WORKLOAD = "lora"
 _GROUPS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32))
-"""Ranks by popularity that the table shows together."""
+"""Ranks by popularity that are one line of the table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
-    """Of one adapter in one run."""
+    """The copies of one adapter in one run."""
 
     adapter: str
     share: float
-    """Of the requests."""
+    """The adapter's share of the requests."""
     mean: float
-    """Servers that hold it, over the ends of requests."""
+    """The number of servers that hold it: the mean over the ends of requests."""
     most: int
-    """Servers that held it at once."""
+    """The most servers that held it at the same time."""
 
 
 class _Watching(OpenLoop):
-    """Counts at each request's end on how many servers each adapter is."""
+    """Counts, at the end of each request, on how many servers each adapter is."""
 
     def __init__(self, timed: Sequence[Timed], *, rate_per_s: float) -> None:
         super().__init__(timed, rate_per_s=rate_per_s)
@@ -54,7 +55,7 @@ class _Watching(OpenLoop):
 
 
 def copies_of(run: Run) -> list[Copies]:
-    """One run of the LoRA mix, as `bench` runs it; the most popular adapter first."""
+    """One run of the LoRA mix, as `bench` runs it. The most popular adapter comes first."""
     spec = spec_of(run.workload)
     assert spec.make is not None
     timed = spec.make(
@@ -101,8 +102,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def table_of(found: Mapping[float, Sequence[Sequence[Copies]]]) -> str:
-    """A line for each group of adapters:
-    their share of the load each, and for each load the servers that hold one: mean, most."""
+    """A line for each group of adapters: the share of the load of each adapter, and for each load the number
+    of servers that hold one (mean, most).
+    """
     header = " | ".join(f"load {load:g}: servers, mean and most" for load in found)
     lines = [
         f"| adapters by popularity | share of the load, each | {header} |",

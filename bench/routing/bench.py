@@ -1,5 +1,6 @@
-"""Plans and runs: what the fleet looks like, how much it can do,
-and one run after another in parallel processes."""
+"""Plans and runs: describes the fleet, measures how much it can do, and makes one run after another in
+parallel processes.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +24,15 @@ from model_server.sim.fleet import Change, Fleet, FleetPlan, Outcome
 
 CACHE_TOKENS = 512_000
 IN_FLIGHT_AT_CAPACITY = 16
-"""For each server, when capacity is measured."""
+"""Requests in flight at each server when capacity is measured."""
 _IN_FLIGHT = (IN_FLIGHT_AT_CAPACITY, 32, 64, 128)
-"""For each server, when saturation is measured; the servers run 128 at most."""
+"""Requests in flight at each server when saturation is measured. The servers run 128 at most."""
 CALIBRATION_RULE = "calibration"
-"""Not the product's rule: a change of the picker must not move the loads that it is measured at."""
+"""This is not the product's rule, so that a change of the picker does not change the loads at which it is
+measured.
+"""
 GRACE_S = 30.0
-"""After the last arrival the run goes on for so long."""
+"""The run goes on for this long after the last arrival."""
 _CLOSED_S = 300.0
 
 
@@ -39,21 +42,23 @@ class Setting:
 
     num_servers: int = 8
     scale: float = 1.0
-    """Of the number of requests."""
+    """The factor for the number of requests."""
     replicas: int = 1
     share_delay_s: float | None = None
-    """Until the other replicas of our picker hear what one did. None: they share nothing.
-    Other rules never share."""
+    """The time until the other replicas of our picker know what one of them did. None: they share nothing.
+
+    Other rules never share.
+    """
     scrape_interval_s: float = 1.0
     scrape_lag_s: float = 0.0
     slow: float = 1.0
-    """Speed of the first server, as a share of the others'."""
+    """The speed of the first server, as a share of the others' speed."""
     restart: bool = False
-    """One server dies and comes back cold half-way."""
+    """One server dies half-way and comes back with an empty cache."""
     grow: int = 0
-    """Servers that join half-way."""
+    """The number of servers that join half-way."""
     unlike: int = 0
-    """So many of the first servers have half the speed and half the cache."""
+    """The number of servers, from the first on, that have half the speed and half the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +71,9 @@ class Run:
     seed: int
     setting: Setting = field(default_factory=Setting)
     capacity_per_s: float = 0.0
-    """Requests a second; turns a second for a closed loop."""
+    """Requests a second; for a closed loop, turns a second."""
     unloaded_s: float = 0.0
-    """Closed loop: mean time of a turn, thinking and answer, on an idle fleet."""
+    """For a closed loop: the mean time of a turn (thinking and answer) on an idle fleet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +84,7 @@ class Result:
 
 
 def spec_of(workload: str) -> Spec:
-    """By name, or a trace by its path."""
+    """The workload of this name, or the trace at this path."""
     return SPECS.get(workload) or MORE.get(workload) or trace_spec(Path(workload))
 
 
@@ -94,7 +99,7 @@ def shape_of(spec: Spec) -> EngineShape:
 
 
 def simulate(run: Run) -> Result:
-    """One run, timed."""
+    """One run, with the time that it took."""
     started = time.perf_counter()
     row = row_of(outcome_of(run))
     return Result(run=run, row=row, wall_s=time.perf_counter() - started)
@@ -157,7 +162,8 @@ def saturation(workload: str, setting: Setting) -> tuple[float, float]:
     """The most that the fleet can do: the best of `calibrate`'s rates with 16 to 128 requests always in
     flight at each server.
 
-    Where prompts are what costs, 16 fill a server; where answers are, batches of 128 do twice as much.
+    If prompts are most of the work, 16 requests keep a server busy. If answers are, batches of 128 reach
+    twice the rate.
     """
     rates, calm_s = zip(*(calibrate(workload, setting, in_flight=n) for n in _IN_FLIGHT), strict=True)
     return max(rates), calm_s[0]
@@ -166,12 +172,12 @@ def saturation(workload: str, setting: Setting) -> tuple[float, float]:
 def calibrate(
     workload: str, setting: Setting, *, in_flight: int = IN_FLIGHT_AT_CAPACITY
 ) -> tuple[float, float]:
-    """What the fleet can do with so many requests in flight at each server:
-    (requests a second, mean seconds of an unloaded turn).
+    """What the fleet can do with this many requests in flight at each server: (requests a second, mean
+    seconds of an unloaded turn).
 
-    The rate at which requests end between a fifth and four fifths of the run, with so many always in flight,
-    routed by a cost rule with exact knowledge. Rules that find more in the caches can do more than that,
-    others less; all run at the same offered rates.
+    This is the rate at which requests end between a fifth and four fifths of the run, with this many always
+    in flight, routed by a cost rule with exact knowledge. Rules that find more in the caches can do more than
+    that, others less. All rules run at the same offered rates.
     """
     spec = spec_of(workload)
     rng = random.Random(f"{spec.name} calibration")
@@ -228,7 +234,7 @@ def plan_runs(
 
 
 def run_all(runs: Sequence[Run], *, processes: int) -> Iterator[Result]:
-    """In the order given, whatever ends first."""
+    """The results in the given order, whichever run ends first."""
     if processes == 1:
         yield from map(simulate, runs)
         return

@@ -1,7 +1,7 @@
-"""Servers that do not say how large their cache is, and a picker that starts with a wrong belief of it.
+"""Servers that do not state the size of their caches, and a picker that starts with a wrong belief about it.
 
-What follows from the belief shows in the mean TTFT after the first minutes, against that of the right size in
-the same run of the same workload and seed. A table and JSON; `python -m bench.routing.cache_size --help`.
+The effect of the belief shows in the mean TTFT after the first minutes, compared with the right belief on the
+same workload and seed. Prints a table and writes JSON; `python -m bench.routing.cache_size --help`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from epp.replay.picker_router import PickerRouter
 from model_server.sim.fleet import Fleet
 
 WARM_UP_S = 300.0
-"""The picker has so long to find out."""
+"""The time in which the picker may find out the size."""
 _MEASURED_S = 300.0
 BELIEFS = (0.25, 0.5, 1.0, 2.0, 8.0)
-"""Of the true size."""
+"""First beliefs, as shares of the true size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Found:
     ttft_mean_s: float
     hit_ratio: float
     believed: float
-    """Mean over the servers of the size believed in at the end, as a share of the true one."""
+    """The size believed at the end, as a share of the true size; mean over the servers."""
 
 
 def policy_believing(tokens: int, *, learn: bool) -> Policy:
@@ -113,7 +113,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def table_of(found: Sequence[Found]) -> str:
     """A line for each workload, load and first belief: means over the seeds, without and with learning.
 
-    The ratio is that of the mean TTFTs to the right size's, not learned, seed by seed; its median.
+    The ratio is the mean TTFT divided by that with the right size and without learning, seed by seed; the
+    median of the seeds.
     """
     by_cell: dict[tuple[str, float, float, bool], list[Found]] = {}
     for one in found:

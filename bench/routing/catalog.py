@@ -1,7 +1,7 @@
 """Every rule that is compared: its documented default first, then the settings of a small sweep.
 
-A line is one configuration. Names with a plus are settings of the sweep; `ours` are run by the real picker,
-all others by `peer.PeerRouter`. Sources: the projects' own documentation, in our words in
+A line is one configuration. Names with a plus are settings of the sweep. The real picker runs those that are
+`ours`; `peer.PeerRouter` runs all others. Sources: the projects' own documentation, in our words in
 docs/bench-routing.md.
 """
 
@@ -37,17 +37,19 @@ class Config:
     rule: Callable[..., Rule] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     ours: RuleName | None = None
-    """A rule of the product; `settings` then are those of its cost and adapters."""
+    """A rule of the product. `settings` then are those of its cost and adapters."""
     unsaid: tuple[str, ...] = ()
-    """What the servers' pages leave out, so that the picker cannot learn from it."""
+    """Values that the servers' pages leave out, so that the picker cannot learn from them."""
     pages_every_s: float | None = None
-    """How often it reads the servers' pages, where its project does that oftener than the others; None:
-    as all others do."""
+    """The interval at which the rule reads the servers' pages, if its project reads them more often than
+    others. None: the same interval as all others.
+    """
     busy_steps: float | None = None
-    """Requests wait in front of the rule while every server has more prefill tokens than this many steps
-    compute; None: none waits."""
+    """Requests wait in front of the rule while every server has more prefill tokens than it computes in this
+    many steps. None: no request waits.
+    """
     default: bool = True
-    """As documented; else a setting of the sweep."""
+    """True: the documented default. False: a setting of the sweep."""
 
 
 CONFIGS: tuple[Config, ...] = (
@@ -132,11 +134,11 @@ BY_NAME = {config.name: config for config in CONFIGS}
 RIVALS = tuple(c.name for c in CONFIGS if c.default and c.ours is None)
 """Every other project's rule as documented."""
 SWEEPS = tuple(c.name for c in CONFIGS if not c.default and c.ours is None and c.rule is not cost.ExactCost)
-"""Their rules at other settings."""
+"""Other projects' rules with other settings."""
 
 
 def is_ours(name: str) -> bool:
-    """Rules of the product and candidates for it."""
+    """Whether this is a rule of the product, or a candidate for one."""
     return BY_NAME[name].ours is not None or BY_NAME[name].rule is cost.ExactCost
 
 

@@ -1,9 +1,9 @@
-"""Prefill and decode apart against the same servers doing both, on long prompts:
-`python -m bench.routing.disaggregation`.
+"""Compares separate prefill and decode servers with the same servers doing both, on long prompts: `python -m
+bench.routing.disaggregation`.
 
-The picker's own code decides; the servers are simulated, and the transfer takes as long as the policy says. A
-prefill server computes a prompt and one token; then its blocks go to the decode server, which computes what
-is left of the last block. Prints a table.
+The picker's own code decides. The servers are simulated, and the transfer takes as long as the policy says. A
+prefill server computes a prompt and one token. Then its blocks go to the decode server, which computes the
+rest of the last block. Prints a table.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ COUNT = 1500
 
 
 class ApartRouter(PickerRouter):
-    """The picker before servers of which the first `prefillers` only compute prompts."""
+    """The picker in front of servers, of which the first `prefillers` only compute prompts."""
 
     def __init__(self, policy: Policy, *, seed: int, prefillers: int) -> None:
         super().__init__(policy, seed=seed)
@@ -62,7 +62,7 @@ class ApartRouter(PickerRouter):
         return super()._begun(request, pick, picker, now=now)
 
     def helper(self, request_id: int) -> tuple[str, float] | None:
-        """Who computes the prompt, and how long its transfer takes."""
+        """The server that computes the prompt, and how long its transfer takes."""
         return self._helpers.pop(request_id, None)
 
 
@@ -133,7 +133,9 @@ def take_in(engine: SimEngine, names: Sequence[BlockHash]) -> None:
 
 
 def long_prompts(rng: random.Random, count: int) -> list[Timed]:
-    """A prompt of 12,000 tokens on average, of which 2,000 are one of 20 beginnings; 200 tokens of answer."""
+    """Prompts of 12,000 tokens on average, of which the first 2,000 are one of 20 beginnings. Answers have
+    200 tokens.
+    """
     return [
         Timed(
             rng.expovariate(1),
@@ -155,9 +157,9 @@ class Figures:
     tpot_p50_s: float
     tpot_p90_s: float
     good: float
-    """Share of requests with a first token within 5 s and 50 ms for each later one."""
+    """The share of requests whose first token came within 5 s, and each later token within 50 ms."""
     moved: float
-    """Share of requests whose prompt another server computed."""
+    """The share of requests whose prompt another server computed."""
 
 
 def run(*, prefillers: int, rate_per_s: float, seed: int, count: int, settings: Disaggregation) -> Figures:

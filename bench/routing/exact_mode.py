@@ -1,11 +1,11 @@
-"""What exact mode gains over the approximate table:
-the simulated fleet with its servers' own block events fed to the picker.
+"""What exact mode gains over the approximate table, in the simulated fleet, whose servers' own block events
+go to the picker.
 
 The real knowledge of `epp.kvevents` gets every block that a simulated server stores or drops, and every
-routed prompt, a tenth of a second late; names of blocks are the simulator's, since it has no tokens. Each
-place is run twice with the same requests. Places: servers that state the size of their caches, servers that
-do not and a wrong first belief, caches of a quarter of the size (eviction pressure), and a picker that
-restarts half-way and must find out anew. A table and JSON; `--help`.
+routed prompt, a tenth of a second late. The simulator has no tokens, so the names of blocks are its own. Each
+place is run twice with the same requests. Places: servers that state the size of their caches; servers that
+do not, with a wrong first belief; caches of a quarter of the size (eviction pressure); and a picker that
+restarts half-way and has to learn everything again. Prints a table and writes JSON; `--help`.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class Found:
     ttft_p90_s: float
     hit_ratio: float
     precision: float
-    """Of the tokens predicted to be cached at the chosen server, the share that was."""
+    """Of the tokens that were predicted to be cached at the chosen server, the share that was cached."""
     recall: float
-    """Of those that were, the share that was predicted."""
+    """Of the tokens that were cached, the share that was predicted."""
 
 
 class _TellingPool(BlockPool):
-    """Notes what can be found in it from now on, and what no longer."""
+    """Notes which blocks can be found in it from now on, and which can no longer be found."""
 
     def __init__(self, num_blocks: int, told: list[Event]) -> None:
         super().__init__(num_blocks, on_forget=self._forgotten)
@@ -85,7 +85,7 @@ class _TellingPool(BlockPool):
 
 
 class _TellingFleet(Fleet):
-    """Its engines' events are in `told`, by server, until somebody takes them."""
+    """Keeps the events of its engines in `told`, by server, until they are taken."""
 
     told: dict[str, list[Event]]
 
@@ -96,8 +96,7 @@ class _TellingFleet(Fleet):
 
 
 class ExactRouter(PickerRouter):
-    """The picker with what its servers tell;
-    without `knowledge` it only keeps the books of its predictions."""
+    """The picker with the events of its servers. Without `knowledge` it only records its predictions."""
 
     def __init__(self, trial: Trial, *, policy: Policy, block_tokens: int) -> None:
         super().__init__(policy, seed=trial.seed)
@@ -109,11 +108,11 @@ class ExactRouter(PickerRouter):
         self._late: deque[tuple[float, EndpointName, Sequence[Event]]] = deque()
         self._prompts: deque[tuple[float, SimRequest, str]] = deque()
         self._kept: dict[EndpointName, dict[BlockName, int]] = {}
-        """What each server holds, for the replay that a new picker gets."""
+        """The blocks of each server, for the replay that a new picker gets."""
         self._restart_at = _WARM_UP_S if trial.place == "picker restart" else float("inf")
         self._predicted: dict[int, int] = {}
         self.predictions: list[tuple[float, int, int]] = []
-        """When, predicted, cached: tokens of each request that ended."""
+        """For each request that ended: the time, the predicted cached tokens, and the cached tokens."""
 
     def _advance(self, now: float) -> None:
         super()._advance(now)
@@ -159,8 +158,10 @@ class ExactRouter(PickerRouter):
         )
 
     def _restart(self, now: float) -> None:
-        """A new picker in the old one's place.
-        Its exact mode gets the servers' replays, and has seen no prompt."""
+        """Replace the picker by a new one.
+
+        Its exact mode gets the servers' replays, and has seen no prompt.
+        """
         old = self.pickers[0]
         new = Picker(self._policy, rng=random.Random(self._trial.seed + 7))
         new.set_endpoints(old.endpoints(), now=now)
@@ -301,8 +302,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def table_of(found: Sequence[Found]) -> str:
-    """A line for each workload, load and place: means over the seeds, approximate and exact;
-    ratios seed by seed, their median."""
+    """A line for each workload, load and place: means over the seeds, approximate and exact. Ratios are taken
+    seed by seed; their median is shown.
+    """
     by_cell: dict[tuple[str, float, str], dict[bool, list[Found]]] = {}
     for one in found:
         t = one.trial

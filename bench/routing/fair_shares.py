@@ -1,8 +1,9 @@
-"""What each tenant of a run got of what max-min fair sharing would have given it, in prompt tokens computed.
+"""Compares what each tenant of a run got with what max-min fair sharing would have given it, in computed
+prompt tokens.
 
-Counted until the last request comes, since nobody competes afterwards, and without the requests of the last
-tenth of that time, which had no time to be served. A tenant that asks for less than its share is to get all
-that it asks for; what it leaves is shared by the others.
+Counting stops at the last arrival, since no tenant competes afterwards. It leaves out the requests of the
+last tenth of that time, which had no time to be served. A tenant that asks for less than its share should get
+all that it asks for. The others share the rest.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ _LAST = 0.1
 
 
 def max_min(asked: Mapping[str, float], capacity: float) -> dict[str, float]:
-    """The fair share of each: nobody gets more than it asks for, and nobody could get more
-    without one that has no more getting less.
+    """The fair share of each tenant: no tenant gets more than it asks for, and no tenant could get more
+    without taking from a tenant that has no more.
     """
     shares: dict[str, float] = {}
     left = capacity
@@ -27,9 +28,9 @@ def max_min(asked: Mapping[str, float], capacity: float) -> dict[str, float]:
 
 
 def of_max_min(records: Sequence[Record]) -> dict[str, float]:
-    """By tenant: tokens computed for it, over its fair share of all that were computed.
+    """By tenant: the tokens computed for it, divided by its fair share of all tokens that were computed.
 
-    A request that was never computed counts as one without cached tokens.
+    A request that was never computed counts as if it had no cached tokens.
     """
     until_s = max((record.arrived_s for record in records), default=0.0)
     asked: dict[str, float] = {}

@@ -50,17 +50,16 @@ SETTINGS = {
     "demote shortest": replace(_HOLD, order="Shortest", deadline_seconds=GOOD_TTFT_S, when_late="Demote"),
 }
 _AS_GOOD = 1.02
-"""Times as long is as good."""
+"""A time up to this many times as long counts as equally good."""
 _NO_WORSE = 0.01
 _CLOSED_S = 300.0
 _DRAIN_S = 600.0
-"""After the last arrival the run goes on for so long:
-with nothing refused, the last answers are late ones."""
+"""The run goes on for this long after the last arrival: if nothing is refused, the last answers come late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What a setting is tried on."""
+    """The workload, load and fleet on which a setting is tried."""
 
     workload: str
     load: float
@@ -82,9 +81,9 @@ class Row:
     refused: float
     by_length: tuple[float, ...]
     by_class: dict[str, tuple[float, float]]
-    """Of each class of requests: good, and p90 of TTFT."""
+    """For each class of requests: the share that is good, and the p90 of TTFT."""
     of_max_min: dict[str, float]
-    """By tenant, where there are several: tokens that it got over its max-min fair share."""
+    """By tenant, if there are several: the tokens that it got, divided by its max-min fair share."""
 
 
 def main() -> int:
@@ -128,8 +127,9 @@ def main() -> int:
 
 
 def _page(names: Sequence[str], setting: Setting, args: argparse.Namespace) -> int:
-    """The table of docs/bench-flow.md, a line for each workload and load, and what all lines come to;
-    from several processes."""
+    """The table of docs/bench-flow.md, with a line for each workload and load, and the totals of all lines.
+    Uses several processes.
+    """
     arms, loads = args.settings.split(","), [*map(float, args.loads.split(","))]
     seeds = range(1, 1 + args.seeds)
     _print_heads(arms)
@@ -185,7 +185,9 @@ def _print_ratios(
     rows: Mapping[tuple[str, float, str, int], Row],
     seeds: Sequence[int],
 ) -> None:
-    """For each setting and load: times over those of the first setting, and where it loses against it."""
+    """For each setting and load: times divided by those of the first setting, and the places where the
+    setting loses against the first.
+    """
     heads = ["flow", "load", "mean TTFT, times that of the first", "p90", "mean or p90 beyond 1.02 at"]
     heads.append("good is worse by over 0.01 at")
     print("\n| " + " | ".join(heads) + " |")

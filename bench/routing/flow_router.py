@@ -1,8 +1,8 @@
-"""Pickers with flow control in front, as a simulated fleet's router:
-requests wait in them, as they would at the gateway.
+"""Pickers with flow control, as the router of a simulated fleet: requests wait in them, as they would at the
+gateway.
 
-Each request comes to one of them by chance, as from a data plane with several pickers;
-each has a queue of its own.
+Each request comes to one of them at random, as from a data plane with several pickers. Each picker has its
+own queue.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class FlowRouter(PickerRouter):
         share_delay_s: float | None = None,
         adapters: frozenset[str] = frozenset(),
     ) -> None:
-        """policy: its flow.objectives name each priority by its number."""
+        """policy: its flow.objectives give each priority a name, which is its number."""
         self._gates: list[Gate] = []
         self._decided: list[tuple[int, str | None]] = []
         super().__init__(policy, seed=seed, replicas=replicas, share_delay_s=share_delay_s, adapters=adapters)
@@ -42,7 +42,7 @@ class FlowRouter(PickerRouter):
 
     @property
     def gates(self) -> Sequence[Gate]:
-        """For reading."""
+        """The gates. Callers only read them."""
         return self._gates
 
     def route(self, request: SimRequest, *, now: float) -> str | None:

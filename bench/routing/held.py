@@ -1,7 +1,8 @@
 """A comparison rule with a queue in front: Dynamo's router holds requests while every server is busy.
 
-ai-dynamo/dynamo lib/kv-router/src/scheduling/queue.rs and policy_config.rs at fb5f04b38cf1: a server is busy
-with more prefill tokens than a multiple (16 by default) of its tokens per step. First come, first served.
+Source: ai-dynamo/dynamo lib/kv-router/src/scheduling/queue.rs and policy_config.rs at fb5f04b38cf1. A server
+is busy if it has more prefill tokens than a multiple (16 by default) of its tokens per step. The queue is
+first come, first served.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from model_server.sim.request import SimRequest
 
 
 class HoldingRouter(PeerRouter):
-    """Asks its rule only while one of the servers has room."""
+    """Asks its rule only while some server has room."""
 
     def __init__(self, rule: Rule, world: World, *, index: Index, busy_tokens: int) -> None:
         super().__init__(rule, world, index=index)
@@ -35,7 +36,7 @@ class HoldingRouter(PeerRouter):
 
     @property
     def due_s(self) -> float:
-        """Never by the clock: a server's room comes with a first token or an end."""
+        """Infinity: no time is due, because a server gets room only with a first token or an end."""
         return float("inf")
 
     def _all_busy(self) -> bool:

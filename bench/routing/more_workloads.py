@@ -1,4 +1,6 @@
-"""More workloads, and mixtures of any: what the routing benchmark runs when named, and the flow benchmark."""
+"""More workloads, and mixtures of any workloads: those that the routing benchmark runs only when named, and
+those of the flow benchmark.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from model_server.sim.prompts import Segment
 from model_server.sim.request import SimRequest
 
 INTERACTIVE = 10
-"""Priority of people who wait for the answer."""
+"""The priority of people who wait for the answer."""
 BURST = 10.0
 BURST_S = 30.0
 DOCUMENTS = 2000
@@ -22,8 +24,9 @@ MANY_SERVERS = "short"
 
 
 def retrieval(rng: random.Random, count: int) -> list[Timed]:
-    """A shared system prompt of 1,000 tokens, five of 2,000 documents by Zipf in any order,
-    a short question."""
+    """A shared system prompt of 1,000 tokens, five of 2,000 documents (by Zipf, in any order), and a short
+    question.
+    """
     weights = list(itertools.accumulate(1 / (rank + 1) ** 1.05 for rank in range(DOCUMENTS)))
     sizes = [length(rng, mean=800, sigma=0.5, least=100, most=3000) for _ in range(DOCUMENTS)]
     made = []
@@ -53,7 +56,7 @@ def coding_sessions(rng: random.Random) -> Iterator[Sequence[Turn]]:
 
 
 def fan_out(rng: random.Random, count: int, *, width: int = 8) -> list[Timed]:
-    """Eight equal prompts at one instant, as one question with eight answers asked for."""
+    """Eight equal prompts at the same moment, as when one question asks for eight answers."""
     made: list[Timed] = []
     while len(made) < count:
         first = len(made)
@@ -89,8 +92,9 @@ def reasoning(rng: random.Random, count: int) -> list[Timed]:
 
 
 def diurnal(rng: random.Random, count: int) -> list[Timed]:
-    """A day: six in ten requests are of people, whose number rises and falls by 80 %;
-    the others are long ones of batch jobs."""
+    """A day: six in ten requests come from people, whose number rises and falls by 80 %. The others are long
+    requests of batch jobs.
+    """
     people, batch, swing = 0.6, 0.4, 0.8
     most = people * (1 + swing) + batch
     made: list[Timed] = []
@@ -187,7 +191,7 @@ def bursts(rng: random.Random, count: int, *, every: int = 250, width: int = 100
 
 
 def short(rng: random.Random, count: int, *, prompts: int = 20_000) -> list[Timed]:
-    """20,000 system prompts of 250 to 1,500 tokens by Zipf, 100 tokens of a question, 60 of answer."""
+    """20,000 system prompts of 250 to 1,500 tokens by Zipf, questions of 100 tokens, answers of 60."""
     weights = list(itertools.accumulate((rank + 1) ** -0.9 for rank in range(prompts)))
     sizes = [length(rng, mean=600, sigma=0.5, least=250, most=1500) for _ in range(prompts)]
     made = []
@@ -200,7 +204,7 @@ def short(rng: random.Random, count: int, *, prompts: int = 20_000) -> list[Time
 
 
 def _in_turn(made: Sequence[tuple[float, SimRequest]]) -> list[Timed]:
-    """Requests at their times, as gaps of one on average."""
+    """Requests at their times, as gaps with a mean of one."""
     ordered = sorted(made, key=lambda each: each[0])
     mean = ordered[-1][0] / len(ordered)
     times = [0.0, *(at for at, _ in ordered)]
@@ -237,7 +241,7 @@ MORE: Mapping[str, Spec] = {
 
 
 def two_priorities(timed: Sequence[Timed], rng: random.Random, *, share: float = 0.2) -> list[Timed]:
-    """Every fifth request, by chance, is a person's."""
+    """Every fifth request, chosen at random, has the priority of a person."""
     return [
         replace(t, request=replace(t.request, priority=INTERACTIVE if rng.random() < share else 0, tenant=""))
         for t in timed
@@ -245,14 +249,14 @@ def two_priorities(timed: Sequence[Timed], rng: random.Random, *, share: float =
 
 
 def greedy_tenant(timed: Sequence[Timed], rng: random.Random, *, light: int = 4) -> list[Timed]:
-    """One tenant who sends ten times what each of the others does."""
+    """One tenant sends ten times as much as each of the others."""
     names = ["greedy", *(f"light-{n}" for n in range(light))]
     weights = [10, *[1] * light]
     return [replace(t, request=replace(t.request, tenant=rng.choices(names, weights)[0])) for t in timed]
 
 
 def burst(timed: Sequence[Timed], *, rate_per_s: float) -> list[Timed]:
-    """Ten times as many come for 30 s, a quarter of the way through."""
+    """Ten times as many requests come for 30 s, a quarter of the way through."""
     first = len(timed) // 4
     last = first + int(BURST * BURST_S * rate_per_s)
     return [replace(t, gap=t.gap / BURST) if first <= n < last else t for n, t in enumerate(timed)]

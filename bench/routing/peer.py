@@ -1,9 +1,9 @@
-"""What every comparison rule stands on:
-its view of the servers, a prefix index, and the router that keeps both.
+"""The common parts of all comparison rules: the view of the servers, a prefix index, and the router that
+keeps both.
 
 A rule sees what a proxy of its own would see, exactly and at once: its requests in flight, the prompt tokens
-it sent that are not at their first token yet, and the servers' pages by scrape. That is more than the real
-picker knows (no first tokens pass it), so the comparison leans towards the rules.
+that it sent and whose first token has not come, and the servers' pages by scrape. The real picker knows less,
+since no first tokens pass it. So the comparison favours the other rules.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class Pod:
     name: str
     bit: int
     in_flight: int = 0
-    """L: requests sent there and not ended."""
+    """L: requests that were sent there and have not ended."""
     backlog_tokens: int = 0
-    """B: uncached prompt tokens sent there and not at their first token."""
+    """B: uncached prompt tokens that were sent there and whose first token has not come."""
     backlog_work: float = 0.0
-    """The same, each token weighted by its position (prefill work that grows with context)."""
+    """The same, but each token is weighted by its position, since prefill work grows with context."""
     page: Snapshot | None = None
     active_blocks: Counter[BlockHash] = field(default_factory=Counter)
     """Distinct prompt blocks of requests in flight."""
     arrivals: deque[tuple[float, int, int]] = field(default_factory=deque)
-    """(time, uncached tokens, answer tokens) of what was sent there."""
+    """(time, uncached tokens, answer tokens) of each request that was sent there."""
     adapters: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
     def recent(self, *, since: float) -> Iterable[tuple[float, int, int]]:
@@ -53,7 +53,7 @@ class Asked:
 
     request: SimRequest
     names: list[BlockHash]
-    """Of the prompt's full blocks."""
+    """The names of the prompt's full blocks."""
     num_tokens: int
     block_tokens: int
 
@@ -62,17 +62,17 @@ class Asked:
         return self.request.session
 
     def head(self, *, num_chars: int) -> int:
-        """Hash of the prompt's first characters."""
+        """A hash of the prompt's first characters."""
         return _head(self.request, 0, num_chars)
 
     def user_head(self, *, num_chars: int) -> int:
-        """Hash of the adapter and the first characters of the first user message."""
+        """A hash of the adapter and of the first characters of the first user message."""
         return _head(self.request, self.request.first_user_segment, num_chars)
 
 
 def _head(request: SimRequest, first: int, num_chars: int) -> int:
     wanted: list[Segment] = []
-    left = num_chars  # more than enough: a token is not less than a character
+    left = num_chars  # this is enough: a token has at least one character
     for segment in request.segments[first:]:
         wanted.append(segment._replace(num_tokens=min(segment.num_tokens, left)))
         left -= segment.num_tokens
@@ -82,8 +82,9 @@ def _head(request: SimRequest, first: int, num_chars: int) -> int:
 
 
 class Index:
-    """Which prompt blocks each pod is assumed to hold: an LRU by pod, tails first. capacity None:
-    never evicts."""
+    """Which prompt blocks each pod is believed to hold: an LRU for each pod, tails first. capacity None:
+    nothing is evicted.
+    """
 
     def __init__(self, capacity_blocks: int | None) -> None:
         self._capacity = capacity_blocks
@@ -94,7 +95,7 @@ class Index:
         return len(self._lru.get(pod.bit, ()))
 
     def depths(self, names: Sequence[BlockHash], pods: Sequence[Pod]) -> dict[str, int]:
-        """Leading blocks that each pod holds."""
+        """The number of leading blocks that each pod holds."""
         alive = 0
         for pod in pods:
             alive |= pod.bit
@@ -119,7 +120,7 @@ class Index:
             return
         lru = self._lru.setdefault(pod.bit, OrderedDict())
         holders = self._holders
-        for name in reversed(names):  # so that of one prompt the tail is the oldest
+        for name in reversed(names):  # so that the tail of a prompt is its oldest block
             holders[name] = holders.get(name, 0) | pod.bit
             lru[name] = None
             lru.move_to_end(name)
@@ -140,7 +141,7 @@ class Index:
 
 @dataclass(slots=True)
 class World:
-    """What a rule is given once."""
+    """What a rule gets at its start."""
 
     rng: random.Random
     block_tokens: int
@@ -149,7 +150,7 @@ class World:
     pods: list[Pod] = field(default_factory=list)
 
     def least(self, pods: Sequence[Pod], key: Callable[[Pod], float]) -> Pod:
-        """The pod of the least key; equal ones by chance."""
+        """The pod with the least key. Equal pods are chosen at random."""
         scored = [(key(pod), pod) for pod in pods]
         best = min(score for score, _ in scored)
         return self.rng.choice([pod for score, pod in scored if score == best])
@@ -159,20 +160,22 @@ class Rule(Protocol):
     index_capacity: float | None
 
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
-        """`depths`: leading blocks that each pod holds by the index."""
+        """`depths`: the number of leading blocks that each pod holds, by the index."""
 
     def placed(self, asked: Asked, pod: Pod, *, now: float) -> None:
-        """The request was sent there."""
+        """The request was sent to this pod."""
 
     def first_token(self, request_id: int, *, now: float) -> None:
-        """A request's answer begins."""
+        """The answer of a request begins."""
 
 
 class SimpleRule:
-    """A rule that keeps nothing of its own between picks, or little."""
+    """A rule that keeps little or nothing between picks."""
 
     index_capacity: float | None = 1.0
-    """Of the index, as a share of a server's cache; None: it never evicts; 0: none is kept."""
+    """The capacity of the index, as a share of a server's cache. None: nothing is evicted. 0: there is no
+    index.
+    """
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -188,7 +191,7 @@ class SimpleRule:
         """Nothing to learn."""
 
     def matched(self, asked: Asked, depths: dict[str, int], pod: Pod) -> int:
-        """Tokens of the prompt that the pod holds; the last token is always computed."""
+        """Tokens of the prompt that the pod holds. The last token is always computed."""
         size = self.world.block_tokens
         return min(depths[pod.name] * size, (asked.num_tokens - 1) // size * size)
 
@@ -200,7 +203,7 @@ class SimpleRule:
 
 
 class LoadRule(SimpleRule):
-    """Looks at no prefix, so the index is kept for nobody."""
+    """Considers no prefix, so no index is kept."""
 
     index_capacity: float | None = 0.0
 
@@ -215,12 +218,12 @@ class _Sent:
 
 
 def prefill_work(cached: int, total: int) -> float:
-    """Prefill of the tokens [cached, total), each weighted by its position."""
+    """The prefill work of the tokens [cached, total), each weighted by its position."""
     return (total * total - cached * cached) / 2
 
 
 class PeerRouter:
-    """Runs one rule; `replicas` copies share nothing."""
+    """Runs one rule. Its `replicas` copies share nothing."""
 
     def __init__(self, rule: Rule, world: World, *, index: Index) -> None:
         self._rule = rule

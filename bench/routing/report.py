@@ -15,7 +15,7 @@ from epp.replay.measure import Row, mean_row, spread
 
 REFERENCE = "least-cost"
 _GOALS = (1.05, 1.05, 1.15)
-"""Mean TTFT, its p90 and TPOT's p90, over the best other rule's at a place."""
+"""Mean TTFT, its p90 and TPOT's p90, divided by those of the best other rule at a place."""
 _COLUMNS = (
     "| rule | TTFT mean s (spread) | p50 | p90 | p99 | TPOT p90 ms | hits | completed | good | load CoV | loads/1k |\n"
     "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
@@ -30,11 +30,11 @@ class Cell:
     rows: tuple[Row, ...]
     mean: Row
     rate_per_s: float
-    """Of arrivals, or of turns."""
+    """The rate of arrivals; for closed loops, of turns."""
 
 
 Cells = Mapping[tuple[str, float], Sequence[Cell]]
-"""By (workload, load), in the order of `_in_order`; best mean TTFT first."""
+"""By (workload, load), in the order of `_in_order`. The best mean TTFT comes first."""
 
 
 def cells_of(results: Iterable[Result]) -> Cells:
@@ -55,7 +55,9 @@ def cells_of(results: Iterable[Result]) -> Cells:
 
 
 def _in_order(place: tuple[str, float]) -> tuple[float, int, str]:
-    """By load, then as workloads are listed, traces behind: in whatever order a store was filled."""
+    """By load, then in the order in which workloads are listed, then traces, whatever the order in the file
+    of results.
+    """
     workload, load = place
     listed = list(SPECS)
     return load, listed.index(workload) if workload in listed else len(listed), workload
@@ -84,8 +86,9 @@ def report(cells: Cells) -> str:
 
 
 def summary(cells: Cells) -> str:
-    """Each rule against the best at each place;
-    geometric means, because places differ by orders of magnitude."""
+    """Each rule against the best one at each place. These are geometric means, because places differ by
+    orders of magnitude.
+    """
     rules = sorted({cell.rule for row in cells.values() for cell in row})
     lines = [
         "| rule | mean TTFT, times the best | worst place | p90 TTFT, times the best | TPOT p90, times the best | good |",
@@ -102,15 +105,16 @@ def summary(cells: Cells) -> str:
 
 
 def _best(row: Sequence[Cell], figure: str) -> float:
-    """The least of a figure. Times per token count only for rules that answered about as much as any:
-    who answers few, does it fast."""
+    """The least value of a figure. For times per token, only rules that answered about as much as any other
+    count, because a rule that answers few requests can answer them fast.
+    """
     most = max(cell.mean.completed for cell in row)
     fair = [cell for cell in row if figure != "tpot_p90_s" or cell.mean.completed >= 0.9 * most]
     return min(float(getattr(cell.mean, figure)) for cell in fair)
 
 
 def _against_best(cells: Cells, rule: str, figure: str) -> tuple[float, float]:
-    """(geometric mean, largest) of the rule's figure over the best one of its place."""
+    """(geometric mean, largest) of the rule's figure divided by the best one at its place."""
     ratios = []
     for row in cells.values():
         best = _best(row, figure)
@@ -121,11 +125,13 @@ def _against_best(cells: Cells, rule: str, figure: str) -> tuple[float, float]:
 
 
 Ratios = tuple[float, float, float]
-"""The default rule's mean TTFT, its p90 and TPOT's p90, over the best other rule's."""
+"""The default rule's mean TTFT, its p90 and TPOT's p90, divided by those of the best other rule."""
 
 
 def goals(cells: Cells) -> str:
-    """The default rule against the best other rule at each place, by each figure; geometric means last."""
+    """The default rule against the best other rule at each place, by each figure. Geometric means
+    come last.
+    """
     lines = [
         (
             "| workload | load | seeds | least-cost TTFT mean / p90 s | best other mean | ratio | best other p90 | ratio "
@@ -165,11 +171,11 @@ def _against_others(mine: Cell, others: Sequence[Cell]) -> tuple[str, Ratios]:
 
 
 def _over_all(ratios: Sequence[Ratios]) -> tuple[str, str]:
-    """Geometric means, and at how many places each goal is reached."""
+    """Geometric means, and the number of places at which each goal is reached."""
     columns = list(zip(*ratios, strict=True))
     mean, p90, tpot = (math.exp(fmean(math.log(max(r, 1e-9)) for r in column)) for column in columns)
     within = [
-        sum(ratio < limit + 0.005 for ratio in column)  # as printed: two digits
+        sum(ratio < limit + 0.005 for ratio in column)  # rounded as printed, to two digits
         for column, limit in zip(columns, _GOALS, strict=True)
     ]
     over_all = f"| all | | | | | {mean:.2f} | | {p90:.2f} | | {tpot:.2f} | | |"
@@ -181,7 +187,7 @@ def _over_all(ratios: Sequence[Ratios]) -> tuple[str, str]:
 
 
 def ablation(cells: Cells) -> str:
-    """Our own rule's settings side by side: mean TTFT in s and TPOT p90 in ms at each place."""
+    """Settings of our own rule side by side: mean TTFT in s and TPOT p90 in ms at each place."""
     rules = [
         rule
         for rule in dict.fromkeys(cell.rule for row in cells.values() for cell in row)
@@ -204,12 +210,13 @@ def ablation(cells: Cells) -> str:
 
 _LEFT, _TOP, _WIDTH, _HEIGHT = 150, 110, 52, 20
 _RIGHT = 80
-"""Room for the last column's slanting name."""
+"""Room for the slanted name of the last column."""
 
 
 def svg(cells: Cells) -> str:
-    """A field for each rule and place: its mean TTFT as a multiple of the best there;
-    green is 1, red 10 and more."""
+    """A field for each rule and place: its mean TTFT as a multiple of the best one there. Green is 1, red is
+    10 and more.
+    """
     places = list(cells)
     worth = {
         rule: _against_best(cells, rule, "ttft_mean_s")[0]

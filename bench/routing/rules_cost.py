@@ -1,4 +1,4 @@
-"""Comparison rules that put cache and load into one number, and the candidates for our own rule."""
+"""Comparison rules that combine cache and load into one number, and the candidates for our own rule."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bench.routing.peer import Asked, Pod, SimpleRule, World, prefill_work
 
 
 class LeastWork(SimpleRule):
-    """LPWL: backlog and own work, ties by load."""
+    """LPWL: the least sum of backlog and own work. Ties go by load."""
 
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
         return self.world.least(
@@ -18,7 +18,7 @@ class LeastWork(SimpleRule):
 
 
 class LMetric(SimpleRule):
-    """Own uncached tokens times load; the variant adds the backlog to them."""
+    """The request's own uncached tokens times the load. The variant adds the backlog to the tokens."""
 
     def __init__(self, world: World, *, with_backlog: bool = False) -> None:
         super().__init__(world)
@@ -33,11 +33,12 @@ class LMetric(SimpleRule):
 
 
 class Dynamo(SimpleRule):
-    """Prefill blocks less the overlap, and distinct active blocks, this request's included."""
+    """Prefill blocks minus the overlap, plus distinct active blocks, including those of this request."""
 
     def __init__(self, world: World, *, scale: float = 1.0, load_weight: float = 0.0) -> None:
-        """scale: its `prefill_load_scale`, the lever that its documents name;
-        a credit above 1 is refused there."""
+        """scale: its `prefill_load_scale`, the setting that its documents name. A credit above 1 is refused
+        there.
+        """
         super().__init__(world)
         self._scale, self._load_weight = scale, load_weight
 
@@ -58,7 +59,7 @@ class Dynamo(SimpleRule):
 
 
 class WeightedSum(SimpleRule):
-    """3:2:2 of match, queue and KV use, the latter two as scraped."""
+    """A 3:2:2 sum of match, queue and KV use. The latter two come from scrapes."""
 
     def __init__(self, world: World, *, prefix: float = 3.0, queue: float = 2.0, kv: float = 2.0) -> None:
         super().__init__(world)
@@ -77,7 +78,7 @@ class WeightedSum(SimpleRule):
 
 
 class LoadAware(SimpleRule):
-    """Match less the load above the mean."""
+    """The match minus the load above the mean."""
 
     def __init__(self, world: World, *, beta: float = 1.0) -> None:
         super().__init__(world)
@@ -92,7 +93,9 @@ class LoadAware(SimpleRule):
 
 
 class PredictedTtft(SimpleRule):
-    """Undone prefill work and own, where a token's work grows with its position."""
+    """The prefill work that is not done yet plus the request's own, where a token's work grows with its
+    position.
+    """
 
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
         return self.world.least(
@@ -102,9 +105,10 @@ class PredictedTtft(SimpleRule):
 
 
 class AibrixPd(SimpleRule):
-    """The share that does not match and the load. Where loads are far apart: least load.
+    """The share that does not match, and the load. If loads are far apart: the least load.
 
-    At home it counts prefills under way on prefill servers; here, without roles, all requests in flight.
+    The original counts the running prefills on prefill servers. Here there are no roles, so it counts all
+    requests in flight.
     """
 
     def __init__(self, world: World, *, gap: int = 16) -> None:
@@ -123,8 +127,9 @@ class AibrixPd(SimpleRule):
 
 
 class Conductor(AibrixPd):
-    """Load times the server's mean prefill, the transfer of what matches, and the prefill of what does not,
-    in ms."""
+    """The load times the server's mean prefill, the transfer of the matching part, and the prefill of the
+    rest, in ms.
+    """
 
     def _score(self, asked: Asked, depths: dict[str, int], pod: Pod) -> float:
         matched = self.matched(asked, depths, pod)
@@ -133,7 +138,7 @@ class Conductor(AibrixPd):
 
 
 def _mean_prefill_ms(pod: Pod) -> float:
-    """By the server's own histogram; as of 512 tokens until it has one."""
+    """The mean of the server's own histogram; until there is one, the time of 512 tokens."""
     if pod.page is None or not pod.page.finished:
         return _prefill_ms(512)
     return 1000 * pod.page.prefill_sum_s / pod.page.finished
@@ -144,8 +149,9 @@ def _prefill_ms(num_tokens: int) -> float:
 
 
 class Mooncake(SimpleRule):
-    """Least predicted TTFT: queue and own prefill by a fitted model of prefill time;
-    no transfers between servers."""
+    """The least predicted TTFT: queue and own prefill by a fitted model of prefill time. There are no
+    transfers between servers.
+    """
 
     def __init__(self, world: World, *, rate: float = 8000.0, knee_tokens: float = 32768.0) -> None:
         super().__init__(world)
@@ -163,9 +169,9 @@ class Mooncake(SimpleRule):
 
 class ExactCost(SimpleRule):
     """Our score with exact knowledge, in tokens: B + U (w + k L) + c L.
-    What the real picker could reach with better signals.
 
-    Of scores within `near_tie` of the best the most cached wins.
+    The real picker could reach this with better signals. Of the scores within `near_tie` of the best, the one
+    with the most cached tokens wins.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A learned rule: each server's time to the first token, by regression on what was measured."""
+"""A learned rule: predicts each server's time to the first token, by regression on measured times."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from bench.routing.peer import Asked, Pod, SimpleRule, World
 
 Floats = NDArray[np.float64]
 _UNITS: Final = (1.0, 1e-4, 1e-4, 0.1, 1e-5)
-"""Of the features, so that all are near one: constant, B, U, L, U times L."""
+"""The units of the features, so that all values are near one: constant, B, U, L, U times L."""
 _LONGEST_S: Final = 30.0
-"""A longer wait counts as this one."""
+"""A longer wait counts as this."""
 
 
 class _Server:
-    """Least squares with forgetting, one observation after another."""
+    """Least squares with forgetting. It takes one observation after another."""
 
     __slots__ = ("covariance", "weights")
 
@@ -34,10 +34,11 @@ class _Server:
 
 
 class Learned(SimpleRule):
-    """Least expected time to the first token by what each server has shown; one in fifty by chance.
+    """The least expected time to the first token, by what each server has shown. One request in fifty goes to
+    a random server.
 
-    After Lodestar (arXiv 2606.00946), in small: its predictor is a network trained every few seconds, this
-    one is linear and learns from each first token. The reward is less TTFT.
+    After Lodestar (arXiv 2606.00946), but smaller: its predictor is a network that is trained every few
+    seconds; this one is linear and learns from each first token. The reward is a shorter TTFT.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""Comparison rules that look at load, sessions or a hash of the prompt's start, not at what servers hold."""
+"""Comparison rules that look at load, sessions or a hash of the prompt's start, and not at what
+servers hold.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ class Ring:
         self._points: list[tuple[int, str]] = []
 
     def walk(self, key: int, pods: list[Pod]) -> list[Pod]:
-        """The servers in the order in which the ring meets them from `key` on."""
+        """The servers in the order in which the ring meets them, from `key` on."""
         names = tuple(pod.name for pod in pods)
         if names != self._names:
             self._names = names
@@ -67,7 +69,7 @@ class Ring:
 
 
 class Session(LoadRule):
-    """Ring on the session; without one the fewest arrivals a second of late."""
+    """The ring, by the session. Without a session: the server with the fewest recent arrivals a second."""
 
     def __init__(self, world: World, *, window_s: float = 60.0) -> None:
         super().__init__(world)
@@ -92,9 +94,9 @@ class FirstCharacters(LoadRule):
 
 
 class SimHash(LoadRule):
-    """A 64-bit SimHash over the prompt's words; near-equal prompts were meant to land together.
+    """A 64-bit SimHash over the prompt's words. It is meant to send near-equal prompts to the same server.
 
-    The text repeats one word within a segment, so its shingles are the segments, weighted by their lengths.
+    The text repeats one word within a segment. So its shingles are the segments, weighted by their lengths.
     """
 
     def __init__(self, world: World, *, virtual_nodes: int = 256) -> None:
@@ -112,7 +114,7 @@ class SimHash(LoadRule):
 
 
 class BoundedLoads(LoadRule):
-    """CHWBL: the ring position of the first user text; walk on past servers over their share of the load."""
+    """CHWBL: the ring position of the first user text. Servers over their share of the load are skipped."""
 
     def __init__(self, world: World, *, num_chars: int = 100, bound: float = 1.25) -> None:
         super().__init__(world)

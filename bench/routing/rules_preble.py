@@ -1,4 +1,6 @@
-"""AIBrix's port of Preble: servers by what they were sent in the last minutes, at the cost of a V100."""
+"""AIBrix's port of Preble: ranks servers by the requests that they got in the last minutes, with the costs of
+a V100.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,17 @@ from collections import deque
 from bench.routing.peer import Asked, Pod, SimpleRule, World
 
 _DECODE_S = 45 * 0.15
-"""Of each request: 45 tokens at 0.15 s, as the source assumes until it has measured, which it never does."""
+"""The decode time of each request: 45 tokens at 0.15 s. The source assumes this until it has measured the
+time, which it never does.
+"""
 
 
 class AibrixPreble(SimpleRule):
-    """More than half matches: of the deepest holders the one with the fewest requests of late; else the
-    least cost of late, this request's own not counted. Out of balance: only the least loaded are looked at.
+    """If more than half of the prompt matches: of the deepest holders, the one with the fewest recent
+    requests. Otherwise: the least recent cost, without this request's own. If the loads are out of balance,
+    only the least loaded servers are considered.
 
-    The source keeps both by the nodes of its tree; here each request is a node of its own.
+    The source records both by the nodes of its tree. Here each request is its own node.
     """
 
     def __init__(
@@ -51,7 +56,7 @@ class AibrixPreble(SimpleRule):
 
 
 def prefill_s(new: int, total: int) -> float:
-    """The source's fit of Mistral 7B on a V100: linear layers, attention, and its quadratic part."""
+    """The source's fit of Mistral 7B on a V100: linear layers, attention, and the quadratic part."""
     linear_ms = 55.0
     if new >= 384:
         linear_ms = 0.27106428 * new + 10.52444263

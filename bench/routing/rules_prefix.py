@@ -1,4 +1,6 @@
-"""Comparison rules that look for the longest match first and at load as a switch, a bound or a tie-break."""
+"""Comparison rules that look for the longest match first, and use load as a switch, a bound or a
+tie-break.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from model_server.core.hashing import BlockHash
 
 
 class HashTrie(SimpleRule):
-    """Any of the servers that match deepest; no load, nothing is ever evicted."""
+    """Any of the servers with the deepest match. It ignores load, and evicts nothing."""
 
     index_capacity: float | None = None
 
@@ -20,7 +22,7 @@ class HashTrie(SimpleRule):
 
 
 class KvAware(SimpleRule):
-    """The first listed holder of nearly all of the prompt, else by session."""
+    """The first listed holder of nearly the whole prompt; otherwise by session."""
 
     def __init__(self, world: World, *, threshold_tokens: int = 2000) -> None:
         super().__init__(world)
@@ -36,8 +38,11 @@ class KvAware(SimpleRule):
 
 
 class RadixTree(SimpleRule):
-    """Out of balance: least load.
-    Else the one server written on the deepest matching node, if enough matches; else least load."""
+    """If the loads are out of balance: the least load.
+
+    Otherwise the one server that is recorded at the deepest matching node, if enough matches; otherwise the
+    least load.
+    """
 
     index_capacity: float | None = 0.0
 
@@ -73,8 +78,11 @@ class RadixTree(SimpleRule):
 
 
 class RayPrefix(SimpleRule):
-    """Queues out of balance: two by chance. Too little match: where the least text is recorded.
-    Else the deepest, by queue."""
+    """If the queues are out of balance: the better of two random servers. If too little matches: the server
+    with the least recorded text.
+
+    Otherwise the deepest match, and among these the shortest queue.
+    """
 
     def __init__(self, world: World, *, imbalance: int = 10, threshold: float = 0.1) -> None:
         super().__init__(world)
@@ -101,12 +109,15 @@ class RayPrefix(SimpleRule):
 
 
 class Aibrix(SimpleRule):
-    """By match, then load; the first that is not too far above the mean load.
-    Out of balance: only the least loaded may match."""
+    """By match, then by load: the first server that is not too far above the mean load.
+
+    If the loads are out of balance, only the least loaded servers may match.
+    """
 
     def __init__(self, world: World, *, gap: int = 8, factor: float = 2.0, deviations: float = 1.0) -> None:
-        """Out of balance: the most loaded has over `factor` (mean + 1) requests and at least `gap` more than
-        the least."""
+        """Out of balance means: the most loaded server has over `factor` (mean + 1) requests, and at least
+        `gap` more than the least loaded one.
+        """
         super().__init__(world)
         self._gap, self._factor, self._deviations = gap, factor, deviations
 
@@ -123,8 +134,9 @@ class Aibrix(SimpleRule):
 
 
 class DeepestHolder(SimpleRule):
-    """Out of balance: least load. More than half of the prompt is held: the least loaded of the servers that
-    hold most of it. Else least load."""
+    """If the loads are out of balance: the least load. If more than half of the prompt is held: the least
+    loaded of the servers that hold most of it. Otherwise: the least load.
+    """
 
     def __init__(
         self, world: World, *, threshold: float = 0.5, absolute: int = 32, relative: float = 1.1
@@ -143,10 +155,10 @@ class DeepestHolder(SimpleRule):
 
 
 class LlmdAffinity(SimpleRule):
-    """Servers that hold most of the prompt, unless their backlog is far behind the others';
-    of these the least work.
+    """The servers that hold most of the prompt, unless their backlog is far behind that of the others. Of
+    these, the one with the least work.
 
-    Work: tokens in flight and this request's uncached tokens there.
+    The work is the tokens in flight plus this request's uncached tokens at that server.
     """
 
     def __init__(
@@ -168,7 +180,9 @@ class LlmdAffinity(SimpleRule):
 
 
 class DualMap(SimpleRule):
-    """Two hashed candidates; the one that holds more while it meets the objective, else the less loaded."""
+    """Two candidates by hash: the one that holds more, if it meets the objective, otherwise the less loaded
+    one.
+    """
 
     def __init__(self, world: World, *, slo_s: float = 2.0, rate: float = 8000.0) -> None:
         super().__init__(world)

@@ -1,8 +1,8 @@
 """Very many servers behind several pickers that share, for some seconds of virtual time.
 
 Prints what users get (time to the first token, hits, spread of load) and what the pickers' own work costs on
-this machine: picking and booking, reading pages, telling the others, hearing them. The pickers are the real
-ones, the servers are simulated, and news arrive after 50 ms.
+this machine: picking and booking, reading pages, telling the others, and hearing them. The pickers are the
+real ones, the servers are simulated, and news arrive after 50 ms.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NEWS_DELAY_S = 0.05
 
 @dataclass(slots=True)
 class Meter:
-    """CPU seconds by what they are spent on. What runs inside something else counts for itself alone."""
+    """CPU seconds by kind of work. Work inside other work counts only as its own kind."""
 
     clock: Callable[[], float] = time.process_time
     spent_s: dict[str, float] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class MeteredShared(Shared):
 
 
 class MeteredRouter(PickerRouter):
-    """Several pickers; what they do is timed."""
+    """Several pickers, whose work is timed."""
 
     def __init__(self, rule: str, meter: Meter, *, pickers: int, share: bool) -> None:
         super().__init__(policy_of(BY_NAME[rule]), seed=1, replicas=pickers)
@@ -95,7 +95,9 @@ class MeteredRouter(PickerRouter):
 def run(
     rule: str, *, servers: int, rate_per_s: float, seconds: float, pickers: int, share: bool
 ) -> tuple[Row, Meter, float]:
-    """One run: its figures, the pickers' CPU, and bytes told for each request."""
+    """One run: its figures, the pickers' CPU, and the bytes that were sent to other pickers for
+    each request.
+    """
     spec, meter = MORE[MANY_SERVERS], Meter()
     assert spec.make is not None
     workload = OpenLoop(spec.make(random.Random(1), int(rate_per_s * seconds)), rate_per_s=rate_per_s)
@@ -108,7 +110,7 @@ def run(
 
 
 def line(label: str, row: Row, meter: Meter, told: float, *, pickers: int) -> str:
-    """A row of the table. CPU is of each request in the whole pool, at one picker."""
+    """A row of the table. CPU is that of one picker, divided by the requests of the whole pool."""
     per_request_us = {what: 1e6 * spent_s / row.requests for what, spent_s in meter.spent_s.items()}
     own = (per_request_us.get("pick", 0.0) + per_request_us.get("end", 0.0)) / pickers
     read, tell, hear = (per_request_us.get(what, 0.0) / pickers for what in ("read", "tell", "hear"))

@@ -1,10 +1,10 @@
-"""A file of results that grows: a long comparison can be stopped and gone on with,
-and rules that did not change are not run again.
+"""A growing file of results: a long comparison can be stopped and continued, and rules that did not change
+are not run again.
 
-One JSON object in a line, of one run: what was run, then its row. The last line of a run counts. A run is
-the same when rule, workload, load, seed, fleet and measured capacity are; whoever changes a comparison rule
-or the simulator begins a new file. A line also tells the picker's code that it was measured with, so that
-runs of our own rules stand until that code changes.
+Each line is one JSON object with one run: first its settings, then its row. If a run has several lines, the
+last one counts. Two runs are the same if rule, workload, load, seed, fleet and measured capacity are equal.
+After a change of a comparison rule or of the simulator, begin a new file. A line also has a digest of the
+picker's code, so runs of our own rules stay valid until that code changes.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from epp.replay.measure import Row
 class Store:
     path: Path
     code: str = ""
-    """The picker's code, as of `code_of`. Empty: not known, so no run is of the same code."""
+    """The digest of the picker's code, as `code_of` gives it. Empty: unknown, so the run matches no code."""
 
     def results(self) -> list[Result]:
         """All runs, each once."""
         return [result for result, _ in self._kept().values()]
 
     def _kept(self) -> dict[Run, tuple[Result, str]]:
-        """The last result of each run, and the picker's code then."""
+        """The last result of each run, and the picker's code at that time."""
         if not self.path.exists():
             return {}
         lines = map(json.loads, self.path.read_text().splitlines())
@@ -51,7 +51,7 @@ class Store:
         return [run for run in runs if named(run) not in known]
 
     def keeping(self, results: Iterable[Result]) -> Iterator[Result]:
-        """The same results, each written down before it is handed on."""
+        """The same results; each is written to the file before it is passed on."""
         with self.path.open("a") as file:
             for result in results:
                 file.write(_line_of(result, code=self.code) + "\n")
@@ -60,7 +60,7 @@ class Store:
 
 
 def named(run: Run) -> Run:
-    """With a trace by its name, wherever its file is."""
+    """The run with the name of its trace, wherever the file of the trace is."""
     return Run(
         workload=label(run.workload),
         rule=run.rule,

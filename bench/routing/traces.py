@@ -1,12 +1,12 @@
 """Public request traces as workloads.
-The files are the user's own (`--trace PATH`); formats by their columns.
 
-- Mooncake JSON lines: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`:
-  one id for each 512 tokens.
-- Azure CSV: `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`, without prefixes: they are made up,
-  half of the requests take one of 200 shared starts by Zipf, as long as up to two thirds of the prompt.
+The files are the user's own (`--trace PATH`). The columns tell the format:
+- Mooncake JSON lines: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`: one id for each 512
+  tokens.
+- Azure CSV: `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`. It has no prefixes, so they are made up: half of
+  the requests take one of 200 shared starts by Zipf, as long as up to two thirds of the prompt.
 
-Plain or gzip.
+The files may be plain or gzip.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ _MOST_TOKENS = 120_000
 
 @functools.cache
 def trace_spec(path: Path) -> Spec:
-    """The trace as a workload: its first so many requests, their gaps scaled to a mean of one.
-    Read once by each process."""
+    """The trace as a workload: the first requests, with their gaps scaled to a mean of one.
+
+    Each process reads the trace once.
+    """
     raw = path.read_bytes()
     text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
     name = path.name.split(".")[0]
@@ -54,7 +56,7 @@ def _timed(at_s: list[float], requests: list[SimRequest]) -> list[Timed]:
 
 
 class _Mooncake:
-    """The seed moves the requests of one second against each other, so that seeds differ at all."""
+    """The seed exchanges the requests within a second, so that seeds differ at all."""
 
     def __init__(self, text: str) -> None:
         self._rows = [json.loads(line) for line in text.splitlines() if line.strip()]

@@ -1,7 +1,7 @@
-"""The workloads: made-up requests with a seed, or a trace's, at a rate that is given from outside.
+"""The workloads: requests that are made up from a seed, or those of a trace, at a rate that the caller gives.
 
-Open loops are lists of requests in order with gaps of mean 1, which the rate scales;
-closed loops are users who think. The same seed gives the same requests. Sizes are tokens.
+Open loops are lists of requests in order with gaps of mean 1, which the rate scales. Closed loops are users
+who think. The same seed gives the same requests. Sizes are in tokens.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from model_server.sim.prompts import Segment
 from model_server.sim.request import Record, SimRequest
 
 SYSTEM_IDS = 1 << 20
-"""Segment ids of shared prompts start here; those of a request's own text far above."""
+"""Segment ids of shared prompts start here. Ids of a request's own text are far above."""
 OWN_IDS = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A request and its gap to the one before, in units of the mean gap."""
+    """A request, and its gap to the request before, in units of the mean gap."""
 
     gap: float
     request: SimRequest
@@ -36,7 +36,7 @@ class Spec:
     about: str
     kind: Literal["open", "closed"]
     make: Callable[[random.Random, int], Sequence[Timed]] | None = None
-    """Open loop: so many requests."""
+    """Open loop: makes this number of requests."""
     sessions: Callable[[random.Random], Iterator[Sequence[Turn]]] | None = None
     """Closed loop: an endless supply of sessions."""
     block_tokens: int = 128
@@ -46,23 +46,24 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One step of a session: what the user adds, how long the answer is,
-    and how long the user thinks before it."""
+    """One step of a session: what the user adds, how long the answer is, and how long the user thinks before
+    the step.
+    """
 
     added_tokens: int
     answer_tokens: int
     think_s: float
     system: Segment | None = None
-    """The first turn's shared start."""
+    """The shared start of the first turn."""
 
 
 def label(workload: str) -> str:
-    """Its name; a trace's is its file's."""
+    """The name of the workload; for a trace, the name of its file."""
     return workload.rsplit("/", 1)[-1].split(".", maxsplit=1)[0]
 
 
 def length(rng: random.Random, *, mean: float, sigma: float, least: int, most: int) -> int:
-    """Log-normal, of about this mean."""
+    """Log-normal, with about this mean."""
     return int(
         min(most, max(least, rng.lognormvariate(0, sigma) * mean / 2.718281828 ** (sigma * sigma / 2)))
     )
@@ -104,8 +105,9 @@ def no_sharing(rng: random.Random, count: int) -> list[Timed]:
 
 
 def shared_system_prompts(rng: random.Random, count: int, *, groups: int = 150) -> list[Timed]:
-    """150 groups of a 6,000-token system prompt and five 1,200-token questions each,
-    1,000 tokens of answer."""
+    """150 groups with a system prompt of 6,000 tokens and five questions of 1,200 tokens each; answers of
+    1,000 tokens.
+    """
     made = []
     for n in range(count):
         group, question = rng.randrange(groups), rng.randrange(5)
@@ -122,8 +124,9 @@ def shared_system_prompts(rng: random.Random, count: int, *, groups: int = 150) 
 
 
 def hot_prefixes(rng: random.Random, count: int, *, prefixes: int = 64) -> list[Timed]:
-    """64 prefixes of 8,192 tokens by Zipf 1.1 with the top one at 5 %;
-    from half-way on it is half of the traffic."""
+    """64 prefixes of 8,192 tokens by Zipf 1.1, the most popular at 5 %. From half-way on, this prefix is half
+    of the traffic.
+    """
     weights = [1 / (rank + 1) ** 1.1 for rank in range(1, prefixes)]
     scale = 0.95 / sum(weights)
     calm = [0.05, *(w * scale for w in weights)]
@@ -156,8 +159,9 @@ def adapters(rng: random.Random, count: int, *, kinds: int = 32) -> list[Timed]:
 
 
 def conversations(rng: random.Random, count: int) -> list[Timed]:
-    """Open-loop stand-in for a conversation trace:
-    all share a first block, long prompts, turns that come back."""
+    """An open-loop replacement for a conversation trace: all prompts share a first block, prompts are long,
+    and turns come back.
+    """
     first = Segment(SYSTEM_IDS, 512)
     grown: list[tuple[Segment, ...]] = []
     made = []
@@ -183,8 +187,9 @@ def conversations(rng: random.Random, count: int) -> list[Timed]:
 
 
 def chat_sessions(rng: random.Random) -> Iterator[Sequence[Turn]]:
-    """People who chat: a shared system prompt of 1,000 tokens, short turns, now and then a long paste,
-    think time."""
+    """People who chat: a shared system prompt of 1,000 tokens, short turns, now and then a long pasted text,
+    and time to think.
+    """
     while True:
         turns = []
         for index in range(1 + min(14, int(rng.expovariate(1 / 5)))):
@@ -240,7 +245,7 @@ SPECS: Mapping[str, Spec] = {
 
 
 class OpenLoop:
-    """Arrivals at the given rate, whatever becomes of them."""
+    """Arrivals at the given rate, whatever happens to the requests."""
 
     def __init__(self, timed: Sequence[Timed], *, rate_per_s: float) -> None:
         self._timed = timed
@@ -261,7 +266,9 @@ class OpenLoop:
 
 
 class Saturating:
-    """So many requests always in flight: the next one comes when one ends. Measures what a fleet can do."""
+    """Keeps this number of requests in flight: the next one comes when one ends. Measures how much a fleet
+    can do.
+    """
 
     def __init__(self, requests: Iterable[SimRequest], *, in_flight: int) -> None:
         self._requests = iter(requests)

@@ -1,2 +1,3 @@
-"""The same requests by the same rules, live and simulated:
-real processes and the real clock against the virtual one."""
+"""The same requests by the same rules, live and simulated: with real processes on the real clock, and on the
+virtual clock.
+"""

@@ -143,7 +143,8 @@ async def _live(cases: list[Case], *, store: Path | None, most_s: float) -> list
     until = time.monotonic() + most_s
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # so that no process is left
+    # so that no process is left behind
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     results: list[Result] = []
     if not cases:
         return results

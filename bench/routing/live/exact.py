@@ -1,9 +1,10 @@
-"""What exact mode gains on real processes:
-the default rule with and without it, in turns, on the same requests.
+"""What exact mode gains on real processes: the default rule with and without it, in turns, on the same
+requests.
 
-Four model servers of the cost model publish KV events; a real Envoy and a real picker, fresh for each run,
-stand before them. Prompts are token ids, so no tokenizer stands between. Places: caches of half the size, and
-two servers that lose their prefix caches half-way, of which their metrics say nothing.
+Four model servers of the cost model publish KV events. In front of them are a real Envoy and a real picker,
+fresh for each run. Prompts are token ids, so no tokenizer is needed. Places: caches of half the size, and two
+servers that lose their prefix caches half-way, which their metrics do not show.
+
 `python -m bench.routing.live.exact --help`; docs/exact-mode.md has the figures.
 """
 
@@ -38,11 +39,11 @@ from tests.harness.processes import wait_until
 from tests.unit.kvevents.a_language import write_language
 
 PLACES: Final = {"half the cache": SHAPE.num_blocks // 2, "reset": SHAPE.num_blocks}
-"""And blocks of each server there."""
+"""The places, and the blocks of each server there."""
 _ANYWHERE: Final = "tcp://127.0.0.1:0"
 EVENTS: Final = ("--kv-events-endpoint", _ANYWHERE, "--kv-events-replay-endpoint", _ANYWHERE)
 _RESETS: Final = 2
-"""Servers that lose their caches."""
+"""The number of servers that lose their caches."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -53,11 +54,11 @@ class Run(msgspec.Struct, frozen=True):
     seconds: float
     row: Row
     predicted: float
-    """Share of the prompt tokens that the picker took for cached where it sent them."""
+    """The share of the prompt tokens that the picker expected in the cache of the chosen server."""
     followed: float
-    """Prompts that exact mode mapped, of all."""
+    """The share of the prompts that exact mode mapped."""
     late_s: float
-    """The generator's event loop, p99."""
+    """How late the generator's event loop was, p99."""
     failures: int
 
 
@@ -69,11 +70,11 @@ class Case:
     seed: int
     seconds: float
     grace_s: float = 8.0
-    """After the last arrival the run goes on for so long."""
+    """The run goes on for this long after the last arrival."""
 
 
 async def _sources(servers: Sequence[ModelServer], session: aiohttp.ClientSession) -> list[dict[str, str]]:
-    """Entries of an endpoints file, with where each server's events are."""
+    """The entries of an endpoints file, with the address of each server's events."""
     entries = []
     for server in servers:
         async with session.get(f"{server.url}/kv_event_sources") as response:
@@ -87,10 +88,10 @@ async def _sources(servers: Sequence[ModelServer], session: aiohttp.ClientSessio
 async def _front(
     directory: Path, case: Case, entries: Sequence[dict[str, str]]
 ) -> AsyncIterator[tuple[PickerProcess, EnvoyProcess]]:
-    """A picker and Envoy of this run's own."""
+    """The picker and the Envoy of this run."""
     sections: dict[str, Any] = {}
     if case.exact:
-        folder = write_language(directory / "model")  # asked for, and never used: prompts are token ids
+        folder = write_language(directory / "model")  # required, but never used: prompts are token ids
         sections["exactMode"] = {"models": [{"tokenizerFolder": str(folder)}]}
     config = config_in(directory, policyFile=str(directory / "policy.yaml"), **sections)
     Path(config.endpoints_file).write_text(yaml.safe_dump({"endpoints": list(entries)}))
@@ -180,7 +181,7 @@ async def _runs(cases: Sequence[Case], *, store: Path | None, most_s: float) -> 
 
 
 def table_of(found: Sequence[Run]) -> str:
-    """Pairs of runs with the same requests: approximate -> exact, means; and the ratios pair by pair."""
+    """Pairs of runs with the same requests: approximate -> exact, means; and the ratio of each pair."""
     lines = [
         "| workload | place | repeats | hits | predicted | mean TTFT s | TTFT ratio: median (least to most) | of p90 | late p99 s, most | failed |",
         "|---|---|---|---|---|---|---|---|---|---|",

@@ -1,9 +1,9 @@
-"""Sends a workload to a gateway on the real clock and keeps what became of each request in the simulator's
+"""Sends a workload to a gateway on the real clock, and records what became of each request in the simulator's
 own records.
 
-The workload is the very object that a simulated fleet runs, so what is due when, and what a user says after
-an answer, is decided by the same code. Times count from the due moment. `Health` says how late the generator
-itself was.
+The workload is the same object that a simulated fleet runs. So the same code decides when each request is
+due, and what a user says after an answer. Times count from the due moment. `Health` says how late the
+generator itself was.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RunClock:
 
 
 class Watcher(Protocol):
-    """Who is told of what the client sees. The standing-in rules are."""
+    """Is told what the client sees. The rules that stand in for a picker are watchers."""
 
     def begins(self, request: SimRequest) -> None: ...
 
@@ -62,9 +62,9 @@ class Sent:
     failures: list[str] = field(default_factory=list)
     health: Health = field(default_factory=Health)
     prompt_bytes: int = 0
-    """Of the prompts that were answered."""
+    """Bytes of the prompts that were answered."""
     prompt_tokens: int = 0
-    """The same prompts by the servers' count."""
+    """Tokens of the same prompts, as the servers count them."""
     ended_s: float = 0.0
 
 
@@ -83,11 +83,12 @@ class Generator:
         encode: Callable[[str], Sequence[int]] | None = None,
         english: bool = False,
     ) -> None:
-        """`clock`: starts with the run; the watcher's moments are its.
+        """`clock` starts with the run, and the watcher gets its times.
+
         `encode`: prompts are sent as these token ids.
 
-        `english`: prompts are English words, for a real tokenizer.
-        It may make more or fewer tokens of them than the workload says, and what the server counts is taken.
+        `english`: prompts are English words, for a real tokenizer. The tokenizer may make more or fewer
+        tokens of them than the workload says; the server's count is used.
         """
         self._workload = workload
         self._url = f"{url}/v1/completions"
@@ -106,7 +107,9 @@ class Generator:
         self.sent = Sent()
 
     async def run(self, *, horizon_s: float) -> Sent:
-        """Until all is answered, or to the horizon; what is open then is cut and has no end."""
+        """Run until all requests are answered, or until the horizon. Requests that are open then are cut and
+        have no end.
+        """
         self._clock.start()
         for when, request in self._workload.start():
             self._plan(when, request)
@@ -124,7 +127,9 @@ class Generator:
         self._changed.set()
 
     async def _next(self, group: asyncio.TaskGroup) -> None:
-        """Send what is due, then wait for the next moment or for an end that may plan an earlier one."""
+        """Send the requests that are due. Then wait for the next due moment, or for an end, which may plan an
+        earlier request.
+        """
         while self._due and self._due[0][0] <= self._clock():
             due_s, _, request = heapq.heappop(self._due)
             self._open += 1
@@ -203,7 +208,7 @@ class Generator:
         }
 
     async def _watch(self) -> None:
-        """How late this process wakes up."""
+        """Measure how late this process wakes up."""
         while True:
             due_s = self._clock() + LOOK_S
             await asyncio.sleep(LOOK_S)

@@ -1,8 +1,8 @@
-"""Whether two cores were enough: what each process of a run used,
-and how long it was ready to run and had to wait for a core.
+"""Shows whether two cores were enough: how much CPU each process of a run used, and how long it was ready to
+run but had to wait for a core.
 
-A server of the cost model that waits for a core answers later than its model says;
-so does everything between it and the client.
+If a server of the cost model waits for a core, it answers later than its model says. The same holds for every
+process between the server and the client.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Use:
 
 
 def use_of(pid: int) -> Use:
-    """From the kernel's accounts of its run queues. A thread that ended is left out."""
+    """Read from the kernel's accounts of its run queues. Threads that have ended are left out."""
     ran_ns = waited_ns = 0
     for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -36,7 +36,7 @@ def use_of(pid: int) -> Use:
 
 
 class Watch:
-    """Of named groups of processes, from its making on."""
+    """Watches named groups of processes from its creation on."""
 
     def __init__(self, pids: Mapping[str, list[int]]) -> None:
         self._pids = pids

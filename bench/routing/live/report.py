@@ -1,4 +1,4 @@
-"""Live figures beside simulated ones, and how far they rank rules alike. Pure."""
+"""Live figures beside simulated ones, and how far both rank rules alike. Pure."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from bench.routing.live.run import Result, Side
 from epp.replay.measure import Row, mean_row, spread
 
 APART = 0.15
-"""Rules whose simulated means differ by less than this share are as good as equal at this scale."""
+"""Rules whose simulated means differ by less than this share are considered equal at this scale."""
 
 LATE_S = 0.05
-"""A run whose generator was later than this, at p99, timed the machine's other programs rather than a
-rule."""
+"""If the generator was later than this, at p99, the run measured the machine's other programs rather than a
+rule.
+"""
 
 Rows = Mapping[str, Mapping[Side, Sequence[Row]]]
-"""Of one workload, by rule."""
+"""The rows of one workload, by rule."""
 
 
 def is_late(result: Result) -> bool:
-    """Whether a live run says nothing, since its generator had no core when it wanted one."""
+    """Whether a live run says nothing, because its generator had no core when it needed one."""
     lateness = result.lateness
     return lateness is not None and max(lateness.sent_p99_s, lateness.loop_p99_s) > LATE_S
 
 
 def rows_of(results: Sequence[Result]) -> dict[str, dict[str, dict[Side, list[Row]]]]:
-    """By workload and rule. Seeds of which one side alone has run are left out."""
+    """By workload and rule. Seeds that only one side has run are left out."""
     both = {r.key[:4] for r in results if r.side == "live"} & {
         r.key[:4] for r in results if r.side == "simulated"
     }
@@ -42,14 +43,15 @@ def rows_of(results: Sequence[Result]) -> dict[str, dict[str, dict[Side, list[Ro
 
 
 def kendall(one: Sequence[float], other: Sequence[float]) -> float:
-    """Rank correlation: pairs in the same order less pairs in the opposite one, as a share of all.
-    nan: no pair."""
+    """The rank correlation: the pairs in the same order minus the pairs in the opposite order, as a share of
+    all pairs. nan: there is no pair.
+    """
     signs = [_sign(one[a] - one[b]) * _sign(other[a] - other[b]) for a, b in combinations(range(len(one)), 2)]
     return sum(signs) / len(signs) if signs else float("nan")
 
 
 def agreeing(one: Sequence[float], other: Sequence[float], *, apart: float) -> tuple[int, int]:
-    """(in the same order, all) of the pairs whose `one` differs by that share."""
+    """(pairs in the same order, all pairs), of the pairs whose `one` differs by that share."""
     pairs = [
         (a, b)
         for a, b in combinations(range(len(one)), 2)
@@ -59,7 +61,7 @@ def agreeing(one: Sequence[float], other: Sequence[float], *, apart: float) -> t
 
 
 def table(rows: Rows) -> str:
-    """One workload; the best live mean first."""
+    """The table of one workload. The best live mean comes first."""
     lines = [
         (
             "| rule | TTFT mean s, live (spread) | simulated | TTFT p90 s, live | simulated | TPOT p90 ms, live | simulated "
@@ -106,8 +108,9 @@ def ranks(by_workload: Mapping[str, Rows]) -> str:
 
 
 def replicas(results: Sequence[Result]) -> str:
-    """Several pickers relative to one, by the same rule on the same requests.
-    Empty: no such pair ran on both sides."""
+    """Several pickers relative to one picker, by the same rule on the same requests. Empty: no such pair ran
+    on both sides.
+    """
     rows = {result.key: result.row for result in results}
     places = sorted({(r.workload, r.rule) for r in results if _alone(r.rule) != r.rule})
     lines = []
@@ -137,12 +140,12 @@ def replicas(results: Sequence[Result]) -> str:
 
 
 def _alone(rule: str) -> str:
-    """The rule's name in one picker."""
+    """The rule's name if it runs in one picker."""
     return rule.partition("*")[0].partition("/")[0]
 
 
 def kept_up(results: Sequence[Result]) -> str:
-    """Whether the machine was in the way."""
+    """Whether the machine was too busy for the runs."""
     seen = [result.lateness for result in results if result.lateness is not None]
     if not seen:
         return ""
@@ -170,7 +173,7 @@ def kept_up(results: Sequence[Result]) -> str:
 
 
 def report(all_results: Sequence[Result], *, late: bool = False) -> str:
-    """Of the runs that kept to their times; `late`: of all."""
+    """The report, of the runs whose generator was in time. `late`: of all runs."""
     results = [result for result in all_results if late or not is_late(result)]
     left_out = len(all_results) - len(results)
     by_workload = rows_of(results)

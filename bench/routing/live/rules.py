@@ -1,10 +1,10 @@
-"""The rules that run on both sides: the product's, in the real picker, and some of the benchmark's,
-behind the same Envoy.
+"""The rules that run on both sides: the product's rules, in the real picker, and some of the benchmark's
+rules, behind the same Envoy.
 
-A rule of the benchmark is a `Router` without a process of its own. Live it answers Envoy over ext_proc from
-the generator's process (`standin.py`) and hears of first tokens and ends from the client: as exact as in the
-simulation, where it is told the same. A rule of the product may run in several pickers: `least-cost*4` in
-four that share over a real Redis, `least-cost/4` in four that tell each other nothing.
+A rule of the benchmark is a `Router` without its own process. Live, it answers Envoy over ext_proc from the
+generator's process (`standin.py`), and the client tells it of first tokens and ends. So it knows as much as
+in the simulation. A rule of the product may run in several pickers: `least-cost*4` runs in four pickers that
+share over a real Redis, `least-cost/4` in four that share nothing.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ DEFAULTS: Final = (
 
 
 SHARE_DELAY_S: Final = 0.05
-"""In the simulator, from one picker's telling to the others' hearing."""
+"""In the simulator: the time from when one picker tells something until the others hear it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A rule of the product in so many pickers."""
+    """A rule of the product, in this many pickers."""
 
     rule: RuleName
     replicas: int = 1
@@ -57,7 +57,7 @@ class Product:
 
 
 def product_of(name: str) -> Product | None:
-    """None: the benchmark's own rule. ValueError: there is no such rule."""
+    """None: a rule of the benchmark. ValueError: there is no such rule."""
     match = re.fullmatch(r"([a-z-]+)(?:([*/])([1-9]))?", name)
     if match and match[1] in PRODUCT:
         return Product(PRODUCT[match[1]], int(match[3] or 1), shared=match[2] == "*")

@@ -1,5 +1,6 @@
-"""One run of the comparison, simulated or live:
-the same workload object, the same rule, the same shape of server."""
+"""One run of the comparison, simulated or live. Both use the same workload object, the same rule and the same
+shape of server.
+"""
 
 from __future__ import annotations
 
@@ -33,20 +34,20 @@ Side = Literal["live", "simulated"]
 
 
 class Lateness(msgspec.Struct, frozen=True):
-    """How well a live run kept to its times."""
+    """Whether a live run was on time."""
 
     sent_p99_s: float
     loop_p99_s: float
     ran_share: dict[str, float]
-    """Cores used, by who used them."""
+    """The number of cores used, by user."""
     waited_share: float
-    """Of each second that anything here ran, how long it had waited for a core."""
+    """For each second that a process of the run was running, how long it had waited for a core."""
     bypassed: int
-    """Requests that went round the picker, which did not answer in time."""
+    """The number of requests that bypassed the picker, because the picker did not answer in time."""
 
 
 class Result(msgspec.Struct, frozen=True):
-    """One run's figures."""
+    """The figures of one run."""
 
     workload: str
     rule: str
@@ -68,9 +69,9 @@ class Case:
     rule: str
     seed: int
     seconds: float
-    """Of arrivals."""
+    """The seconds in which requests arrive."""
     grace_s: float = 8.0
-    """After the last arrival the run goes on for so long."""
+    """The run goes on for this long after the last arrival."""
 
     @property
     def horizon_s(self) -> float:
@@ -93,7 +94,7 @@ class Case:
 
 
 def simulate(case: Case) -> Result:
-    """The same on the virtual clock, in a second or less."""
+    """The same run on the virtual clock, in a second or less."""
     product = product_of(case.rule)
     plan = FleetPlan(
         shape=SHAPE,
@@ -111,8 +112,9 @@ def simulate(case: Case) -> Result:
 async def live(
     case: Case, *, servers: Sequence[ModelServer], session: aiohttp.ClientSession, directory: Path
 ) -> Result:
-    """On running model servers, whose caches are emptied first;
-    all else is started for this run alone, in `directory`."""
+    """A run on running model servers, whose caches are emptied first. All other processes are started for
+    this run only, in `directory`.
+    """
     for server in servers:
         await server.forget_prefixes(session)
     clock = RunClock()
@@ -140,7 +142,7 @@ async def live(
 
 @dataclass(frozen=True, slots=True)
 class _Front:
-    """What stands before the servers."""
+    """The processes in front of the servers."""
 
     envoy: EnvoyProcess
     pids: dict[str, list[int]]
@@ -189,7 +191,7 @@ async def _stand_in(
 
 
 async def name_servers(sent: Sent, envoy: EnvoyProcess) -> None:
-    """Who served each request, from Envoy's log."""
+    """Set which server answered each request, from Envoy's log."""
     ended = [record for record in sent.records if record.ended_s is not None]
     await wait_until(lambda: len(envoy.access_log()) >= len(ended), what="Envoy has written its log")
     served = {entry["request_id"]: entry["served_by"] for entry in envoy.access_log()}
@@ -198,7 +200,9 @@ async def name_servers(sent: Sent, envoy: EnvoyProcess) -> None:
 
 
 def outcome_of(sent: Sent, *, servers: int = NUM_SERVERS) -> Outcome:
-    """In the simulator's terms. What only a server knows (adapter loads, preemptions) stays 0."""
+    """The result in the simulator's terms. Values that only a server knows (adapter loads, preemptions) stay
+    0.
+    """
     seen = [record for record in sent.records if record.num_cached_tokens is not None]
     return Outcome(
         records=sent.records,
@@ -212,8 +216,9 @@ def outcome_of(sent: Sent, *, servers: int = NUM_SERVERS) -> Outcome:
 
 
 def load_cov(records: Sequence[Record], *, until_s: float, servers: int = NUM_SERVERS) -> float:
-    """Coefficient of variation of the requests inside the servers, each second, averaged,
-    as the simulated fleet takes it."""
+    """The coefficient of variation of the requests inside the servers, for each second, averaged; the
+    simulated fleet computes it in the same way.
+    """
     names = sorted({record.server for record in records if record.server})
     covs = []
     for half in range(1, int(2 * until_s), 2):
@@ -242,7 +247,7 @@ def _lateness(sent: Sent, uses: dict[str, Use], *, bypassed: int) -> Lateness:
 
 
 async def settled(session: aiohttp.ClientSession, servers: Sequence[ModelServer]) -> None:
-    """Wait until no request of the run before is left in the servers."""
+    """Wait until no request of the previous run is left in the servers."""
 
     async def idle() -> bool:
         for server in servers:

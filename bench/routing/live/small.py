@@ -1,9 +1,9 @@
-"""The fleet and the workloads of the comparison, small enough for two cores:
-one description, from which both sides are made.
+"""The fleet and the workloads of the comparison, small enough for two cores. Both sides are made from this
+one description.
 
 Workloads are the benchmark's own generators. Prompts have a quarter of their tokens, answers an eighth, and
-pauses last a quarter, over caches, batches and speeds of a quarter, so that misses and hits differ by what
-they do at full size while a request costs a laptop some milliseconds. The same seed gives both sides the same
+pauses last a quarter. Caches, batches and speeds are a quarter, too. So misses and hits differ by as much as
+at full size, while a request costs a laptop some milliseconds. The same seed gives both sides the same
 requests.
 """
 
@@ -62,7 +62,7 @@ class Small:
     adapters: tuple[str, ...] = ()
 
     def workload(self, *, seed: int, seconds: float) -> OpenLoop | ClosedLoop:
-        """Arrivals for about so long; always the same for the same arguments."""
+        """Arrivals for about this long. The same arguments always give the same arrivals."""
         rng = random.Random(f"{self.name} {seed}")
         if self.make is not None:
             timed = self.make(rng, max(8, round(self.rate_per_s * seconds)))
@@ -73,7 +73,7 @@ class Small:
 
 
 def server_flags(*, num_blocks: int = SHAPE.num_blocks) -> list[str]:
-    """What makes a model server of this shape."""
+    """The flags that give a model server this shape."""
     limits, costs = SHAPE.limits, SHAPE.costs
     flags: Mapping[str, object] = {
         "block-size": SHAPE.block_tokens,
@@ -88,7 +88,8 @@ def server_flags(*, num_blocks: int = SHAPE.num_blocks) -> list[str]:
         "interference": costs.interference,
         "lora-load-ms": 1000 * costs.lora_load_s,
         "speed": costs.speed,
-        "stream-interval": 8,  # the first token always comes alone; fewer of the others' events to pass on
+        # the first token always comes alone; so there are fewer later events to pass on
+        "stream-interval": 8,
     }
     made = [str(part) for name, value in flags.items() for part in (f"--{name}", value)]
     return [*made, *(part for name in ADAPTERS for part in ("--lora", name))]

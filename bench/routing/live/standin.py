@@ -1,8 +1,8 @@
-"""A rule of the benchmark in a picker's place:
-Envoy asks it over ext_proc, and it is told what the simulator would tell it.
+"""A rule of the benchmark in place of a picker: Envoy asks it over ext_proc, and it hears the same news as in
+the simulator.
 
-It runs in the generator's process, which hears of first tokens and ends without delay,
-and reads the servers' pages once a second.
+It runs in the generator's process. So it hears of first tokens and ends without delay. It reads the servers'
+pages once a second.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _SCRAPE_S: Final = 1.0
 
 
 class StandIn:
-    """Between Envoy, which asks with a request's id, and a router, which wants the request."""
+    """Stands between Envoy, which asks with a request's id, and a router, which needs the request."""
 
     def __init__(self, router: Router, addresses: Mapping[str, str], *, clock: RunClock) -> None:
-        """`addresses`: by the names that the router uses."""
+        """`addresses`: by the server names that the router uses."""
         self._router = router
         self._addresses = addresses
         self._clock = clock
@@ -43,7 +43,9 @@ class StandIn:
         router.set_servers(list(addresses), restarted="", now=0.0)
 
     def destination(self, exchange: Exchange) -> str:
-        """For Envoy. A request that it sends again, after a failure, goes where its fallback says."""
+        """The answer to Envoy. If Envoy sends a request again after a failure, the request goes where its
+        fallback says.
+        """
         request = self._waiting.pop(exchange.headers[REQUEST_ID], None)
         if request is None:
             return ""
@@ -66,7 +68,7 @@ class StandIn:
             self._router.ended(request_id, failed=failed, cached_tokens=cached_tokens, now=now)
 
     async def scrape(self, name: str, server: ModelServer, session: aiohttp.ClientSession) -> None:
-        """One server's pages, until cancelled."""
+        """Read one server's pages, until cancelled."""
         while True:
             async with session.get(f"{server.url}/metrics") as response:
                 page = parse_page(await response.read(), scraped_at=self._clock())
@@ -75,7 +77,7 @@ class StandIn:
 
 
 def snapshot_of(page: EndpointMetrics) -> Snapshot:
-    """In the simulator's terms; what a server does not say is 0."""
+    """The page in the simulator's terms. Values that a server does not state are 0."""
     return Snapshot(
         taken_s=page.scraped_at,
         running=page.running or 0,
@@ -107,7 +109,7 @@ async def running_stand_in(
     session: aiohttp.ClientSession,
     clock: RunClock,
 ) -> AsyncIterator[tuple[StandIn, EnvoyProcess]]:
-    """Envoy before the servers, routed by it."""
+    """An Envoy in front of the servers, which this rule routes."""
     named = {f"pod-{n}": server for n, server in enumerate(servers)}
     standing = StandIn(router, {name: str(s.address) for name, s in named.items()}, clock=clock)
     config = config_in(directory)

@@ -1,9 +1,10 @@
-"""Rules of the picker before four real vLLM servers: nothing of this project stands behind the gateway.
+"""Rules of the picker in front of four real vLLM servers: behind the gateway there is nothing of this
+project.
 
 A real Envoy and a real picker, fresh for each run, send multi-turn conversations to the servers, whose caches
-are emptied first. The simulator runs the same conversations on engines as fast as the servers were measured
-to be. What the picker learned of the servers by the end of a run is kept beside what is true of them. Caller:
-the command, with `--servers vllm`.
+are emptied first. The simulator runs the same conversations on engines that are as fast as the servers were
+measured to be. The report compares what the picker learned of the servers by the end of a run with the true
+values. Caller: the command, with `--servers vllm`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from tests.vllm_env.server import MODEL_NAME, VllmServer
 DEFAULTS: Final = ("least-cost", "affinity", "session", "round-robin", "least-load")
 SETTING: Final = Setting()
 _GRACE_S: Final = 40.0
-"""After the last arrival a run goes on for so long."""
+"""A run goes on for this long after the last arrival."""
 
 
 def main(args: argparse.Namespace) -> int:
@@ -108,7 +109,9 @@ async def one_run(
     session: aiohttp.ClientSession,
     directory: Path,
 ) -> VllmRun:
-    """Live, then simulated. What it starts, but for the servers, is its own, in `directory`."""
+    """One live run, then the simulated one. The processes that it starts, except the servers, are its own, in
+    `directory`.
+    """
     await vllm_fleet.forget(session, servers)
     before = await _pages(session, servers)
     async with running_vllm_gateway(directory, servers, policy={"rule": rule}) as gateway:
@@ -146,7 +149,7 @@ async def one_run(
 
 
 def simulated(rule: str, *, setting: Setting, seed: int, seconds: float, speed: Speed) -> Row:
-    """The same conversations on simulated engines: the row of it."""
+    """The row of the same conversations on simulated engines."""
     fleet = Fleet(
         FleetPlan(shape=setting.shape(speed), num_servers=setting.servers, horizon_s=seconds + _GRACE_S),
         router=simulated_router(rule, seed=seed, adapters=frozenset()),
@@ -183,8 +186,9 @@ def _hit_share(before: dict[str, EndpointMetrics], after: dict[str, EndpointMetr
 
 
 def _rate(before: dict[str, EndpointMetrics], after: dict[str, EndpointMetrics]) -> list[float | None]:
-    """Of each server: prompt tokens computed in a second of prefill, by its own counters.
-    None: it had nothing to compute."""
+    """For each server: the prompt tokens that it computed in a second of prefill, by its own counters. None:
+    it had nothing to compute.
+    """
     pairs = zip(_grown(before, after, "prefill_tokens"), _grown(before, after, "prefill_sum_s"), strict=True)
     return [tokens / seconds if seconds else None for tokens, seconds in pairs]
 

@@ -1,9 +1,9 @@
-"""Real vLLM servers for the live comparison:
-how they are started, how fast they are, and the conversations that they get.
+"""Real vLLM servers for the live comparison: how they are started, how fast they are, and which conversations
+they get.
 
-One description gives the flags of the servers and the simulated engines. How fast a server computes is
-measured on the spot (`probe`), since it depends on the machine and on what else runs there. Callers: `vllm`,
-and the bench of GPUs.
+One description gives the flags of the servers and the simulated engines. The speed of a server is measured on
+the spot (`probe`), since it depends on the machine and on its other work. Callers: `vllm`, and the bench of
+GPUs.
 """
 
 from __future__ import annotations
@@ -40,35 +40,37 @@ _START_S: Final = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Servers and the conversations that they get. The defaults are of SmolLM2 on two cores."""
+    """Servers, and the conversations that they get. The defaults are for SmolLM2 on two cores."""
 
     servers: int = NUM_SERVERS
     cache_blocks: int = 160
-    """5,120 tokens: four caches hold the users' conversations together, and one holds about half of them."""
+    """5,120 tokens: four caches together hold all conversations of the users, and one cache holds about half
+    of them.
+    """
     limits: SchedulerLimits = field(
         default_factory=lambda: SchedulerLimits(max_num_seqs=16, max_num_batched_tokens=512)
     )
     longest_tokens: int = 2048
     users: int = 10
     scale: float = 1.0
-    """Of the conversations' lengths."""
+    """The factor for the lengths of the conversations."""
     probe_tokens: int = 400
     arguments: tuple[str, ...] = ()
-    """More flags of a server."""
+    """Further flags of a server."""
     variables: tuple[tuple[str, str], ...] = ()
-    """More of a server's environment."""
+    """Further environment variables of a server."""
 
     @property
     def cache_tokens(self) -> int:
         return self.cache_blocks * BLOCK_TOKENS
 
     def workload(self, *, seed: int, seconds: float) -> ClosedLoop:
-        """Always the same for the same arguments."""
+        """The same arguments always give the same workload."""
         talking = talks(random.Random(f"talks {seed}"), scale=self.scale)
         return ClosedLoop(talking, users=self.users, until_s=seconds, ramp_s=seconds / 6)
 
     def shape(self, speed: Speed) -> EngineShape:
-        """Servers for the simulator, as fast as all are together."""
+        """Servers for the simulator, with the speed that the real ones have together."""
         costs = CostModel(
             prefill_tokens_per_s=speed.together_tokens_per_s,
             decode_step_s=speed.step_s,
@@ -88,7 +90,7 @@ class Setting:
             cache_blocks=self.cache_blocks,
             prompt_limit_tokens=self.longest_tokens,
             arguments=(*limits, *self.arguments),
-            # Its caches can be emptied between runs in the developers' mode alone.
+            # Its caches can be emptied between runs only in development mode.
             variables={"VLLM_SERVER_DEV_MODE": "1", **dict(self.variables)},
         )
 
@@ -97,8 +99,10 @@ class Setting:
 async def running_vllm_fleet(
     setting: Setting, found: VllmEnvironment, *, model: Path, folder: Path
 ) -> AsyncIterator[list[VllmServer]]:
-    """`vllm-0` and so on, with their logs in `folder`. `model`: a folder.
-    VllmServerError: one does not start."""
+    """Servers named `vllm-0` and so on, with their logs in `folder`. `model`: a folder.
+
+    VllmServerError: a server does not start.
+    """
     servers = [
         VllmServer(found, name=f"vllm-{n}", folder=folder, options=setting.options(model))
         for n in range(setting.servers)
@@ -115,8 +119,9 @@ async def running_vllm_fleet(
 
 
 def talks(rng: random.Random, *, scale: float) -> Iterator[Sequence[Turn]]:
-    """People who chat: one of four system prompts of 192 tokens, 3 to 7 turns, short answers,
-    6 s of thought."""
+    """People who chat: one of four system prompts of 192 tokens, 3 to 7 turns, short answers, 6 s of
+    thinking.
+    """
 
     def tokens(mean: float, *, least: float, most: float) -> int:
         return length(rng, mean=scale * mean, sigma=0.5, least=round(scale * least), most=round(scale * most))
@@ -134,18 +139,18 @@ def talks(rng: random.Random, *, scale: float) -> Iterator[Sequence[Turn]]:
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """How fast the servers are, as a client sees them."""
+    """The speed of the servers, as a client sees it."""
 
     alone_tokens_per_s: float
-    """Prefill of a new prompt, while the other servers do nothing; the mean of the servers."""
+    """Prefill rate for a new prompt while the other servers do nothing; the mean of the servers."""
     together_tokens_per_s: float
-    """The same of each server while all compute: they may share the machine's cores."""
+    """The same for each server while all servers compute, since they may share the machine's cores."""
     step_s: float
-    """Between two tokens of one request, while all answer one."""
+    """The time between two tokens of one request, while every server answers one request."""
 
 
 async def probe(setting: Setting, session: aiohttp.ClientSession, servers: Sequence[VllmServer]) -> Speed:
-    """Measure. Prompts are new, and the caches are emptied before each run."""
+    """Measure the speed. Prompts are new, and the caches are emptied before each run."""
     names = iter(range(1 << 30, 1 << 31))
 
     async def ask(server: VllmServer) -> _Timed:
@@ -178,7 +183,7 @@ class _Timed:
 
 
 def completion(prompt: str, *, answer_tokens: int) -> dict[str, Any]:
-    """A request's body; the answer has exactly so many tokens."""
+    """The body of a request. The answer has exactly this many tokens."""
     return {
         "model": MODEL_NAME,
         "prompt": prompt,

@@ -1,5 +1,6 @@
-"""What runs before real vLLM servers came to:
-rules side by side, the simulator's order, and beliefs beside the truth. Pure."""
+"""The results of the runs in front of real vLLM servers: the rules side by side, the simulator's order, and
+the picker's beliefs beside the true values. Pure.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +16,16 @@ from epp.replay.measure import Row, mean_row, spread
 
 
 class Believed(msgspec.Struct, frozen=True):
-    """What the picker made of one server by the end of a run."""
+    """What the picker believed about one server at the end of a run."""
 
     prefill_tokens_per_s: float
     table_tokens: float
-    """Size of the mirror of its cache."""
+    """The size of the mirror of the server's cache."""
     bytes_per_token: float
 
 
 class VllmRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One rule on one seed."""
+    """One rule with one seed."""
 
     rule: str
     seed: int
@@ -59,7 +60,7 @@ def report(runs: Sequence[VllmRun]) -> str:
 
 
 def rules(by_rule: dict[str, list[VllmRun]]) -> str:
-    """One line for each rule, the best mean first; means over the seeds that all rules have run."""
+    """One line for each rule, the best mean first. Means are over the seeds that all rules have run."""
     lines = [
         (
             "| rule | seeds | TTFT mean s (spread) | paced, tokens | simulated | p50 | p90 | p99 | TPOT p90 ms | hits, counted by the servers "
@@ -80,18 +81,18 @@ def rules(by_rule: dict[str, list[VllmRun]]) -> str:
 
 
 def paced(run: VllmRun) -> float:
-    """Mean TTFT in prompt tokens: as many as a server computed in that time,
-    by its own counters in the same run.
+    """The mean TTFT in prompt tokens: how many tokens a server computed in that time, by its own counters in
+    the same run.
 
-    On a machine that others use too, servers are several times as fast in one run as in the next:
-    seconds compare machines then, and this compares rules.
+    On a machine with other work, servers are several times as fast in one run as in the next. Seconds then
+    compare the states of the machine; this number compares rules.
     """
     rates = [rate for rate in run.true_prefill_tokens_per_s if rate is not None]
     return run.live.ttft_mean_s * fmean(rates)
 
 
 def order(by_rule: dict[str, list[VllmRun]]) -> str:
-    """Where the simulator has two rules the other way round."""
+    """The pairs of rules that the simulator puts in the other order."""
     apart, wrong = 0, []
     for one, other in combinations(by_rule, 2):
         sims = [fmean(r.simulated.ttft_mean_s for r in by_rule[name]) for name in (one, other)]
@@ -110,7 +111,7 @@ def order(by_rule: dict[str, list[VllmRun]]) -> str:
 
 
 def beliefs(runs: Sequence[VllmRun]) -> str:
-    """Means over servers and runs, the least and the most in brackets."""
+    """Means over servers and runs. Brackets have the least and the most."""
     pairs = [
         ("prefill rate, tokens/s", _flat(r.true_prefill_tokens_per_s for r in runs), "prefill_tokens_per_s"),
         ("cache, tokens", [float(r.true_cache_tokens) for r in runs], "table_tokens"),

@@ -1,7 +1,7 @@
-"""Prompts of the simulated requests as text that the made-up tokenizer cuts into exactly as many tokens.
+"""The prompts of the simulated requests, as text that the made-up tokenizer cuts into exactly as many tokens.
 
-Equal segments are equal text, as in `model_server.sim.prompts`.
-An answer that a later prompt goes on from is what the server really said. Callers: the generator.
+Equal segments are equal text, as in `model_server.sim.prompts`. An answer from which a later prompt continues
+is the text that the server really sent. Callers: the generator.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from model_server.sim.prompts import Segment
 from tests.vllm_env import prompts
 
 MADE_UP: Final = tuple(f" {a}{b}{c}" for a in "bdfgklmnprstvz" for b in "aeiou" for c in "bdfgklmnprstvz")
-"""A token each for the made-up tokenizer, of four bytes with its space."""
+"""Each word is one token for the made-up tokenizer: four bytes with its space."""
 ENGLISH: Final = tuple(f" {word}" for word in prompts.WORDS)
-"""A token each for most tokenizers of real models."""
+"""Each word is one token for most tokenizers of real models."""
 
 
 @functools.lru_cache(maxsize=2048)
@@ -29,7 +29,7 @@ def _words(segment_id: int, num_tokens: int, words: tuple[str, ...]) -> str:
 def prompt_of(
     segments: Sequence[Segment], *, answers: Mapping[int, str], words: tuple[str, ...] = MADE_UP
 ) -> str:
-    """`answers`: what servers said, by segment id."""
+    """`answers`: the text that servers sent, by segment id."""
     return "".join(
         answers.get(segment.segment_id) or _words(segment.segment_id, segment.num_tokens, words)
         for segment in segments
