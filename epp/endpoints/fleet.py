@@ -57,6 +57,8 @@ class Fleet:
         self._serving = Serving((), (), everyone=range(0))
         """Which server serves which model. Kept, since every pick needs it."""
         self._away = AwayModels()
+        self._pools: AbstractSet[str] = frozenset()
+        """Pools that have servers."""
         self._unions: dict[frozenset[Address] | None, bytes | None] = {}
         """Answers to `GET /v1/models`, by subset."""
         self._aliases: Sequence[ModelCard] = ()
@@ -130,6 +132,7 @@ class Fleet:
         self._no_answers = frozenset(
             slot for slot, s in enumerate(self._in_slots) if not s.endpoint.role.answers
         )
+        self._pools = frozenset(s.endpoint.pool for s in self._in_slots)
         self.ranked = any(s.endpoint.rank is not None for s in self._in_slots)
         self._prefilling = [slot for slot, s in enumerate(self._in_slots) if s.endpoint.role.prefills]
         return FleetChange(added=tuple(added), removed=removed, restarted=tuple(restarted))
@@ -167,7 +170,7 @@ class Fleet:
 
     def housekeep(self, *, now: float) -> None:
         """Work that must not delay a pick."""
-        self._away.give_up({state.endpoint.pool for state in self._in_slots}, now=now)
+        self._away.give_up(self._pools, now=now)
 
     def _start_anew(self, state: EndpointState, *, now: float) -> None:
         """Reset the state, because another process serves under this name."""
@@ -356,6 +359,7 @@ class Fleet:
         assert all(not self._in_slots[slot].endpoint.role.answers for slot in self._no_answers)
         assert all(self._in_slots[slot].endpoint.role.prefills for slot in self._prefilling)
         assert self._columns.roster.models == [state.model for state in self._in_slots]
+        assert self._pools == {state.endpoint.pool for state in self._in_slots}
         assert self.models == {state.model for state in self._in_slots}
         assert self.unlisted == sum(state.listed is None for state in self._in_slots)
         for name, state in self._states.items():

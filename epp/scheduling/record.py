@@ -13,7 +13,7 @@ import numpy as np
 from epp.config.policy import Policy, PolicySpec
 from epp.decision import Candidate, Decision, PickRequest, WouldPick
 from epp.scheduling.rules import MOST, cost_parts_s
-from epp.scheduling.schedule import Choice, Request
+from epp.scheduling.schedule import Choice, Request, excluded
 from epp.scheduling.snapshot import Floats, Snapshot
 from epp.types import Endpoint
 
@@ -96,43 +96,29 @@ class Shown(Sequence[Candidate]):
     """The best candidates. They are formatted only when somebody reads the decision, since people read few
     decisions.
 
-    If there are many candidates, only those that are shown are kept until then.
+    If there are many candidates, only the numbers of those that are shown are kept until then.
     """
 
-    __slots__ = ("_asked", "_best", "_choice", "_made", "_snapshot", "_spec")
+    __slots__ = (
+        "_left_out",
+        "_made",
+        "_numbers",
+        "_places",
+        "_roster",
+        "_slots",
+        "_spec",
+        "best_cached_tokens",
+    )
 
     def __init__(self, choice: Choice, snapshot: Snapshot, asked: Request, *, spec: PolicySpec) -> None:
-        self._best = asked.cached_tokens
-        if len(snapshot.slots) > MOST:
-            self._best = asked.cached_tokens.max(keepdims=True)
-            choice, snapshot, asked = _narrowed(choice, snapshot, asked)
-        self._choice = choice
-        self._snapshot = snapshot
-        self._asked = asked
-        self._spec = spec
-        self._made: tuple[Candidate, ...] | None = None
-
-    @property
-    def best_cached_tokens(self) -> int:
+        cached = asked.cached_tokens
+        self.best_cached_tokens = int(cached.item(cached.argmax()))
         """The most tokens of the prompt that any candidate held, whether it is shown or not."""
-        return int(max(self._best.tolist()))  # for a few values, numpy's max takes ten times as long
-
-    def __len__(self) -> int:
-        return len(self._choice.places)
-
-    @overload
-    def __getitem__(self, index: int) -> Candidate: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Candidate]: ...
-    def __getitem__(self, index: int | slice) -> Candidate | Sequence[Candidate]:
-        if self._made is None:
-            self._made = tuple([self._candidate(place) for place in self._choice.places])
-        return self._made[index]
-
-    def _candidate(self, place: int) -> Candidate:
-        choice, snapshot, asked = self._choice, self._snapshot, self._asked
-        columns: tuple[Floats | None, ...] = (
-            asked.cached_tokens,
+        self._places = choice.places
+        self._slots = snapshot.slots
+        self._left_out = choice.left_out
+        self._numbers: tuple[Floats | None, ...] = (
+            cached,
             choice.uncached_tokens,
             snapshot.undone_tokens,
             snapshot.in_flight,
@@ -143,16 +129,42 @@ class Shown(Sequence[Candidate]):
             choice.load_s,
             snapshot.failure_share,
         )
-        numbers: list[Any] = [c[place].item() if c is not None else None for c in columns]
+        if len(self._slots) > MOST:
+            index = np.array(self._places)
+            self._numbers = tuple([None if column is None else column[index] for column in self._numbers])
+            self._left_out = {name: over[index] for name, over in self._left_out.items()}
+            self._slots = [self._slots[place] for place in self._places]
+            self._places = list(range(len(self._slots)))
+        self._roster = snapshot.roster
+        self._spec = spec
+        self._made: tuple[Candidate, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> Candidate: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Candidate]: ...
+    def __getitem__(self, index: int | slice) -> Candidate | Sequence[Candidate]:
+        if self._made is None:
+            self._made = tuple([self._candidate(place) for place in self._places])
+        return self._made[index]
+
+    def _candidate(self, place: int) -> Candidate:
+        numbers: list[Any] = [
+            column[place].item() if column is not None else None for column in self._numbers
+        ]
         cached, uncached, undone, in_flight, waiting, kv_usage, rate, score_s, load_s, share = numbers
         parts_s = cost_parts_s(undone, uncached, in_flight, rate, load_s, cost=self._spec.cost)
         parts_s["failing"] = self._spec.failures.cost_seconds * (share or 0.0)
         spared_s = 0.0 if score_s is None or isnan(score_s) else sum(parts_s.values()) - score_s
         if spared_s > _LEAST_SPARED_S:
             parts_s["stall"] -= spared_s
+        slot = self._slots[place]
         return Candidate(
-            name=snapshot.name(place),
-            address=snapshot.address(place),
+            name=self._roster.names[slot],
+            address=self._roster.addresses[slot],
             matched_tokens=int(cached),
             uncached_tokens=int(uncached),
             backlog_tokens=int(undone),
@@ -162,20 +174,5 @@ class Shown(Sequence[Candidate]):
             prefill_tokens_per_s=rate,
             score_s=0.0 if score_s is None or isnan(score_s) else score_s,
             parts_s=parts_s,
-            excluded=choice.excluded(place),
+            excluded=excluded(self._left_out, place),
         )
-
-
-def _narrowed(choice: Choice, snapshot: Snapshot, asked: Request) -> tuple[Choice, Snapshot, Request]:
-    """The same choice, snapshot and request for only the shown candidates, in their order."""
-    index = np.array(choice.places)
-    few = Choice(
-        list(range(len(index))),
-        choice.reason,
-        choice.uncached_tokens[index],
-        None if choice.score_s is None else choice.score_s[index],
-        None if choice.load_s is None else choice.load_s[index],
-        {name: over[index] for name, over in choice.left_out.items()},
-        choice.saturated,
-    )
-    return few, snapshot.narrowed(index), Request(asked.prompt_tokens, asked.cached_tokens[index])

@@ -63,9 +63,10 @@ class Choice(Facts, frozen=True):
     saturated: bool
     """Whether every candidate that does not fail is over a load threshold. All of these were then ranked."""
 
-    def excluded(self, place: int) -> str:
-        """Why a candidate was left out. Empty: the candidate was considered."""
-        return next((name for name, over in self.left_out.items() if over[place]), "")
+
+def excluded(left_out: Mapping[str, Bools], place: int) -> str:
+    """Why a candidate was left out. Empty: the candidate was considered."""
+    return next((name for name, over in left_out.items() if over[place]), "")
 
 
 def over_limits(load: Load, snapshot: Snapshot) -> dict[str, Bools]:
@@ -93,10 +94,10 @@ def uncached_tokens(request: Request, gain: Gain) -> Floats:
     cached = request.cached_tokens
     if not request.matched:
         return _all_of(cached, request.prompt_tokens)
-    least = max(gain.min_match_tokens, gain.min_match_ratio * request.prompt_tokens)
-    if not np.count_nonzero(cached) or np.count_nonzero(cached >= least):
-        return request.prompt_tokens - cached
-    return _all_of(cached, request.prompt_tokens)
+    most = cached.item(cached.argmax())
+    if most and most < max(gain.min_match_tokens, gain.min_match_ratio * request.prompt_tokens):
+        return _all_of(cached, request.prompt_tokens)
+    return request.prompt_tokens - cached
 
 
 def _all_of(cached: Floats, prompt_tokens: int) -> Floats:

@@ -12,7 +12,7 @@ from epp.config.policy import PolicySpec, RuleName
 from epp.config.routing import Gain, Load
 from epp.errors import NoEndpointError, SaturatedError
 from epp.scheduling.rules import MOST
-from epp.scheduling.schedule import Choice, Request, Scheduler, over_limits, uncached_tokens
+from epp.scheduling.schedule import Choice, Request, Scheduler, excluded, over_limits, uncached_tokens
 from tests.unit.scheduling.snapshots import UNKNOWN, Seen, request, snapshot
 
 LOAD = Load(max_waiting=10, max_kv_usage=0.9, max_undone_tokens=1000)
@@ -56,7 +56,7 @@ def test_endpoints_over_a_threshold_come_last_with_the_reason_of_the_first_that_
     choice = choose([Seen("a", waiting=11, kv_usage=1.0), Seen("b", kv_usage=1.0), Seen("c", in_flight=9)])
     assert choice.places[0] == 2
     assert sorted(choice.places[1:]) == [0, 1]
-    assert [choice.excluded(place) for place in (0, 1, 2)] == ["waiting", "kv_usage", ""]
+    assert [excluded(choice.left_out, place) for place in (0, 1, 2)] == ["waiting", "kv_usage", ""]
 
 
 def test_those_left_out_are_ordered_by_load() -> None:
@@ -133,7 +133,7 @@ def test_somebody_is_always_chosen_and_exactly_those_over_a_threshold_are_left_o
     if choice.saturated:
         assert not choice.left_out
         return
-    assert {n for n in range(len(seen)) if choice.excluded(n)} == heavy
+    assert {n for n in range(len(seen)) if excluded(choice.left_out, n)} == heavy
     shown_light = [place for place in choice.places if place not in heavy]
     assert shown_light == choice.places[: len(shown_light)]
     assert len(shown_light) == min(MOST, len(seen) - len(heavy))
