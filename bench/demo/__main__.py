@@ -88,7 +88,7 @@ def _rules(text: str) -> Sequence[RuleName]:
     chosen = [rule for name in names for rule in _RULES if rule == name]
     if len(chosen) != len(names):
         unknown = next(name for name in names if name not in _RULES)
-        raise argparse.ArgumentTypeError(f"{unknown!r} is none of {', '.join(_RULES)}")
+        raise argparse.ArgumentTypeError(f"{unknown!r} is not one of {', '.join(_RULES)}")
     return chosen
 
 

@@ -1,1 +1,3 @@
-"""`make bench-gpu`: the rows that need an accelerator, in one command that goes on where it stopped."""
+"""`make bench-gpu`: the measurements that need an accelerator, in one command. A further run continues where
+the last one stopped.
+"""

@@ -38,9 +38,9 @@ DONE, FAILED, OUT_OF_TIME, NOT_POSSIBLE, LEFT = (
     "not run",
 )
 Run = Callable[[Step, list[str]], tuple[int | None, str]]
-"""A step's command: its exit status, None where it ran out of time, and what it printed."""
+"""Runs a step's command. Returns its exit status (None: it ran out of time) and its output."""
 _TO_END_S = 10.0
-"""What a step that is asked to end has to end its own processes."""
+"""The time that a step gets to end its own processes after it was asked to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Outcome:
     device: str
     seconds: float
     told: str
-    """What it printed, or why it did not run."""
+    """The step's output, or the reason why it did not run."""
 
 
 def main() -> int:
@@ -81,7 +81,7 @@ def main() -> int:
 
 
 def _gpu(device: str) -> str:
-    """Its name; empty where torch is not installed or sees none."""
+    """The name of the GPU. Empty: torch is not installed or sees no GPU."""
     if importlib.util.find_spec("torch") is None:
         return ""
     import torch  # noqa: PLC0415 - not every Python that runs the tiny steps has it
@@ -90,8 +90,10 @@ def _gpu(device: str) -> str:
 
 
 def run_all(wanted: Sequence[Step], *, folder: Path, device: str, limit_s: float, run: Run) -> list[Outcome]:
-    """Every step has an outcome.
-    The page and the file are written after each, so that a run may be cut off at any time."""
+    """Run all steps. Every step gets an outcome.
+
+    The page and the file are written after each step, so that a run may be cut off at any time.
+    """
     state = folder / "state.json"
     kept = {one["name"]: Outcome(**one) for one in json.loads(state.read_text())} if state.exists() else {}
     found = {
@@ -130,7 +132,7 @@ def _outcome(step: Step, *, folder: Path, device: str, run: Run) -> Outcome:
         return Outcome(step.name, step.rows, NOT_POSSIBLE, device, 0.0, step.missing)
     print(f"--- {step.name}", flush=True)
     figures = folder / f"{step.name.replace(', ', '-').replace(' ', '-')}.json"
-    # What a step that did not end has left would be counted as repeats of this one.
+    # Output that an incomplete step left behind would count as repeats of this step.
     figures.unlink(missing_ok=True)
     started = time.monotonic()
     status, told = run(step, step.command(sys.executable, figures.absolute()))
@@ -141,8 +143,9 @@ def _outcome(step: Step, *, folder: Path, device: str, run: Run) -> Outcome:
 
 
 def run(step: Step, command: list[str]) -> tuple[int | None, str]:
-    """A step that takes too long is asked to end, so that it can end what it started. What is left of its
-    group is then killed: a server that went on would slow down every later step."""
+    """Run a command. A step that takes too long is asked to end, so that it can end its processes. The rest
+    of its process group is then killed, because a server that goes on would slow down every later step.
+    """
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         try:

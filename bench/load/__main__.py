@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if value is not None:
             further += [option, value]
     if args.scenario == "compare" and args.what not in ("", *SCENARIOS):
-        parser.error(f"compare: {args.what!r} is none of {', '.join(SCENARIOS)}")
+        parser.error(f"compare: {args.what!r} is not one of {', '.join(SCENARIOS)}")
     try:
         if args.scenario == "make-trace":
             return _make_trace(args, parser)

@@ -1,9 +1,10 @@
-"""How well a calibrated cost model foretells the server that it was fitted to,
-on requests that were not in the fit.
+"""Measures how well a calibrated cost model predicts the server that it was fitted to, on requests that were
+not in the fit.
 
-Give it the running server (`--url`) and the file that `model-server calibrate` made of it (`--cost`): it
-starts a server of the cost model with that file and puts the same requests to both, in turns. Prompts are
-random tokens, so nothing is found in a cache. Lengths, batches and arrivals are none that a calibration asks.
+Give the bench the running server (`--url`) and the file that `model-server calibrate` made for it (`--cost`).
+The bench starts a server of the cost model with this file, and sends the same requests to both servers in
+turns. Prompts are random tokens, so no cache holds a part of them. No calibration uses the same lengths,
+batches and arrivals.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tests.harness.model_servers import running_model_servers
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request, `at_s` after the first of its scenario."""
+    """One request, which is sent `at_s` after the first request of its scenario."""
 
     at_s: float
     prompt_tokens: int
@@ -50,7 +51,7 @@ def scenarios(*, requests_per_s: float) -> dict[str, list[Asked]]:
 
 
 async def served(server: ServerUnderTest, asked: Sequence[Asked]) -> dict[str, float]:
-    """Means over the requests, in seconds: to the first token, and a further token."""
+    """Means over the requests, in seconds: time to the first token, and time for a further token."""
 
     async def one(request: Asked) -> Trace:
         await asyncio.sleep(request.at_s)
@@ -66,7 +67,7 @@ async def served(server: ServerUnderTest, asked: Sequence[Asked]) -> dict[str, f
 
 
 Measured = dict[str, dict[str, list[dict[str, float]]]]
-"""By scenario and side: a dict of figures for each repeat."""
+"""By scenario and side: the figures of each repeat, as a dict."""
 
 
 async def measure(args: argparse.Namespace) -> Measured:
@@ -90,7 +91,7 @@ async def measure(args: argparse.Namespace) -> Measured:
 
 
 def lines(measured: Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]]) -> list[list[Cell]]:
-    """Medians of the repeats; each ratio is the median of the repeats' own."""
+    """Medians of the repeats. Each ratio is the median of the ratios within the repeats."""
     rows: list[list[Cell]] = []
     for name, sides in measured.items():
         row: list[Cell] = [name]

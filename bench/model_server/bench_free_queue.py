@@ -1,11 +1,12 @@
-"""Row 001-4: what leaving the middle of the free queue costs, in its three forms, by hit rate and pool size.
+"""Row 001-4: the cost of taking blocks out of the middle of the free queue, in its three forms, by hit rate
+and pool size.
 
-Run with `python -m bench.model_server.bench_free_queue [--json FILE]`, a minute or two. A request is 64
-blocks; with the probability of the hit rate all of them are found in the free queue, otherwise all are new; 8
-requests live at a time and each request ends a step. `request` is CPU time of the engine's thread for one
-request (hold or take, cache, release, and the wait for the sweeping thread); `process` is that of all
-threads; `longest` is wall time. The three forms take turns in each round and the table has medians of the
-rounds.
+Run with `python -m bench.model_server.bench_free_queue [--json FILE]`, a minute or two. A request has 64
+blocks. With the probability of the hit rate all of them are found in the free queue, otherwise all are new.
+There are 8 requests at a time, and each request ends a step. `request` is the CPU time of the engine's thread
+for one request (hold or take, cache, release, and the wait for the sweeping thread). `process` is the CPU
+time of all threads. `longest` is wall time. The three forms take turns in each round, and the table has
+medians of the rounds.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ class Measured:
 
 
 class Served:
-    """A pool kept as a busy server keeps it:
-    everything free has content, and half of it is asked for again."""
+    """A pool in the state of a busy server: every free block has content, and half of the content is asked
+    for again.
+    """
 
     def __init__(self, queue: QueueName, *, num_blocks: int, hit_rate: float) -> None:
         self._pool = BlockPool(num_blocks, order=make_order("lru", queue=queue))
@@ -53,7 +55,7 @@ class Served:
             self._admit(self._new_names())
 
     def prompts(self, count: int) -> list[list[BlockHash]]:
-        """Names for the next requests; what the benchmark times is not making these."""
+        """Names for the next requests. Making them is not part of the measured time."""
         return [
             self._rng.choice(self._known) if self._rng.random() < self._hit_rate else self._new_names()
             for _ in range(count)

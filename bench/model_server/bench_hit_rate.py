@@ -1,7 +1,8 @@
-"""Rows 000-5, 000-6 and 000-8: hit rates of the hash table report's experiment, of its bound K,
-and of three policies.
+"""Rows 000-5, 000-6 and 000-8: hit rates of the hash table report's experiment, with its bound K, and of
+three policies.
 
-Run with `python -m bench.model_server.bench_hit_rate [--json FILE]`, two minutes. Counts, not times.
+Run with `python -m bench.model_server.bench_hit_rate [--json FILE]`, two minutes. The results are counts, not
+times.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def figure_1(answer_tokens: tuple[int, int] = ANSWER_TOKENS) -> list[tuple[float
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Of one bound K: for each p the share of prompts found, and the one that is expected."""
+    """The results of one bound K: for each p, the share of prompts found and the expected share."""
 
     bound: int
     points: list[tuple[float, float, float]]
@@ -83,8 +84,8 @@ def family(
 
 
 def answers_for_the_reported_rate(prompt_tokens: int) -> tuple[float, float]:
-    """Tokens of an answer, on the average, with which 8.14 % of all tokens are those of a prompt seen before,
-    and the rate seen there.
+    """The mean number of answer tokens with which 8.14 % of all tokens belong to a prompt that was seen
+    before, and the rate seen there.
 
     A prompt is found 999 of 1,000 times: rate = 0.999 n / (n + answer).
     """
@@ -127,7 +128,7 @@ def sweep_of_the_bound(p: float = 0.8, *, bounds: tuple[int, ...] = BOUNDS) -> l
 def policies_on_one_trace(
     *, num_requests: int = 2000, pools: tuple[int, ...] = POOLS, drift_every: int | None = None
 ) -> list[list[float]]:
-    """For each number of blocks, the prefill tokens saved by each of the policies, as a share of all."""
+    """For each number of blocks: the prefill tokens that each policy saves, as a share of all."""
     rows = []
     for num_blocks in pools:
         row: list[float] = [num_blocks]

@@ -1,11 +1,13 @@
-"""Row 001-7: a serving load with a shared start, and row 001-8's other half,
-with the block cache and without; simulated.
+"""Row 001-7: a serving load with a shared start; and the other half of row 001-8, with the block cache and
+without; simulated.
 
-500 requests of 336 shared and 560 own tokens (the document's 330 and 550, in whole blocks of 16), 150
-answered, Poisson arrivals at several rates, one server of the cost model's sizes: an 8B model on one
-data-centre GPU, or, with `--cost`, what `model-server calibrate` found of a real one. Without the cache means
-that every request's start is its own. Times are the model's, not measured ones; hits are exact.
-`python -m bench.model_server.bench_serving`, seconds.
+There are 500 requests of 336 shared and 560 own tokens (the document's 330 and 550, in whole blocks of 16),
+with 150 answered tokens and Poisson arrivals at several rates. They go to one server with the cost model's
+sizes: an 8B model on one data-centre GPU, or, with `--cost`, the sizes that `model-server calibrate` found
+for a real server. "Without the cache" means that every request has its own start. Times come from the model
+and are not measured; hits are exact.
+
+`python -m bench.model_server.bench_serving` takes seconds.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _DEFAULT_COSTS = CostModel()
 
 
 class OneServer:
-    """Every request goes to the only server there is."""
+    """Every request goes to the only server."""
 
     def set_servers(self, names: Sequence[str], *, restarted: str, now: float) -> None:
         [self._name] = names
@@ -93,7 +95,9 @@ def hit_share(records: Sequence[Record]) -> float:
 def rows(
     rates: Sequence[float], *, seeds: Sequence[int], costs: CostModel = _DEFAULT_COSTS
 ) -> list[list[float]]:
-    """For each rate: hits, TTFT with and without and their ratio, TPOT the same; means over the seeds."""
+    """For each rate: hits, TTFT with and without the cache and their ratio, and the same for TPOT; means over
+    the seeds.
+    """
     told = []
     for rate in rates:
         on = [serve(rate_per_s=rate, shared=True, seed=seed, costs=costs) for seed in seeds]

@@ -1,11 +1,11 @@
-"""Row 001-8, the part without a model: CPU that the engine's core takes for a step,
-with the block cache on and off.
+"""The part of row 001-8 that needs no model: the CPU time of the engine's core for a step, with the block
+cache on and off.
 
-Run with `python -m bench.model_server.bench_step_cpu [--json FILE]`, under a minute. Unique prompts, so no
-hit pays anything back; 64 requests at a time of 512 tokens and 64 answered; the runner computes nothing and
-answers at once. The same requests are served with and without the cache in turns; medians. The share is of a
-step of 20 ms, the decode step of the cost model's default (an 8B model on one data-centre GPU): modelled, not
-measured here.
+Run with `python -m bench.model_server.bench_step_cpu [--json FILE]`, under a minute. All prompts differ, so
+no hit saves anything. There are 64 requests at a time, with 512 tokens and 64 answered tokens. The runner
+computes nothing and answers at once. The same requests are served with and without the cache in turns; the
+table has medians. The share is that of a step of 20 ms, the decode step of the cost model's default (an 8B
+model on one data-centre GPU). This step is modelled, not measured here.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ REQUESTS, PROMPT_TOKENS, ANSWER_TOKENS = 128, 512, 64
 
 
 class Instant:
-    """Answers with token 1, at once."""
+    """Answers with token 1 at once."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         return StepResult([TokenId(1) if chunk.samples else None for chunk in plan.chunks], 0.0)
 
 
 def serve(algorithm: HashAlgorithm | None) -> tuple[float, int]:
-    """CPU milliseconds and steps for all requests; None: without the cache."""
+    """CPU milliseconds and steps for all requests. None: without the cache."""
     config = EngineConfig(
         num_blocks=4096,
         block_size_tokens=16,

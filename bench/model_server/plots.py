@@ -1,7 +1,7 @@
-"""The pictures of docs/bench-caching.md, from what the benchmarks wrote with --json.
+"""The pictures of docs/bench-caching.md, made from the files that the benchmarks wrote with --json.
 
-`python -m bench.model_server.plots --hit-rates FILE --engine FILE --peers FILE` writes those whose file is
-given to bench/model_server/figures.
+`python -m bench.model_server.plots --hit-rates FILE --engine FILE --peers FILE` writes the pictures of each
+given file to bench/model_server/figures.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def of_engine(content: Content) -> Pictures:
     groups = []
     for row in content["rows"]:
         if row["row"] in ("000-figure-2", "001-7") or row["row"].endswith("-by-answer"):
-            continue  # a picture and a table of their own
+            continue  # has its own picture and table
         for line in row["rows"]:
             label, share = _share(row["row"], line)
             groups.append(Bars(label, (1.0, share)))
@@ -108,7 +108,7 @@ def of_engine(content: Content) -> Pictures:
 
 
 def of_peers(content: Content) -> Pictures:
-    """From bench-peers: CPU seconds of each engine on the rows timed whole, and to the first token."""
+    """From bench-peers: CPU seconds of each engine, on the rows timed as a whole and to the first token."""
     rows = {name: Recorded.read(kept) for name, kept in content["rows"].items()}
     pictures = {}
     whole = [
@@ -145,7 +145,7 @@ def _policies(title: str, rows: Sequence[Sequence[float]]) -> str:
 
 
 def _share(row: str, line: Content) -> tuple[str, float]:
-    """A bar's label, and the time with the cache over that without."""
+    """A bar's label, and the time with the cache divided by the time without."""
     match row:
         case "000-7":
             return f"000-7 {line['p']:g}/{line['answer tokens']}", 1 / line["ratio"]

@@ -1,9 +1,9 @@
-"""The hash table report's experiment on the block cache alone:
-its prompt generator, and what of the prompts is found.
+"""The hash table report's experiment on the block cache alone: its prompt generator, and which prompts are
+found.
 
-Hits are exact here, not timed: requests come one after the other, each finds what it can, computes the rest,
-grows by its answer, and is freed. Answers are random, as with sampling, so equal prompts part ways after the
-prompt.
+Hits are exact here, not timed. Requests come one after the other. Each request finds what it can, computes
+the rest, grows by its answer, and is freed. Answers are random, as with sampling, so equal prompts differ
+after the prompt.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ VOCABULARY = 50_000
 
 @dataclass(slots=True)
 class Found:
-    """Sums over requests. A prompt is found when all of it but the token that has to be computed is."""
+    """Sums over requests. A prompt counts as found if all of it is found except the token that has to be
+    computed.
+    """
 
     requests: int = 0
     prompts_found: int = 0
     prompt_tokens: int = 0
     hit_tokens: int = 0
     covered_tokens: int = 0
-    """Tokens of prompts that were found, the one computed anyway included."""
+    """Tokens of prompts that were found, including the one that is computed anyway."""
     all_tokens: int = 0
-    """Prompts and answers."""
+    """Tokens of prompts and answers."""
 
     @property
     def prompt_rate(self) -> float:
@@ -63,11 +65,12 @@ def prompts(p: float, *, seed: int, num_requests: int = NUM_REQUESTS) -> Iterato
 
 
 def mixed_trace(*, seed: int, num_requests: int, drift_every: int | None = None) -> Iterator[list[int]]:
-    """Longer prompts: one of 60 beginnings, few of them frequent, and an own end;
-    a third are used by nobody again.
+    """Longer prompts: one of 60 beginnings, of which a few are frequent, and its own end. A third of the
+    prompts are never used again.
 
-    A burst of strangers comes now and then, as a crawler or a batch job would.
-    With `drift_every` so many requests, the six most frequent beginnings are given up for new ones.
+    A burst of prompts that share nothing comes now and then, as from a crawler or a batch job. With
+    `drift_every`, the six most frequent beginnings are replaced by new ones after each such number of
+    requests.
     """
     rng = random.Random(seed)
     beginnings = [_random_tokens(rng, rng.randrange(64, 320)) for _ in range(60)]
@@ -94,7 +97,7 @@ def run(
     concurrency: int = 1,
     seed: int = 0,
 ) -> Found:
-    """Serve each prompt; `concurrency` requests overlap, each grown to its end before it makes room."""
+    """Serve each prompt. `concurrency` requests overlap; each is grown to its end before it makes room."""
     rng = random.Random(seed)
     manager = make_manager(
         num_blocks=num_blocks, block_size_tokens=BLOCK_TOKENS, enable_prefix_caching=True, options=options
@@ -113,7 +116,7 @@ def run(
             _decode(manager, request, rng.randrange(VOCABULARY))
         found.all_tokens += len(request.token_ids)
         if len(live) == concurrency:
-            # All end in one step, as a batch of equal lengths does.
+            # All requests end in one step, as those of a batch of equal lengths do.
             for ended in live:
                 manager.free(ended)
             live.clear()
@@ -123,11 +126,11 @@ def run(
 
 
 def expected_rate(p: float, *, bound: int, answer_tokens: tuple[int, int]) -> float:
-    """What share of the report's prompts should be found where `bound` unused blocks keep their content.
+    """The share of the report's prompts that should be found if `bound` unused blocks keep their content.
 
-    A frequent sequence comes again with the chance p/20 of each request, and every request leaves its blocks
-    behind. So it is found if it comes within bound / (blocks of a request) requests; the first time of each
-    sequence finds nothing.
+    Each request has the chance p/20 to be a given frequent sequence, and every request leaves its blocks
+    behind. So the sequence is found if it comes again within bound / (blocks of a request) requests. The
+    first time of each sequence finds nothing.
     """
     shortest, longest = answer_tokens
     lengths = [PROMPT_TOKENS + answer for answer in range(shortest, longest + 1)]
@@ -138,7 +141,7 @@ def expected_rate(p: float, *, bound: int, answer_tokens: tuple[int, int]) -> fl
 
 
 def linear_fit(points: list[tuple[float, float]]) -> tuple[float, float, float]:
-    """Slope, intercept and R squared of the line of least squares."""
+    """Slope, intercept and R squared of the least-squares line."""
     n = len(points)
     mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
     var_x = sum((x - mean_x) ** 2 for x, _ in points)

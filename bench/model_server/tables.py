@@ -1,5 +1,4 @@
-"""How the benchmarks of the model server show what they measured:
-a table, bars, and JSON for other programs."""
+"""Prints the results of the model server's benchmarks: a table, bars, and JSON for other programs."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ Cell = str | float | int
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
-    """A table in Markdown, so that a page can take it as it is."""
+    """Print a table in Markdown, so that a page can include it unchanged."""
     print(f"\n{title}\n")
     print("| " + " | ".join(columns) + " |")
     print("| " + " | ".join("---" for _ in columns) + " |")
@@ -20,14 +19,14 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> 
 
 
 def bars(title: str, points: Sequence[tuple[str, float]], *, full: float = 1.0) -> None:
-    """A plot of one value a line; a bar of 50 signs is `full`."""
+    """A plot with one value on each line. A bar of 50 signs is `full`."""
     print(f"\n{title}\n")
     for label, value in points:
         print(f"{label:>8} {'#' * round(50 * value / full):<50} {value:.3f}")
 
 
 def write_json(path: Path | None, content: object) -> None:
-    """By rename: a run that is cut off while it writes leaves what was there."""
+    """Write by rename: a run that is cut off while it writes leaves the old file."""
     if path is not None:
         new = path.with_name(f"{path.name}.new")
         new.write_text(json.dumps(content, indent=1) + "\n")

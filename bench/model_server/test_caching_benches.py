@@ -1,5 +1,6 @@
-"""The caching benchmarks' own parts: what is asked of the peers, what is made of their turns,
-and the pictures."""
+"""The parts of the caching benchmarks: the requests to the peers, the figures from their turns, and the
+pictures.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def turn(seconds: Sequence[float], *, hits: int = 0, answers: Sequence[Sequence[
 
 
 def recorded(**seconds: Sequence[float]) -> Recorded:
-    """One repeat; each engine's seconds with the cache, and ten times as many without."""
+    """One repeat: the seconds of each engine with the cache, and ten times as many without."""
     sides = {f"{engine} with": turn(s, hits=5) for engine, s in seconds.items()}
     sides |= {f"{engine} without": turn([10 * x for x in s]) for engine, s in seconds.items()}
     return Recorded(prompt_tokens=20, answer_tokens=6, repeats=[sides])
@@ -44,7 +45,7 @@ def test_a_row_repeats_as_many_prompt_tokens_as_its_document_says(row: str, hit_
     again = total = 0
     for one in work.ROWS[row](text_of, 0):
         for prompt in one.prompts:
-            # Whole blocks, and a token is left to compute.
+            # Only whole blocks are found, and one token is left to compute.
             again += (len(prompt) - 1) // work.BLOCK_TOKENS * work.BLOCK_TOKENS * (tuple(prompt) in seen)
             total += len(prompt)
             seen.add(tuple(prompt))
@@ -52,8 +53,9 @@ def test_a_row_repeats_as_many_prompt_tokens_as_its_document_says(row: str, hit_
 
 
 def serve_twice(*, cache: bool) -> tuple[float, float]:
-    """001-6 by an engine over the cost model:
-    modelled seconds of the whole run, and hits of all prompt tokens."""
+    """001-6 by an engine over the cost model: modelled seconds of the whole run, and hits as a share of all
+    prompt tokens.
+    """
     runner = CostRunner(CostModel(), max_loras=1, next_token=lambda _: TokenId(7))
     config = EngineConfig(
         num_blocks=4096, block_size_tokens=16, enable_prefix_caching=cache, eos_token_id=NO_TOKEN
@@ -77,7 +79,7 @@ def serve_twice(*, cache: bool) -> tuple[float, float]:
 
 
 def test_001_6_an_engine_hits_49_percent_and_takes_less_than_a_1_6th_of_the_modelled_time() -> None:
-    """Each second prompt is found but for its last, unfinished block: of 384 tokens on the average some 8."""
+    """Each second prompt is found except its last, unfinished block: of 384 tokens on average, some 8."""
     with_cache, hits = serve_twice(cache=True)
     without, none = serve_twice(cache=False)
     assert round(hits, 2) == 0.49
@@ -186,8 +188,9 @@ def test_pictures_are_made_of_what_the_benchmarks_write() -> None:
 
 
 def test_the_gain_of_identical_prompts_falls_with_their_answers_as_the_costs_say() -> None:
-    """A first token of 10 ms with the cache and 40 without, 5 ms for each further one:
-    1.1 times while 30 >= 0.1 (10 + 5 (a - 1))."""
+    """A first token takes 10 ms with the cache and 40 without, each further token 5 ms: the gain is 1.1 while
+    30 >= 0.1 (10 + 5 (a - 1)).
+    """
     points = [(a, 0.010 + 0.005 * (a - 1), 0.040 + 0.005 * (a - 1)) for a in (2, 16, 64)]
     costs = answer_costs.fit(points)
     assert costs.gain(1) == pytest.approx(4.0)

@@ -49,7 +49,7 @@ class Cell:
     ratio: float
     gpu_share: float
     cpu_share: float
-    """What the fast tiers hold, as shares of all prefixes' KV."""
+    """The sizes of the fast tiers, as shares of all prefixes' KV."""
 
 
 def main() -> None:
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def measured(shape: Shape, recorded: Patterns, args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
-    """Cell by cell, over stores that all cells of a shape and prefix length read."""
+    """Cell by cell, over stores that all cells of one shape and prefix length read."""
     device = torch.device(args.device)
     counted = args.disk == "counted"
     layers = args.layers or (
@@ -126,12 +126,12 @@ def _ask_all(
         )
         for system in (COUNTED if args.disk == "counted" else SYSTEMS)
     ]
-    # Warm-up fills the tiers; where its bytes come from does not matter,
-    # and nobody waits for an accelerator that is not there.
+    # Warm-up fills the tiers. The source of its bytes does not matter, and it does not wait for an imposed
+    # accelerator.
     stores.disk.now = Disk()
     without_waiting = NoCompute() if isinstance(compute, ImposedCompute) else compute
     warm_up = list(traffic.asked(args.warm_up))
-    # Drawn apart, so that every version of the history leads to the same requests.
+    # Drawn separately, so that every version of the history leads to the same requests.
     history = Traffic(recorded, seed=6).taught_as_asked()
     for each in served:
         each.teach(history)

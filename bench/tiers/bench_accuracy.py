@@ -1,10 +1,12 @@
-"""Row 002-7 and 002-1: what selective attention changes in the answers of a real model.
+"""Rows 002-7 and 002-1: how selective attention changes the answers of a real model.
 
-For each sample a prefix is computed exactly, then the tokens after it once with all of the prefix and once
-with each choice of its tokens. Compared with the exact run: the same next token, KL divergence, negative
-log-likelihood of the text itself. `few chunks`, the server's default, chooses after eight other requests,
-which went on with later passages, have decided how tokens are packed (row 002-3); `not packed` does so of a
-prefix that nobody has used yet. The other choices know of no chunks.
+For each sample a prefix is computed exactly. Then the tokens after it are computed once with all of the
+prefix, and once with each choice of its tokens. The comparison with the exact run has three measures: the
+same next token, KL divergence, and negative log-likelihood of the text itself. `few chunks`, the server's
+default, chooses after eight other requests, which continued with later passages, have decided how tokens are
+packed (row 002-3). `not packed` chooses from a prefix that was never used before. The other choices do not
+consider chunks.
+
 `python -m tests.engine_env run bench.tiers.bench_accuracy`
 """
 
@@ -58,7 +60,7 @@ class Measured:
     whole_layers: list[float] = field(default_factory=list)
 
     def add(self, logits: torch.Tensor, exact: torch.Tensor, text: torch.Tensor) -> None:
-        """Logits before each of the text's tokens."""
+        """Add the logits before each of the text's tokens."""
         own, right = logits.log_softmax(-1), exact.log_softmax(-1)
         self.same.append(float((own.argmax(-1) == right.argmax(-1)).float().mean()))
         self.kl.append(float((right.exp() * (right - own)).sum(-1).mean()))
@@ -79,7 +81,7 @@ def choosers(
     rng: torch.Generator,
     packed: Sequence[torch.Tensor] = (),
 ) -> dict[str, Chooser]:
-    """`packed`: for each layer the chunk of each token; without it no choice looks at chunks."""
+    """`packed`: the chunk of each token, for each layer. Without it, no choice considers chunks."""
 
     def kept_of(seen: Seen) -> int:
         return settings.kept(seen.num_prefix_tokens)
@@ -96,8 +98,9 @@ def choosers(
         return Choice(torch.tensor([*range(first), *range(total - count + first, total)]))
 
     def union(seen: Seen) -> Choice:
-        """Half of what may be kept is sinks and window, the rest the probe's best of what is left:
-        equal in size."""
+        """Half of the kept tokens are sinks and window. The other half are the probe's best of the remaining
+        tokens.
+        """
         weights = head_weights(seen, num_heads=settings.probe_heads, group=group).mean(0).clone()
         recent = kept_of(seen) // 2 - _NUM_SINKS
         weights[:_NUM_SINKS] = weights[-recent:] = torch.inf
@@ -127,10 +130,10 @@ def measure(
     widths: Sequence[float] = (),
     after_each: Callable[[dict[tuple[float, str], Measured]], None],
 ) -> dict[tuple[float, str], Measured]:
-    """A sample is a prefix, the tokens after it, and what other requests go on with, `new_tokens` each.
+    """A sample is a prefix, the tokens after it, and the continuations of other requests, `new_tokens` each.
 
-    `widths`: further shares that sinks and window are given,
-    to find where they answer as well as a choice of fewer tokens.
+    `widths`: further shares for sinks and window, to find where their answers are as good as those of a
+    choice of fewer tokens.
     """
     config = module.config
     num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -175,7 +178,7 @@ def measure(
 def _packed(
     sequencer: Sequencer, source: MemorySource, others: Sequence[list[int]], *, group: int
 ) -> list[torch.Tensor]:
-    """The chunk of each token in each layer, once what these requests looked at has decided the order."""
+    """The chunk of each token in each layer, after these requests have decided the order."""
     heads = SelectionSettings().probe_heads
     history: NodeImportance | None = None
     for token_ids in others:
@@ -197,8 +200,9 @@ def _packed(
 def equal_windows(
     found: Mapping[tuple[float, str], Measured], ours: str
 ) -> list[tuple[float, float | None, float | None]]:
-    """For each share that `ours` keeps, the least that sinks + window need for as many same tokens,
-    and for as low a KL; None: more than measured."""
+    """For each share that `ours` keeps: the least share that sinks + window need for as many same tokens, and
+    for as low a KL. None: more than was measured.
+    """
     windows = sorted((share, cell.row()) for (share, name), cell in found.items() if name == SINKS)
     told = []
     for (ratio, name), cell in sorted(found.items(), key=lambda item: item[0][0]):
@@ -252,7 +256,7 @@ def main() -> None:
 
 
 def keep(found: dict[tuple[float, str], Measured], *, path: Path | None) -> None:
-    """What there is so far: the whole run takes minutes."""
+    """Write the results so far, because the whole run takes minutes."""
     content = [
         {"kept": ratio, "choice": name, **cell.row(), "samples": asdict(cell)}
         for (ratio, name), cell in found.items()

@@ -1,8 +1,8 @@
-"""Time to the first token of a prompt that a running server computes, loads from its KV store,
-or still has in its blocks.
+"""Time to the first token of a prompt that a running server computes, loads from its KV store, or still has
+in its blocks.
 
 SmolLM2 over HTTP, one prompt at a time, all cases of a prompt one after the other. Between cases the prefix
-cache is reset; before a load from disk the system is asked to drop the files from its page cache. `--json`
+cache is reset. Before a load from disk, the system is asked to drop the files from its page cache. `--json`
 keeps every time.
 
     python -m tests.engine_env run bench.tiers.bench_serving --json FILE
@@ -62,7 +62,9 @@ class Served:
         return took
 
     async def forget(self, *, also_page_cache: bool) -> None:
-        """What is being written is on disk then, and nowhere else where `also_page_cache`."""
+        """After this, blocks that were being written are on disk. With `also_page_cache` they are nowhere
+        else.
+        """
         thread = self._server.backend.step_thread
         assert thread is not None
         await asyncio.wrap_future(thread.submit(int))

@@ -1,8 +1,8 @@
-"""What was measured, as work for the cost model:
-runs of the same cells put together, and one line for each cell and system. Caller: the command.
+"""Measurements as work for the cost model: pools the runs of the same cells, and gives one line for each cell
+and system. Caller: the command.
 
-The lines that tests check the model against (tests/unit/model_server/tiers/real_disk_cells.json) are made by
-`python -m bench.tiers --merge FILE ... --cells FILE`.
+`python -m bench.tiers --merge FILE ... --cells FILE` makes the lines that tests check the model against
+(tests/unit/model_server/tiers/real_disk_cells.json).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MEANS = ("bytes", "reads", "wanted_chunks", "chosen_tokens")
 
 
 def pooled(rows: Sequence[Row]) -> list[Row]:
-    """Runs of one cell and system become one row, over the requests of all of them."""
+    """Runs of one cell and system become one row, over the requests of all these runs."""
     runs: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         runs.setdefault(tuple(row[name] for name in _CELL), []).append(row)
@@ -52,7 +52,7 @@ def write_cells(path: Path, rows: Sequence[Row], *, new_tokens: int) -> None:
 
 
 def _cell(row: Row, *, new_tokens: int) -> Row:
-    """The fields of the cost model's `Work`, where they are from, and the seconds that were measured."""
+    """The fields of the cost model's `Work`, where the bytes come from, and the measured seconds."""
     recompute = row["system"] == RECOMPUTE.name
     return {
         "shape": row["shape"],
@@ -71,7 +71,7 @@ def _cell(row: Row, *, new_tokens: int) -> Row:
 
 
 def _used_bytes(row: Row) -> float:
-    """Chunks and probed keys that a request needed, wherever they were found."""
+    """The bytes of chunks and probed keys that a request needed, wherever they were found."""
     [system] = [system for system in SYSTEMS if system.name == row["system"]]
     if system is RECOMPUTE:
         return 0.0

@@ -1,7 +1,8 @@
-"""Disks to measure on: the machine's own without its page cache, and one that is switched between runs.
+"""Disks to measure on: the machine's own disk without its page cache, and a disk that is switched between
+runs.
 
-`DirectDisk` reads with O_DIRECT: what it gives has come from the block device (of a virtual machine:
-from its host, whose own cache is out of reach). Callers: the benchmark on large shapes.
+`DirectDisk` reads with O_DIRECT, so its bytes come from the block device. In a virtual machine they come from
+the host, whose own cache cannot be controlled. Callers: the benchmark on large shapes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class DirectDisk(Disk):
     def __init__(self) -> None:
         super().__init__()
         self._opened: dict[tuple[int, int], int] = {}
-        """By device and inode, which nobody else gets while we have the file open."""
+        """By device and inode. No other file gets this pair while we have the file open."""
         self._buffer = mmap.mmap(-1, _PAGE)
 
     def read(self, file: int, *, offset: int, num_bytes: int) -> bytes:
@@ -52,7 +53,7 @@ class DirectDisk(Disk):
 
 
 class SwitchedDisk(Disk):
-    """Counts what is read, by whichever disk is switched on."""
+    """Counts the bytes that are read from the disk that is switched on."""
 
     def __init__(self) -> None:
         super().__init__()

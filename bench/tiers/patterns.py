@@ -1,12 +1,12 @@
-"""What requests of one prefix look at, recorded from SmolLM2 on text that every Python brings.
+"""The tokens that requests of one prefix look at, recorded from SmolLM2 on text that every Python includes.
 
-Two kinds of prompts. `few-shot`: the prefix is worked examples of one task (a function's signature, then what
-it is for), and each request asks about another function, as the document's data sets do. `passages`: the
-prefix is the beginning of a manual page, and each request goes on with another passage of it. Attention is
-exact while it is recorded: no layer is given a choice.
+There are two kinds of prompts. `few-shot`: the prefix has worked examples of one task (a function's
+signature, then its purpose), and each request asks about another function, as the document's data sets do.
+`passages`: the prefix is the beginning of a manual page, and each request continues with another passage of
+the page. Attention is exact while it is recorded: no layer makes a choice.
 
-Callers: the study of how alike requests choose, and the benchmark on shapes whose models are not at hand,
-which is given these patterns. A recording is kept in the cache folder: the same question is not computed
+Callers: the study of how alike requests choose, and the benchmark on shapes whose models are not available,
+which uses these patterns. A recording is kept in the cache folder, so that the same patterns are not computed
 twice.
 """
 
@@ -43,15 +43,16 @@ class Recipe:
     prefix_tokens: int
     prefixes: int = 6
     requests: int = 24
-    """Of each prefix, all different."""
+    """The number of requests of each prefix; all of them differ."""
     new_tokens: int = 24
-    """The most that a request has; `few-shot` ones are as long as their question."""
+    """The most new tokens of a request. A `few-shot` request is as long as its question."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Patterns:
-    """Mean weight that a request's queries put on each token of its prefix, times the tokens:
-    1 is what chance gives."""
+    """The mean weight that a request's queries put on each token of its prefix, times the number of tokens.
+    Chance gives 1.
+    """
 
     heads: torch.Tensor
     """(prefix, request, layer, first heads, token), float16"""
@@ -72,7 +73,7 @@ class Patterns:
 
 
 def patterns(recipe: Recipe) -> Patterns:
-    """Recorded now, the first time: about 100 tokens a second."""
+    """The recording is made at the first call: about 100 tokens a second."""
     told = json.dumps({"format": _FORMAT, **asdict(recipe)}, sort_keys=True)
     name = f"tiers-patterns/{hashlib.sha256(told.encode()).hexdigest()[:16]}"
     folder = made_once(name, lambda folder: _record_into(folder, recipe))
@@ -155,7 +156,7 @@ def _few_shot(language: PretrainedLanguage, recipe: Recipe) -> list[tuple[list[i
 
 
 def _examples() -> list[tuple[str, str]]:
-    """Of functions and methods of the standard library: the question, and its answer."""
+    """Examples of functions and methods of the standard library: the question, and its answer."""
     found: dict[str, tuple[str, str]] = {}
     for name in MODULES:
         module: Any = importlib.import_module(name)

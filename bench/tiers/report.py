@@ -1,5 +1,7 @@
-"""Tables and a picture of what the systems took. Rows are those of the JSON.
-Caller: the benchmark on large shapes."""
+"""Tables and a picture of the systems' times. Rows are those of the JSON.
+
+Caller: the benchmark on large shapes.
+"""
 
 from __future__ import annotations
 
@@ -86,8 +88,9 @@ def _from_disk(row: Row | None) -> str:
 
 
 def _tell_steps(cells: dict[tuple[str, ...], dict[str, Row]]) -> None:
-    """Each technique, one after the other:
-    what it takes off, and its share of the document's three together."""
+    """Each technique, one after the other: what it saves, and its share of the saving of the document's three
+    together.
+    """
     lines = []
     for cell, found in cells.items():
         for steps in STEPS:
@@ -129,8 +132,9 @@ def by_cell(rows: Sequence[Row]) -> dict[tuple[str, ...], dict[str, Row]]:
 
 
 def gains(found: dict[str, Row], name: str, figure: str) -> tuple[float, ...]:
-    """How many times as long the strongest of recompute, load everything and top-k takes; top-k alone;
-    sinks and window."""
+    """Times divided by those of our rules: of the strongest of recompute, load everything and top-k; of top-k
+    alone; of sinks and window.
+    """
     own = found[name][figure]
     return tuple(
         float(min(found[base][figure] for base in bases) / own)
@@ -139,8 +143,9 @@ def gains(found: dict[str, Row], name: str, figure: str) -> tuple[float, ...]:
 
 
 def svg(rows: Sequence[Row]) -> str:
-    """A field for each system and cell: TTFT as a multiple of the document's rules';
-    green is faster than they are."""
+    """A field for each system and cell: TTFT as a multiple of that of the document's rules. Green
+    is faster.
+    """
     cells = {c: found for c, found in by_cell(rows).items() if found[OURS.name]["ttft_s"] is not None}
     names = [system.name for system in SYSTEMS]
     width, height = max(720, _LEFT + _WIDTH * len(cells) + 150), _TOP + _HEIGHT * (len(names) + 1) + 20

@@ -1,9 +1,9 @@
-"""Which chunks the fast tiers should keep:
-bytes from disk by rule, on the choices that SmolLM2 made (rows 002-4 and 002-6).
+"""Compares rules for which chunks the fast tiers should keep: bytes from disk by rule, with the choices that
+SmolLM2 made (rows 002-4 and 002-6).
 
-Each rule serves the same requests, by the document's choice and by few chunks:
-`python -m tests.engine_env run bench.tiers.rules`. Records are one number wide a head and bytes multiplied,
-as with `--disk counted`. Some minutes.
+Each rule serves the same requests, by the document's choice and by few chunks: `python -m tests.engine_env
+run bench.tiers.rules`. Records have one number for each head and bytes are multiplied, as with `--disk
+counted`. This takes some minutes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What the benchmarks of the tiers compute on:
-text that every Python brings, and a model run without an engine."""
+"""The inputs of the tiers' benchmarks: text that every Python includes, and a model that runs without an
+engine.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +80,7 @@ MODULES = [
 
 
 def documents(language: PretrainedLanguage, *, length_tokens: int, count: int) -> list[list[int]]:
-    """The manual pages of that many standard modules, each cut to a length; shorter ones are passed over."""
+    """The manual pages of this many standard modules, each cut to a length. Shorter pages are skipped."""
     found = []
     for name in MODULES:
         pages = pydoc.TextDoc()
@@ -94,7 +95,7 @@ def documents(language: PretrainedLanguage, *, length_tokens: int, count: int) -
 
 
 class Sequencer:
-    """Computes one sequence at a time in a paged model, any part of it, and gives all logits of that part."""
+    """Computes any part of one sequence at a time in a paged model, and returns all logits of that part."""
 
     def __init__(self, module: Any, *, max_tokens: int, block_size_tokens: int = 16) -> None:
         num_blocks = -(-max_tokens // block_size_tokens)
@@ -108,7 +109,7 @@ class Sequencer:
     def compute(
         self, token_ids: Sequence[int], *, start: int, view: KvView | None = None, num_logits: int = 0
     ) -> torch.Tensor:
-        """(num_logits or all, vocabulary) for the last of positions [start, end of sequence)."""
+        """(num_logits or all, vocabulary) for the last of the positions [start, end of sequence)."""
         request = Request(RequestId("sample"), [TokenId(t) for t in token_ids], max_tokens=1, arrival_s=0.0)
         num_tokens = len(token_ids) - start
         memory = self.model.memory

@@ -1,9 +1,9 @@
-"""Models of which only the shape is at hand:
-sizes of their KV and weights, and what one layer of them takes to compute.
+"""Models of which only the shape is available: the sizes of their KV and weights, and the computation of one
+layer.
 
 `RealCompute` multiplies random weights of the shape, on a GPU or, for small shapes, anywhere.
-`ImposedCompute` waits as long as a stated accelerator would need at the least: where there is none, its time
-is imposed, and reports say so.
+`ImposedCompute` waits at least as long as a stated accelerator would need. It is used where there is no such
+accelerator, and reports say that the time is imposed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from model_server.runners.hf.memory import KvShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A decoder with as many KV heads as query heads, and a feed-forward of four times its width: OPT's."""
+    """A decoder with as many KV heads as query heads, and a feed-forward layer of four times its width, like
+    OPT.
+    """
 
     name: str
     layers: int
@@ -56,20 +58,20 @@ SHAPES = {
 
 class Compute(Protocol):
     def layer(self, new_tokens: int, keys: torch.Tensor | None, values: torch.Tensor | None) -> None:
-        """One layer over new tokens that attend to these (tokens, head, dim) and to each other."""
+        """Compute one layer over new tokens that attend to these (tokens, head, dim) and to each other."""
         ...
 
     def look(self, new_tokens: int, keys: torch.Tensor) -> None:
-        """Weights of the new tokens on the probed keys (tokens, head, dim)."""
+        """The weights of the new tokens on the probed keys (tokens, head, dim)."""
         ...
 
     def finish(self) -> None:
-        """Until all of it is done."""
+        """Wait until all computation is done."""
         ...
 
 
 class NoCompute:
-    """Where bytes alone are counted."""
+    """Computes nothing, for benches that only count bytes."""
 
     def layer(self, new_tokens: int, keys: torch.Tensor | None, values: torch.Tensor | None) -> None:
         pass
@@ -82,7 +84,7 @@ class NoCompute:
 
 
 class ImposedCompute(NoCompute):
-    """At least the time of its multiplications, and at least that of reading the weights."""
+    """Takes at least the time of its multiplications, and at least the time for reading the weights."""
 
     def __init__(self, shape: Shape, *, flops_per_s: float, weights_bytes_per_s: float) -> None:
         self._per_token_s = 2 * shape.layer_weights / flops_per_s
@@ -93,7 +95,7 @@ class ImposedCompute(NoCompute):
 
 
 class RealCompute:
-    """`distinct` layers of random weights are used in turns: each is larger than any cache of a GPU."""
+    """Uses `distinct` layers of random weights in turns. Each layer is larger than any cache of a GPU."""
 
     def __init__(self, shape: Shape, *, device: torch.device, dtype: torch.dtype, distinct: int = 4) -> None:
         self._shape, self._device, self._dtype = shape, device, dtype

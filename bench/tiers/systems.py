@@ -1,10 +1,10 @@
-"""Ways to serve a stored prefix, over stores of one shape's KV,
-with the choices that recorded patterns lead to.
+"""Ways to serve a stored prefix, over stores of one shape's KV, with the choices that follow from recorded
+patterns.
 
-Real: segments on disk with records of the shape's size, the tiers, every read and its bytes, the choice from
-the weights. Given: the weights, which SmolLM2 had (`patterns.py`), its layers spread over the shape's and its
-first three heads for the shape's; and the content of the KV, which is random. So nothing is said of answers
-here: `bench_accuracy.py` does that, on the real model.
+Real are: segments on disk with records of the shape's size, the tiers, every read and its bytes, and the
+choice from the weights. Two things are given. The weights are those of SmolLM2 (`patterns.py`): its layers
+are spread over the shape's layers, and its first three heads stand for the shape's. The content of the KV is
+random. So this bench says nothing about answers; `bench_accuracy.py` measures these on the real model.
 
 Callers: the benchmark on large shapes.
 """
@@ -41,8 +41,9 @@ CHUNK_SHARE = 0.98
 class System:
     name: str
     looks: str
-    """At keys of three heads (`probe`) or of `all heads`; or at none:
-    `window`, `nothing` (all is loaded), `recompute`."""
+    """The choice looks at keys of three heads (`probe`), at keys of `all heads`, or at none: `window`,
+    `nothing` (everything is loaded), `recompute`.
+    """
     packed: bool = False
     score: Score = by_uses
     forgetful: bool = False
@@ -66,17 +67,18 @@ FEW_CHUNKS = System(
     score=by_uses_and_importance,
     chunk_share=CHUNK_SHARE,
 )
-"""What servers do."""
+"""The choice that servers make."""
 FEW_LFU = System(name="+ few chunks, LFU", looks="probe", packed=True, chunk_share=CHUNK_SHARE)
 FORGETFUL = tuple(
     replace(system, name=system.name.replace(" + LFU", "") + ", forgetful", forgetful=True)
     for system in (TOP_K, PROBED, PACKED)
 )
-"""With the LFU that most caches have: it counts uses of what it holds alone.
-The others' counts what disk holds."""
+"""With the LFU that most caches have: it counts only uses of chunks that it holds. The other systems count
+uses of all chunks on disk.
+"""
 SYSTEMS = (RECOMPUTE, EVERYTHING, TOP_K, PROBED, PACKED, OURS, FEW_CHUNKS, WINDOW)
 STEPS = ((TOP_K, PROBED, PACKED, OURS, FEW_CHUNKS), (*FORGETFUL, OURS, FEW_CHUNKS))
-"""The document's three techniques one after the other, from its strongest rival on; then ours."""
+"""The document's three techniques one after the other, beginning with its strongest rival; then ours."""
 COUNTED = (*SYSTEMS[1:], *FORGETFUL, FEW_LFU)
 
 
@@ -84,12 +86,14 @@ COUNTED = (*SYSTEMS[1:], *FORGETFUL, FEW_LFU)
 class Ask:
     prefix: int
     request: int
-    """Which of the prefix's recorded requests: its weights."""
+    """Which of the prefix's recorded requests this is; it has that request's weights."""
 
 
 class Traffic:
     """Requests choose a prefix by a Zipf law.
-    Half of a prefix's recorded requests teach importance; the others are asked."""
+
+    Half of a prefix's recorded requests teach importance. The other half are measured.
+    """
 
     def __init__(self, patterns: Patterns, *, seed: int) -> None:
         self._rng = random.Random(seed)
@@ -97,12 +101,14 @@ class Traffic:
         self._weights = [1 / (rank + 1) for rank in range(patterns.num_prefixes)]
 
     def taught(self) -> list[Ask]:
-        """Each request that teaches, once."""
+        """Each teaching request, once."""
         half = range(self._patterns.num_requests // 2)
         return [Ask(prefix, request) for prefix in range(self._patterns.num_prefixes) for request in half]
 
     def taught_as_asked(self) -> list[Ask]:
-        """As many, of prefixes by the law: what importance is taken from counts how often each was used."""
+        """As many requests, with prefixes by the law: the importance counts how often each prefix
+        was used.
+        """
         half = self._patterns.num_requests // 2
         return [
             Ask(self._drawn(), self._rng.randrange(half)) for _ in range(half * self._patterns.num_prefixes)
@@ -119,7 +125,7 @@ class Traffic:
 
 
 class Weights:
-    """Recorded weights, for the layers of a shape."""
+    """The recorded weights, for the layers of a shape."""
 
     def __init__(self, patterns: Patterns, *, num_layers: int) -> None:
         self.num_tokens = int(patterns.mean.shape[-1])
@@ -154,13 +160,15 @@ def window(total: int, settings: SelectionSettings) -> torch.Tensor:
 
 
 def name_of(prefix: int, num_tokens: int) -> list[BlockHash]:
-    """A chain of block hashes: any names that differ will do."""
+    """A chain of block hashes. Any distinct names would do."""
     return [BlockHash(f"{prefix:08}-{block:023}".encode()) for block in range(num_tokens // BLOCK)]
 
 
 class Stores:
-    """One store for each way in which the KV of the same prefixes lies on disk.
-    Built once, read by all cells."""
+    """One store for each way in which the KV of the same prefixes can be stored on disk.
+
+    Built once, and read by all cells.
+    """
 
     def __init__(
         self, folder: Path, shape: KvShape, weights: Weights, traffic: Traffic, disk: SwitchedDisk
@@ -215,7 +223,7 @@ class Stores:
     def _fill(self, store: PrefixStore) -> None:
         tokens, layout = self.weights.num_tokens, store.layout
         rng = random.Random(5)
-        # Bytes under 0x3C make half-precision numbers of moderate size whatever their neighbour is.
+        # Bytes under 0x3C make half-precision numbers of moderate size, whatever the neighbouring byte is.
         few = bytes(rng.randrange(0x3C) for _ in range(4096))
 
         def content(size: int) -> bytes:
@@ -233,7 +241,7 @@ def teach(
     weights: Weights,
     asks: Sequence[Ask],
 ) -> None:
-    """What earlier requests chose and looked at, without reading for them."""
+    """Record the choices of earlier requests and what they looked at, without reading for them."""
     if system.looks not in ("probe", "all heads"):
         return
     for ask in asks:
@@ -248,12 +256,12 @@ def teach(
 class Measured:
     ttft_s: list[float] = field(default_factory=list)
     bytes_read: list[int] = field(default_factory=list)
-    """From disk."""
+    """Bytes read from disk."""
     reads: list[int] = field(default_factory=list)
     wanted: list[int] = field(default_factory=list)
-    """Chunks that the request needed, wherever they were found; probed keys left out."""
+    """Chunks that the request needed, wherever they were found, without probed keys."""
     chosen_tokens: list[int] = field(default_factory=list)
-    """Tokens that attention was given, over all layers."""
+    """The number of tokens that attention was given, over all layers."""
 
 
 class Served:

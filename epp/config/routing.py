@@ -116,7 +116,7 @@ class Failures(Strict, frozen=True):
         bool,
         Meta(
             description="The picker itself asks a server that has failed for one token (POST /v1/completions), to learn sooner "
-            "than by clients' requests whether it fails and when it is well again."
+            "than from clients' requests whether it fails and when it has recovered."
         ),
     ] = True
     hang_seconds: Annotated[

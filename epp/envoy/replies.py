@@ -35,7 +35,7 @@ _ERRORS: Final = {
     401: (_INVALID, "not_authenticated", "the gateway wants valid credentials with the request"),
     403: (_INVALID, "not_allowed", "not allowed by this gateway, such as an upgrade that is no websocket"),
     404: (BlockedPathError.error_type, BlockedPathError.reason, "not served by this gateway"),
-    408: (_INVALID, "request_timeout", "the request did not come in whole in time; send it again"),
+    408: (_INVALID, "request_timeout", "the request was not complete in time; send it again"),
     413: (BodyTooLargeError.error_type, BodyTooLargeError.reason, "the request body is too large; send a shorter one"),
     426: (_INVALID, "http_version", "use HTTP/1.1 or HTTP/2"),
     429: (SaturatedError.error_type, "rate_limited", "too many requests; try again later"),

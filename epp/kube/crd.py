@@ -177,10 +177,10 @@ def _status() -> dict[str, Any]:
         "type": "object",
         "description": "Written by the picker that holds the pool's Lease; never by people.",
         "properties": {
-            "observedGeneration": _number("Generation of the spec that this status speaks of."),
+            "observedGeneration": _number("Generation of the spec that this status describes."),
             "conditions": {
                 "type": "array",
-                "description": "Accepted: the policy is sound and no older one has its place. "
+                "description": "Accepted: the policy is valid, and no older policy is used instead. "
                 "Programmed: requests are routed by it.",
                 "maxItems": 8,
                 "x-kubernetes-list-type": "map",
@@ -190,7 +190,7 @@ def _status() -> dict[str, Any]:
             "rule": _text("The rule of the spec that was judged, its default included.", 64),
             "mode": _text("The mode of the spec that was judged, its default included.", 64),
             "endpoints": _number("Endpoints of the pool: every target port of every ready pod."),
-            "readyEndpoints": _number("Those that requests may go to: their scrapes succeed."),
+            "readyEndpoints": _number("Endpoints that requests may go to, because their scrapes succeed."),
             "hitRatio": _text(
                 "Share of prompt tokens that the model servers found in their prefix caches over the last minutes, "
                 "by their own count.",
@@ -198,8 +198,8 @@ def _status() -> dict[str, Any]:
             )
             | ratio,
             "saturation": _text(
-                "Of flow control, by the picker that writes this: 0: the servers are idle. 1: a new request waits for "
-                "spec.flow.goalSeconds. Above: the servers are too few. Absent where flow control is off.",
+                "Saturation of flow control, as the picker sees it that writes this status. 0: the servers are idle. 1: a new request waits for "
+                "spec.flow.goalSeconds. Above 1: there are too few servers. Absent while flow control is off.",
                 7,
             )
             | {"pattern": r"^[0-9]{1,4}\.[0-9]{2}$"},
@@ -212,12 +212,19 @@ def _status() -> dict[str, Any]:
 def _dry_run(ratio: dict[str, str]) -> dict[str, Any]:
     return {
         "type": "object",
-        "description": "Of a DryRun policy: what it would have picked, as counted by the picker that writes this.",
+        "description": "For a DryRun policy: what it would have picked, as the picker counts that writes this status.",
         "properties": {
             "picks": _number("Picks that were scored by this policy as well."),
-            "agreement": _text("Share of them in which it would have picked the same endpoint.", 5) | ratio,
-            "waits": _number("Requests that its flow control would have held, with the load as it is."),
-            "refusals": _number("Requests that its flow control would have refused, with the load as it is."),
+            "agreement": _text(
+                "Share of these picks in which this policy would have picked the same endpoint.", 5
+            )
+            | ratio,
+            "waits": _number(
+                "Requests that the flow control of this policy would have held, under the current load."
+            ),
+            "refusals": _number(
+                "Requests that the flow control of this policy would have refused, under the current load."
+            ),
         },
     }
 
@@ -231,7 +238,7 @@ def _last_accepted() -> dict[str, Any]:
             "generation": _number("Its generation."),
             "spec": {
                 "type": "object",
-                "description": "What was set in that spec.",
+                "description": "The fields that were set in that spec.",
                 "x-kubernetes-preserve-unknown-fields": True,
             },
         },
@@ -257,7 +264,7 @@ def _condition() -> dict[str, Any]:
                 "description": "When `status` last changed.",
             },
             "reason": _text("Why, in one word.", 64) | {"pattern": "^[A-Za-z]+$"},
-            "message": _text("Why, in a sentence that says what to do.", 1024),
+            "message": _text("The reason, in a sentence that says what to do.", 1024),
         },
     }
 
@@ -270,7 +277,11 @@ def _columns() -> list[dict[str, Any]]:
         return {"name": name, "type": "string", "jsonPath": path, "description": description} | more
 
     return [
-        column("Accepted", condition("Accepted", "status"), "Whether the policy is sound and has its place."),
+        column(
+            "Accepted",
+            condition("Accepted", "status"),
+            "Whether the policy is valid and no older policy is used instead.",
+        ),
         column("Rule", ".status.rule", "The rule that chooses among the candidates."),
         column("Endpoints", ".status.readyEndpoints", "Endpoints that requests may go to.", type="integer"),
         column("Hit ratio", ".status.hitRatio", "Share of prompt tokens found in prefix caches."),

@@ -320,7 +320,7 @@ def _programmed(claim: _Claim, accepted: Result, *, acting: Policy, routes: bool
         note = (
             ""
             if claim.spec.chunks == acting.spec.chunks
-            else "; its chunks are not tried, matches are those of the table in use"
+            else "; its chunks are not tried: matches come from the table in use"
         )
         return Result(False, "DryRun", f"scored beside each pick; {who} routes{note}")
     return Result(False, accepted.reason, f"{who} routes")

@@ -32,7 +32,7 @@ _MAX_CHECKS: Final = 256
 _MAX_WAITING: Final = 256
 """Most prompts that wait for the first event of their model."""
 _MAX_WAITING_BYTES: Final = 16 << 20
-_NO_EVENT_YET: Final = "no event that tells tokens has come yet"
+_NO_EVENT_YET: Final = "no event with tokens has come yet"
 _LOOK_AGAIN: Final = 16
 """If a model is off, one in this many prompts is still tried, because the cause may have been removed."""
 
@@ -106,7 +106,7 @@ class _Model:
     def learned(self, hasher: BlockHasher, *, block_tokens: int) -> None:
         """A server has shown how it names blocks."""
         self.hasher, self.block_tokens = hasher, block_tokens
-        self.state, self.reason = "checking", "no prompt has turned up yet"
+        self.state, self.reason = "checking", "no routed prompt has appeared in the events yet"
 
     def unlearned(self) -> None:
         """No server is left that names blocks in this way, so the others may show how they do it."""
@@ -340,8 +340,8 @@ class Exact:
             if model.misses_in_a_row >= _MISSES_TO_DISTRUST:
                 model.state = "off"
                 model.reason = (
-                    f"of {model.misses_in_a_row} prompts in a row no block turned up at their servers: tokenizer, chat "
-                    "template or adapter paths are not the servers'"
+                    f"no block of {model.misses_in_a_row} prompts in a row appeared at their servers: the tokenizer, chat "
+                    "template or adapter paths differ from those of the servers"
                 )
 
     def findings(self, *, now: float) -> list[KvReport]:

@@ -104,6 +104,6 @@ def _guess_of(told: int, count: int, known_tempo: bool) -> str:  # noqa: FBT001 
         else f"at {_ASSUMED_TPOT_S * 1000:.0f} ms a token, a guess"
     )
     return (
-        f"{told} of {count} answers told their length; the others' follows from how long they took, {by} "
+        f"{told} of {count} answers have a recorded length; the lengths of the others are estimated from how long they took, {by} "
         "(spec.sampling.share of the policy says how many are sampled)"
     )

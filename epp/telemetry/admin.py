@@ -200,7 +200,7 @@ class AdminServer:
         try:
             lines, left_out = self._recording(reader, "last" in request.query)
         except RecordingTakenError as error:
-            raise web.HTTPConflict(text="another reader is at it") from error
+            raise web.HTTPConflict(text="another reader is reading the recording") from error
         return web.Response(
             body=lines, content_type="application/x-ndjson", headers={"Left-Out": str(left_out)}
         )

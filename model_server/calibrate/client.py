@@ -87,7 +87,7 @@ class ServerUnderTest:
                     said = int(event.usage["completion_tokens"])
         if said != len(seen):
             raise CalibrationError(
-                f"{said} tokens came in {len(seen)} events, and each token's own moment is wanted: "
+                f"{said} tokens came in {len(seen)} events, but the time of each token is needed: "
                 "start the server with --stream-interval 1 and without speculation"
             )
         return Trace(sent_s, seen)
@@ -106,7 +106,7 @@ async def find_model(http: aiohttp.ClientSession, wanted: str | None) -> tuple[s
             cards: Sequence[dict[str, Any]] = msgspec.json.decode(await response.read())["data"]
         except (msgspec.DecodeError, KeyError, TypeError) as error:
             raise CalibrationError(
-                "GET v1/models answers no list of models: is this an OpenAI-compatible server?"
+                "The answer to GET v1/models is not a list of models: is this an OpenAI-compatible server?"
             ) from error
     for card in cards:
         if wanted in (None, card["id"]):

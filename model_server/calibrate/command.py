@@ -66,10 +66,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0: fitted; 1: the server could not be measured, or its times do not fit; 2: bad flags."""
     if args.max_prompt_tokens < 64 or args.max_batch < 2 or args.repeats < 1:
-        print("model-server: --max-prompt-tokens is at least 64, --max-batch 2, --repeats 1", file=sys.stderr)
+        print(
+            "model-server: --max-prompt-tokens must be at least 64, --max-batch 2, --repeats 1",
+            file=sys.stderr,
+        )
         return 2
     if not args.url.startswith(("http://", "https://")):
-        print("model-server: --url is an http URL", file=sys.stderr)
+        print("model-server: --url must be an http URL", file=sys.stderr)
         return 2
     try:
         text = asyncio.run(_calibrate(args))
@@ -108,7 +111,8 @@ async def _calibrate(args: argparse.Namespace) -> str:
     print(_about(found), file=sys.stderr)
     times = unrest(measured)
     print(
-        f"of equal measurements the slowest took {times:.2f} times the fastest, which counts", file=sys.stderr
+        f"of equal measurements the slowest took {times:.2f} times as long as the fastest; the fastest counts",
+        file=sys.stderr,
     )
     source = {"url": args.url, "model": model, "max_prompt_tokens": most, "samples": len(samples)}
     return cost_document(
@@ -125,15 +129,15 @@ def _about(found: Fit) -> str:
         (
             f"prefill  {prefill}  {_quality(found.prefill)}",
             f"decode   {step}, {context}  {_quality(found.decode)}",
-            f"both     prefill {costs.interference:.0%} dearer beside decoding  {_quality(found.mixed)}",
-            f"left out: {found.overhead_s * 1e3:.1f} ms that a request takes beside all this; loading adapters",
+            f"both     prefill takes {costs.interference:.0%} longer beside decoding  {_quality(found.mixed)}",
+            f"left out: {found.overhead_s * 1e3:.1f} ms that a request takes in addition; the loading of adapters",
         )
     )
 
 
 def _quality(quality: Quality | None) -> str:
     if quality is None:
-        return "(not seen: the default)"
+        return "(not measured: the default value)"
     return f"(R² {quality.r2:.4f}, median error {quality.median_error:.1%}, {quality.samples} samples)"
 
 

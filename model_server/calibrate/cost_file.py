@@ -32,7 +32,7 @@ def read_costs(path: Path) -> CostModel:
     except (msgspec.ValidationError, yaml.YAMLError, TypeError, ValueError) as error:
         why = " ".join(str(error).split())  # YAML's own messages have several lines
         raise ValueError(
-            f"{path} is no file of costs as `model-server calibrate` writes it: {why}"
+            f"{path} is not a file of costs that `model-server calibrate` wrote: {why}"
         ) from error
 
 

@@ -49,7 +49,7 @@ def fit(samples: Sequence[Sample]) -> Fit:
     decodes = [sample for sample in samples if isinstance(sample, DecodeSample)]
     prefills = [sample for sample in samples if isinstance(sample, PrefillSample)]
     if len({sample.batch for sample in decodes}) < 2:
-        raise FitError("decoding was seen at fewer than two batch sizes")
+        raise FitError("decoding was measured at fewer than two batch sizes")
     rows = [(1.0, sample.batch - 1.0, sample.context_tokens) for sample in decodes]
     step_s, per_request_s, per_token_s = _least_squares(rows, [sample.seconds for sample in decodes])
 
@@ -57,7 +57,7 @@ def fit(samples: Sequence[Sample]) -> Fit:
     clear = [sample for sample in prefills if sample.seconds > 1.5 * step_s]
     if len({sample.num_tokens for sample in clear}) < 3:
         raise FitError(
-            "fewer than three prompt lengths took clearly longer than a decode step: ask longer prompts"
+            "fewer than three prompt lengths took clearly longer than a decode step: send longer prompts"
         )
     lengths = [float(sample.num_tokens) for sample in clear]
     overhead_s, slope, bend = _least_squares(

@@ -31,7 +31,7 @@ class CacheOptions:
             (self.free_queue, tuple(QUEUES)),
         ):
             if value not in known:
-                raise ValueError(f"{value!r} is none of {', '.join(known)}")
+                raise ValueError(f"{value!r} is not one of {', '.join(known)}")
         if self.preallocated_blocks < 0:
             raise ValueError("preallocated_blocks must not be negative")
         if self.max_unused_blocks is not None and self.max_unused_blocks < 0:

@@ -41,7 +41,7 @@ _SLACK_ENTRIES = 64
 def make_order(eviction: EvictionName, *, queue: QueueName = "linked") -> FreeOrder:
     """`queue`: the data structure of `lru`. ValueError: there is no such policy or queue."""
     if queue not in QUEUES:
-        raise ValueError(f"no free queue {queue!r}; there are {', '.join(QUEUES)}")
+        raise ValueError(f"unknown free queue {queue!r}; choose one of {', '.join(QUEUES)}")
     match eviction:
         case "lru":
             return QUEUES[queue]()
@@ -50,7 +50,9 @@ def make_order(eviction: EvictionName, *, queue: QueueName = "linked") -> FreeOr
         case "lfu":
             return LeastFrequentlyUsed()
         case _:  # from a command line or a file, whatever the type says
-            raise ValueError(f"no eviction policy {eviction!r}; there are {', '.join(EVICTION_NAMES)}")
+            raise ValueError(
+                f"unknown eviction policy {eviction!r}; choose one of {', '.join(EVICTION_NAMES)}"
+            )
 
 
 class LastTouchThenLongest:

@@ -156,7 +156,9 @@ def make_hasher(algorithm: HashAlgorithm, *, block_size_tokens: int, seed: str =
         case "direct":
             return DirectHasher(block_size_tokens, seed=seed)
         case _:  # it may come from a command line or a file, so the type does not guarantee it
-            raise ValueError(f"no hash algorithm {algorithm!r}; there are {', '.join(HASH_ALGORITHMS)}")
+            raise ValueError(
+                f"unknown hash algorithm {algorithm!r}; choose one of {', '.join(HASH_ALGORITHMS)}"
+            )
 
 
 def event_hash(block_hash: BlockHash) -> int:

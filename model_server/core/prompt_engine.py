@@ -106,7 +106,9 @@ class PromptEngine:
         longest = min(request.num_prompt_tokens + request.max_tokens, self.config.max_len_tokens)
         blocks = self.kv_cache.blocks_for(longest)
         if sum(self._reserved_blocks.values()) + blocks > self.config.num_blocks:
-            raise OutOfBlocksError(f"{blocks} blocks are wanted beside those of the requests under way")
+            raise OutOfBlocksError(
+                f"the request needs {blocks} blocks in addition to those of the unfinished requests"
+            )
         self._reserved_blocks[request.request_id] = blocks
 
     def _admit(self, request: Request) -> int:

@@ -30,7 +30,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature <= MAX_TEMPERATURE:
-            raise ValueError(f"temperature is {self.temperature} and must be between 0 and {MAX_TEMPERATURE}")
+            raise ValueError(
+                f"temperature is {self.temperature}, but it must be between 0 and {MAX_TEMPERATURE}"
+            )
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p} and must be over 0 and at most 1")
         if self.top_k < 0:

@@ -35,27 +35,31 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._values = (_ENGINE, model_name)
         self._wall_clock = wall_clock
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens whose prefill has finished")
+        self._prompt_tokens = self._counter(
+            "prompt_tokens", "Prompt tokens of requests whose prefill has finished"
+        )
         self._cached_tokens = self._counter(
-            "prompt_tokens_cached", "Of these, tokens found in the prefix cache"
+            "prompt_tokens_cached", "Prompt tokens that were found in the prefix cache"
         )
         self._generated = self._counter("generation_tokens", "Tokens generated")
         self._preemptions = self._counter(
-            "num_preemptions", "Requests sent back to the queue for want of blocks"
+            "num_preemptions", "Requests sent back to the queue because the blocks ran out"
         )
         self._ended = self._by_finish_reason()
         self._ttft = self._histogram(
-            "time_to_first_token_seconds", "From arrival to the first token", _TTFT_S
+            "time_to_first_token_seconds", "Time from arrival to the first token", _TTFT_S
         )
         self._gap = self._histogram("inter_token_latency_seconds", "Between two tokens", _TOKEN_GAP_S)
         self._e2e = self._histogram(
-            "e2e_request_latency_seconds", "From arrival to the last token", _LATENCY_S
+            "e2e_request_latency_seconds", "Time from arrival to the last token", _LATENCY_S
         )
-        self._queue = self._histogram("request_queue_time_seconds", "From arrival to admission", _TTFT_S)
+        self._queue = self._histogram("request_queue_time_seconds", "Time from arrival to admission", _TTFT_S)
         self._prefill = self._histogram(
-            "request_prefill_time_seconds", "From admission to first token", _TTFT_S
+            "request_prefill_time_seconds", "Time from admission to the first token", _TTFT_S
         )
-        self._decode = self._histogram("request_decode_time_seconds", "From first to last token", _LATENCY_S)
+        self._decode = self._histogram(
+            "request_decode_time_seconds", "Time from the first to the last token", _LATENCY_S
+        )
         self._computed_size = self._histogram(
             "request_prefill_kv_computed_tokens",
             "Prompt tokens computed, without those in the cache",
@@ -97,7 +101,7 @@ class Metrics:
         self.registry.register(StoreMetrics(engine, status, self._values))
         by_source = Counter(
             "vllm:prompt_tokens_by_source",
-            "Prompt tokens by where their KV came from",
+            "Prompt tokens by the place that their KV came from",
             (*_LABELS, "source"),
             registry=self.registry,
         )
@@ -213,7 +217,9 @@ class _LoraInfo:
     def collect(self) -> Iterator[Metric]:
         labels = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
         family = GaugeMetricFamily(
-            "vllm:lora_requests_info", "Adapters with requests, and when", labels=labels
+            "vllm:lora_requests_info",
+            "Adapters that have requests; the value is the Unix time of the last change",
+            labels=labels,
         )
         for (running, waiting), at in self._sets.items():
             family.add_metric((self._max_loras, running, waiting), at)

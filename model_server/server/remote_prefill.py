@@ -102,7 +102,7 @@ class RemotePrefill:
             held = await self._computed_there(_url(where), path, raw, missing)
         except (RemotePrefillError, aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             _log.warning(
-                "%s did not compute a prompt for this server, which does it itself: %r", where, error
+                "%s did not compute a prompt for this server, so this server computes it: %r", where, error
             )
             return 0
         await self._sleep(self._settings.seconds(held * size))

@@ -122,7 +122,9 @@ class ServerSettings:
         if not self.enable_prefix_caching:
             raise ValueError("--kv-transfer puts blocks into the prefix cache, which is switched off")
         if self.cache.partial_blocks:
-            raise ValueError("--kv-transfer moves full blocks only, and --partial-blocks are found too")
+            raise ValueError(
+                "--kv-transfer moves full blocks only, but --partial-blocks caches partial blocks, too"
+            )
 
     def _check_kv_store(self) -> None:
         made_up_kv = isinstance(self.backend, CostSettings)
@@ -131,9 +133,13 @@ class ServerSettings:
         if not self.enable_prefix_caching:
             raise ValueError("--kv-store extends the prefix cache, which is switched off")
         if self.cache.partial_blocks:
-            raise ValueError("--kv-store keeps full blocks only, and --partial-blocks are found too")
+            raise ValueError(
+                "--kv-store keeps full blocks only, but --partial-blocks caches partial blocks, too"
+            )
         if self.prompt_cache_entries:
-            raise ValueError("--kv-store and --prompt-cache-size do not know of each other: give one of them")
+            raise ValueError(
+                "--kv-store and --prompt-cache-size cannot be used together: give only one of them"
+            )
 
 
 def _quietly(_: str) -> None:

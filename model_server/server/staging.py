@@ -180,7 +180,7 @@ class Staging:
         if done.cancelled():
             return
         if (error := done.exception()) is not None:
-            _log.error("a stored prefix could not be fetched and is computed", exc_info=error)
+            _log.error("a stored prefix could not be fetched, so it is computed", exc_info=error)
         elif request.finish_reason is None:
             request.stored = done.result()
             if isinstance(request.stored, OutsidePrefix):

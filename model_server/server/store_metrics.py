@@ -32,8 +32,8 @@ class StoreMetrics:
     def collect(self) -> Iterator[Metric]:
         stats, now = self._engine.kv_cache.stats, self._status()
         for name, text, value in (
-            ("vllm:external_prefix_cache_queries", "Tokens looked up beyond the blocks", stats.external_queries_tokens),
-            ("vllm:external_prefix_cache_hits", "Tokens found there", stats.external_hits_tokens),
+            ("vllm:external_prefix_cache_queries", "Tokens that were looked up in the store, because the blocks did not have them", stats.external_queries_tokens),
+            ("vllm:external_prefix_cache_hits", "Tokens that were found in the store", stats.external_hits_tokens),
             ("vllm:kv_offload_tiering_promotion_job_failures", "Loads that failed; the prefix was computed", now.load_failures),
             ("vllm:kv_offload_tiering_cascade_job_failures", "Writes that failed; the prefix is not stored", now.write_failures),
             ("vllm:kv_offload_tiering_backpressure_blocks_dropped", "Blocks that were not stored", now.dropped_blocks),
@@ -42,9 +42,9 @@ class StoreMetrics:
         ):  # fmt: skip
             yield self._family(CounterMetricFamily, name, text, (), [((), value)])
         for name, text, value in (
-            ("kv_store:usage_bytes", "What the folder holds", now.used_bytes),
-            ("kv_store:capacity_bytes", "What it may hold", now.capacity_bytes),
-            ("kv_store:waiting_bytes", "What waits to be written", now.waiting_bytes),
+            ("kv_store:usage_bytes", "Bytes in the folder of the store", now.used_bytes),
+            ("kv_store:capacity_bytes", "The most bytes that the folder may hold", now.capacity_bytes),
+            ("kv_store:waiting_bytes", "Bytes that wait to be written", now.waiting_bytes),
             ("kv_store:usable", "0 for a while after the disk has failed", int(now.usable)),
         ):
             yield self._family(GaugeMetricFamily, name, text, (), [((), value)])
@@ -54,14 +54,14 @@ class StoreMetrics:
             (("selective",), now.selective_loads),
             (("computed",), now.computed_instead),
         ]
-        about = "Prefixes loaded; computed: not loaded, since computing them was expected to take less time"
+        about = "Prefixes that were loaded (exact or selective), or were computed because that was expected to take less time"
         yield self._family(CounterMetricFamily, "kv_store:loads", about, ("mode",), loads)
 
     def _by_tier(self, now: StoreStatus) -> Iterator[Metric]:
         for kind, name, text, values in (
-            (CounterMetricFamily, "vllm:kv_offload_tiering_chunk_hits", "Chunks wanted, by where they were", now.found_chunks),
-            (CounterMetricFamily, "vllm:kv_offload_tiering_read_bytes", "Read", (now.read_bytes,)),
-            (CounterMetricFamily, "vllm:kv_offload_tiering_write_bytes", "Written", (now.written_bytes,)),
+            (CounterMetricFamily, "vllm:kv_offload_tiering_chunk_hits", "Chunks that requests needed, by the tier where they were found", now.found_chunks),
+            (CounterMetricFamily, "vllm:kv_offload_tiering_read_bytes", "Bytes read from disk", (now.read_bytes,)),
+            (CounterMetricFamily, "vllm:kv_offload_tiering_write_bytes", "Bytes written to disk", (now.written_bytes,)),
             (GaugeMetricFamily, "kv_store:resident_bytes", "Chunks held in a fast tier", now.tier_bytes),
         ):  # fmt: skip
             tiers = _TIERS[-1:] if len(values) == 1 else _TIERS[: len(values)]

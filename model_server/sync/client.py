@@ -60,7 +60,7 @@ class AdapterServer:
         try:
             cards = msgspec.json.decode(raw, type=_Cards).data
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise ServerError(f"{self.url}/v1/models is no list of models: {error}") from error
+            raise ServerError(f"{self.url}/v1/models is not a list of models: {error}") from error
         return {AdapterName(card.id): card.root or "" for card in cards if card.parent is not None}
 
     async def do(self, action: Action) -> None:

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     if not (args.interval_s > 0 and args.max_backoff_s > 0) or not args.server.startswith(
         ("http://", "https://")
     ):
-        print("model-server: --server is an http URL, and times are above 0", file=sys.stderr)
+        print("model-server: --server must be an http URL, and times must be above 0", file=sys.stderr)
         return 2
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
     try:

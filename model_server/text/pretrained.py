@@ -44,7 +44,7 @@ class PretrainedLanguage:
         variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> list[TokenId]:
         if not self._tokenizer.chat_template:
-            raise ChatTemplateError("This model has no chat template; ask /v1/completions.")
+            raise ChatTemplateError("This model has no chat template; use /v1/completions.")
         plain = [_as_template_reads(message) for message in messages]
         settings = {"add_generation_prompt": True, **variables}
         if taken := sorted(_not_variables(self._tokenizer) & settings.keys()):
@@ -61,7 +61,7 @@ class PretrainedLanguage:
         size = len(self._tokenizer)
         unknown = next((token for token in token_ids if token >= size), None)
         if unknown is not None:
-            raise UnknownTokenError(f"Token {unknown} is none of this model's {size}.")
+            raise UnknownTokenError(f"Token {unknown} does not exist: this model has {size} tokens.")
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=False)
         return text
 

@@ -36,7 +36,7 @@ class BackgroundReordering:
         `stop_within` waits this many seconds and then says whether to stop.
         """
         if not 0 < busy_share <= 1:
-            raise ValueError(f"the share of the time is over 0 and at most 1, not {busy_share}")
+            raise ValueError(f"the share of the time must be over 0 and at most 1, not {busy_share}")
         self.reordered_nodes = 0
         self.failures = 0
         self._reorder_next = reorder_next

@@ -272,7 +272,7 @@ class ServedTiers:
             pause_s = self._health.failed(now=self._clock())
             _log.error("the KV store cannot be read: %s; it is not used for %.0f s", error, pause_s)
             return
-        _log.warning("a stored prefix is damaged and dropped: %s", error)
+        _log.warning("a stored prefix was damaged, so it was dropped: %s", error)
         self.store.drop_unreadable(segment for segment, _ in (prefix.parts if prefix else ()))
 
     def learn_from(self, request: Request) -> None:

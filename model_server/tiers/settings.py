@@ -31,13 +31,13 @@ class SelectionSettings:
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:
-            raise ValueError(f"ratio is over 0 and at most 1, not {self.ratio}")
+            raise ValueError(f"ratio must be over 0 and at most 1, not {self.ratio}")
         if self.probe_heads < 1:
-            raise ValueError(f"at least one head has to look, not {self.probe_heads}")
+            raise ValueError(f"probe_heads must be at least 1, not {self.probe_heads}")
         if not 0 < self.alpha <= 1:
-            raise ValueError(f"alpha is over 0 and at most 1, not {self.alpha}")
+            raise ValueError(f"alpha must be over 0 and at most 1, not {self.alpha}")
         if not 0 < self.chunk_share <= 1:
-            raise ValueError(f"chunk_share is over 0 and at most 1, not {self.chunk_share}")
+            raise ValueError(f"chunk_share must be over 0 and at most 1, not {self.chunk_share}")
 
     @property
     def cache_key(self) -> str:
@@ -102,7 +102,9 @@ class KvStoreSettings:
                 "--kv-store-mode auto chooses between two exact ways, loading and computing: give it with a ratio of 1"
             )
         if not 0 <= self.reorder_share <= 1:
-            raise ValueError(f"the share of time for reordering is between 0 and 1, not {self.reorder_share}")
+            raise ValueError(
+                f"the share of time for reordering must be between 0 and 1, not {self.reorder_share}"
+            )
         SelectionSettings(ratio=self.ratio, chunk_share=self.chunk_share)
 
     @property

@@ -39,7 +39,7 @@ def by_chance(kept: int, total: int) -> float:
 def threshold(kept: int, total: int, *, alpha: float = DEFAULT_ALPHA) -> float:
     """From this Jaccard index on, the probed heads stand for all heads. Below it, all tokens are loaded."""
     if not 0 < alpha <= 1:
-        raise ValueError(f"alpha is over 0 and at most 1, not {alpha}")
+        raise ValueError(f"alpha must be over 0 and at most 1, not {alpha}")
     return float(by_chance(kept, total) ** alpha)
 
 

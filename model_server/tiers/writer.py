@@ -167,7 +167,7 @@ class BackgroundWriter:
             self.counts.failures += 1
             pause_s = self._health.failed(now=self._clock())
             _log.error(
-                "the KV store cannot be written: %s; nothing is stored for %.0f s, requests go on",
+                "the KV store cannot be written: %s; nothing is stored for %.0f s; requests are not affected",
                 error,
                 pause_s,
             )

@@ -81,12 +81,14 @@ def _ports(profile: Profile) -> Iterator[Problem]:
     for field, number in used.items():
         if not 1 <= number <= 65535:
             yield Problem(
-                field, f"Port {number} is known to nobody before the pod runs.", "a port from 1 to 65535."
+                field, f"Nobody knows port {number} before the pod runs.", "a port from 1 to 65535."
             )
     for number, count in Counter(used.values()).items():
         if count > 1:
             fields = " and ".join(field for field, port in used.items() if port == number)
-            yield Problem(fields, f"All want port {number}, and vLLM would not start.", "different ports.")
+            yield Problem(
+                fields, f"All of these use port {number}, so vLLM would not start.", "different ports."
+            )
 
 
 def _prefix_cache(profile: Profile) -> Iterator[Problem]:
@@ -108,7 +110,7 @@ def _prefix_cache(profile: Profile) -> Iterator[Problem]:
             yield Problem(f"{pool}blockSizeTokens", "A block holds at least one token.", "16, for example.")
         if own.hash_seed is not None and not 0 <= own.hash_seed < 2**32:
             yield Problem(
-                f"{pool}hashSeed", "Python does not start with such a PYTHONHASHSEED.", "0 to 4294967295."
+                f"{pool}hashSeed", "Python does not start with this PYTHONHASHSEED.", "0 to 4294967295."
             )
 
 
@@ -150,7 +152,7 @@ def _exact_routing(profile: Profile) -> Iterator[Problem]:
     if not profile.exact_routing:
         return
     if profile.kv_events is None:
-        yield Problem("exactRouting", "It follows KV events, and none are published.", "kvEvents: {}.")
+        yield Problem("exactRouting", "It follows KV events, but none are published.", "kvEvents: {}.")
     for pool, own in _each_pool(profile):
         if own.hash_algorithm in HASH_ALGORITHMS and own.hash_algorithm != "sha256_cbor":
             yield Problem(
@@ -216,7 +218,7 @@ def _lora(profile: Profile) -> Iterator[Problem]:
     if lora.max_cpu_loras is not None and lora.max_cpu_loras < lora.max_loras:
         yield Problem(
             "lora.maxCpuLoras",
-            "It is less than lora.maxLoras, and vLLM does not start so.",
+            "It is less than lora.maxLoras, so vLLM does not start.",
             "more, or nothing.",
         )
     yield from _repeated("lora.adapters", [adapter.name for adapter in lora.adapters])
@@ -229,7 +231,7 @@ def _lora(profile: Profile) -> Iterator[Problem]:
         if adapter.name in profile.names:
             yield Problem(
                 f"{where}.name",
-                "Requests for the model would get the adapter, or the other way.",
+                "Requests for the model would get the adapter, or requests for the adapter the model.",
                 "another name.",
             )
         if not adapter.path.startswith("/"):
@@ -252,19 +254,19 @@ def _extra(args: Sequence[str], env: Mapping[str, str], *, where: str) -> Iterat
         if flag in _OWN_FLAGS:
             yield Problem(
                 f"{where}extraArgs",
-                f"{flag} is what the profile writes, and is not checked here.",
+                f"The profile writes {flag} itself; here it would not be checked.",
                 _OWN_FLAGS[flag],
             )
         if flag == "--disable-log-stats":
             yield Problem(
                 f"{where}extraArgs",
-                "Without stats /metrics is empty of load and cache, and the picker sees an idle server for ever.",
+                "Without stats, /metrics shows no load and no cache, so the picker always sees an idle server.",
                 "leave it out.",
             )
     for name in env.keys() & _OWN_VARIABLES.keys():
         yield Problem(
             f"{where}extraEnv",
-            f"{name} is what the profile writes, and is not checked here.",
+            f"The profile writes {name} itself; here it would not be checked.",
             _OWN_VARIABLES[name],
         )
 
@@ -293,7 +295,7 @@ def _addresses(events: KvEvents) -> Iterator[tuple[str, str]]:
 def _repeated(field: str, names: Sequence[str]) -> Iterator[Problem]:
     for name, count in Counter(names).items():
         if count > 1:
-            yield Problem(field, f"{name!r} stands there {count} times.", "each name once.")
+            yield Problem(field, f"{name!r} is listed {count} times.", "each name once.")
 
 
 _CHECKS: tuple[Callable[[Profile], Iterator[Problem]], ...] = (

@@ -64,12 +64,12 @@ def _chosen(profile: Profile, pool: str | None) -> Profile:
     names = ", ".join(pool.name for pool in profile.pools)
     if pool is None:
         if profile.pools:
-            raise ValueError(f"the profile has pools; choose with --pool: {names}")
+            raise ValueError(f"the profile has pools; choose one with --pool: {names}")
         return profile
     try:
         return of_pool(profile, pool)
     except KeyError:
-        raise ValueError(f"no pool {pool!r}; there are: {names or 'none'}") from None
+        raise ValueError(f"there is no pool {pool!r}; there are: {names or 'none'}") from None
 
 
 def _rendered(profile: Profile, output: str) -> str:

@@ -231,7 +231,7 @@ def test_a_missing_envoy_and_a_taken_port_are_told_with_what_to_do(short_tmp: Pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--rules", "round-robin,best"], "'best' is none of least-cost"),
+        (["--rules", "round-robin,best"], "'best' is not one of least-cost"),
         (["--servers", "0"], "at least 1"),
         (["--json", "/nonexistent/x.json"], "no directory /nonexistent"),
     ],

@@ -1,1 +1,1 @@
-"""Benchmarks of the engine with a real model; they run where torch is: `make bench-engine`."""
+"""Benchmarks of the engine with a real model. They need torch: `make bench-engine`."""

@@ -1,12 +1,12 @@
-"""The caching documents' rows that need a model:
-SmolLM2 on one CPU thread, or random weights of a larger shape on a GPU.
+"""The caching documents' rows that need a model: SmolLM2 on one CPU thread, or random weights of a larger
+shape on a GPU.
 
-Rows 000-7 (with the report's figure 2, and by the length of answers), 001-6, 001-7, 001-8 and 003-5; sides in
-turns, medians of the repeats. `--layers 4` takes the model's first four layers (its tables say so): all
-thirty take hours, and what is compared is the same work left out. `--shape 8b --device cuda` makes 8 billion
-random weights on the GPU. `--json FILE` keeps every measurement and adds to what a run of the same model left
-there, so that short runs make one table. `make bench-engine` runs this where torch is; `ARGS="--rows 000-7"`
-one row.
+The rows are 000-7 (with the report's figure 2, and by the length of answers), 001-6, 001-7, 001-8 and 003-5.
+The sides take turns, and the tables have medians of the repeats. `--layers 4` takes the model's first four
+layers, and its tables say so: all thirty layers take hours, and the comparison leaves out the same work on
+both sides. `--shape 8b --device cuda` makes 8 billion random weights on the GPU. `--json FILE` keeps every
+measurement, and adds to the measurements that a run of the same model left there. So several short runs make
+one table. `make bench-engine` runs this where torch is installed; `ARGS="--rows 000-7"` runs one row.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main() -> None:
     for _ in range(args.repeats):
         for name in args.rows:
             ROWS[name](bench, kept, repeats=1, say=_say)
-            # Kept at once: a run that is cut off loses one repeat of one row.
+            # The file is written after each repeat, so a run that is cut off loses one repeat of one row.
             write_json(args.json, {"model": bench.name, "series": kept.series})
     told = [ROWS[name](bench, kept, repeats=0, say=_say) for name in args.rows]
     for figures in told:
@@ -96,7 +96,7 @@ def _say(line: str) -> None:
 
 
 def _kept(path: Path | None, *, model: str) -> runs.Kept:
-    """What the file holds; empty where there is none."""
+    """The content of the file. Empty: there is no file."""
     if path is None or not path.exists():
         return runs.Kept({})
     content = json.loads(path.read_text())

@@ -1,9 +1,9 @@
-"""What an item costs by the length of its answer, and the length at which the cache gives a wanted gain.
-Pure: no torch.
+"""The cost of an item by the length of its answer, and the length up to which the cache reaches a wanted
+gain. Pure: no torch.
 
-An item with an answer of a tokens takes P + (a - 1) D seconds: P gives its first token, D each further one.
-The cache changes P alone, so its gain (P without + (a - 1) D) / (P with + (a - 1) D) falls towards 1 as
-answers grow. Caller: the row.
+An item with an answer of a tokens takes P + (a - 1) D seconds: P for its first token, D for each further
+token. The cache changes only P. So its gain, (P without + (a - 1) D) / (P with + (a - 1) D), falls towards 1
+as answers grow. Caller: the row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from statistics import fmean
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerCosts:
-    """Seconds of an item."""
+    """The seconds of an item."""
 
     first_with_s: float
     first_without_s: float
@@ -26,14 +26,15 @@ class AnswerCosts:
         return (self.first_without_s + further_s) / (self.first_with_s + further_s)
 
     def longest_for(self, gain: float) -> float:
-        """The longest answer, in tokens, with which the cache gains so much; under 1 where it never does."""
+        """The longest answer, in tokens, with which the cache gains this much. Under 1: it never does."""
         rest_s = (self.first_without_s - gain * self.first_with_s) / (gain - 1)
         return 1 + rest_s / self.further_s
 
 
 def fit(points: Sequence[tuple[int, float, float]]) -> AnswerCosts:
-    """Least squares over (answer tokens, seconds of an item with the cache, without):
-    two lines of one slope."""
+    """Least squares over (answer tokens, seconds of an item with the cache, without it): two lines with the
+    same slope.
+    """
     further = [answer - 1 for answer, _, _ in points]
     mean = fmean(further)
     spread = 2 * sum((x - mean) ** 2 for x in further)

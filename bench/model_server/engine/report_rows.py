@@ -1,9 +1,9 @@
-"""The hash table report's rows (000) on an engine:
-items a second with partial blocks cached, over those without.
+"""The hash table report's rows (000) on an engine: items a second with partial blocks cached, divided by
+those without.
 
-Requests come in waves of 8, since requests of one step cannot find what that step computes. The sides take
-turns at each wave, not at each run: what is asked is a few per cent, and a busy machine changes more than
-that within a run. Caller: the command.
+Requests come in waves of 8, since requests of one step cannot find what the same step computes. The sides
+take turns at each wave, not at each run: the expected difference is a few per cent, and a busy machine
+changes by more than that within a run. Caller: the command.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from model_server.core.request import Request, TokenId
 from model_server.core.sampling import GREEDY, SamplingParams
 
 SHORT_TOKENS, WAVE = 15, 8
-"""The report's prompts; its answers are not known."""
+"""The lengths of the report's prompts. The report does not tell the lengths of its answers."""
 REPORT = CacheOptions(partial_blocks=True, eviction="last-touch", max_unused_blocks=64)
-"""The report's cache: partial blocks, at most K unused ones, evicted from a heap of heaps.
-64 requests leave more than K."""
+"""The report's cache: partial blocks, at most K unused blocks, and eviction from a heap of heaps. 64 requests
+leave more than K blocks behind.
+"""
 IDENTICAL = ((1.0, 2), (1.0, 16), (0.1, 16))
 CURVE = tuple((n / 10, 2) for n in range(1, 11))
-"""(p, answer tokens): the row's own points, and the report's second figure."""
+"""(p, answer tokens): the points of the row itself, and of the report's second figure."""
 ANSWERS = (2, 4, 8, 16, 32, 56)
-"""56 tokens after the report's question of 5 are those of which 8.14 % were found."""
+"""With 56 answered tokens after the report's question of 5 tokens, 8.14 % of all tokens were found."""
 GOAL = 1.10
 
 
 @dataclass(slots=True)
 class Waves:
-    """Of one side."""
+    """The waves of one side."""
 
     spent: list[runs.Spent] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
@@ -43,24 +44,27 @@ class Waves:
 
     @property
     def later_s(self) -> float:
-        """Without the first wave, which finds nothing:
-        an eighth of these requests, and less than a hundredth of the report's thousand."""
+        """The time without the first wave, which finds nothing. This wave has an eighth of these requests,
+        but less than a hundredth of the report's thousand.
+        """
         return sum(one.total_s for one in self.spent[1:])
 
     @property
     def found(self) -> float:
-        """Tokens of prompts that were found, the one that is computed anyway included, over all tokens."""
+        """The tokens of prompts that were found, divided by all tokens. The token that is computed anyway
+        counts as found.
+        """
         whole = [one for one in self.requests if one.num_cached_tokens == one.num_prompt_tokens - 1]
         return sum(one.num_prompt_tokens for one in whole) / sum(len(one.token_ids) for one in self.requests)
 
 
 def identical_prompts(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
-    """000-7: 64 prompts of 15 tokens, all or one in ten of them the same."""
+    """000-7: 64 prompts of 15 tokens, all of them equal, or one in ten."""
     return _items(bench, kept, repeats=repeats, say=say, row="000-7", points=IDENTICAL)
 
 
 def items_by_p(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
-    """The report's figure 2: as 000-7 for p from 0.1 to 1, two tokens answered."""
+    """The report's figure 2: like 000-7, for p from 0.1 to 1, with two answered tokens."""
     return _items(bench, kept, repeats=repeats, say=say, row="000-figure-2", points=CURVE)
 
 
@@ -96,14 +100,17 @@ def _items(
 
 
 def by_answer(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
-    """000-7's 64 identical prompts of 15 tokens, seen once before, by the number of tokens answered."""
+    """The 64 identical prompts of 15 tokens of 000-7, which were seen once before, by the number of answered
+    tokens.
+    """
     prompt = bench.text_of("same", SHORT_TOKENS)
     return gain_by_answer(bench, kept, prompt, ANSWERS, repeats=repeats, say=say, row="000-7-by-answer")
 
 
 def question(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
-    """000-6's question, "What is your name?", 64 times and once before;
-    answers are drawn at a temperature of 1, and so differ."""
+    """The question of 000-6, "What is your name?", 64 times, and once before. Answers are sampled at a
+    temperature of 1, and so they differ.
+    """
     drawn = SamplingParams(temperature=1.0)
     row = "000-6-by-answer"
     return gain_by_answer(
@@ -178,8 +185,10 @@ def _waves(
 
 
 def _mixed(bench: Bench, p: float, *, count: int = 64) -> list[list[TokenId]]:
-    """With share p one and the same prompt, else one of its own.
-    All begin with the same token, as with a BOS token."""
+    """With the share p, one and the same prompt; otherwise a prompt of its own.
+
+    All prompts begin with the same token, as with a BOS token.
+    """
     same = bench.text_of("same", SHORT_TOKENS)
     own = SHORT_TOKENS - 1
     return [same if n % 10 < 10 * p else [same[0], *bench.text_of(f"own {n}", own)] for n in range(count)]

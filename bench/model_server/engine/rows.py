@@ -1,4 +1,6 @@
-"""The rows of the caching documents that need a real model; each gives a table of figures with its id."""
+"""The rows of the caching documents that need a real model. Each row returns a table of figures
+with its id.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,14 @@ from model_server.core.request import Request, TokenId
 
 PROMPTS, WHOLE_PROMPTS, WHOLE_ANSWER = 20, 200, 10
 REQUESTS, DISTINCT = 64, 15
-"""Of 003-5. With fewer requests there are as many fewer distinct prompts."""
+"""The numbers of 003-5. With fewer requests, the number of distinct prompts falls in proportion."""
 
 
 def prompts_twice(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
-    """001-6: 20 prompts (200 on a GPU) of 256 to 512 tokens, each twice;
-    the whole run's time with and without the cache.
+    """001-6: 20 prompts (200 on a GPU) of 256 to 512 tokens, each twice. The time of the whole run, with and
+    without the cache.
 
-    The third side caches partial blocks too, and so finds all of a prompt but its last token.
+    The third side also caches partial blocks, and so finds all of a prompt except its last token.
     """
     count = bench.requests or (WHOLE_PROMPTS if bench.whole else PROMPTS)
     sizes = uneven_lengths(count)
@@ -65,15 +67,18 @@ def prompts_twice(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figure
 
 
 def uneven_lengths(count: int) -> list[int]:
-    """Of prompts as people send them: log-normal about 360 tokens, those outside of 256 to 512 drawn again;
-    always the same."""
+    """Lengths like those of people's prompts: log-normal about 360 tokens; lengths outside of 256 to 512 are
+    drawn again. The lengths are always the same.
+    """
     rng = random.Random("001-6")
     drawn = (round(rng.lognormvariate(math.log(360), 0.5)) for _ in itertools.count())
     return list(itertools.islice((tokens for tokens in drawn if 256 <= tokens <= 512), count))
 
 
 def unique_prompts(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
-    """001-8: seconds to the first token of prompts that nobody sent before, with the cache over without."""
+    """001-8: seconds to the first token of prompts that were never sent before, with the cache divided by
+    without.
+    """
 
     def serve(repeat: int, *, cache: bool) -> float:
         engine = runs.engine_of(bench, cache=cache)
@@ -106,7 +111,9 @@ class _ModeSide:
     engine: PromptEngine
     requests: Sequence[Request]
     add_s: float = 0.0
-    """Of adding, which is where prompts are computed; the naive mode does not tell it apart."""
+    """Seconds for adding requests, which includes computing the prompts. The naive mode does not measure this
+    separately.
+    """
     total_s: float = 0.0
 
     @property
@@ -115,8 +122,9 @@ class _ModeSide:
 
 
 def prompt_modes(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
-    """003-5: 64 requests of 856 tokens over 15 distinct prompts, 16 answered;
-    naive, offline and online, with and without."""
+    """003-5: 64 requests of 856 tokens over 15 distinct prompts, 16 answered tokens; naive, offline and
+    online, with kept prompts and without.
+    """
     requests = bench.requests or REQUESTS
     distinct = max(1, round(requests * DISTINCT / REQUESTS))
     texts: list[list[list[TokenId]]] = []
@@ -156,8 +164,9 @@ def prompt_modes(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures
 
 
 def _in_turns(bench: Bench, mode: str, *, requests: int, distinct: int) -> dict[str, _ModeSide]:
-    """Both sides do the same pieces of work. They take turns at each piece, not at each run: a busy machine
-    changes within a run by more than the row asks for."""
+    """Both sides do the same pieces of work. They take turns at each piece, not at each run, because within a
+    run a busy machine changes by more than the difference that the row looks for.
+    """
     prompts = [bench.text_of(f"distinct {n}", 856) for n in range(distinct)]
 
     def side(own: Bench, *, entries: int) -> _ModeSide:
@@ -178,7 +187,7 @@ def _in_turns(bench: Bench, mode: str, *, requests: int, distinct: int) -> dict[
 
 
 def _one_piece(bench: Bench, side: _ModeSide, pieces: Iterator[bool]) -> bool:
-    """Do the side's next piece of work and count its time. True: none was left."""
+    """Do the side's next piece of work, and count its time. True: no piece was left."""
     started = bench.now_s()
     adding = next(pieces, None)
     if adding is None:
@@ -190,7 +199,7 @@ def _one_piece(bench: Bench, side: _ModeSide, pieces: Iterator[bool]) -> bool:
 
 
 def _pieces(mode: str, engine: PromptEngine, made: Sequence[Request]) -> Iterator[bool]:
-    """The mode's work, piece by piece: whether the piece that was done added a request."""
+    """The mode's work, piece by piece. Each item says whether the finished piece added a request."""
     if mode == "naive":
         for one in made:
             run_naive(engine, [one])

@@ -1,8 +1,8 @@
 """A model, requests with made-up text, and one timed run of them.
 
-Times on a CPU are CPU seconds of the whole process, one torch thread: on a machine that others use too, the
-clock on the wall says more of them than of us. On a GPU they are the clock's, when the device has done what
-it was given. Sides that are compared run in turns within each repeat.
+On a CPU, times are CPU seconds of the whole process, with one torch thread: on a machine with other work,
+wall time would show that work more than ours. On a GPU, times are wall time until the device has finished its
+work. Sides that are compared run in turns within each repeat.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ Figures = dict[str, Any]
 
 BLOCK_TOKENS = 16
 MODES = ("naive", "offline", "online")
-"""Of 003-5."""
+"""The modes of 003-5."""
 QUESTION = "What is your name?"
-"""The hash table report's (000)."""
+"""The question of the hash table report (000)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A model over one memory that each run starts with empty."""
+    """A model over one memory, which is empty at the start of each run."""
 
     model: hf.PagedModel
     name: str
     num_blocks: int
     text_of: Callable[[str, int], list[TokenId]]
-    """Exactly so many tokens, the same for the same name."""
+    """Text of exactly this many tokens; always the same for the same name."""
     question: Sequence[TokenId]
-    """`QUESTION` in the model's tokens, or as many random ones."""
+    """`QUESTION` in the model's tokens, or as many random tokens."""
     whole: bool
-    """Prompts in the documents' numbers, where the machine is fast enough for them."""
+    """Use the documents' own numbers of prompts, because the machine is fast enough."""
     requests: int | None = None
-    """So many prompts in 001-6, and requests in 003-5, in place of the row's own number."""
+    """The number of prompts in 001-6 and of requests in 003-5, instead of the row's own number."""
     modes: Sequence[str] = MODES
 
     def twin(self) -> Bench:
-        """The same weights over a memory of its own, for two engines that run in turns within a run."""
+        """The same weights over another memory, for two engines that run in turns within a run."""
         memory = self.model.memory
         own = hf.PagedModel(
             self.model.module, num_blocks=self.num_blocks, block_size_tokens=memory.block_size_tokens
@@ -72,7 +72,7 @@ class Bench:
 
 
 def prepare(*, layers: int = 0, num_blocks: int = 2048) -> Bench:
-    """SmolLM2 on one CPU thread. layers: of its 30, the first so many; 0: all."""
+    """SmolLM2 on one CPU thread. layers: use only this many of its 30 layers; 0: all."""
     torch.set_num_threads(1)
     folder = find(SMOLLM2, progress=print)
     module = hf.load(folder, device=torch.device("cpu"), dtype=torch.float32)
@@ -90,8 +90,10 @@ def prepare(*, layers: int = 0, num_blocks: int = 2048) -> Bench:
 
 
 def prepare_shape(shape: str, *, device_name: str, num_blocks: int) -> Bench:
-    """Random weights of one of `SHAPES`, made on the device; the texts are random tokens.
-    ModelError: no such device."""
+    """Random weights of one of `SHAPES`, made on the device. The texts are random tokens.
+
+    ModelError: there is no such device.
+    """
     torch.set_num_threads(1)
     device = hf.choose_device(device_name)
     dtype = hf.choose_dtype("auto", device=device)
@@ -113,7 +115,7 @@ def prepare_shape(shape: str, *, device_name: str, num_blocks: int) -> Bench:
 def request(
     name: str, prompt: Sequence[TokenId], *, max_tokens: int, sampling: SamplingParams = GREEDY
 ) -> Request:
-    """Never at its end before `max_tokens`."""
+    """A request that never ends before `max_tokens`."""
     return Request(
         RequestId(name),
         list(prompt),
@@ -127,7 +129,7 @@ def request(
 def config_of(
     bench: Bench, *, cache: bool, options: CacheOptions | None = None, batch_tokens: int = 2048
 ) -> EngineConfig:
-    """`options`: of the cache, where it is on."""
+    """`options`: those of the cache, if it is on."""
     return EngineConfig(
         num_blocks=bench.num_blocks,
         block_size_tokens=BLOCK_TOKENS,
@@ -144,15 +146,14 @@ def engine_of(bench: Bench, *, cache: bool, options: CacheOptions | None = None)
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Seconds of a run: all of them, and those of them that the core took,
-    which is everything but the model."""
+    """The seconds of a run: all of them, and those of the core, which is everything but the model."""
 
     total_s: float
     core_s: float
 
 
 def finish(bench: Bench, engine: Engine, requests: Sequence[Request]) -> Spent:
-    """All of them to their ends."""
+    """Run all requests to their ends."""
     started = bench.now_s()
     computing_s = 0.0
     for one in requests:
@@ -168,14 +169,15 @@ def finish(bench: Bench, engine: Engine, requests: Sequence[Request]) -> Spent:
 
 
 def hit_share(requests: Sequence[Request]) -> float:
-    """Cached prompt tokens over prompt tokens."""
+    """Cached prompt tokens divided by all prompt tokens."""
     return sum(r.num_cached_tokens or 0 for r in requests) / sum(r.num_prompt_tokens for r in requests)
 
 
 @dataclass(slots=True)
 class Kept:
-    """What was measured, by name, in the order of the repeats:
-    of this run and of those before it that were kept."""
+    """Measurements by name, in the order of the repeats: those of this run and the kept ones of
+    earlier runs.
+    """
 
     series: dict[str, list[float]]
 
@@ -186,11 +188,11 @@ class Kept:
         return median(self.series[name])
 
     def ratio(self, over: str, under: str) -> float:
-        """Median of the repeats' own ratios."""
+        """The median of the ratios within the repeats."""
         return median(a / b for a, b in zip(self.series[over], self.series[under], strict=True))
 
     def ratios(self, word: str, over: str, under: str) -> Figures:
-        """Of the repeats' own ratios: median under `word`, mean and extremes under names of their own."""
+        """The ratios within the repeats: the median under `word`, mean and extremes under their own names."""
         ratios = [a / b for a, b in zip(self.series[over], self.series[under], strict=True)]
         return {
             word: median(ratios),
@@ -204,9 +206,10 @@ class Kept:
     def in_turns(
         self, sides: Mapping[str, Callable[[int], float]], *, repeats: int, say: Callable[[str], None]
     ) -> None:
-        """Each side once in every repeat, in an order that turns around; its figure is added under its name.
+        """Run each side once in every repeat. The order changes from one repeat to the next. Each figure is
+        added under the name of its side.
 
-        A side gets the repeat's number, which goes on from what is there.
+        A side gets the number of the repeat, which continues from the kept ones.
         """
         first = len(self.series.get(next(iter(sides)), ()))
         for repeat in range(first, first + repeats):

@@ -1,10 +1,10 @@
-"""Row 003-5 as its document prints it: naive, offline and online, with kept prompts and then without,
-in one command.
+"""Row 003-5 as its document prints it: naive, offline and online, with kept prompts and then without, in one
+command.
 
 `make bench-schedulers` or `python -m tests.engine_env run bench.model_server.engine.schedulers`: 64 requests
-of 856 tokens over 15 distinct prompts, 16 answered. The naive mode keeps no prompts in either half, as in the
-document. Seconds are CPU seconds of one thread, or the device's on a GPU. Under each throughput stands what
-this run's tokens make of it.
+of 856 tokens over 15 distinct prompts, 16 answered tokens. The naive mode keeps no prompts in either half, as
+in the document. Seconds are CPU seconds of one thread, or on a GPU the device's time. Under each throughput
+there is the figure that follows from this run's tokens.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class Outcome:
     prompt_tokens: int
     completion_tokens: int
     add_s: float | None
-    """Of adding, where prompts are computed; None: the mode does not tell it apart."""
+    """Seconds for adding requests, which includes computing the prompts. None: the mode does not measure this
+    separately.
+    """
     total_s: float
 
     def lines(self) -> list[str]:
@@ -64,7 +66,7 @@ class Outcome:
 
 
 def run(bench: Bench, mode: str, *, keep_prompts: bool, load: Load) -> tuple[Outcome, list[list[TokenId]]]:
-    """What the mode took, and the answers."""
+    """The time of the mode, and the answers."""
     prompts = [bench.text_of(f"distinct {n}", load.prompt_tokens) for n in range(load.distinct)]
     engine = PromptEngine(
         runs.config_of(bench, cache=False),
@@ -128,7 +130,7 @@ def main() -> None:
 
 
 def _added(mode: str, engine: PromptEngine, made: Sequence[Request]) -> Callable[[], None]:
-    """All requests are added; what is given back decodes them."""
+    """Add all requests. The returned function decodes them."""
     if mode == "offline":
         offline = OfflineScheduler(engine)
         for one in made:

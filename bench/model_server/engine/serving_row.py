@@ -1,5 +1,5 @@
-"""Row 001-7 on the engine itself, without HTTP:
-requests come at random times by the clock, with the cache and without.
+"""Row 001-7 on the engine itself, without HTTP: requests come at random times by the clock, with the cache
+and without.
 
 Caller: the command.
 """
@@ -31,12 +31,12 @@ class Arrivals:
 
 
 WHOLE = Arrivals(requests=500, shared_tokens=336, own_tokens=560, answer_tokens=150, rate_per_s=8.0)
-"""The document's, its lengths in whole blocks."""
+"""The document's load, with its lengths in whole blocks."""
 SMALL = Arrivals(requests=24, shared_tokens=336, own_tokens=560, answer_tokens=8, rate_per_s=1.5)
 
 
 def serving(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> dict[str, Any]:
-    """001-7: what a shared start does to times and throughput where requests come by themselves."""
+    """001-7: how a shared start changes times and throughput when requests come at random times."""
     load = WHOLE if bench.whole else SMALL
 
     def serve(repeat: int, *, cache: bool) -> float:
@@ -87,7 +87,7 @@ def run(bench: Bench, load: Arrivals, *, cache: bool, seed: int) -> Run:
             time.sleep(max(0.0, waiting[-1][0] - (time.monotonic() - started)))
             continue
         outputs, _ = engine.step(now=time.monotonic())
-        bench.now_s()  # on a GPU: when it has done what it was given
+        bench.now_s()  # on a GPU: waits until the device has done its work
         now = time.monotonic() - started
         for output in outputs:
             request_id = output.request.request_id

@@ -1,5 +1,7 @@
-"""Sizes of models whose weights are made up. Pure: no torch.
-Callers: the engine's benches, and that of GPUs."""
+"""The sizes of models whose weights are made up. Pure: no torch.
+
+Callers: the benches of the engine and of GPUs.
+"""
 
 from __future__ import annotations
 
@@ -29,4 +31,4 @@ SHAPES: dict[str, dict[str, int]] = {
         "vocab_size": 512,
     },
 }
-"""Llama's, of 8 billion parameters; one of GPT-2's size; and one for tests."""
+"""Llama's shape with 8 billion parameters; a shape of GPT-2's size; and one for tests."""

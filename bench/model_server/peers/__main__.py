@@ -1,11 +1,12 @@
-"""Our engine, transformers' continuous batching and vLLM on the same CPU, model and requests,
-with their caches and without.
+"""Compares our engine, transformers' continuous batching and vLLM on the same CPU, model and requests, with
+their caches and without.
 
-SmolLM2 in float32, one thread, greedy, blocks of 32 tokens; the sides in turns, CPU seconds of each one's
-process. `--layers 4` takes the model's first four layers, in all engines. `--json FILE` keeps every turn and
-adds to what a run with the same layers left there, so that short runs make one table. Rows 001-7 (a rate that
-both engines bear, and one above) and 001-8 are serving loads: requests come by themselves, at moments of each
-engine's own CPU clock. `make bench-peers` runs it where torch and vLLM are.
+All use SmolLM2 in float32, one thread, greedy decoding and blocks of 32 tokens. The sides take turns. Times
+are CPU seconds of each engine's process. `--layers 4` takes the model's first four layers, in all engines.
+`--json FILE` keeps every turn, and adds to the turns that a run with the same layers left there. So several
+short runs make one table. Rows 001-7 (at a rate that both engines can bear, and at one above) and 001-8 are
+serving loads: requests come at moments of each engine's own CPU clock. `make bench-peers` runs the bench
+where torch and vLLM are installed.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def _measure(args: argparse.Namespace, content: Content, *, folder: Path) -> Non
             and (engine != "transformers" or not all(row in work.TIMED for row in args.rows))
         ]
         names = [SideName(engine, cache) for engine in engines for cache in (True, False)]
-        # All start before the first is waited for.
+        # Start all processes before waiting for the first one.
         started = [Side(name, model=model, num_blocks=most, logs=folder) for name in names]
         sides = [running.enter_context(side) for side in started]
         content["versions"] = {side.name.engine: side.version for side in sides}
@@ -130,7 +131,7 @@ def tell(content: Content) -> None:
         if row in work.TIMED:
             lines = figures.served(recorded)
         else:
-            # A later run may have asked other engines than the first.
+            # A later run may have used other engines than the first.
             engines = [e for e in ENGINES if all(f"{e} with" in one for one in recorded.repeats)]
             make = figures.first_tokens if row in work.FIRST_TOKENS else figures.whole_runs
             lines = make(recorded, engines)

@@ -1,6 +1,6 @@
-"""From turns to a table: each engine with its cache and without, and all of them against ours. Pure.
+"""Makes tables from turns: each engine with its cache and without, and all of them against ours. Pure.
 
-`Recorded` is what the JSON file keeps: raw turns, so that several short runs make one table.
+`Recorded` is the content of the JSON file: raw turns, so that several short runs make one table.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ class Recorded:
 
 
 def whole_runs(row: Recorded, engines: Sequence[str]) -> list[Figures]:
-    """A line an engine, of rows that are timed as one piece of work."""
+    """One line for each engine, of rows that are timed as a whole."""
     return [_whole(row, engine) for engine in engines]
 
 
 def first_tokens(row: Recorded, engines: Sequence[str]) -> list[Figures]:
-    """A line an engine, of a row of `FIRST_TOKENS`:
-    the first rounds are new to the cache, the last ones not."""
+    """One line for each engine, of a row of `FIRST_TOKENS`: the cache does not know the first rounds, but it
+    knows the last ones.
+    """
     ours = [_new_and_seen(one["ours with"]) for one in row.repeats]
     lines: list[Figures] = []
     for engine in engines:
@@ -63,8 +64,9 @@ def first_tokens(row: Recorded, engines: Sequence[str]) -> list[Figures]:
 
 
 def served(row: Recorded) -> list[Figures]:
-    """A line a side, of a row of `TIMED`: means over the repeats of their means and percentiles;
-    then the cache's over none, means of the repeats' own ratios."""
+    """One line for each side, of a row of `TIMED`: means over the repeats of their means and percentiles.
+    Then the figures with the cache divided by those without, as means of the ratios within the repeats.
+    """
     lines: list[Figures] = []
     for engine in dict.fromkeys(name.rpartition(" ")[0] for one in row.repeats for name in one):
         sides = {
@@ -82,14 +84,15 @@ def served(row: Recorded) -> list[Figures]:
 
 
 def _times(turn: Turn, row: Recorded) -> Run:
-    """The last round: that of the arrivals."""
-    tokens = row.prompt_tokens * len(turn.token_s) / (len(turn.token_s) + 1)  # all prompts are of one length
+    """The times of the last round, in which requests arrive."""
+    # all prompts have the same length
+    tokens = row.prompt_tokens * len(turn.token_s) / (len(turn.token_s) + 1)
     served = [Served(times) for times in turn.token_s]
     return Run(served, turn.elapsed_s, round(tokens), turn.round_hit_tokens[-1] / tokens)
 
 
 def same_answers(row: Recorded, side: str) -> float:
-    """Share of the answers that are, token for token, those of ours without its cache."""
+    """The share of the answers that equal, token for token, those of our engine without its cache."""
     pairs = [
         (a, b)
         for one in row.repeats
@@ -119,7 +122,7 @@ def _whole(row: Recorded, engine: str) -> Figures:
 
 
 def _new_and_seen(turn: Turn) -> tuple[float, float]:
-    """Mean CPU seconds of the rounds before the one in the middle, and of those after it."""
+    """The mean CPU seconds of the rounds before the middle one, and of those after it."""
     middle = len(turn.round_cpu_s) // 2
     return fmean(turn.round_cpu_s[:middle]), fmean(turn.round_cpu_s[middle + 1 :])
 
@@ -129,7 +132,9 @@ def _hits_seen(turn: Turn) -> float:
 
 
 def _ratios(word: str, over: Sequence[float], under: Sequence[float]) -> Figures:
-    """Median of the repeats' own ratios under `word`; their mean and extremes under names of their own."""
+    """The median of the ratios within the repeats under `word`; their mean and extremes under their own
+    names.
+    """
     ratios = [a / b for a, b in zip(over, under, strict=True)]
     return {
         word: median(ratios),

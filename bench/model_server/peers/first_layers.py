@@ -1,5 +1,6 @@
-"""A model folder with the first layers of another one:
-the same requests and hits for a fraction of the work."""
+"""Makes a model folder with the first layers of another model: the same requests and hits, with a fraction of
+the work.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ _WEIGHTS, _CONFIG = "model.safetensors", "config.json"
 
 
 def first_layers(folder: Path, *, count: int, into: Path) -> Path:
-    """`into`, which is made: `folder`'s model with so many layers, its tokenizer, its embeddings,
-    its last norm."""
+    """Makes the folder `into`: the model in `folder` with this many layers, and its tokenizer, embeddings and
+    last norm.
+    """
     into.mkdir()
     for file in folder.iterdir():
         if file.name not in {_WEIGHTS, _CONFIG}:
@@ -31,6 +33,6 @@ def first_layers(folder: Path, *, count: int, into: Path) -> Path:
 
 
 def _layer(name: str) -> int:
-    """Of a weight; what belongs to no layer counts as the first one's."""
+    """The layer of a weight. A weight that belongs to no layer counts as one of the first layer."""
     found = _LAYER.match(name)
     return int(found[1]) if found else 0

@@ -1,4 +1,4 @@
-"""Our engine as a peer."""
+"""Our engine, as one of the compared engines."""
 
 from __future__ import annotations
 

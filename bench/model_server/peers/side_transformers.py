@@ -1,5 +1,6 @@
-"""transformers' own continuous batching as a peer:
-its manager, its paged attention by SDPA, its sharing of equal blocks."""
+"""transformers' own continuous batching, as one of the compared engines: its manager, its paged attention by
+SDPA, and its sharing of equal blocks.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +45,14 @@ class Transformers:
             self._hits += found
             return found
 
-        self._cache.search_prefix_match = counted  # it tells nobody what it found
+        self._cache.search_prefix_match = counted  # transformers does not report what it found
 
     def forget(self) -> None:
         self._cache.evict_cached_blocks()
         self._hits = 0
 
     def close(self) -> None:
-        """End its thread."""
+        """End the engine's thread."""
         self._manager.stop(block=True)
 
     def answer(self, prompts: Sequence[Prompt], *, answer_tokens: int) -> tuple[list[list[int]], int]:

@@ -1,5 +1,6 @@
-"""vLLM on the CPU as a peer, in this process:
-as it comes, but for one thread, float32 and the common limits."""
+"""vLLM on the CPU, as one of the compared engines, in this process. It is unchanged, but limited to one
+thread, float32 and the common limits.
+"""
 
 from __future__ import annotations
 

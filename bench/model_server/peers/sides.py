@@ -1,4 +1,4 @@
-"""The engines' processes: started in their own environments, one thread each, asked in turns,
+"""The processes of the engines: started in their own environments, with one thread each, used in turns, and
 ended with this process.
 
 A side is an engine with its cache on or off. Callers: the command.
@@ -31,12 +31,12 @@ class SideName:
 
 
 class SideError(Exception):
-    """An engine did not start or gave up; the message ends with its log."""
+    """An engine did not start, or failed. The message ends with its log."""
 
 
 class Side:
     def __init__(self, name: SideName, *, model: Path, num_blocks: int, logs: Path) -> None:
-        """Starts loading; `version` waits for it."""
+        """Starts loading the engine. `version` waits for it."""
         self.name = name
         self._log = logs / f"{name}.log"
         command = [str(_python(name.engine)), "-m", f"bench.model_server.peers.side_{name.engine}"]

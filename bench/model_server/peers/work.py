@@ -1,9 +1,9 @@
-"""What every engine is asked: rounds of prompts, as token ids,
-each round sent at once when the one before has ended. Pure.
+"""The requests that every engine gets: rounds of prompts, as token ids. Each round is sent at once when the
+previous round has ended. Pure.
 
-A row's id is the caching documents'; `alone` and `together` are the time to the first token. In the rows of
-`TIMED` requests come one by one, at moments of the engine's own CPU clock. A turn is all of a row's rounds on
-one engine, whose cache is empty before it.
+A row's id is that of the caching documents; `alone` and `together` are the time to the first token. In the
+rows of `TIMED`, requests come one by one, at moments of the engine's own CPU clock. A turn is all rounds of a
+row on one engine, whose cache is empty before it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from functools import partial
 
 Prompt = list[int]
 TextOf = Callable[[str, int], Prompt]
-"""Exactly so many tokens of text, the same for the same name."""
+"""Text of exactly this many tokens; always the same for the same name."""
 
 ENGINES = ("ours", "transformers", "vllm")
 BLOCK_TOKENS = 32
-"""Of all engines: vLLM's CPU backend refuses 16, and transformers' 256 would share less."""
+"""The block size of all engines: vLLM's CPU backend refuses 16, and with transformers' 256 less would be
+shared.
+"""
 MAX_REQUESTS = 64
 BATCH_TOKENS = 2048
 
@@ -29,40 +31,42 @@ class Round:
     prompts: Sequence[Prompt]
     answer_tokens: int
     arrivals_s: Sequence[float] = ()
-    """When each prompt comes; empty: all at once."""
+    """When each prompt comes. Empty: all at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What an engine did with a row's rounds."""
+    """The results of an engine for the rounds of a row."""
 
     round_cpu_s: Sequence[float]
     round_wall_s: Sequence[float]
     round_hit_tokens: Sequence[int]
     answers: Sequence[Sequence[int]]
     token_s: Sequence[Sequence[float]] = ()
-    """Of each request that came at a moment: its tokens' times since then."""
+    """For each request that came at a moment: the times of its tokens since that moment."""
     elapsed_s: float = 0.0
-    """Of the round in which requests came at moments, with the time in which there was nothing to do."""
+    """The time of the round in which requests came at moments, including the time in which there was nothing
+    to do.
+    """
 
 
 def twice(text_of: TextOf, repeat: int) -> list[Round]:
-    """001-6: 20 prompts of 256 to 512 tokens, and the same again, 10 answered."""
+    """001-6: 20 prompts of 256 to 512 tokens, and the same prompts again; 10 answered tokens."""
     prompts = [text_of(f"{repeat} {n}", 256 + 256 * n // 19) for n in range(20)]
     return [Round(prompts, 10), Round(prompts, 10)]
 
 
 def few_distinct(text_of: TextOf, repeat: int) -> list[Round]:
-    """003-5, half of it: 32 requests of 856 tokens over 7 distinct prompts, 16 answered."""
+    """One half of 003-5: 32 requests of 856 tokens over 7 distinct prompts, 16 answered tokens."""
     prompts = [text_of(f"{repeat} distinct {n}", 856) for n in range(7)]
     return [Round([prompts[n % 7] for n in range(32)], 16)]
 
 
 def alone(text_of: TextOf, repeat: int) -> list[Round]:
-    """Four prompts of 512 tokens, one after the other, one token answered; then the same four again.
+    """Four prompts of 512 tokens, one after the other, with one answered token; then the same four again.
 
-    Between the two all four are answered with two tokens:
-    transformers keeps nothing of a request that ends with its prompt.
+    In between, all four are answered with two tokens, because transformers keeps nothing of a request that
+    ends with its prompt.
     """
     prompts = [text_of(f"{repeat} alone {n}", 512) for n in range(4)]
     single = [Round([prompt], 1) for prompt in prompts]
@@ -70,8 +74,9 @@ def alone(text_of: TextOf, repeat: int) -> list[Round]:
 
 
 def together(text_of: TextOf, repeat: int) -> list[Round]:
-    """Eight prompts of 512 tokens at once, one token answered: until the last of them has its first token;
-    then the same again."""
+    """Eight prompts of 512 tokens at once, with one answered token: the time until the last of them has its
+    first token. Then the same again.
+    """
     prompts = [text_of(f"{repeat} together {n}", 512) for n in range(8)]
     return [Round(prompts, 1), Round(prompts, 2), Round(prompts, 1)]
 
@@ -86,8 +91,9 @@ def arriving(
     answer_tokens: int,
     requests: int,
 ) -> list[Round]:
-    """001-7 and 001-8: Poisson arrivals. One prompt comes first and alone,
-    so that the shared part is cached, as it is for 499 of the document's 500 requests."""
+    """001-7 and 001-8: Poisson arrivals. One prompt comes first and alone, so that the shared part is cached,
+    as it is for 499 of the document's 500 requests.
+    """
     shared = text_of(f"{repeat} shared", shared_tokens)
     prompts = [shared + text_of(f"{repeat} own {n}", own_tokens) for n in range(requests + 1)]
     rng, now_s = random.Random(repeat), 0.0
@@ -96,13 +102,15 @@ def arriving(
 
 
 def warm_up(text_of: TextOf) -> list[Round]:
-    """What each engine compiles or allocates at the first requests of a kind: not counted."""
+    """Work that each engine compiles or allocates at the first requests of a kind. It is not counted."""
     prompts = [text_of(f"warm {n}", 300) for n in range(8)]
     return [Round(prompts, 8), Round(prompts[:1], 1), Round(prompts, 1)]
 
 
 _serving = partial(arriving, shared_tokens=320, own_tokens=533, answer_tokens=150, requests=16)
-"""The document's 330 and 550, as much shorter as makes the shared part whole blocks: 37.5 % of a prompt."""
+"""The document's 330 and 550 tokens, shortened so that the shared part has whole blocks: 37.5 %
+of a prompt.
+"""
 ROWS: dict[str, Callable[[TextOf, int], list[Round]]] = {
     "001-6": twice,
     "003-5": few_distinct,
@@ -115,9 +123,9 @@ ROWS: dict[str, Callable[[TextOf, int], list[Round]]] = {
     ),
 }
 TIMED = ("001-7", "001-7 above", "001-8")
-"""Of ours and vLLM alone: transformers computes in a thread of its own."""
+"""Only for ours and vLLM, since transformers computes in a thread of its own."""
 FIRST_TOKENS = ("alone", "together")
-"""Rows whose rounds before the middle one are new to the cache, and those after it not."""
+"""Rows in which the cache does not know the rounds before the middle one, but knows those after it."""
 
 
 def prompt_tokens(rounds: Sequence[Round]) -> int:
@@ -129,7 +137,7 @@ def answer_tokens(rounds: Sequence[Round]) -> int:
 
 
 def num_blocks(rounds: Sequence[Round]) -> int:
-    """So many that nothing is ever evicted, whether it is shared or not."""
+    """Enough blocks that nothing is ever evicted, whether blocks are shared or not."""
     return sum(
         -(-(len(prompt) + one.answer_tokens) // BLOCK_TOKENS) + 1 for one in rounds for prompt in one.prompts
     )

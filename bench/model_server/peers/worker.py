@@ -1,9 +1,9 @@
-"""One engine in a process of its own: reads a row's rounds from its input, a JSON line each time,
-and writes what it did.
+"""One engine in its own process: reads the rounds of a row from its input, one JSON line each time, and
+writes the results.
 
-The engines' environments have not one package of ours in common, so this needs the standard library alone.
-CPU seconds are those of the whole process; an engine that computes elsewhere would look free, which `run`
-refuses.
+The engines' environments share no package of ours, so this module needs only the standard library. CPU
+seconds are those of the whole process. An engine that computes in another process would look as if it cost
+nothing; `run` refuses such an engine.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ class PeerEngine(Protocol):
     version: str
 
     def forget(self) -> None:
-        """Empty the prefix cache. Nothing is running."""
+        """Empty the prefix cache. No request is running."""
 
     def answer(self, prompts: Sequence[Prompt], *, answer_tokens: int) -> tuple[list[list[int]], int]:
-        """Greedy answers of exactly so many tokens, in the prompts' order,
-        and how many prompt tokens the cache had."""
+        """Greedy answers of exactly this many tokens, in the order of the prompts, and how many prompt tokens
+        the cache had.
+        """
 
 
 @runtime_checkable
 class SteppedEngine(Protocol):
-    """An engine that can be given requests while it works, and computes in the caller's thread."""
+    """An engine that accepts requests while it works, and computes in the caller's thread."""
 
     def begin(self, number: int, prompt: Prompt, *, answer_tokens: int) -> None:
-        """A greedy request of exactly so many tokens."""
+        """Start a greedy request of exactly this many tokens."""
 
     def step(self) -> dict[int, list[int]]:
-        """By request: the tokens that this step gave. Empty dict: there was nothing to do."""
+        """The tokens that this step gave, by request. Empty dict: there was nothing to do."""
 
     def hit_tokens(self, number: int) -> int:
-        """Of an ended request: prompt tokens that the cache had."""
+        """For an ended request: the prompt tokens that the cache had."""
 
 
 def main(make: Callable[..., PeerEngine]) -> None:
@@ -54,7 +55,7 @@ def main(make: Callable[..., PeerEngine]) -> None:
     parser.add_argument("--num-blocks", type=int, required=True)
     parser.add_argument("--cache", action="store_true")
     args = parser.parse_args()
-    # Engines print: what they print goes to the log, and the lines of this protocol to what was the output.
+    # Engines print text. It goes to the log, and the lines of this protocol go to the original output.
     told = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     status = 1
@@ -71,7 +72,7 @@ def main(make: Callable[..., PeerEngine]) -> None:
         traceback.print_exc()
     finally:
         sys.stderr.flush()
-        os._exit(status)  # threads of engines would keep the process
+        os._exit(status)  # threads of engines would keep the process alive
 
 
 def run(engine: PeerEngine, rounds: Sequence[Round]) -> Turn:
@@ -98,10 +99,10 @@ def run(engine: PeerEngine, rounds: Sequence[Round]) -> Turn:
 
 
 def _at_moments(engine: PeerEngine, one: Round) -> tuple[list[list[int]], int, list[list[float]], float]:
-    """Answers, hits, token times, and how long it took.
+    """Answers, hits, token times, and the whole time.
 
-    The clock is the CPU time of this process, and time in which nothing is to be computed is skipped:
-    what other programs do on the machine delays no request.
+    The clock is the CPU time of this process, and time in which there is nothing to compute is skipped. So
+    other programs on the machine delay no request.
     """
     if not isinstance(engine, SteppedEngine):
         raise TypeError(f"{type(engine).__name__} takes no requests while it works")
@@ -127,7 +128,7 @@ def _at_moments(engine: PeerEngine, one: Round) -> tuple[list[list[int]], int, l
 
 
 def _check_alone() -> None:
-    """The CPU time of other processes would be missed."""
+    """The CPU time of other processes would not be counted."""
     tasks = Path("/proc/self/task").iterdir()
     children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
     if children:

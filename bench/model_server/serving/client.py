@@ -1,7 +1,8 @@
-"""Requests sent at random times, whatever becomes of those before them, and what came back when.
+"""Sends requests at random times, whether earlier ones are answered or not, and records when each answer
+came.
 
-One event of a stream is one token where the server sends each token by itself, as both servers here do.
-Caller: the command.
+One event of a stream is one token if the server sends each token by itself, as both servers here do. Caller:
+the command.
 """
 
 from __future__ import annotations
@@ -29,25 +30,25 @@ _TIMEOUT_S = 1800.0
 class Load:
     requests: int
     shared_tokens: int
-    """That all prompts share."""
+    """The number of tokens that all prompts share."""
     own_tokens: int
     answer_tokens: int
     rate_per_s: float
     seed: int = 1
 
     def prompts(self, *, name: str) -> list[list[int]]:
-        """The same for the same name; two names share nothing."""
+        """The prompts of this name, always the same. Two names share nothing."""
         shared = self._tokens(f"{name} shared", self.shared_tokens)
         return [shared + self._tokens(f"{name} {n}", self.own_tokens) for n in range(self.requests)]
 
     def first_prompt(self, *, name: str) -> list[int]:
-        """One more, whose shared part is the others'."""
+        """One more prompt, with the same shared part."""
         return self._tokens(f"{name} shared", self.shared_tokens) + self._tokens(
             f"{name} first", self.own_tokens
         )
 
     def arrivals_s(self) -> list[float]:
-        """Poisson: the same times for every side."""
+        """Poisson arrivals: the same times for every side."""
         rng, now = random.Random(self.seed), 0.0
         return [now := now + rng.expovariate(self.rate_per_s) for _ in range(self.requests)]
 
@@ -58,7 +59,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One request's times, in seconds since it was sent."""
+    """The times of one request, in seconds since it was sent."""
 
     token_s: Sequence[float]
 
@@ -83,7 +84,7 @@ class Run:
     hit_share: float
 
     def row(self) -> dict[str, float]:
-        """Means and 99th percentiles, by the names of 001's tables."""
+        """Means and 99th percentiles, under the names of 001's tables."""
         answered = sum(len(one.token_s) for one in self.served)
         found = {
             "hits": self.hit_share,
@@ -103,13 +104,13 @@ class Run:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that so many per cent of them do not exceed."""
+    """The smallest value that this percentage of them does not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
 async def serve(url: str, model: str, load: Load, *, name: str, clock: Clock) -> Run:
-    """Send the load, after one prompt that does not count, and wait for every answer.
+    """Send the load after one prompt that does not count, and wait for every answer.
 
     RuntimeError: the server refused a request or cut it off.
     """

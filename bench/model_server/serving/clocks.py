@@ -1,7 +1,7 @@
-"""Two clocks for a serving load: the wall's, and the CPU time of the server that is asked.
+"""Two clocks for a serving load: wall time, and the CPU time of the server.
 
-On a machine that other programs use too, wall time says more of them than of the server. The CPU clock counts
-what the server's processes computed, and skips the time in which the server has nothing to do, as
+On a machine with other work, wall time shows that work more than the server. The CPU clock counts what the
+server's processes computed, and skips the time in which the server has nothing to do, as
 `bench.model_server.peers` does. Caller: the client.
 """
 
@@ -32,9 +32,9 @@ class WallClock:
 
 
 class CpuClock:
-    """CPU seconds of some processes, all their threads together, and the idle time that was skipped.
+    """CPU seconds of some processes, with all their threads, plus the idle time that was skipped.
 
-    A server of several processes that compute at the same time looks slower by it than it is.
+    A server of several processes that compute at the same time looks slower by this clock than it is.
     """
 
     def __init__(self, pids: Sequence[int]) -> None:

@@ -1,5 +1,6 @@
-"""From runs to a table: each server with the cache and without, then the cache's figures over none's. Pure.
-Caller: the command."""
+"""Makes a table from runs: each server with the cache and without, then the figures with the cache divided by
+those without. Pure. Caller: the command.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _OF_REPEATS: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Line]]:
-    """Columns and lines. Ratios are those of each repeat's own two runs."""
+    """Columns and lines. A ratio compares the two runs of one repeat."""
     sides: defaultdict[tuple[Any, ...], dict[bool, dict[int, Mapping[str, float]]]] = defaultdict(
         lambda: {True: {}, False: {}}
     )
@@ -42,7 +43,7 @@ def table(runs: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Line]]:
 
 
 def _of_repeats(rows: Sequence[Mapping[str, float]], names: Sequence[str]) -> list[Line]:
-    """Of a single repeat one line, else one for each of `_OF_REPEATS`."""
+    """One line for a single repeat; otherwise one line for each of `_OF_REPEATS`."""
     kinds = list(_OF_REPEATS)[: len(_OF_REPEATS) if len(rows) > 1 else len(rows)]
     return [
         [

@@ -1,5 +1,7 @@
-"""The two servers as processes: the same model folder, float32, one thread, the same cache.
-Caller: the command."""
+"""The two servers as processes: the same model folder, float32, one thread, the same cache size.
+
+Caller: the command.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ _START_S = 600.0
 class Running:
     url: str
     pids: Sequence[int]
-    """All its processes."""
+    """The ids of all its processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,9 @@ class ServerPlan:
 
 @contextlib.contextmanager
 def running(engine: str, plan: ServerPlan, *, log: Path) -> Iterator[Running]:
-    """Once it answers. RuntimeError or VllmServerError, with the end of its log: it does not start."""
+    """Yields once the server answers. RuntimeError or VllmServerError, with the end of its log: it does not
+    start.
+    """
     with _ours(plan, log) if engine == "ours" else _vllm(plan, log) as server:
         yield server
 

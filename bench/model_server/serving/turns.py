@@ -1,4 +1,4 @@
-"""Which runs a serving bench makes, and in which order. Caller: the command."""
+"""Decides which runs a serving bench makes, and in which order. Caller: the command."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def made(run: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 
 def _about(args: argparse.Namespace, engine: str, *, cache: bool, rate: float, seed: int) -> dict[str, Any]:
-    """What tells a run from others."""
+    """The parts that identify a run."""
     return {
         "sides": IN_TURNS,
         "engine": engine,

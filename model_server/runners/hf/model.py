@@ -34,7 +34,7 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError(f"device {name} is wanted, and torch sees no GPU here; use --device cpu")
+        raise ModelError(f"there is no device {name}: torch sees no GPU here; use --device cpu")
     return device
 
 
@@ -56,7 +56,7 @@ def load(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
     Nothing is downloaded.
     """
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} holds no model: a folder with config.json and *.safetensors is wanted")
+        raise ModelError(f"{folder} holds no model: it needs config.json and *.safetensors")
     transformers_logging.disable_progress_bar()  # a server's log is not a terminal
     try:
         module = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)

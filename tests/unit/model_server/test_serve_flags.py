@@ -72,7 +72,7 @@ def test_a_cost_file_is_read_back_and_flags_go_before_it(tmp_path: Path) -> None
 def test_a_file_that_holds_no_costs_is_refused_by_its_name(text: str, tmp_path: Path) -> None:
     file = tmp_path / "broken.yaml"
     file.write_text(text)
-    with pytest.raises(ValueError, match=r"broken\.yaml is no file of costs"):
+    with pytest.raises(ValueError, match=r"broken\.yaml is not a file of costs"):
         read_costs(file)
 
 
@@ -90,7 +90,7 @@ def test_the_prompt_cache_is_off_unless_asked_for(tmp_path: Path) -> None:
     assert asked.prompt_cache is not None
     with pytest.raises(ValueError, match="prompt-cache-size is a number of prompts"):
         settings("--prompt-cache-size", "-1")
-    with pytest.raises(ValueError, match="do not know of each other"):
+    with pytest.raises(ValueError, match="cannot be used together"):
         settings("--runner", "hf", "--prompt-cache-size", "5", "--kv-store", str(tmp_path))
 
 

@@ -47,7 +47,7 @@ def test_answers_that_were_not_sampled_are_as_long_as_their_time_says(tmp_path: 
     assert {call.output_tokens for call in trace.calls} == {49, 50}, (
         "as many steps of the sampled ones' time as fit"
     )
-    assert any("12 of 120 answers told their length" in remark for remark in trace.remarks)
+    assert any("12 of 120 answers have a recorded length" in remark for remark in trace.remarks)
     assert trace.recorded is not None
     assert trace.recorded.ttft_p50_s == pytest.approx(0.2)
     assert sum(trace.recorded.by_server.values()) == 120
