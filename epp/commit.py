@@ -279,6 +279,7 @@ class Commits:
             prompt=prompt,
             recorded=recorded,
             table=self._caches.table,
+            place=request.place,
             wait=self._fleet.failures.sent(
                 state,
                 streams=inference.stream,
@@ -324,10 +325,10 @@ class Commits:
             # Once it is left out, the next answers show whether the other one fails.
             suspect = routed.state if routed.prefill is None else routed.prefill.state
             failures.answered(suspect, failed=True, asked_model=model, settings=settings, now=now)
-        elif status == 404:
-            failures.refused_model(routed.state, model, settings=settings, now=now)
-        elif status < 400:
-            failures.served_model(routed.state, model, settings=settings, now=now)
+        elif status == 404 and model:
+            failures.refused_model(routed.state, model, place=routed.place, settings=settings, now=now)
+        elif status < 400 and routed.asks:
+            failures.served_model(routed.state, model, place=routed.place, settings=settings, now=now)
 
     def _prefilled(self, held: Held, *, status: int, now: float) -> None:
         """The answer begins, so the prefill endpoint has finished. After an error this is not known."""

@@ -32,6 +32,8 @@ class RoutedRequest(Pick, eq=False, kw_only=True, gc=False):
     """The process of the server that got the request. A restarted server holds nothing of it."""
     wait: Wait
     """The wait for its first byte."""
+    place: int = 0
+    """See `PickRequest.place`."""
     prefill: Held | None = None
     """The work of a prefill server for it. None: its own server computes the prompt."""
     prefix_lost: bool = False
@@ -42,10 +44,18 @@ class RoutedRequest(Pick, eq=False, kw_only=True, gc=False):
         return self.prompt.chain
 
     @property
+    def asks(self) -> bool:
+        """Whether the request has a body. A good answer to another one, such as `GET /health`, does not show
+        that the server computes.
+        """
+        decision = self.decision
+        return bool(decision.model) or self.prompt.size.text_bytes > 0 or bool(decision.unread)
+
+    @property
     def computed(self) -> bool:
         """Whether the request is over and its server answered it well."""
         status = self.decision.status
-        return self.phase is Phase.ENDED and status is not None and status < 400
+        return self.phase is Phase.ENDED and status is not None and status < 400 and self.asks
 
     @property
     def failed(self) -> bool:
@@ -59,8 +69,10 @@ class RoutedRequest(Pick, eq=False, kw_only=True, gc=False):
 
 
 def is_fault(status: int) -> bool:
-    """Whether an answer of this status shows a sick server. Other errors are the client's."""
-    return status >= 500 or status == 429
+    """Whether an answer of this status shows a sick server. Other errors are the client's. 501 is how vLLM
+    answers if the model does not have the API that the client asks for.
+    """
+    return (status >= 500 and status != 501) or status == 429
 
 
 def own(pick: Pick) -> RoutedRequest:

@@ -5,7 +5,7 @@ load or cost would send it more requests. Each answer moves the failure share of
 average of the last answers. This share raises the price of the server. From `shareToLeaveOut` on the server
 is left out, as long as it fails more than the others and not too many servers are left out already. A server
 that is left out gets a trial request now and then, and comes back with its first good answers. A 404 counts
-only for its model, and only if another server has answered for this model.
+only for its model, and only if another server has answered for this model at the same path.
 
 Where requests are few, their answers would show too late that a server fails, or that it has recovered. So
 the picker probes a server that has failed: it sends a request of one token (`probes_due`; `scraping.probes`
@@ -120,8 +120,8 @@ class Failures:
         self._marks: OrderedDict[tuple[EndpointState, str], Mark] = OrderedDict()
         """By server and model; the model is empty except for a 404. Only servers that have failed lately are
         here."""
-        self._served: OrderedDict[str, EndpointState] = OrderedDict()
-        """The last server that answered for each model that was asked for lately."""
+        self._served: OrderedDict[tuple[str, int], EndpointState] = OrderedDict()
+        """The last server that answered for each model and path that was asked for lately."""
         self._picks = 0
         self._first_bytes = FirstBytes()
         self._stalls = Stalls()
@@ -195,16 +195,22 @@ class Failures:
         """An answer that began well is over, by its end or by a cut."""
         self._cuts.ended(state, now=now)
 
-    def refused_model(self, state: EndpointState, model: str, *, settings: Settings, now: float) -> None:
-        """A server answered 404. It counts where another server has answered for this model."""
-        if self._served.get(model, state) is not state:
+    def refused_model(
+        self, state: EndpointState, model: str, *, place: int, settings: Settings, now: float
+    ) -> None:
+        """A server answered 404. It counts where another server has answered for this model at the same path:
+        clients also name paths that no server has.
+        """
+        if self._served.get((model, place), state) is not state:
             self.answered(state, failed=True, model=model, settings=settings, now=now)
 
-    def served_model(self, state: EndpointState, model: str, *, settings: Settings, now: float) -> None:
-        """A server answered well for a model."""
-        self._served[model] = state
+    def served_model(
+        self, state: EndpointState, model: str, *, place: int, settings: Settings, now: float
+    ) -> None:
+        """A server answered well for a model, at this path."""
+        self._served[model, place] = state
         state.answered_model = model
-        self._served.move_to_end(model)
+        self._served.move_to_end((model, place))
         while len(self._served) > _SERVED_MODELS:
             self._served.popitem(last=False)
         if self._marks:

@@ -59,9 +59,13 @@ class FirstBytes:
     ) -> Wait:
         """A request was sent to a server that should need `foretold_s` to its first token.
         hang_seconds: the least time after which a first byte is overdue; 0: it never is.
+
+        An answer that comes whole takes as long as the server generates, so its first byte is never overdue
+        if the server counts what it generates: `stalls` sees whether the counters grow.
         """
         wait = Wait(state, now, streams, state.answers, self._answers - state.answers)
-        if hang_seconds:
+        counts = state.metrics is not None and state.metrics.generated_tokens is not None
+        if hang_seconds and (streams or not counts):
             patience_s = max(hang_seconds, _TIMES_TYPICAL * self._typical_s[streams])
             self._numbers += 1
             due_at = now + patience_s + min(2 * foretold_s, _LONGEST_FORETOLD_S)

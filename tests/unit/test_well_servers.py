@@ -1,0 +1,115 @@
+"""What clients ask for leaves out no server that is well, and brings none back that is sick."""
+
+from __future__ import annotations
+
+import pytest
+
+from epp.decision import Pick, PickRequest
+from epp.picker import Picker
+from epp.types import ApiKind, EndpointMetrics, EndpointName, InferenceRequest
+from tests.unit.picker_questions import a_picker, endpoints, state, text
+
+HEALTH = PickRequest("r", InferenceRequest(kind=ApiKind.OTHER), place=1)
+MISSING = PickRequest("r", InferenceRequest(kind=ApiKind.OTHER), place=2)
+
+
+def chat(*, place: int, name: str = "a", stream: bool = True) -> PickRequest:
+    prompt = text(name)
+    inference = InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=prompt, stream=stream)
+    return PickRequest("r", inference, body_bytes=len(prompt), place=place)
+
+
+def at(server: str, request: PickRequest, picker: Picker, *, status: int, now: float) -> None:
+    """One request to a certain server, answered at once."""
+    address = state(picker, server).endpoint.address
+    one = PickRequest("r", request.inference, request.body_bytes, frozenset({address}), place=request.place)
+    pick = picker.pick(one, now=now)
+    picker.on_response_headers(pick, status=status, served=address, now=now)
+    picker.end(pick, outcome="ended", now=now)
+
+
+def price(picker: Picker, server: str) -> float:
+    """What the failures of the server cost it in the score of a request for the model, in seconds."""
+    pick = picker.pick(chat(place=1), now=1.0)
+    picker.end(pick, outcome="aborted", now=1.0)
+    found = next(each for each in pick.decision.candidates if each.name == server)
+    return found.parts_s["failing"]
+
+
+def test_a_404_for_a_path_that_no_server_has_answered_is_the_clients() -> None:
+    picker = a_picker(on=endpoints("ab"))
+    at("a", chat(place=1), picker, status=200, now=1.0)
+    for _ in range(8):
+        at("b", chat(place=2), picker, status=404, now=1.0)
+    assert price(picker, "b") == 0.0
+    at("b", chat(place=1), picker, status=404, now=1.0)
+    assert price(picker, "b") > 0.0
+
+
+def test_a_404_for_no_model_is_the_clients() -> None:
+    picker = a_picker(on=endpoints("ab"))
+    at("a", MISSING, picker, status=200, now=1.0)
+    for _ in range(8):
+        at("b", MISSING, picker, status=404, now=1.0)
+    assert price(picker, "b") == 0.0
+
+
+def test_an_api_that_a_model_does_not_have_is_the_clients_mistake() -> None:
+    picker = a_picker(on=endpoints("ab"))
+    for _ in range(8):
+        at("b", chat(place=1), picker, status=501, now=1.0)
+    assert price(picker, "b") == 0.0
+
+
+def test_health_checks_of_a_load_balancer_bring_no_sick_server_back() -> None:
+    picker = a_picker(on=endpoints("ab"))
+    for _ in range(6):
+        at("b", chat(place=1), picker, status=500, now=1.0)
+    assert picker.left_out(now=1.0)
+    before = price(picker, "b")
+    for _ in range(6):
+        at("b", HEALTH, picker, status=200, now=1.0)
+    picker.housekeep(now=3.0)
+    assert picker.left_out(now=3.0)
+    assert price(picker, "b") == before
+    for _ in range(3):
+        at("b", chat(place=1), picker, status=200, now=1.0)
+    assert not picker.left_out(now=1.0)
+
+
+@pytest.mark.parametrize("stands_still", [False, True])
+def test_answers_that_come_whole_take_as_long_as_the_server_computes(*, stands_still: bool) -> None:
+    """Two long answers on one server, and short ones on the other meanwhile."""
+    picker = a_picker(on=endpoints("ab"))
+    counted = dict.fromkeys("ab", 1.0)
+
+    def scrape(now: float) -> None:
+        for name in "ab":
+            page = EndpointMetrics(scraped_at=now, running=0, generated_tokens=counted[name])
+            picker.observe(EndpointName(name), page, now=now)
+
+    scrape(0.0)
+    longest: list[Pick] = [picker.pick(chat(place=1, stream=False), now=0.1) for _ in range(2)]
+    busy = longest[0].decision.chosen
+    assert busy == longest[1].decision.chosen
+    other = "ab".replace(busy, "")
+    for tenth in range(1, 100):
+        now = tenth / 10
+        at(other, chat(place=1, name=f"{tenth}", stream=False), picker, status=200, now=now)
+        if tenth % 10 == 5:
+            counted[other] += 10.0
+            counted[busy] += 0.0 if stands_still else 50.0
+            scrape(now)
+        picker.housekeep(now=now)
+        assert stands_still or not picker.left_out(now=now)
+    assert bool(picker.left_out(now=10.0)) is stands_still
+
+
+def test_health_checks_count_as_no_whole_answers_of_a_server_that_cuts() -> None:
+    picker = a_picker(on=endpoints("ab"))
+    for _ in range(6):
+        picker.answer_cut(state(picker, "b").endpoint.address, now=1.0)
+    for _ in range(6):
+        at("b", HEALTH, picker, status=200, now=1.0)
+    picker.housekeep(now=4.0)
+    assert picker.left_out(now=4.0)
