@@ -7,7 +7,7 @@ schema are generated from these structs.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, get_args
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -197,8 +197,7 @@ def load_policy(text: str | bytes, *, source: str) -> Policy:
     try:
         policy: Policy = decode(text, kind=Policy)
     except ValueError as error:
-        hint = f"; rules are {', '.join(get_args(RuleName))}" if "$.spec.rule`" in str(error) else ""
-        raise ConfigError(f"{source}: {in_words(error, of=Policy)}{hint}") from error
+        raise ConfigError(f"{source}: {in_words(error, of=Policy)}") from error
     return policy
 
 

@@ -22,6 +22,17 @@ _UNKNOWN: Final = re.compile(
 _MARK: Final = re.compile(r'\s*in "<(?:byte|unicode) string>", line (\d+), column (\d+):?')
 _STEP: Final = re.compile(r"\.(?P<field>\w+)|\[[^\]]*\]")
 _NOTHING: Final = "Expected `object`, got `null`"
+_AT: Final = re.compile(r" - at `\$(?P<path>.*)`$")
+_WRITE: Final = (
+    (
+        re.compile(r"Expected `(int|float)\b.*, got `str`"),
+        "write a number, without quotes and without a unit",
+    ),
+    (re.compile(r"Expected `bool\b.*, got `str`"), "write true or false, without quotes"),
+    (re.compile(r"Expected `str\b.*, got `(int|float|bool)`"), "put the value in quotes"),
+    (re.compile(r"Expected `array\b.*, got "), "write a list, such as [a, b]"),
+)
+"""What to write instead of a value of another type."""
 
 
 _MOST_DEPTH: Final = 64
@@ -44,21 +55,46 @@ def decode(text: str | bytes, *, kind: type | UnionType) -> Any:
 
 def _check_shape(text: str | bytes) -> None:
     """Refuse documents on which PyYAML would overflow its stack or use memory without bound: deep nesting,
-    and aliases inside a value that has an anchor.
+    and aliases inside a value that has an anchor. Refuse a key that stands twice, too: PyYAML would drop the
+    first value without a word.
     """
     anchored: list[bool] = []
+    keys: list[_Keys | None] = []
     aliases = 0
     for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        if isinstance(event, yaml.NodeEvent) and keys and keys[-1] is not None:
+            keys[-1].see(event)
         if isinstance(event, yaml.CollectionStartEvent):
             anchored.append(event.anchor is not None or (bool(anchored) and anchored[-1]))
+            keys.append(_Keys() if isinstance(event, yaml.MappingStartEvent) else None)
             if len(anchored) > _MOST_DEPTH:
                 raise ValueError("nested too deeply")
         elif isinstance(event, yaml.CollectionEndEvent):
             anchored.pop()
+            keys.pop()
         elif isinstance(event, yaml.AliasEvent):
             aliases += 1
             if aliases > _MOST_ALIASES or (anchored and anchored[-1]):
                 raise ValueError("too many aliases, or one within a value that has an anchor itself")
+
+
+class _Keys:
+    """The keys of one mapping, as its nodes come: a key, its value, the next key."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, int] = {}
+        self._key_is_next = True
+
+    def see(self, node: yaml.NodeEvent) -> None:
+        is_key, self._key_is_next = self._key_is_next, not self._key_is_next
+        if not is_key or not isinstance(node, yaml.ScalarEvent) or node.value == "<<":
+            return
+        line = node.start_mark.line + 1 if node.start_mark else 0
+        if node.value in self._lines:
+            raise ValueError(
+                f"`{node.value}` stands twice, in lines {self._lines[node.value]} and {line}; write it once"
+            )
+        self._lines[node.value] = line
 
 
 def in_words(error: Exception, *, of: type[msgspec.Struct]) -> str:
@@ -73,7 +109,17 @@ def in_words(error: Exception, *, of: type[msgspec.Struct]) -> str:
     if _MARK.search(text):
         placed = _MARK.sub(r" (line \1, column \2),", text)
         return f"not YAML: {' '.join(placed.split()).rstrip(',')}"
-    return text
+    return text + _instead(text, of=of)
+
+
+def _instead(text: str, *, of: type[msgspec.Struct]) -> str:
+    """What the field takes, if a value is of another type or none of its choices."""
+    if text.startswith("Invalid enum value"):
+        found = _AT.search(text)
+        node = _at(inspect.type_info(of), found["path"] if found else "")
+        if isinstance(node, inspect.LiteralType):
+            return f"; values are {_join([str(value) for value in node.values if value])}"
+    return next((f"; {words}" for pattern, words in _WRITE if pattern.match(text)), "")
 
 
 def _unknown_field(name: str, *, path: str, of: type[msgspec.Struct]) -> str:

@@ -127,6 +127,10 @@ def _endpoint(entry: _Entry, *, field: str) -> Endpoint:
 def _address(entry: _Entry, *, field: str) -> Address:
     """`ip:port`, or an address alone beside a `port`. Never a host name, because Envoy is told addresses."""
     text = entry.address.strip()
+    if "://" in text:
+        raise ConfigError(
+            f"{field}.address: {text!r} is a URL; write ip:port. The gateway reaches model servers without TLS"
+        )
     if entry.port is not None:
         text = (
             f"[{text}]:{entry.port}" if ":" in text and not text.startswith("[") else f"{text}:{entry.port}"

@@ -79,6 +79,42 @@ def test_a_mistake_in_a_policy(text: str, said: str) -> None:
     assert said in said_of_policy(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{flow: {ttlSeconds: 30s}}", "write a number, without quotes and without a unit"),
+        ("{load: {maxWaiting: '64'}}", "write a number, without quotes and without a unit"),
+        ("{failures: {probe: 'no'}}", "write true or false, without quotes"),
+        ("{sessionHeader: 5}", "put the value in quotes"),
+        ("{flow: {claims: Tenant}}", "write a list, such as [a, b]"),
+        ("{load: {whenSaturated: reject}}", "values are LeastLoaded, Reject"),
+        ("{flow: {claims: [Tenant, Who]}}", "values are BodyPriority, Deadline, Objective, Tenant"),
+        ("{rule: least-cots}", "values are affinity, least-cost,"),
+    ],
+)
+def test_a_value_of_another_kind_gets_told_what_the_field_takes(text: str, said: str) -> None:
+    assert said_of_policy(f"{HEAD}spec: {text}").partition("; ")[2].startswith(said)
+
+
+def test_a_key_that_stands_twice_is_refused() -> None:
+    said = said_of_policy(f"{HEAD}spec:\n  rule: random\n  load: {{maxWaiting: 1}}\n  rule: session\n")
+    assert said == "`rule` stands twice, in lines 5 and 7; write it once"
+
+
+def test_keys_of_different_maps_and_merged_maps_are_no_repetition() -> None:
+    text = (
+        "x: &one {zone: eu}\ny: &two {rack: r1}\nendpoints:\n"
+        "  - {name: a, address: '10.0.0.1:80', labels: {zone: eu, ? [1, 2] : name}}\n"
+        "  - {name: b, address: '10.0.0.2:80', labels: {<<: *one, <<: *two}}\n"
+    )
+    assert "twice" not in said_of_endpoints(text)
+
+
+def test_a_url_is_no_address_of_a_server() -> None:
+    said = said_of_endpoints("endpoints: [{name: a, address: 'https://10.0.0.1:8000'}]")
+    assert said.endswith("is a URL; write ip:port. The gateway reaches model servers without TLS")
+
+
 @pytest.mark.parametrize("text", ["{", "[1", "a: b: c", "\tx: 1", "endpoints: [{name: a"])
 def test_every_message_is_one_line(tmp_path: Path, text: str) -> None:
     for said in (said_of_config(text, tmp_path), said_of_policy(text), said_of_endpoints(text)):
