@@ -122,7 +122,7 @@ class App:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         if self._recording is not None:
-            self._recording.stop()  # this includes streams that were cut just now
+            self._recording.stop()  # streams that were cut just now are in the recording, too
         return 0
 
     # -- parts, made at start --------------------------------------------------------------------------------
@@ -200,9 +200,7 @@ class App:
                 text, source = self._inputs.endpoints_text, self._config.endpoints_file
                 self._on_endpoints_file((self._inputs.endpoints, load_rewrites(text, source=source)))
             elif self._eds is not None and not Path(config.envoy.eds_file).exists():
-                self._eds.write(
-                    ()
-                )  # Envoy does not start without this file; an earlier process's file serves it meanwhile
+                self._eds.write(())  # Envoy needs this file to start; until then it reads an earlier file
         except OSError as error:
             raise ConfigError(f"envoy.edsFile: {config.envoy.eds_file}: {error.strerror}") from error
 
@@ -386,7 +384,7 @@ class App:
             ),
             default=self._inputs.policy,
             keep=self._sources.keep,
-            writes=self._worker == 0,  # all workers of one pod see the same, so one of them reports it
+            writes=self._worker == 0,  # all workers of one pod see the same, so only one of them reports it
             rng=rng,
         )
 

@@ -238,7 +238,7 @@ class Commits:
         routed = own(pick)
         if not routed.over:
             if routed.phase is Phase.ANSWERED:
-                self._fleet.failures.ended(routed.state, now=now)  # nobody says more of it
+                self._fleet.failures.ended(routed.state, now=now)  # no further event says anything about it
             routed.enter(Phase.DETACHED)
             routed.wait.over = True
             routed.decision.outcome = "detached"

@@ -38,7 +38,7 @@ class DryRun:
         self.cached_tokens = 0
         """Cached tokens at the picks of the policy in use."""
         self.more_cached_tokens = 0
-        """Cached tokens at the picks of this policy, minus those. May be negative."""
+        """Cached tokens at the picks of this policy, minus `cached_tokens`. May be negative."""
         self.flow: Counter[str] = Counter()
         """Requests by what its flow control would have done with them; see `WouldPick.flow`."""
         self.more_s = 0.0

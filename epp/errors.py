@@ -100,7 +100,9 @@ class NoRoomError(SaturatedError):
 
 
 class FlowRefusedError(SaturatedError):
-    """Flow control refuses the request: for its deadline, a long wait, or too many that wait."""
+    """Flow control refuses the request: because of its deadline, a long wait, or too many waiting
+    requests.
+    """
 
     def __init__(self, message: str, *, reason: str, retry_after_s: int, waited_s: float = 0.0) -> None:
         """waited_s: how long flow control held the request."""

@@ -1,5 +1,5 @@
-"""Reads the files that the configuration names:
-the policy and the endpoints, at start and again when they change.
+"""Reads the files that the configuration names, the policy and the endpoints, at start and again when they
+change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = logging.getLogger("epp")
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What the files of the configuration said at start."""
+    """The content of the configured files at start."""
 
     policy: Policy
     endpoints: Sequence[Endpoint]

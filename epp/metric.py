@@ -1,9 +1,8 @@
-"""Declares a metric: as the annotation of the field or property that holds its number.
+"""Declares a metric as the annotation of the field or property that holds its number.
 
 `in_flight: Annotated[int, gauge("epp_endpoint_in_flight", "Requests ...")]` is a whole declaration.
 `telemetry.catalog` says where the objects with such fields are, and `telemetry.exposition` reads them. A
 field may hold:
-
 - a number; None means that there is nothing to show;
 - text, which becomes the value of a label; the value of the series is always 1;
 - a mapping from label values (one, or a tuple of several) to numbers;

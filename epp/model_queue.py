@@ -1,4 +1,4 @@
-"""The queue of one base model in front of the picker, and what the picker foretells for it.
+"""The queue of one base model in front of the picker, and the picker's forecasts for it.
 
 `flow` knows no servers and asks `ModelQueue` for its forecasts, which are the picker's own choices. Owned by
 `gate`, which has one for each base model.

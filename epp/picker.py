@@ -155,7 +155,8 @@ class Picker:
             state = self._state(name)
             same = self._recently_left.come_back(state.endpoint)
             if same:
-                # its mirror keeps its size until the server states one: a guess must not evict anything
+                # Its mirror keeps its size until the server states one, because a guess must not evict
+                # anything.
                 continue
             if same is not None:
                 self.table.drop_endpoint(name)
@@ -217,7 +218,7 @@ class Picker:
 
     def answer_cut(self, served: Address, *, now: float) -> bool:
         """An answer that this endpoint began well broke off midway. False: no endpoint has this address, or
-        several ranks share it, of which any may have served.
+        several ranks share the address, and any of them may have served the answer.
         """
         state = self.fleet.at(served)
         if state is None or state.endpoint.rank is not None:
@@ -227,7 +228,7 @@ class Picker:
         return True
 
     def heard_cut(self, state: EndpointState, *, now: float) -> None:
-        """A server cut an answer midway, as this picker or another was told."""
+        """A server cut an answer midway; this picker or another one was told so."""
         self.fleet.failures.answer_cut(state, settings=self._spec.failures, now=now)
 
     def take_in(self, findings: Sequence[KvReport]) -> None:
@@ -251,7 +252,7 @@ class Picker:
         return self.fleet.failures.why(list(self.fleet.states()), settings=self._spec.failures, now=now)
 
     def probes_due(self, *, now: float) -> Sequence[Probe]:
-        """Probes to send now: requests of one token to servers that have failed."""
+        """The probes to send now: requests of one token to servers that have failed."""
         return self.fleet.failures.probes_due(settings=self._spec.failures, now=now)
 
     def probed(self, probe: Probe, verdict: Verdict, *, now: float) -> None:
@@ -269,7 +270,7 @@ class Picker:
             self.table.drop_endpoint(name)
 
     def check_integrity(self) -> None:
-        """Assert that every part is sound, and that the table has a mirror for each endpoint and for each one
+        """Assert that every part is valid, and that the table has a mirror for each endpoint and for each one
         that may come back.
         """
         self.fleet.check_integrity()
@@ -362,7 +363,7 @@ class Picker:
     def queued(self, model: str, *, now: float) -> tuple[Floats, Floats]:
         """B and V of each server of this base model. Empty: there is no such server."""
         if model not in self.fleet.models:
-            return NO_SERVERS, NO_SERVERS  # they are gone, or list another model by now
+            return NO_SERVERS, NO_SERVERS  # these servers have gone, or list another model now
         try:
             slots = self.fleet.candidates(
                 model, subset=None, failures_to_eject=self._spec.scrape.failures_to_eject

@@ -105,9 +105,10 @@ class Prefilling:
         return Held(state, state.process, booking, recorded, self._caches.table)
 
     def release(self, held: Held, *, computed: bool, now: float) -> bool:
-        """The answer began, or will not begin.
+        """The answer has begun, or will not begin.
 
-        computed: the prefill endpoint did its part, as far as is known. False: the work was already over.
+        computed: the prefill endpoint did its part, as far as is known. Returns False if the work was already
+        released.
         """
         if held.over:
             return False
@@ -121,7 +122,7 @@ class Prefilling:
         """Nobody will report the beginning of the answer. From now on scrapes count the prompt, and its
         booking drains.
 
-        False: the work was already over.
+        Returns False if the work was already released.
         """
         if held.over:
             return False

@@ -58,7 +58,7 @@ def _of_destinations(config: Config, policy: Policy) -> list[str]:
 
 
 def _of_waits(config: Config, policy: Policy) -> list[str]:
-    """Remarks where the gateway waits for a shorter time than the policy lets requests wait."""
+    """Remarks if the gateway waits for a shorter time than the policy lets requests wait."""
     flow, caller, name = policy.spec.flow, config.caller, _named(config)
     if flow.mode == "Direct" or caller.timeouts == "none":
         return []
@@ -84,7 +84,7 @@ def _of_waits(config: Config, policy: Policy) -> list[str]:
 
 
 def _of_transport(config: Config) -> list[str]:
-    """A remark on a transport that can tell only late when the picker has too much to do."""
+    """A remark on a transport that notices an overload of the picker only late."""
     if config.listen.transport != "grpcio":
         return []
     return [

@@ -23,8 +23,9 @@ class RoutedRequest(Pick, eq=False, kw_only=True, gc=False):
     booking: Booking
     streams: bool
     conversation: InferenceRequest | None
-    """For learning from a sampled answer: the request with only the end of its prompt, since thousands may be
-    kept."""
+    """For learning from a sampled answer: the request with only the end of its prompt, because thousands of
+    requests may be kept.
+    """
     prompt: Prompt
     recorded: Recorded | None
     table: PrefixTable

@@ -1,8 +1,8 @@
-"""What the picker believes that the servers' caches hold: the prefix table, with chunks as the policy says,
-and with the cache sizes that servers state or that the picker has learned.
+"""The picker's belief about the content of the servers' caches: the prefix table, with chunks as the policy
+says, and with the cache sizes that servers state or that the picker has learned.
 
-Owns the table, the schedule of chunks, and what is learned of each model.
-Everything here is synchronous and belongs to one picker, its only caller.
+Owns the table, the schedule of chunks, and everything that is learned of each model. All of it is synchronous
+and belongs to one picker, its only caller.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Keep(Protocol):
 
 
 class Pauses:
-    """How long to wait before the next try: twice as long each time, with a random part."""
+    """The pause before the next try: twice as long each time, with a random part."""
 
     def __init__(
         self, rng: Random, *, first_s: float = _FIRST_PAUSE_S, longest_s: float = _LONGEST_PAUSE_S

@@ -19,22 +19,22 @@ from msgspec import Struct
 
 
 class Value(Struct, frozen=True, gc=False):
-    """What never changes and is compared by value. Compiled code keeps options of a base, and drops those in
-    a class's own head; `frozen=True` there is for the type checker.
+    """Immutable, and compared by value. Compiled code takes class options only from a base class and drops
+    those in the class's own head; `frozen=True` there is for the type checker.
     """
 
 
 class Facts(Struct, frozen=True, eq=False, gc=False):
-    """What never changes and is not compared."""
+    """Immutable, and compared by identity."""
 
 
 class Entry(Struct, eq=False, gc=False):
-    """What changes, and is itself wherever it is kept."""
+    """Mutable, and compared by identity wherever it is kept."""
 
 
 BEGAN: Final = "x-prefix-gateway-began"
-"""In the metadata of an ext_proc call, which no client can write: when Envoy began with the request, in unix
-seconds. Only for `listen.transport: grpcio`.
+"""The name in the metadata of an ext_proc call, which no client can write, under which Envoy says when it
+began with the request, in unix seconds. Only for `listen.transport: grpcio`.
 """
 RANK_ADDRESS: Final = "x-data-parallel-host-port"
 """The request header with the address of the data parallel rank that gets the request. The server's front
@@ -54,8 +54,9 @@ SERVER_HEADERS: Final = (
     "x-kv-cache-source-host-port",
     "x-llm-d-kv-cache-source-host-port",
 )
-"""Request headers that servers and their sidecars obey. The picker removes a client's own: they would make a
-server call an address of the client's choice."""
+"""Request headers that servers and their sidecars obey. The picker removes them from clients' requests,
+because they would make a server call an address of the client's choice.
+"""
 
 METRICS_PLACE: Final = re.compile(r"(:[1-9][0-9]{0,4})?(/[A-Za-z0-9._~/-]{0,255})?")
 """A place on the server itself: another port, another path, or both."""

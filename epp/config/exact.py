@@ -115,7 +115,7 @@ class ExactMode(Strict, frozen=True):
     ] = 64 * 2**20
 
     def validate(self) -> None:
-        """Check what types cannot check. The ConfigError names the field at fault."""
+        """Check what the types cannot check. The ConfigError names the field at fault."""
         first: dict[str, int] = {}
         for n, one in enumerate(self.models):
             if one.model in first:

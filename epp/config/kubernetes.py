@@ -126,7 +126,7 @@ class Kubernetes(Strict, frozen=True):
         return self.status.lease_name or f"prefix-gateway-{self.names[0]}"
 
     def validate(self) -> None:
-        """Check what types cannot. ConfigError with the field at fault."""
+        """Check what the types cannot check. The ConfigError names the field at fault."""
         if bool(self.pool) == bool(self.pools):
             raise ConfigError("kubernetes.pool: set either this or kubernetes.pools")
         if len(set(self.pools)) < len(self.pools):

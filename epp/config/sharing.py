@@ -142,7 +142,7 @@ class Redis(Strict, frozen=True):
 
     @property
     def target(self) -> RedisTarget:
-        """What `url` says. ValueError."""
+        """The target that `url` names. Raises ValueError."""
         return RedisTarget.parse(self.url)
 
 
@@ -205,7 +205,7 @@ class Sharing(Strict, frozen=True):
     ] = 2.0
 
     def validate(self) -> None:
-        """Check what types cannot. ConfigError with the field at fault."""
+        """Check what the types cannot check. The ConfigError names the field at fault."""
         if self.redis is None:
             return
         try:

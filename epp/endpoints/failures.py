@@ -137,7 +137,7 @@ class Failures:
     def sent(
         self, state: EndpointState, *, streams: bool, foretold_s: float, settings: Settings, now: float
     ) -> Wait:
-        """A request was sent to a server that should need `foretold_s` to its first token."""
+        """A request was sent to a server that is predicted to need `foretold_s` to its first token."""
         self._picks += 1
         return self._first_bytes.sent(
             state, streams=streams, foretold_s=foretold_s, hang_seconds=settings.hang_seconds, now=now
@@ -158,9 +158,10 @@ class Failures:
         settings: Settings,
         now: float,
     ) -> None:
-        """A server answered well or failed.
-        model: the failure is about this model alone; asked_model: what the request asked for, if known;
-        whole: the answer is known to have come to its end.
+        """A server answered, well or with a failure.
+
+        model: only this model fails. asked_model: the model that the request asked for, if known. whole: the
+        answer is known to be complete.
         """
         if state.gone:
             return
@@ -183,16 +184,16 @@ class Failures:
         elif not failed and mark.out:
             if mark.share < settings.share_to_leave_out:
                 _recovered(mark, now=now)  # the trials succeeded
-            _allow_trial(mark, settings=settings, now=now)  # by the next request
+            _allow_trial(mark, settings=settings, now=now)  # with the next request
 
     def answer_cut(self, state: EndpointState, *, settings: Settings, now: float) -> None:
-        """An answer that began well broke off midway, as this picker or another was told."""
+        """An answer that began well broke off midway; this picker or another one was told so."""
         if not state.gone:
             self._cuts.cut(state)
             self.answered(state, failed=True, settings=settings, now=now)
 
     def ended(self, state: EndpointState, *, now: float) -> None:
-        """An answer that began well is over, by its end or by a cut."""
+        """An answer that began well has ended, by its end or by a cut."""
         self._cuts.ended(state, now=now)
 
     def refused_model(
@@ -307,7 +308,7 @@ class Failures:
         for _, _, state, about, mark in sorted(due)[: max(0, free)]:
             if model := about or mark.asked_model or state.answered_model or state.model:
                 mark.probing, mark.probed_at = True, now
-                # A queue explains nothing where the counters stand still for longer than it should take.
+                # A queue explains nothing if the counters stand still for longer than the queue should take.
                 queued = not (mark.stalls or mark.may_stall) and _has_queue(state, now=now)
                 probes.append(Probe(state, model, about, mark, queued=queued))
         return probes
@@ -346,7 +347,8 @@ class Failures:
         out = self._left_out(shares, marks, settings)
         mask = np.zeros(len(snapshot), dtype=np.bool_)
         mask[out] = True
-        # Servers that stay in only because others fail more need trials too: their shares would never fall.
+        # Servers that are not left out only because others fail more need trials too. Otherwise their shares
+        # would never fall.
         trials = [p for p, m in marks.items() if m.out and self._trial_is_due(m, settings=settings, now=now)]
         if not settings.max_left_out_share:
             trials = []

@@ -6,7 +6,7 @@ from epp.types import EndpointMetrics
 
 
 def growth(before: float | None, after: float | None) -> float:
-    """How much a counter grew. 0 if one side is unknown or the counter has started again."""
+    """How much a counter grew. 0: one of the values is unknown, or the counter has started again."""
     return max(0.0, after - before) if before is not None and after is not None else 0.0
 
 

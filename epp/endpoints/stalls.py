@@ -1,12 +1,12 @@
-"""Servers whose answers have begun and do not go on, as far as their own counters tell.
+"""Finds servers whose answers have begun and do not go on, by the servers' own counters.
 
-A server sends the headers of a streamed answer before it computes the first token, so a server whose engine
-stands still gives every request its first byte, and no more. Its metrics page shows it: requests of this
-picker are open there, and from one page to the next it has counted no token and no finished request. That is
-a stall once it lasts longer than `hangSeconds` and than twice the time that the work booked there should
+A server sends the headers of a streamed answer before it computes the first token. So a server whose engine
+stands still sends the first byte of every answer, and no more. Its metrics page shows this: requests of this
+picker are open there, and from one page to the next no token and no finished request was counted. This is a
+stall if it lasts longer than `hangSeconds` and longer than twice the time that the work booked there should
 take.
 
-Pure: times are monotonic seconds. Owned by `failures`; told of each page.
+Pure: times are monotonic seconds. Owned by `failures`, which passes each page in.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _PART_OF_PATIENCE: Final = 0.8
 """Pages are not read at exactly even times, so a little less than the whole time is enough."""
 
 Seen = Literal["grew", "idle", "may stall", "stalls", "stalls alone"]
-"""grew: the counters grew. idle: no request of ours is open there.
-stalls alone: the counters of other servers grew since this one stalled."""
+"""grew: the counters grew. idle: no request of this picker is open there. stalls alone: the counters of other
+servers grew since this server stalled.
+"""
 
 
 @dataclass(slots=True)

@@ -156,13 +156,13 @@ class EndpointState:
             self.backlog.begun(int(growth(before.ttft_count, after.ttft_count)), now=now, rate=rate)
         else:
             self.backlog.confirm(computed_growth(before, after), now=now, rate=rate)
-        # A request can be on its way to the server while the page is written:
-        # only what the scrape before this one could have seen is known to be done.
+        # A request may be on its way to the server while the page is written. So only work that the scrape
+        # before this one could have seen is known to be done.
         all_begun = self._all_begun(after)
         done_before = before.scraped_at if all_begun and before is not None else now - _LOST_BOOKING_S
         self.backlog.clear_before(done_before, now=now, rate=rate)
         if before is not None:
-            # What was booked before the earlier page and is not done yet kept the server busy all the time.
+            # Bookings from before the earlier page that are not done yet kept the server busy all the time.
             self.rate.worked(before, after, busy=self.backlog.oldest_at <= before.scraped_at)
         if before is not None and after.loaded_adapters is not None:
             self._forget_unloaded(after.known_adapters, before=before.scraped_at)

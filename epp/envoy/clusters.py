@@ -100,13 +100,13 @@ def model_servers(config: Config) -> Cluster:
                 )
             )
         ),
-        # The default is 5 s, which a server that vanished from the network costs before the next one is
-        # tried.
+        # The default is 5 s. If a server has vanished from the network, each request would wait 5 s before
+        # the next server is tried.
         connect_timeout=timedelta(seconds=1),
         load_balancing_policy=_follow_the_pick(),
         circuit_breakers=_wide_breakers(),
         upstream_connection_options=UpstreamConnectionOptions(
-            # Finds a machine that died before its answer began. No timeout bounds such an answer.
+            # Finds a machine that died before its answer began, since no time-out bounds such an answer.
             tcp_keepalive=TcpKeepalive(keepalive_probes=3, keepalive_time=30, keepalive_interval=5)
         ),
         typed_extension_protocol_options={

@@ -32,19 +32,21 @@ from envoy_data_plane.google.protobuf import Any as AnyMessage
 from epp.envoy.names import PICKER
 
 _CUT_BY_THE_SERVER: Final = ["UC", "UR", "UPE"]
-"""Connection ended, stream reset, protocol error. An answer of HTTP/1.1 that is cut is always the last.
-A client that leaves sets none of them."""
+"""Connection ended, stream reset, protocol error. A cut answer of HTTP/1.1 always has the last of these. A
+client that leaves sets none of them.
+"""
 
 
 def access_log() -> AccessLog:
-    """To the picker: the answers that began with 2xx and that their server cut, and no other."""
+    """Sends the picker the answers that began with 2xx and that their server cut, and no others."""
     picker = GrpcService(envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=PICKER))
     config = HttpGrpcAccessLogConfig(
         common_config=CommonGrpcAccessLogConfig(
             log_name="cut-answers",
             grpc_service=picker,
             transport_api_version=ApiVersion.V3,
-            # By default a second: of 40 requests/s, ten more would go to a server that cuts all answers.
+            # The default is a second. With it, at 40 requests/s, ten more requests would go to a server that
+            # cuts all answers.
             buffer_flush_interval=timedelta(seconds=0.25),
         )
     )

@@ -43,7 +43,9 @@ header when it writes the answer."""
 
 
 def replies() -> HttpFilter:
-    """Stands after the external processor in the list: filters see answers from last to first."""
+    """The filter stands after the external processor in the list, because filters see answers from last to
+    first.
+    """
     envoys_own = _is(HttpResponseLocalReplyMatchInput(), "true")
     marked = _is(HttpResponseHeaderMatchInput(header_name=_HEADER), _VALUE)
     both = MatcherMatcherListPredicate(

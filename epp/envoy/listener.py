@@ -114,7 +114,7 @@ def gateway(config: Config) -> Listener:
     return listening(
         envoy.listen,
         _connection_manager(config),
-        # `drain_listeners?inboundonly` then closes this one and leaves the status page open.
+        # `drain_listeners?inboundonly` then closes this listener and leaves the status page open.
         traffic_direction=TrafficDirection.INBOUND,
         transport_socket=tls.downstream(config, protocols=["h2", "http/1.1"]),
         handshake_s=envoy.header_timeout_seconds,
@@ -153,41 +153,45 @@ def routed(name: str, routes: list[Route]) -> RouteConfiguration:
 
 def _connection_manager(config: Config) -> HttpConnectionManager:
     envoy = config.envoy
-    # Off but where a route turns it on: a request that is no valid HTTP has no route.
-    # Its error would wait for the picker's answer, and Envoy closes the connection before it comes.
+    # Off unless a route turns it on. A request that is not valid HTTP has no route. Its error would wait for
+    # the picker's answer, and Envoy closes the connection before the answer comes.
     ext_proc = HttpFilter(
         name=EXT_PROC, typed_config=AnyMessage.pack(_external_processor(config)), disabled=True
     )
     return HttpConnectionManager(
         stat_prefix=STAT_PREFIX,
-        # AUTO takes HTTP/2 by prior knowledge in clear text too; with TLS the handshake says which.
+        # AUTO also accepts HTTP/2 by prior knowledge in clear text. With TLS, the handshake shows the
+        # version.
         codec_type=(
             HttpConnectionManagerCodecType.AUTO
             if envoy.http2_cleartext or envoy.tls
             else HttpConnectionManagerCodecType.HTTP1
         ),
-        # A model server reads `/x/%2e%2e/metrics` as `/metrics`;
-        # so must the routes, or blocked paths would be open.
+        # A model server reads `/x/%2e%2e/metrics` as `/metrics`. The routes must do the same, or blocked
+        # paths would be open.
         normalize_path=True,
         merge_slashes=True,
         path_with_escaped_slashes_action=HttpConnectionManagerPathWithEscapedSlashesAction.UNESCAPE_AND_FORWARD,
-        # Before any filter, so also for requests that bypass the picker:
-        # no client may name its server, or whom that one calls.
+        # Removed before any filter runs, so also for requests that bypass the picker: no client may name its
+        # server, or a server that its server calls.
         early_header_mutation_extensions=[_strip()],
-        # The gateway is an edge: `x-envoy-*` of outside clients (retries, timeouts) are not obeyed ...
+        # The gateway is an edge: `x-envoy-*` headers of outside clients (retries, time-outs) are not obeyed
+        # ...
         use_remote_address=True,
-        # ... but the caller's request id is kept as it is, and told, since decisions are looked up by it.
+        # ... but the caller's request id is kept unchanged, and returned, because decisions are found by it.
         preserve_external_request_id=True,
         always_set_request_id_in_response=True,
         common_http_protocol_options=HttpProtocolOptions(max_headers_count=MAX_HEADER_FIELDS),
         http2_protocol_options=Http2ProtocolOptions(max_concurrent_streams=MAX_STREAMS),
-        # Neither counts the time of the answer.
+        # Neither limit counts the time of the answer.
         request_headers_timeout=timedelta(seconds=envoy.header_timeout_seconds),
         request_timeout=timedelta(seconds=envoy.request_timeout_seconds),
-        # Default 5 min: it ends answers that are not streamed, though the route has no timeout.
+        # The default is 5 min. It would end answers that are not streamed, although the route has no
+        # time-out.
         stream_idle_timeout=timedelta(seconds=envoy.stream_idle_timeout_seconds),
         http_filters=[ext_proc, framing.replies(), router()],
-        # The picker buffers bodies, which a websocket never ends: those go round it, by the fallback policy.
+        # The picker buffers bodies, but the body of a websocket never ends. So websockets bypass the picker,
+        # by the fallback policy.
         upgrade_configs=[HttpConnectionManagerUpgradeConfig(upgrade_type="websocket", filters=[router()])],
         route_config=routed(STAT_PREFIX, _routes(config)),
         local_reply_config=replies.as_json(),
@@ -209,53 +213,57 @@ def _strip() -> TypedExtensionConfig:
 def _external_processor(config: Config) -> ExternalProcessor:
     envoy = config.envoy
     return ExternalProcessor(
-        # No timeout here: it would not end a stream, and the stream lives as long as the answer.
+        # There is no time-out here: it would not end a stream, and the stream lives as long as the answer.
         grpc_service=GrpcService(
             envoy_grpc=GrpcServiceEnvoyGrpc(cluster_name=PICKER),
-            # Inside gRPC's own server nobody else can tell how long a call has waited.
+            # Inside gRPC's own server nothing else can tell how long a call has waited.
             initial_metadata=[HeaderValue(key=BEGAN, value="%START_TIME(%s.%6f)%")]
             if config.listen.transport == "grpcio"
             else [],
         ),
         processing_mode=ProcessingMode(
-            # Skipped request headers would let the router choose a server before the body was seen.
+            # If Envoy skipped request headers, the router would choose a server before the picker has seen
+            # the body.
             request_header_mode=ProcessingModeHeaderSendMode.SEND,
             request_body_mode=ProcessingModeBodySendMode.BUFFERED,
             response_header_mode=ProcessingModeHeaderSendMode.SEND,
-            # Answers stay between client and server; the picker asks for the few that it samples.
+            # Answers stay between client and server. The picker asks for the few that it samples.
             response_body_mode=ProcessingModeBodySendMode.NONE,
             request_trailer_mode=ProcessingModeHeaderSendMode.SKIP,
             response_trailer_mode=ProcessingModeHeaderSendMode.SKIP,
         ),
-        # Without it the picker's request for a sampled answer's body is ignored.
+        # Without this, Envoy ignores the picker's request for the body of a sampled answer.
         allow_mode_override=True,
         failure_mode_allow=envoy.fail_open,
-        # 500 by default, where the fault is that nobody is there to choose.
+        # The default is 500, but the fault is that no picker is there to choose a server.
         status_on_error=HttpStatus(code=StatusCode.ServiceUnavailable),
-        # Default 200 ms: a busy picker would be bypassed. A hung one costs each request this long.
+        # The default is 200 ms, which would bypass a busy picker. A hung picker costs each request this time.
         message_timeout=timedelta(seconds=envoy.message_timeout_seconds),
-        # The picker asks for more time when flow control holds a request. Without this Envoy does not obey.
+        # The picker asks for more time when flow control holds a request. Without this setting Envoy does not
+        # obey.
         max_message_timeout=timedelta(seconds=envoy.own_max_message_timeout_s),
         metadata_options=MetadataOptions(
             forwarding_namespaces=MetadataOptionsMetadataNamespaces(untyped=[LB_NAMESPACE, SUBSET_NAMESPACE]),
-            # Metadata from the picker is dropped unless its namespace is listed.
+            # Envoy drops metadata from the picker unless its namespace is listed here.
             receiving_namespaces=MetadataOptionsMetadataNamespaces(untyped=[LB_NAMESPACE]),
         ),
-        # The only word about who really served after a retry.
+        # Only this tells the picker which server served after a retry.
         response_attributes=["upstream.address"],
     )
 
 
 def _routes(config: Config) -> list[Route]:
-    """First match wins: what is not for clients, then everything else.
-    The picker is asked only where a route says so.
+    """The first match wins: first the paths that clients may not use, then everything else.
+
+    The picker is asked only if a route says so.
     """
     return [*(_blocked(path) for path in config.closed_paths), _to_model_servers(config.envoy)]
 
 
 def _blocked(path: str) -> Route:
-    """404 for what begins with `path`, as from the picker, which may be away.
-    One expression for all is more than Envoy compiles.
+    """404 for paths that begin with `path`. The picker answers the same, but it may be away.
+
+    Envoy cannot compile one expression for all paths.
     """
     return Route(
         match=RouteMatch(prefix=path, case_sensitive=False),
@@ -266,20 +274,21 @@ def _blocked(path: str) -> Route:
 def _to_model_servers(envoy: EnvoyConfig) -> Route:
     return Route(
         match=RouteMatch(prefix="/"),
-        # A larger body gets 413. Here and not on the listener,
-        # whose limit also bounds what a slow reader of an answer makes Envoy hold.
+        # A larger body gets 413. The limit is here and not on the listener, because the listener's limit also
+        # bounds how much of an answer Envoy holds for a slow reader.
         request_body_buffer_limit=envoy.max_body_bytes,
         typed_per_filter_config={EXT_PROC: AnyMessage.pack(FilterConfig(config=AnyMessage.pack(_asked())))},
         route=RouteAction(
             cluster=MODEL_SERVERS,
-            # Default 15 s for the whole answer.
+            # The default is 15 s for the whole answer.
             timeout=timedelta(0),
             retry_policy=RetryPolicy(
-                # `reset` and not `reset-before-request`: a server killed after it took the request counts
-                # too. Nothing is retried once response headers came.
+                # `reset` and not `reset-before-request`, so that a server that was killed after it took the
+                # request counts, too. Nothing is retried once response headers came.
                 retry_on="connect-failure,refused-stream,reset,retriable-status-codes",
                 retriable_status_codes=[503],
-                # Few, or one request that kills its server would visit all of them.
+                # Only a few retries, because otherwise one request that kills its server would visit all
+                # servers.
                 num_retries=envoy.num_retries,
                 retry_back_off=RetryPolicyRetryBackOff(
                     base_interval=timedelta(milliseconds=10), max_interval=timedelta(milliseconds=100)
@@ -290,7 +299,7 @@ def _to_model_servers(envoy: EnvoyConfig) -> Route:
 
 
 def _asked() -> ExtProcPerRoute:
-    """As the listener configures it."""
+    """With the settings of the listener."""
     return ExtProcPerRoute(overrides=ExtProcOverrides())
 
 

@@ -54,7 +54,7 @@ def manager(envoy: Envoy) -> OverloadManager:
         actions=[
             _action("shrink_heap", ThresholdTrigger(value=0.7)),
             _shorter_idle_times(),
-            # The closer to the limit, the smaller the streams that are ended. Many small requests survive.
+            # The nearer the limit, the smaller the streams that are ended. Many small requests survive.
             _action("reset_high_memory_stream", ScaledTrigger(scaling_threshold=0.8, saturation_threshold=0.9)),
             # New requests get 503. Answers that have begun continue.
             _action("stop_accepting_requests", ThresholdTrigger(value=0.9)),

@@ -1,7 +1,8 @@
-"""Keeps the Lease that says who writes status: reads it, takes or renews it, gives it back at the end.
+"""Keeps the Lease that names the picker that writes status: reads the Lease, takes or renews it, and gives it
+back at the end.
 
-The rules are in `lease`; here are the requests. A replica that cannot reach the API server simply stops being
-the holder: picking needs none. Called by `cluster`.
+The rules are in `lease`; this module sends the requests. A replica that cannot reach the API server stops
+being the holder, which does not affect picking. Called by `cluster`.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class LeaseHolder:
         return self._election.holds(now=self._clock())
 
     async def run(self) -> None:
-        """Try for ever. Releases the lease when cancelled."""
+        """Try for ever to hold the Lease. Releases it when cancelled."""
         try:
             while True:
                 await self._try_once()

@@ -51,10 +51,12 @@ class HitRatio:
     def __init__(self) -> None:
         self._last: dict[str, tuple[float, float]] = {}
         self._slices: deque[list[float]] = deque(maxlen=_SLICES)
-        """Of each slice: when it began, queries, hits."""
+        """For each slice: when it began, queries, hits."""
 
     def observe(self, endpoints: Sequence[LiveEndpoint], *, now: float) -> None:
-        """Take in the counters. One that went back is of a new process: its first counts are left out."""
+        """Add the counters of the endpoints. A counter that went back belongs to a new process, so its first
+        value is left out.
+        """
         if not self._slices or now - self._slices[-1][0] >= _SLICE_S:
             self._slices.append([now, 0.0, 0.0])
         current = self._slices[-1]

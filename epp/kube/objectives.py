@@ -1,8 +1,7 @@
 """InferenceObjectives of one API group: the priorities that headers name.
-Fed by a reflector; read by `cluster`.
 
-Where two groups hold an objective of one name, the newer group's counts:
-`merged` takes the groups in that order.
+A reflector passes the objects in; `cluster` reads them. If two groups have an objective of the same name, the
+newer group's counts: `merged` takes the groups in that order.
 """
 
 from __future__ import annotations

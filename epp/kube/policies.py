@@ -1,20 +1,19 @@
-"""Decides which policy is used: judges the PrefixRoutingPolicy objects of the picker's pools, and gives the
+"""Decides which policy is used: judges the PrefixRoutingPolicy objects of the picker's pools, and returns the
 result for each.
 
 Pure and level-based: the result depends only on the current objects, not on the order in which they came.
+- An object is valid if the reader of policy files accepts its spec.
+- Of the valid objects in mode Enforce, the oldest routes. Of those in DryRun, the oldest is scored beside it.
+  The status of the others names the one that is used.
+- One policy routes for all pools of a picker (docs/decisions/0203). Policies whose pool exists go before
+  those whose pool does not exist.
+- A spec that has routed stays the `last accepted` spec of its policy while a newer spec is refused or only
+  tried. So a refused change changes nothing, and gives the place to no other policy. The accepted spec is
+  kept in the object's status, so that all replicas agree, also after restarts.
+- If no policy routes, the default policy does.
 
-- An object is sound if the reader of policy files takes its spec.
-- Of the sound ones in mode Enforce the oldest routes; of those in DryRun the oldest is scored beside it.
-  The others say which.
-- One policy routes for all pools of a picker (docs/decisions/0203).
-  Those whose pool exists go before those whose pool does not.
-- A spec that routed once stays that policy's `last accepted` one while a newer one is refused or only tried.
-  A refused change therefore changes nothing, and gives nobody else the place. It is kept in the object's
-  status, so that replicas and restarts agree.
-- Nobody routes: the default does.
-
-Only a change of spec counts as one (`generation`):
-writes of status, the picker's own among them, lead nowhere.
+Only a change of the spec (`generation`) counts as a change. Writes of status, including the picker's own,
+have no effect.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Verdict:
     last_accepted: Accepted | None
     rule: str | None = None
     mode: str | None = None
-    """The mode of a sound spec."""
+    """The mode of a valid spec."""
     routes: bool = False
     """Whether this policy routes, by this spec or by the one that was accepted before."""
     dry_run: bool = False
@@ -103,7 +102,7 @@ class _Claim:
     fault: str
     last: Accepted | None
     status: Any = field(compare=False)
-    """As last seen in the object. No decision depends on it."""
+    """The status last seen in the object. No decision depends on it."""
 
     @property
     def order(self) -> tuple[str, str]:
@@ -168,9 +167,7 @@ class PolicySet:
         self.changed = False
         claims = sorted(self._claims.values(), key=lambda claim: (claim.target not in existing, *claim.order))
         winner = next((c for c in claims if _claims_routing(c)), None)
-        if (
-            winner is None
-        ):  # no policy asks to route: a policy in DryRun that has routed before goes on with its last accepted spec
+        if winner is None:  # no policy asks to route, so a DryRun policy that has routed goes on
             winner = next((c for c in claims if c.last is not None), None)
         elif winner.spec is not None:
             winner.last = Accepted(winner.generation, winner.spec)

@@ -1,10 +1,11 @@
-"""InferenceModelRewrites of one API group: other names for models. Fed by a reflector; read by `cluster`.
+"""InferenceModelRewrites of one API group: other names for models. A reflector passes the objects in;
+`cluster` reads them.
 
-The oldest object goes first, by name where two are of one second, so that all replicas agree; of two rules
-for one name the first counts. Weights are meant to be set for all targets of a rule or for none; one that is
-missing counts as 1. A target without a name is left out. What is left out is a fault of the object:
-`rewrite_status` makes its status of them. Of a picker of several pools, a rule for every other name is left
-out: it would take the names of the other pools' models.
+The oldest object goes first. Objects of the same second go by name, so that all replicas agree. If two rules
+have the same name, the first rule counts. Weights should be set for all targets of a rule or for none; a
+missing weight counts as 1. A target without a name is left out. Everything that is left out is a fault of the
+object, and `rewrite_status` writes the faults into its status. If a picker has several pools, a rule for
+every other name is left out, because it would take the names of the other pools' models.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""vLLM's names for blocks of tokens, computed from a prompt alone, as the servers compute them.
+"""vLLM's names for blocks of tokens, computed from a prompt alone, in the same way as the servers compute
+them.
 
-A full block's hash is H((hash of the block before, own tokens, extra keys)) over a serialized form of that
-tuple; the block before the first is H(seed). An adapter (name and the path it was loaded from) is an extra
-key of each of its blocks, a cache salt of the first. Events carry the low 64 bits. H is one of vLLM's four
-(`--prefix-caching-hash-algo`): sha256 or xxh3-128, over pickle or over canonical CBOR.
+The hash of a full block is H((hash of the block before, own tokens, extra keys)) over a serialized form of
+this tuple. Before the first block stands H(seed). An adapter (its name, and the path that it was loaded from)
+is an extra key of each of its blocks. A cache salt is an extra key of the first block. Events carry the low
+64 bits of a hash. H is one of vLLM's four functions (`--prefix-caching-hash-algo`): sha256 or xxh3-128, over
+pickle or over canonical CBOR.
 
-Pure. Callers: `exact` (what a server's events say), `mapping` (prompts).
+Pure. Callers: `exact` (for a server's events), `mapping` (for prompts).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A dictionary by block names that grows in small steps.
 
-A dictionary of Python that is full moves to one twice as large in one step: 50 ms for 700,000 blocks, 160 ms
-for 1.4 million, and nothing else of the process runs meanwhile. So blocks are spread over many dictionaries.
-Servers choose the names of blocks, so a secret number says which name goes where.
+When a Python dictionary is full, it moves to one twice as large in one step. This takes 50 ms for 700,000
+blocks and 160 ms for 1.4 million, and nothing else of the process runs meanwhile. So blocks are spread over
+many small dictionaries. Servers choose the names of blocks, so a secret number decides which name goes where.
 
 Pure. Callers: `blocks`, `chunks`.
 """

@@ -60,7 +60,7 @@ class OverfullError(Exception):
 
 
 class Knowledge:
-    """max_blocks: of all servers together; max_chunks: of the tree."""
+    """max_blocks: the most blocks of all servers together. max_chunks: the most chunks in the tree."""
 
     def __init__(self, *, max_blocks: int, max_chunks: int) -> None:
         self._max_blocks = max_blocks

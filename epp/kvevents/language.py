@@ -50,7 +50,7 @@ class FolderLanguage:
         try:
             self._tokenizer = Tokenizer.from_str(vocabulary)
         except Exception as error:
-            # The tokenizers package raises nothing more specific for a file that it cannot use.
+            # the tokenizers package raises no more specific error for a file that it cannot use
             raise ConfigError(f"{folder}/tokenizer.json: {error}") from error
         self._special = _special_tokens(config)
         self._arguments = dict(arguments or {})
@@ -66,14 +66,14 @@ class FolderLanguage:
                 raise ConfigError(f"{template or folder}: chat template: {error}") from error
 
     def tokens(self, text: str, *, special: bool) -> Tokens:
-        """special: with the tokens that the tokenizer itself puts around a text. Raises UntemplatedError, or
-        UnreadableError for too many tokens.
+        """special: include the tokens that the tokenizer itself puts around a text. Raises UntemplatedError,
+        or UnreadableError for too many tokens.
         """
         self._check_size(text)
         encoded = self._encoded(text, special=special)
         ends, latest = [], 0
-        # One by one: making the list of all places is one step,
-        # which holds the interpreter for 150 ms where there are a million tokens.
+        # One by one: making the list of all places is one step, which holds the interpreter for 150 ms if
+        # there are a million tokens.
         for token in range(len(encoded)):
             place = encoded.token_to_chars(token)
             if place is not None:  # otherwise it stands for no text

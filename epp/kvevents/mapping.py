@@ -48,8 +48,9 @@ class Language(Protocol):
     """One model's tokenizer and chat template."""
 
     def tokens(self, text: str, *, special: bool) -> Tokens:
-        """special: with what the tokenizer itself puts around a text, as servers do with plain prompts.
-        UntemplatedError; UnreadableError: more tokens than it makes of one text.
+        """special: include what the tokenizer itself puts around a text, as servers do with plain prompts.
+
+        Raises UntemplatedError. UnreadableError: the text has more tokens than a text may have.
         """
         ...
 

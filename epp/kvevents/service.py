@@ -59,18 +59,18 @@ sockets."""
 _STOP_S: Final = 10.0
 """The end of the process waits no longer than this for the tokenizer."""
 _TRY_AGAIN_S: Final = 5.0
-"""After a server could not be listened to."""
+"""The pause before the next try, if a server could not be listened to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the events of one server are."""
+    """The addresses of the events of one server."""
 
     model: str
     incarnation: str
     events: str
     replay: str
-    """Empty: nowhere."""
+    """Where missed events are replayed. Empty: nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,7 @@ class ExactStatus:
     models: Mapping[str, ModelStatus]
     servers: Mapping[EndpointName, ServerStatus]
     gaps: int
-    """Times at which messages of a server were missing;
-    and of those, times at which no replay brought them."""
+    """How often messages of a server were missing; and how often no replay brought them."""
     lost: int
     malformed: int
 
@@ -99,7 +98,7 @@ class _Followed:
     sub: Subscription
     replay: Socket | None = None
     asked: int = 0
-    """Which of the replays that became due `replay` is for."""
+    """The number of the replay request that `replay` is for."""
     give_up_at: float = 0.0
 
 
@@ -134,7 +133,7 @@ class ExactService:
         """Replaced as a whole by the loop, read by the thread."""
         self._found: deque[KvReport] = deque()
         self._failure: BaseException | None = None
-        """What ended the thread."""
+        """The error that ended the thread."""
         self._runs = 0
         self._unreachable: dict[EndpointName, _Unreachable] = {}
         self._told: dict[str, str] = {}

@@ -17,11 +17,13 @@ _OWN_MEANING: Final = frozenset(
     {"chat_template", "tokenize", "messages", "conversation", "tools", "padding", "truncation", "max_length"}
     | {"return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}
 )
-"""What these would do as template arguments is the server's own affair,
-or its reason to refuse the request."""
+"""As template arguments, these have a meaning that the server itself defines, or are a reason for the server
+to refuse the request.
+"""
 _AT_THE_END: Final = frozenset({"add_generation_prompt", "continue_final_message"})
-"""They change what follows the last text, which no chunk holds;
-the request's fields of these names count, with a default."""
+"""These change only what follows the last text, which no chunk holds. The request's fields of these names
+count, with a default.
+"""
 
 
 class ShapingError(Exception):
@@ -31,9 +33,9 @@ class ShapingError(Exception):
 @dataclass(frozen=True, slots=True)
 class Shaping:
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """For the chat template."""
+    """The arguments for the template."""
     special_tokens: bool | None = None
-    """Whether the tokenizer puts its own around the text; None: as usual."""
+    """Whether the tokenizer adds its own tokens around the text. None: the usual default."""
 
 
 _NONE: Final = Shaping()

@@ -14,14 +14,17 @@ Socket: TypeAlias = zmq.Socket[bytes]
 Context: TypeAlias = zmq.Context[Socket]
 
 END_OF_REPLAY: Final = (-1).to_bytes(8, "big", signed=True)
-"""In the place of a number."""
+"""This number marks the end of a replay."""
 _RECEIVE_HIGH_WATER_MARK: Final = 256
-"""Messages of a server that wait in its socket; what comes on top is lost, and replayed."""
+"""The most messages of a server that wait in its socket. Further messages are lost, and are
+replayed later.
+"""
 _MOST_MESSAGE_BYTES: Final = 2**20
-"""Of one message: 200,000 tokens that a server stored in one step. ZeroMQ closes the connection of a sender
-of larger ones, and never connects anew by itself: see `Subscription`."""
+"""The largest message: 200,000 tokens that a server stored in one step. If a message is larger, ZeroMQ closes
+the connection of its sender and never reconnects by itself: see `Subscription`.
+"""
 _MOST_SOCKETS: Final = 8_192
-"""Four for each server that is followed and a few of ZeroMQ's own."""
+"""Four sockets for each followed server, and a few of ZeroMQ's own."""
 
 
 def new_context() -> Context:

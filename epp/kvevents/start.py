@@ -1,5 +1,6 @@
-"""Makes exact mode from the configuration, or says what it lacks.
-Imported by `app` only where the configuration asks for it.
+"""Makes exact mode from the configuration, or says what is missing.
+
+`app` imports this module only if the configuration asks for exact mode.
 """
 
 from __future__ import annotations

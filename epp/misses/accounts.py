@@ -1,5 +1,5 @@
-"""Sums over the last minutes, in buckets of ten seconds:
-prompt tokens, matched tokens, and missed ones by cause and server. Pure.
+"""Sums over the last minutes, in buckets of ten seconds: prompt tokens, matched tokens, and missed tokens by
+cause and server. Pure.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missed:
-    """The part of one cause."""
+    """The missed tokens of one cause."""
 
     cause: Cause
     tokens: float

@@ -115,8 +115,8 @@ class Mirror:
         use.older = use.newer = None
 
     def assign(self, run: Run, use: Use) -> None:
-        """Record that `use` was the last use of `run`. A use that has lost its deepest run has lost all
-        its runs.
+        """Record that `use` was the last use of `run`. A use that has lost its deepest run has lost all its
+        runs.
         """
         before = self.last_use.get(run)
         self.last_use[run] = use

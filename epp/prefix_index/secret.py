@@ -24,8 +24,8 @@ class HashSecret(Struct, frozen=True):
     """Whether the picker made it at its start, so that it may take another picker's secret instead."""
 
     def told(self) -> bytes:
-        """What the other pickers of the pool may read: the secret itself if it was made here, else only a
-        value by which they can tell whether they have the same secret.
+        """What the other pickers of the pool may read: the secret itself if it was made here; otherwise only
+        a value that shows whether two pickers have the same secret.
         """
         if self.made_here:
             return _MADE + self.key

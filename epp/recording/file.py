@@ -24,7 +24,7 @@ class RecordingFile:
         self._servers: Servers | None = None
 
     def write(self, lines: Sequence[Asked], *, opening: Opening, servers: Servers) -> None:
-        """Append. OSError: they are lost, and the next call begins a new file."""
+        """Append lines. OSError: the lines are lost, and the next call begins a new file."""
         try:
             for line in lines:
                 self._append(encode(line), opening=opening, servers=servers)

@@ -1,9 +1,9 @@
-"""What a recording holds: JSON lines of three kinds, without any text of a prompt, an answer or a header.
+"""The content of a recording: JSON lines of three kinds, without any text of a prompt, an answer or a header.
 
-A recording opens with a `recording` line, which says how prompts were cut into chunks and which policy
-routed. A `servers` line describes the fleet from then on. A `request` line describes one request that is
-over. Prompts appear as the keyed hashes of their chunks: equal hashes mean equal beginnings, and nothing else
-can be read from them. Tenants appear as keyed hashes too.
+A recording begins with a `recording` line, which says how prompts were cut into chunks and which policy
+routed. A `servers` line describes the fleet from then on. A `request` line describes one request that has
+ended. Prompts appear as the keyed hashes of their chunks: equal hashes mean equal beginnings, and nothing
+else can be read from them. Tenants appear as keyed hashes too.
 
 Pure. `recorder` makes the lines, and `replay` reads them.
 """
@@ -56,7 +56,7 @@ class Servers(Struct, frozen=True, tag_field="line", tag="servers", kw_only=True
 
 
 class Asked(Struct, frozen=True, tag_field="line", tag="request", kw_only=True, omit_defaults=True):
-    """One request that is over. Times are seconds; `at_unix_s` is the moment of the pick."""
+    """One request that has ended. Times are seconds; `at_unix_s` is the moment of the pick."""
 
     at_unix_s: _UnixSeconds
     waited_s: _Seconds = 0.0
@@ -107,7 +107,7 @@ def decode(text: bytes) -> Line:
 
 
 def packed(chain: Sequence[int]) -> bytes:
-    """Hashes as bytes. Little-endian, as every machine that this runs on. `unpacked` is its inverse."""
+    """Hashes as bytes, little-endian, like every machine that this runs on. `unpacked` is the inverse."""
     return array("Q", chain).tobytes()
 
 

@@ -1,8 +1,8 @@
-"""Takes the recorder's lines to a thread that writes them, a few times a second.
-Started and stopped by `app`.
+"""Passes the recorder's lines to a thread that writes them, a few times a second. Started and stopped by
+`app`.
 
-The event loop never waits for the disk:
-while the thread is busy the lines stay with the recorder, which bounds them.
+The event loop never waits for the disk: while the thread is busy, the lines stay with the recorder, which
+bounds them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RecordingService:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Number of requests, by what became of their lines."""
+        """The number of requests, by what became of their lines."""
         return {"written": self.written, "dropped": self._recorder.dropped, "failed": self.lost}
 
     def hear(self, event: PickerEvent) -> None:
@@ -68,7 +68,7 @@ class RecordingService:
             self._hand_over()
 
     def stop(self) -> None:
-        """Write the remaining lines, if the disk takes them within a moment."""
+        """Write the remaining lines, if the disk accepts them within a moment."""
         try:
             self._batches.put(self._batch(), timeout=_STOP_WITHIN_S)
             self._batches.put(None, timeout=_STOP_WITHIN_S)

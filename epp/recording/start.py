@@ -1,4 +1,4 @@
-"""Puts a recording together for `app`: what the picker knows of its policy and its servers, as lines."""
+"""Makes a recording for `app`: describes the policy and the servers of the picker as lines."""
 
 from __future__ import annotations
 

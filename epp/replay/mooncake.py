@@ -1,7 +1,7 @@
-"""Traces in the format that Mooncake published:
-JSON lines with `timestamp` (ms), `input_length`, `output_length` and `hash_ids`.
+"""Traces in the format that Mooncake published: JSON lines with `timestamp` (ms), `input_length`,
+`output_length` and `hash_ids`.
 
-Each id stands for 512 tokens of the prompt and for everything before them; the last block may be short. Pure.
+Each id stands for 512 tokens of the prompt and for everything before them. The last block may be short. Pure.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The real picker as the simulated fleet's router:
-its own code, given real bytes and the pages a scraper would read.
+"""The real picker as the router of the simulated fleet: its own code, with real bytes and the pages that a
+scraper would read.
 
 Several replicas get random shares of the requests, and each scrapes for itself. They tell each other what
-they did, with a delay, or share nothing except the servers. The picker sees what Envoy would tell it:
-response headers at once (as of a streamed answer, so they say nothing), the end of the stream, and for the
-sampled share of requests the usage that the answer ends with. It does not see first tokens.
+they did, with a delay, or share nothing except the servers. The picker sees what Envoy would show it:
+response headers at once (as for a streamed answer, so they say nothing), the end of the stream, and for the
+sampled share of requests the usage at the end of the answer. It does not see first tokens.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class _Lines:
 
 
 def read(paths: Sequence[Path]) -> Trace:
-    """One trace of all files. A ReplayError names the file, the line and the fault."""
+    """One trace from all files. A ReplayError names the file, the line and the fault."""
     lines, calls = _Lines(), list[Call]()
     for path in paths:
         text = _text_of(path)
@@ -220,7 +220,7 @@ def _from_zero(calls: Sequence[Call]) -> list[Call]:
 
 def _really(every: Sequence[Asked]) -> Figures:
     """The recorded figures, without the first tenth of the requests, as in a simulated run. The requests of
-    each server are counted in full.
+    each server are counted completely.
     """
     requests = every[int(WARM_UP_SHARE * len(every)) :]
     ttfts = sorted(a.ttft_s for a in requests if a.ttft_s is not None)

@@ -1,5 +1,5 @@
-"""One policy over one trace on simulated servers:
-the picker's own code, the model server's own scheduling, a virtual clock.
+"""Runs one policy over one trace on simulated servers: the picker's own code, the model server's own
+scheduling, and a virtual clock.
 
 The simulation uses these facts of the recording: the times of requests, the common parts of their prompts,
 the lengths of prompts and answers, adapters, and the servers' cache sizes and speeds. Requests come at their

@@ -38,7 +38,8 @@ class Tempo:
     """None: no sampled answer shows it."""
     prefill_ratio: float
     """The rate at the start of a prompt on an otherwise idle server, divided by the rate that the picker
-    learned: that one holds in the middle of prompts and beside decoding."""
+    learned. The learned rate holds in the middle of prompts, while other requests decode.
+    """
     remarks: tuple[str, ...]
 
     @classmethod
@@ -56,7 +57,9 @@ class Tempo:
         )
 
     def output_tokens(self, asked: Asked) -> int:
-        """Length of an answer, as the server said, or by how long the answer took."""
+        """The length of an answer, as the server reported it, or estimated from the time that the answer
+        took.
+        """
         if asked.output_tokens is not None:
             return max(1, min(MOST_TOLD_TOKENS, asked.output_tokens))
         return min(_MOST_OUTPUT_TOKENS, max(1, round((asked.ended_s - self.ttft_s) / self.tpot_s)))

@@ -1,18 +1,18 @@
 """The canonical prompt: the bytes from which the prefix of a request is hashed.
 
 Invariants:
-- A conversation's bytes are a byte prefix of its next turn's: every section carries its separator in front
-  and nothing follows the last one. Content has no length in front, so two prompts that part in mid-message
-  share what comes before.
-- Text is UTF-8 and the separators are bytes that UTF-8 never holds,
-  so different texts cannot run together into equal bytes.
-- Media is named by a hash of its part, never copied;
-  thinking is left out, because chat templates drop it from later turns.
+- The bytes of a conversation are a byte prefix of the bytes of its next turn: every section begins with its
+  separator, and nothing follows the last section. No length stands before a content, so two prompts that
+  differ in the middle of a message share everything before.
+- Text is UTF-8, and the separators are bytes that UTF-8 never contains. So different texts cannot join into
+  equal bytes.
+- Media is named by a hash of its part and never copied. Thinking is left out, because chat templates drop it
+  from later turns.
 
-Equal content gives equal bytes whether it came as a string or as one text part. JSON values stay as they were
-sent. Only values whose text is a part of the prompt are decoded: numbers, pictures and arguments of tools
-never become Python objects. Called by `parse` on each request, and through `next_turn_prompt` when a sampled
-answer has been read.
+Equal content gives equal bytes, whether it came as a string or as one text part. JSON values stay as they
+were sent. Only values whose text is a part of the prompt are decoded: numbers, pictures and arguments of
+tools never become Python objects. Called by `parse` for each request, and through `next_turn_prompt` when a
+sampled answer has been read.
 """
 
 from __future__ import annotations

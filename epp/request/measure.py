@@ -30,7 +30,8 @@ def prompt_size(request: InferenceRequest, *, body_bytes: int = 0) -> PromptSize
         return PromptSize(text_bytes=min(body_bytes, _MOST_UNREAD_BYTES))
     if request.token_ids or not size:
         return PromptSize(text_bytes=total)
-    # Neither letters of two nor of three bytes can stay in step with this stride.
+    # The stride is a multiple of six plus one, so the samples cannot stay in step with letters of two or
+    # three bytes.
     seen, found = continued(prompt, 6 * (size // (6 * _SAMPLE_BYTES)) + 1)
     opaque = max(1, prompt.count(OPAQUE)) if request.opaque else 0
     return PromptSize(total, found * total / seen, opaque)

@@ -25,7 +25,7 @@ from epp.request.surrogates import replace_lone
 from epp.types import ApiKind
 
 __all__ = ["MAX_EVENT_BYTES", "ResponseFeedback", "ResponseReader", "next_turn_prompt"]
-# `next_turn_prompt` is here for those who read answers: it needs the text.
+# `next_turn_prompt` is here for callers who read answers, because it needs the text.
 
 MAX_EVENT_BYTES = 1 << 20
 """Bound of one event, or of a whole answer in plain JSON. A larger one is skipped."""

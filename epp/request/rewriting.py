@@ -43,7 +43,9 @@ class Rule(Value, frozen=True):
 
 
 class Rewrites:
-    """If two of `rules` name the same model, the first counts. So it is for two rules without models."""
+    """If two of `rules` name the same model, the first one counts. The same holds for two rules without
+    models.
+    """
 
     def __init__(self, rules: Iterable[Rule] = ()) -> None:
         self._exact: dict[str, Sequence[Target]] = {}

@@ -1,7 +1,8 @@
-"""Escapes of lone surrogates in JSON: legal to write, but no text in UTF-8, so the decoder refuses them.
+"""Escapes of lone surrogates in JSON: they are legal JSON, but stand for no text in UTF-8, so the decoder
+refuses them.
 
-Models and clients that cut text between two halves of a pair do send them.
-Called by `parse` and `response` once decoding has failed, so the search costs a well-formed body nothing.
+Models and clients that cut text between the two halves of a pair send them. Called by `parse` and `response`
+after decoding has failed, so the search costs a well-formed body nothing.
 """
 
 from __future__ import annotations

@@ -216,10 +216,10 @@ class LeastCost:
 
 
 def _stall_shared(stall: Floats, weighed: Weighed, least: Numbers) -> Floats:
-    """The price k of each candidate, less where a copy of a prefix in demand would be made.
+    """The price k of each candidate. The price is lower where a copy of a prefix in demand would be made.
 
-    What h servers hold is in demand: while all h are busier than the mean, one more copy relieves them of
-    requests to come, so what is copied stalls at the h-th part of the price.
+    A prefix that h servers hold is in demand if all h are busier than the mean. One more copy then takes
+    coming requests off these servers, so the copied tokens are priced at one h-th of the stall price.
     """
     uncached, in_flight = weighed.uncached_tokens, weighed.seen.in_flight
     held = uncached <= least + _ALIKE * (weighed.prompt_tokens - least)
@@ -231,7 +231,7 @@ def _stall_shared(stall: Floats, weighed: Weighed, least: Numbers) -> Floats:
 
 
 def _holder_first(places: list[int], score_s: Floats, uncached: Floats, least: Numbers) -> list[int]:
-    """The best candidates. One of nearly the least cost that has less to compute goes first."""
+    """The best candidates. Of candidates with nearly the least cost, one with less to compute goes first."""
     first = places[0]
     if uncached[first] <= least:
         return places

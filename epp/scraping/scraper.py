@@ -38,7 +38,7 @@ _SHORTEST_NAP_S: Final = 0.002
 _WATCH_S: Final = 1.0
 _PARTS: Final = 10
 _HEADERS: Final = {
-    # The classic text format, uncompressed: unpacking costs more CPU than a local network does.
+    # the classic text format, uncompressed: unpacking costs more CPU than a local network
     "Accept": "text/plain;version=0.0.4",
     "Accept-Encoding": "identity",
     "User-Agent": "prefix-gateway-epp",

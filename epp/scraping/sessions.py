@@ -1,4 +1,4 @@
-"""HTTP sessions for questions that model servers are asked seldom, and the connections of all questions.
+"""HTTP sessions for questions that model servers are asked only seldom, and the connections of all questions.
 Called by `model_lists`, `probes` and `scraper`.
 """
 
@@ -11,8 +11,10 @@ from typing import Final
 import aiohttp
 
 _READ_BYTES: Final = 8 * 2**10
-"""What the kernel holds for one connection (it doubles this), so what one turn of the loop reads of it. A
-server that sends nothing but `100 Continue` costs 1.3 us a byte: 256 KiB of them held the loop for 0.35 s."""
+"""What the kernel holds for one connection (it doubles this number), and so what one turn of the loop reads
+from it. A server that sends nothing but `100 Continue` costs 1.3 us a byte: 256 KiB of this held the loop for
+0.35 s.
+"""
 
 
 def slow_reading_connector(*, force_close: bool) -> aiohttp.TCPConnector:

@@ -169,7 +169,7 @@ class Listener:
                     if self._peers.get(batch.speaker) is not peer:
                         return  # the peer was forgotten meanwhile
         except (MalformedError, GeneratorExit):
-            self._missed(peer, now=now)  # the rest of it, and who knows what else
+            self._missed(peer, now=now)  # the rest of the batch, and perhaps more, is missing
             raise
         if books:
             self._failures(peer, batch, now=now)
@@ -374,7 +374,7 @@ class Listener:
             table.touch(name, request.chain, now=now)
 
     def _release_all(self, peer: _Peer, *, now: float) -> None:
-        """Release all requests of a peer, whatever became of them."""
+        """Release all requests of a peer, whatever happened to them."""
         for request in peer.open.values():
             request.state.release_peers(request.booking, computed=False, at=now, now=now)
         peer.open.clear()

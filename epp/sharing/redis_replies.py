@@ -1,7 +1,7 @@
-"""Bounds what one answer of Redis may hold, before it is read: whoever may write there could otherwise fill
-this process's memory with one value of 512 MB.
+"""Bounds the size of one answer of Redis before it is read. Otherwise anyone who can write to Redis could
+fill this process's memory with one value of 512 MB.
 
-Redis says the size of each value before the value. A reply that goes over the bound ends its connection. The
+Redis states the size of each value before the value. A reply that exceeds the bound ends its connection. The
 parser is redis-py's own for RESP2; `redis_link` gives it to its clients.
 """
 
@@ -13,7 +13,7 @@ from redis import exceptions
 from redis._parsers import _AsyncRESP2Parser
 
 MOST_PIECE_BYTES: Final = 2**20
-"""Of one value that is asked for: the stored table is read in such pieces."""
+"""The largest value that is requested: the stored table is read in pieces of this size."""
 _MOST_LIST_BYTES: Final = 64 * 2**20
 """Largest reply that is a list: as many batches as are read at once."""
 

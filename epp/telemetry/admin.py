@@ -1,5 +1,5 @@
-"""The admin address: metrics, health, decisions, state, and a page for a browser.
-Never for clients of the gateway.
+"""The admin address: metrics, health, decisions, state, and a page for a browser. Clients of the gateway must
+never reach it.
 
 These pages only read; they change nothing. All answers are JSON, including errors, except the page and the
 metrics. Connections are few and short, and no answer holds the event loop for long. A browser must use an
@@ -78,7 +78,7 @@ class AdminServer:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> Address:
-        """Listen. Returns the address. Raises OSError if it cannot be had."""
+        """Listen. Returns the address. OSError: the address cannot be used."""
         assert self._runner is None, "already started"
         application = web.Application(
             middlewares=[_last_of_its_connection, _errors_as_json, self._known_host]

@@ -31,7 +31,7 @@ _SAMPLES: Final = 30
 _SMALL_FLEET: Final = 100
 _FRESH_S: Final = 2.0
 _FRESH_LARGE_S: Final = 10.0
-"""For many endpoints, since reading all of them costs CPU."""
+"""The JSON is made this seldom for many endpoints, since reading all of them costs CPU."""
 _SHOWN_DECISIONS: Final = 40
 _MOST_TENANTS: Final = 10
 _NAME_CHARS: Final = 80
