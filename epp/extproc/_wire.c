@@ -13,6 +13,8 @@ typedef unsigned char byte;
 enum { RESPONSE_BODY = 0x2A };
 enum { REQUEST_SLOT = 0x1A, RESPONSE_SLOT = 0x22, COMMON_RESPONSE = 0x0A, BODY_MUTATION = 0x1A, STREAMED_RESPONSE = 0x1A };
 enum { FIRST = 0x0A, RAW_VALUE = 0x1A, HEADERS_END = 0x18, BODY_END = 0x10 };
+/* In front of a gRPC message: whether it is compressed, and its length. */
+enum { GRPC_HEAD = 5 };
 
 /* Bytes of a message: the next one, and where they end. */
 typedef struct {
@@ -253,22 +255,31 @@ put_head(byte *out, byte tag, size_t size)
     return out;
 }
 
-/* A body that goes on as it came: response > body_mutation > streamed_response > body. */
-static PyObject *
-echo_bytes(byte slot, const byte *data, size_t size, int ends)
+/* The lengths in the answer by which a body goes on as it came:
+ * response > body_mutation > streamed_response > body. */
+typedef struct {
+    size_t streamed, mutation, common, part, whole;
+} Sizes;
+
+static Sizes
+echo_sizes(size_t size, int ends)
 {
-    size_t streamed = (size ? 1 + (size_t)length_bytes(size) + size : 0) + (ends ? 2 : 0);
-    size_t mutation = 1 + (size_t)length_bytes(streamed) + streamed;
-    size_t common = 1 + (size_t)length_bytes(mutation) + mutation;
-    size_t part = 1 + (size_t)length_bytes(common) + common;
-    PyObject *made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(1 + (size_t)length_bytes(part) + part));
-    if (made == NULL)
-        return NULL;
-    byte *out = (byte *)PyBytes_AS_STRING(made);
-    out = put_head(out, slot, part);
-    out = put_head(out, COMMON_RESPONSE, common);
-    out = put_head(out, BODY_MUTATION, mutation);
-    out = put_head(out, STREAMED_RESPONSE, streamed);
+    Sizes of;
+    of.streamed = (size ? 1 + (size_t)length_bytes(size) + size : 0) + (ends ? 2 : 0);
+    of.mutation = 1 + (size_t)length_bytes(of.streamed) + of.streamed;
+    of.common = 1 + (size_t)length_bytes(of.mutation) + of.mutation;
+    of.part = 1 + (size_t)length_bytes(of.common) + of.common;
+    of.whole = 1 + (size_t)length_bytes(of.part) + of.part;
+    return of;
+}
+
+static byte *
+put_echo(byte *out, byte slot, Sizes of, const byte *data, size_t size, int ends)
+{
+    out = put_head(out, slot, of.part);
+    out = put_head(out, COMMON_RESPONSE, of.common);
+    out = put_head(out, BODY_MUTATION, of.mutation);
+    out = put_head(out, STREAMED_RESPONSE, of.streamed);
     if (size) {
         out = put_head(out, FIRST, size);
         memcpy(out, data, size);
@@ -276,8 +287,18 @@ echo_bytes(byte slot, const byte *data, size_t size, int ends)
     }
     if (ends) {
         *out++ = BODY_END;
-        *out = 1;
+        *out++ = 1;
     }
+    return out;
+}
+
+static PyObject *
+echo_bytes(byte slot, const byte *data, size_t size, int ends)
+{
+    Sizes of = echo_sizes(size, ends);
+    PyObject *made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)of.whole);
+    if (made != NULL)
+        put_echo((byte *)PyBytes_AS_STRING(made), slot, of, data, size, ends);
     return made;
 }
 
@@ -293,6 +314,13 @@ echo(PyObject *Py_UNUSED(self), PyObject *args)
     return made;
 }
 
+/* A piece of a response's body that is not the last, and the place behind it. 0: the message is something else. */
+static int
+take_piece(Span *message, Span *body, Py_ssize_t most)
+{
+    return left(message) > 0 && *message->at == RESPONSE_BODY && find_body(message, body) == 0 && left(body) <= most;
+}
+
 static PyObject *
 echo_of(PyObject *Py_UNUSED(self), PyObject *args)
 {
@@ -303,11 +331,60 @@ echo_of(PyObject *Py_UNUSED(self), PyObject *args)
     const byte *start = view.buf;
     Span rest = {start, start + view.len}, body;
     PyObject *made = Py_None;
-    if (view.len > 0 && *start == RESPONSE_BODY && find_body(&rest, &body) == 0 && left(&body) <= most)
+    if (take_piece(&rest, &body, most))
         made = Py_BuildValue("Nn", echo_bytes(RESPONSE_SLOT, body.at, (size_t)left(&body), 0), (Py_ssize_t)(rest.at - start));
     else
         Py_INCREF(made);
     PyBuffer_Release(&view);
+    return made;
+}
+
+/* The next gRPC message of a frame, which is nothing but such a piece; 0: it is something else, or not whole. */
+static int
+next_piece(Span *frame, Span *body, Py_ssize_t most)
+{
+    const byte *at = frame->at;
+    if (left(frame) < GRPC_HEAD || at[0] != 0)
+        return 0;
+    size_t size = (size_t)at[1] << 24 | (size_t)at[2] << 16 | (size_t)at[3] << 8 | at[4];
+    if (size > (size_t)left(frame) - GRPC_HEAD)
+        return 0;
+    Span message = {at + GRPC_HEAD, at + GRPC_HEAD + size};
+    frame->at = message.end;
+    return take_piece(&message, body, most) && message.at == message.end;
+}
+
+static PyObject *
+echoes_in(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 4 || !PyBytes_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "most bytes of a piece, bytes, and two places in them");
+        return NULL;
+    }
+    Py_ssize_t most = PyLong_AsSsize_t(args[0]), from = PyLong_AsSsize_t(args[2]), to = PyLong_AsSsize_t(args[3]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (from < 0 || from >= to || to > PyBytes_GET_SIZE(args[1]))
+        Py_RETURN_NONE;
+    const byte *start = (const byte *)PyBytes_AS_STRING(args[1]);
+    Span frame = {start + from, start + to}, body;
+    size_t whole = 0;
+    while (frame.at < frame.end) {
+        if (!next_piece(&frame, &body, most))
+            Py_RETURN_NONE;
+        whole += GRPC_HEAD + echo_sizes((size_t)left(&body), 0).whole;
+    }
+    PyObject *made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)whole);
+    if (made == NULL)
+        return NULL;
+    byte *out = (byte *)PyBytes_AS_STRING(made);
+    for (frame.at = start + from; frame.at < frame.end && next_piece(&frame, &body, most);) {
+        Sizes of = echo_sizes((size_t)left(&body), 0);
+        *out++ = 0;
+        for (int shift = 24; shift >= 0; shift -= 8)
+            *out++ = (byte)(of.whole >> shift);
+        out = put_echo(out, RESPONSE_SLOT, of, body.at, (size_t)left(&body), 0);
+    }
     return made;
 }
 
@@ -317,6 +394,7 @@ static PyMethodDef methods[] = {
     {"body_of", body_of, METH_O, "Of a message with a body: where it begins and ends, whether the stream ends, and where the rest begins."},
     {"echo", echo, METH_VARARGS, "The answer by which a body goes on as it came."},
     {"echo_of", echo_of, METH_VARARGS, "That answer to a message with a piece of a response's body that is not the last, and where the rest begins."},
+    {"echoes_in", (PyCFunction)(void (*)(void))echoes_in, METH_FASTCALL, "Of a DATA frame's part of some bytes: such answers to all its gRPC messages, with gRPC's heads; None: some message wants another answer."},
     {NULL, NULL, 0, NULL},
 };
 

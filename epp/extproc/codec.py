@@ -115,6 +115,10 @@ def echo_of(data: bytes) -> bytes | None:
     return answer if rest == len(data) or _says_nothing_of_bodies(data[rest:]) else None
 
 
+echoes_in: Final = functools.partial(wire.echoes_in, MAX_PIECE_BYTES)
+"""`echo_of` for all messages of a DATA frame at once. Takes and returns messages with gRPC's heads."""
+
+
 def _cut_body(data: bytes) -> RequestBody | ResponseBody | None:
     found = wire.body_of(data)
     if found is None:

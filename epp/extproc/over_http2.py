@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2
 from epp.config.settings import Listen
 from epp.extproc import access_log
 from epp.extproc.certificates import Certificates, ssl_context
-from epp.extproc.codec import SERVICE
+from epp.extproc.codec import SERVICE, echoes_in
 from epp.extproc.conversation import Conversation, Streams
 from epp.extproc.events import StreamProtocolError
 from epp.extproc.health import Health
@@ -99,6 +99,8 @@ class _Process(Handler):
             call.end(INVALID_ARGUMENT, error.reason)
             conversation.close(now=now)
             return
+        if conversation.stream.passes:
+            call.reply(echoes_in)
         if conversation.may_end:
             conversation.detach(now=now)
             call.end(OK)

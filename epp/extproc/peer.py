@@ -22,6 +22,7 @@ from epp.http2.headers import Request
 from epp.http2.lateness import Lateness
 from epp.http2.limits import HeldBytes, Limits
 from epp.http2.messages import OK, UNIMPLEMENTED, UNKNOWN
+from epp.http2.streams import Reply
 
 _log = logging.getLogger(__name__)
 
@@ -83,6 +84,10 @@ class Call:
         peer.connection.send(self._stream_id, message)
         if not peer.in_turn:
             peer.flush_soon()
+
+    def reply(self, reply: Reply) -> None:
+        """Answer the next messages by `reply`, without the handler, until it has no answer to one."""
+        self._peer.connection.reply(self._stream_id, reply)
 
     def end(self, status: int = OK, details: str = "") -> None:
         self._peer.end(self._stream_id, status, details)
@@ -147,7 +152,7 @@ class Peer(asyncio.Protocol):
         lateness = self._server.lateness
         self._read_came_after = lateness.read(before=self._read_at, resumed=self._resumed, now=now)
         self._read_at = now
-        self._turn(data)
+        self._turn(data, now=now)
 
     def eof_received(self) -> bool:
         return False
@@ -252,14 +257,14 @@ class Peer(asyncio.Protocol):
 
     # -- the turn --------------------------------------------------------------------------------------------
 
-    def _turn(self, data: bytes) -> None:
+    def _turn(self, data: bytes, *, now: float) -> None:
         """Serve calls that have begun first, then new calls, each for as long as a turn may take."""
         server, connection = self._server, self.connection
         self.in_turn = True
         self._came_after = self._read_came_after
-        now = started = server.now()
-        events = connection.receive(data, now=now, limit=_TURN_FRAMES)
-        self._handle(events, now=now)
+        started = now
+        if events := connection.receive(data, now=now, limit=_TURN_FRAMES):
+            self._handle(events, now=now)
         while connection.pending and self._unread_since is None:
             now = server.now()
             if now - started > _TURN_S:
@@ -300,7 +305,7 @@ class Peer(asyncio.Protocol):
             return
         if self.connection.pending or self._beginnings:
             self._server.lateness.goes_on()
-            self._turn(b"")
+            self._turn(b"", now=self._server.now())
         if (
             not self._reading
             and not self.connection.pending

@@ -14,7 +14,7 @@ from __future__ import annotations
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 try:
-    from epp.extproc._wire import body_of, echo, echo_of, fields_of, headers_of
+    from epp.extproc._wire import body_of, echo, echo_of, echoes_in, fields_of, headers_of
 except ImportError:
     COMPILED = False
 
@@ -32,6 +32,9 @@ except ImportError:
     def echo_of(_message: bytes | memoryview, _most_bytes: int, /) -> tuple[bytes, int] | None:
         return None
 
+    def echoes_in(_most_bytes: int, _data: bytes, _at: int, _end: int, /) -> bytes | None:
+        return None
+
     def echo(is_response: bool, data: bytes | memoryview, ends: bool, /) -> bytes:  # noqa: FBT001 - as in C
         response = ext_proc.ProcessingResponse()
         part = response.response_body if is_response else response.request_body
@@ -43,4 +46,4 @@ except ImportError:
 else:
     COMPILED = True
 
-__all__ = ["COMPILED", "body_of", "echo", "echo_of", "fields_of", "headers_of"]
+__all__ = ["COMPILED", "body_of", "echo", "echo_of", "echoes_in", "fields_of", "headers_of"]

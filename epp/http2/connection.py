@@ -38,7 +38,7 @@ from epp.http2.messages import (
     message_bytes,
     read_prefix,
 )
-from epp.http2.streams import AFTER_PEERS_END, State, Stream
+from epp.http2.streams import AFTER_PEERS_END, Reply, State, Stream
 from epp.http2.table import StreamTable
 
 ALL: Final = 2**31
@@ -67,15 +67,14 @@ class Connection:
         self._into_size = 0
         self._into_ends = False
         self._asked_at: float | None = None
+        self.pending = False
+        """`receive` stopped at its limit and must be called again."""
         self._over = ""
+        self.data_to_send = self._sender.take
+        """Returns the bytes to write now. Each byte is returned once."""
         self._sender.hello(limits)
 
     # -- for the owner ---------------------------------------------------------------------------------------
-
-    @property
-    def pending(self) -> bool:
-        """`receive` stopped at its limit and must be called again."""
-        return self._frames.pending
 
     @property
     def over(self) -> str:
@@ -102,13 +101,13 @@ class Connection:
 
     def receive(self, data: bytes, *, now: float, limit: int = ALL) -> list[Event]:
         """Read received bytes, at most `limit` frames. The rest stays for the next call."""
-        self._table.events = []
         if not self._over:
             self._table.now = self._heard = now
             try:
                 self._frames.read(data, limit=limit)
             except FrameError as error:
                 self._fail(error.code, error.reason)
+            self.pending = self._frames.pending
         return self._taken()
 
     def send(self, stream_id: int, message: bytes) -> None:
@@ -123,6 +122,14 @@ class Connection:
         if stream is not None:
             self._table.end(stream, status, details)
 
+    def reply(self, stream_id: int, reply: Reply) -> None:
+        """Answer the next whole messages by `reply`, without events, until it has no answer to one. Does
+        nothing if the stream is gone.
+        """
+        stream = self._streams.get(stream_id)
+        if stream is not None and stream.answered:
+            stream.reply = reply
+
     def leave(self, *, now: float) -> None:
         """Ask the peer to open no more streams. Once the peer has seen this, later streams are refused
         without another call.
@@ -133,18 +140,13 @@ class Connection:
 
     def close(self, *, now: float) -> list[Event]:
         """Close at once. The open streams are gone."""
-        self._table.now, self._table.events = now, []
+        self._table.now = now
         if not self._over:
             self._fail(Code.NO_ERROR, "closed")
         return self._taken()
 
-    def data_to_send(self) -> bytes:
-        """The bytes to write now. Each byte is returned once."""
-        return self._sender.take()
-
     def tick(self, *, now: float) -> list[Event]:
         """Check all time limits. To be called a few times a second."""
-        self._table.events = []
         if not self._over:
             self._table.now = now
             try:
@@ -162,7 +164,9 @@ class Connection:
 
     def _taken(self) -> list[Event]:
         """Take the events out of the table, since a body must not stay in memory until the next event."""
-        events, self._table.events = self._table.events, []
+        events = self._table.events
+        if events:
+            self._table.events = []
         return events
 
     # -- frames, as `frame_reader` passes them on ------------------------------------------------------------
@@ -177,6 +181,7 @@ class Connection:
             and stream.end is None
             and not ends
             and size <= stream.window
+            and size <= self._windows.window
         ):
             message: bytes | None = None
             assembly = stream.assembly
@@ -184,6 +189,12 @@ class Connection:
                 taken = assembly.takes(size)
                 if taken:
                     message = assembly.with_part(data[at:end])
+            elif (
+                stream.reply is not None
+                and (replies := stream.reply(data, at, end)) is not None
+                and self._sender.at_once(stream, replies)
+            ):
+                taken = True
             else:  # One whole message, as nearly every frame is.
                 taken = (
                     size >= PREFIX_BYTES
@@ -193,10 +204,10 @@ class Connection:
                 if taken:
                     message = data[start:end]
             if taken:
-                self._windows.take(size)
+                self._windows.window -= size
                 stream.window -= size
                 if message is not None:
-                    stream.assembly = None
+                    stream.assembly = stream.reply = None
                     self._table.events.append(Message(number, message))
                 self._windows.taken_in(stream, size)
                 return
@@ -230,6 +241,7 @@ class Connection:
         stream = self._into
         if stream is None or stream.end is not None or stream.state is State.CLOSED:
             return
+        stream.reply = None
         most = self._limits.max_message_bytes
         try:
             while at < end:
@@ -351,6 +363,7 @@ class Connection:
         """End the connection: send GOAWAY and drop every open stream."""
         self._over = reason
         self._frames.drop()
+        self.pending = False
         self._sender.control(frames.goaway(self._table.last_id, code, reason))
         for stream in list(self._streams.values()):
             told = stream.lingers_until is None and stream.end is None

@@ -87,6 +87,22 @@ class Sender:
         stream.backlog_bytes += whole
         self.pump(stream, now=now)
 
+    def at_once(self, stream: Stream, messages: bytes) -> bool:
+        """Queue whole messages, with their heads, in one frame. False: a window or the frame is too small."""
+        size = len(messages)
+        if (
+            stream.backlog is not None
+            or size > stream.peer_window
+            or size > self.window
+            or size > self.frame_bytes
+        ):
+            return False
+        stream.peer_window -= size
+        self.window -= size
+        self._out.append(frames.head(size, Kind.DATA, flags=0, stream_id=stream.number))
+        self._out.append(messages)
+        return True
+
     def end(self, stream: Stream, block: bytes, *, now: float) -> bool:
         """Queue the header block that ends the answer. False: it waits for earlier data."""
         stream.end = block

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -77,12 +78,16 @@ AFTER_PEERS_END: Final = {State.OPEN: State.ANSWERING, State.ANSWERED: State.CLO
 AFTER_OUR_END: Final = {State.OPEN: State.ANSWERED, State.ANSWERING: State.CLOSED}
 
 
+Reply = Callable[[bytes, int, int], bytes | None]
+"""The answer to the messages in `data[at:end]`, both with gRPC's heads. None: the owner must see them."""
+
+
 class Stream:
     """One open stream. Windows are in bytes. They may be negative if the peer has reduced its own."""
 
     __slots__ = (
         "answered", "assembly", "backlog", "backlog_bytes", "credit", "deadline", "declared", "end", "lingers_until",
-        "number", "owed", "peer_window", "stalled_since", "state", "window",
+        "number", "owed", "peer_window", "reply", "stalled_since", "state", "window",
     )  # fmt: skip
 
     def __init__(self, number: int, *, window: int, peer_window: int) -> None:
@@ -106,6 +111,9 @@ class Stream:
         backlog ends the stream."""
         self.answered = False
         """Whether our response headers are sent."""
+        self.reply: Reply | None = None
+        """Answers whole messages without an event. Is None again after each event, so that answers keep the
+        order of the messages."""
         self.deadline: float | None = None
         self.declared: int | None = None
         """Bytes still to come by Content-Length. None: any number."""

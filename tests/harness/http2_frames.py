@@ -55,6 +55,18 @@ def data(number: int, payload: bytes = b"", *, ends: bool = False, padding: int 
     return frame(Kind.DATA, payload, flags=flags, stream_id=number)
 
 
+def messages_in(part: bytes) -> list[bytes] | None:
+    """The messages in a frame. None: they are not whole."""
+    found = []
+    while part:
+        size = int.from_bytes(part[1:5])
+        if len(part) < 5 + size:
+            return None
+        found.append(part[5 : 5 + size])
+        part = part[5 + size :]
+    return found
+
+
 def grpc(message: bytes, *, compressed: int = 0) -> bytes:
     """One message with its prefix."""
     return bytes((compressed,)) + len(message).to_bytes(4) + message

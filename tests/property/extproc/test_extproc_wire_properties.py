@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from epp.config.policy import PolicySpec
 from epp.extproc import wire
-from epp.extproc.codec import decode, echo_of, encode
+from epp.extproc.codec import decode, echo_of, echoes_in, encode
 from epp.extproc.events import (
     BodyMode,
     Echo,
@@ -330,6 +330,50 @@ def test_a_piece_that_goes_on_as_it_came_needs_no_objects(piece: bytes, around: 
     message.response_body.body = piece
     found = echo_of(message.SerializeToString() + around)
     assert found == (encode(Echo(Slot.RESPONSE_BODY, piece)) if piece else None)
+
+
+def framed(message: bytes) -> bytes:
+    return b"\0" + len(message).to_bytes(4) + message
+
+
+@given(
+    st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=4),
+    st.integers(0, 9),
+    st.integers(0, 9),
+)
+def test_all_pieces_of_a_frame_go_on_as_they_came(pieces: list[bytes], before: int, behind: int) -> None:
+    message = ext_proc.ProcessingRequest()
+    sent = answers = b""
+    for piece in pieces:
+        message.response_body.body = piece
+        sent += framed(message.SerializeToString())
+        answers += framed(encode(Echo(Slot.RESPONSE_BODY, piece)))
+    data = b"?" * before + sent + b"?" * behind
+    assert echoes_in(data, before, before + len(sent)) == answers
+    assert behind == 0 or echoes_in(data, before, len(data)) is None
+
+
+@pytest.mark.parametrize(("at", "end"), [(0, 0), (-1, 9), (9, 3), (0, 99), (1, 9), (0, 8)])
+def test_places_that_hold_no_whole_messages_have_no_echoes(at: int, end: int) -> None:
+    data = framed(b"\x2a\x02\x0a\x00") * 2
+    assert echoes_in(data, 0, 9) == framed(encode(Echo(Slot.RESPONSE_BODY, b"")))
+    assert echoes_in(data, at, end) is None
+
+
+@pytest.mark.parametrize("change", ["ends", "request", "tells the modes", "too long", "compressed", "longer"])
+def test_a_frame_with_another_message_is_decoded(change: str) -> None:
+    message, plain = ext_proc.ProcessingRequest(), ext_proc.ProcessingRequest()
+    plain.response_body.body = b"plain"
+    part = message.request_body if change == "request" else message.response_body
+    part.body = b"data" * (20_000 if change == "too long" else 1)
+    part.end_of_stream = change == "ends"
+    if change == "tells the modes":
+        message.protocol_config.response_body_mode = 4
+    wire = bytearray(framed(message.SerializeToString()))
+    wire[0] = change == "compressed"
+    wire[4] += change == "longer"
+    data = framed(plain.SerializeToString()) + bytes(wire)
+    assert echoes_in(data, 0, len(data)) is None
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from epp.http2.call_events import Event, Gone, HalfClosed, Message, Opened
 from epp.http2.frames import DEFAULT_WINDOW, Kind, Setting
 from epp.http2.frames import settings as settings_frame
 from epp.http2.limits import HeldBytes, Limits
-from tests.harness.http2_frames import CallerSide, data, grpc, headers, reset, window_update
+from tests.harness.http2_frames import CallerSide, data, grpc, headers, messages_in, reset, window_update
 
 LIMITS = Limits(
     max_message_bytes=5000, stream_window_bytes=4000, connection_window_bytes=70_000, backlog_bytes=1000
@@ -42,6 +42,16 @@ class Call:
     trailers: bool = False
     cut: bool = False
     gone: int = 0
+    replied: list[bytes] = field(default_factory=list)
+    """Messages of the last frame, for which there is a reply."""
+
+    def reply(self, data: bytes, at: int, end: int) -> bytes | None:
+        """The messages as they came, if they are whole."""
+        messages = messages_in(data[at:end])
+        if messages is None:
+            return None
+        self.replied = messages
+        return data[at:end]
 
 
 class Http2Machine(RuleBasedStateMachine):
@@ -60,6 +70,7 @@ class Http2Machine(RuleBasedStateMachine):
         for event in events:
             if isinstance(event, Message):
                 self.known[event.stream_id].taken.append(event.data)
+                self.known[event.stream_id].replied = []
             elif isinstance(event, Gone):
                 self.known[event.stream_id].gone += 1
             else:
@@ -111,6 +122,13 @@ class Http2Machine(RuleBasedStateMachine):
         self.credit -= size
         if part:
             self.take(self.side.feed(data(call.number, part)))
+            call.taken += call.replied
+            call.answered += b"".join(grpc(message) for message in call.replied)
+            call.replied = []
+
+    @rule(call=calls)
+    def reply_from_now_on(self, call: Call) -> None:
+        self.side.connection.reply(call.number, call.reply)
 
     @rule(call=calls)
     def end_call(self, call: Call) -> None:

@@ -61,6 +61,7 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.reads = True
+        self.written = b""
 
     def pause_reading(self) -> None:
         self.reads = False
@@ -69,7 +70,9 @@ class Wire(asyncio.Transport):
         self.reads = True
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
-    def write(self, chunk: bytes | bytearray | memoryview) -> None: ...
+
+    def write(self, chunk: bytes | bytearray | memoryview) -> None:
+        self.written += chunk
 
     def is_closing(self) -> bool:
         return False
@@ -123,6 +126,25 @@ async def test_new_calls_have_as_much_time_as_the_others_and_say_how_long_they_w
     waits = [server.waited_s[index] for index in begun[1:]]
     assert waits == sorted(waits), "the one that is begun last has waited longest"
     assert waits[-1] > 0.015
+
+
+class Echoing(Noting):
+    """Begins its answer with the first message, and from then on leaves all to a reply."""
+
+    def message(self, data: bytes, *, now: float) -> None:
+        super().message(data, now=now)
+        self._call.send(b"begun")
+        self._call.reply(lambda data, at, end: data[at:end])
+
+
+async def test_what_a_reply_answers_comes_to_no_handler() -> None:
+    server = Server()
+    server.services = {PATH: lambda call: Echoing(call, server)}
+    peer, wire = peer_of(server)
+    peer.data_received(headers(1) + data(1, grpc(b"first")))
+    peer.data_received(data(1, grpc(b"second")))
+    assert server.handled == [(1, b"first")]
+    assert wire.written.endswith(data(1, grpc(b"second")))
 
 
 async def test_a_new_call_that_is_reset_in_the_line_is_never_begun() -> None:

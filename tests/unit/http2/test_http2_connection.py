@@ -19,6 +19,7 @@ from tests.harness.http2_frames import (
     grpc,
     headers,
     hello,
+    messages_in,
     ping,
     reset,
     window_update,
@@ -230,6 +231,64 @@ def test_an_answer_that_waits_holds_back_our_window() -> None:
     side.feed(window_update(1, 300))
     updates = [f for f in side.sent() if f.kind == Kind.WINDOW_UPDATE]
     assert [int.from_bytes(f.payload) for f in updates] == [600]
+
+
+def echo(data: bytes, at: int, end: int) -> bytes | None:
+    """The frame as it came, if its messages are whole and none of them asks."""
+    part = data[at:end]
+    return None if messages_in(part) is None or b"?" in part else part
+
+
+def answering(*, window: int = 65_535) -> CallerSide:
+    """A call whose answer has begun."""
+    side = CallerSide().opened(window=window)
+    side.feed(headers(1))
+    side.connection.send(1, b"first")
+    side.sent()
+    return side
+
+
+def test_messages_that_a_reply_answers_make_no_events() -> None:
+    side = answering()
+    side.connection.reply(1, echo)
+    assert side.feed(data(1, grpc(b"a") + grpc(b"b")), data(1, grpc(b"c"))) == []
+    assert bodies(side.sent(), 1) == grpc(b"a") + grpc(b"b") + grpc(b"c")
+
+
+def test_after_a_message_without_a_reply_all_are_events_until_the_owner_says_otherwise() -> None:
+    side = answering()
+    side.connection.reply(1, echo)
+    assert side.feed(data(1, grpc(b"what?")), data(1, grpc(b"a"))) == [Message(1, b"what?"), Message(1, b"a")]
+    assert bodies(side.sent(), 1) == b"", "the reply to the second would come before the answer to the first"
+    side.connection.reply(1, echo)
+    part = grpc(b"b")
+    assert side.feed(data(1, part[:3]), data(1, part[3:]), data(1, grpc(b"c"))) == [
+        Message(1, b"b"),
+        Message(1, b"c"),
+    ]
+
+
+def test_a_reply_that_fits_no_window_is_left_to_the_owner() -> None:
+    side = answering(window=30)
+    side.connection.reply(1, echo)
+    assert side.feed(data(1, grpc(b"x" * 16))) == [Message(1, b"x" * 16)]
+    side.connection.reply(1, echo)
+    assert side.feed(data(1, grpc(b"x" * 15))) == [], "twenty bytes are left, and that is what it takes"
+    side.connection.send(1, b"later")
+    side.connection.reply(1, echo)
+    side.feed(window_update(1, 3))
+    assert side.feed(data(1, grpc(b"y"))) == [Message(1, b"y")], (
+        "an answer waits, and replies would overtake it"
+    )
+    assert bodies(side.sent(), 1) == grpc(b"x" * 15) + grpc(b"later")[:3]
+
+
+def test_before_the_answer_has_begun_there_are_no_replies() -> None:
+    side = CallerSide().opened()
+    side.feed(headers(1))
+    side.connection.reply(1, echo)
+    side.connection.reply(3, echo)
+    assert side.feed(data(1, grpc(b"a"))) == [Message(1, b"a")]
 
 
 def test_a_deadline_of_the_caller_ends_the_call() -> None:
