@@ -81,7 +81,7 @@ class _Path:
             )
             for action in stream.receive(event, now=now):
                 encode(action)
-        self.picker.housekeep(now=now)
+        self.picker.tidy(now=now)
         stream.close(now=now)
 
 

@@ -72,7 +72,7 @@ def serve(picker: Picker, request: PickRequest, *, now: float) -> tuple[int, int
     start = time.process_time_ns()
     pick = picker.pick(request, now=now)
     picked = time.process_time_ns()
-    picker.housekeep(now=now)
+    picker.tidy(now=now)
     picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now + 0.001)
     picker.end(pick, outcome="ended", now=now + 0.002)
     return picked - start, time.process_time_ns() - picked

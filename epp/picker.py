@@ -18,10 +18,10 @@ from epp.commit import Commits, Considered
 from epp.config.policy import Policy, PolicySpec
 from epp.decision import DIRECT, Outcome, Pick, PickRequest, Queued, WouldPick
 from epp.dry_run import DryRun
-from epp.endpoints.failures import Probe, Verdict
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.growth import restarted
 from epp.endpoints.learned import Learned
+from epp.endpoints.marks import Probe, Verdict
 from epp.endpoints.recently_left import RecentlyLeft
 from epp.endpoints.state import EndpointState
 from epp.errors import NoEndpointError
@@ -66,8 +66,8 @@ class Picker:
         self._unix_offset_s = unix_offset_s
         self.fleet = Fleet(refuses_unknown_models=refuses_unknown_models)
         """The state of every endpoint. For reading, and for other pickers' events."""
-        self.rewrites = Rewrites()
-        """The streams apply them before a prompt is hashed."""
+        self.rewrites: Rewrites | None = None
+        """The streams apply them before a prompt is hashed. None: there are none."""
         self._recently_left = RecentlyLeft()
         self.caches = ServerCaches(policy.spec, secret=secret)
         self._commits = Commits(
@@ -118,7 +118,7 @@ class Picker:
         """Whether every endpoint serves the same models. A request can then be routed without knowing its
         model.
         """
-        return self.fleet.one_model and not self.rewrites
+        return self.fleet.one_model and self.rewrites is None
 
     def endpoints(self) -> list[Endpoint]:
         return [s.endpoint for s in self.fleet.states()]
@@ -178,7 +178,7 @@ class Picker:
         """Set the other names for models, from the next request on. They are listed with the servers' own
         names.
         """
-        self.rewrites = rewrites
+        self.rewrites = rewrites or None
         self.fleet.set_aliases(rewrites.aliases)
 
     def model_list(self, subset: frozenset[Address] | None = None) -> bytes | None:
@@ -259,15 +259,19 @@ class Picker:
         self.fleet.failures.probed(probe, verdict, settings=self._spec.failures, now=now)
 
     def housekeep(self, *, now: float) -> None:
-        """Work for which no request should wait: eviction in bounded portions, and a search for overdue
-        answers.
+        """The work of `tidy`, and what is due now and then, whether requests come or not."""
+        self.tidy(now=now)
+        self.fleet.housekeep(now=now)
+        for name in self._recently_left.give_up(now=now):
+            self.table.drop_endpoint(name)
+
+    def tidy(self, *, now: float) -> None:
+        """Work after a pick for which no request should wait: eviction in bounded portions, and a search for
+        overdue answers.
         """
         for state in self.fleet.failures.look(settings=self._spec.failures, now=now):
             self._listeners.tell(Hangs(now, state))
-        self.fleet.housekeep(now=now)
         self.table.evict(now)
-        for name in self._recently_left.give_up(now=now):
-            self.table.drop_endpoint(name)
 
     def check_integrity(self) -> None:
         """Assert that every part is valid, and that the table has a mirror for each endpoint and for each one

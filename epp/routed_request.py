@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from epp.decision import Phase, Pick
 from epp.endpoints.backlog import Booking
-from epp.endpoints.first_bytes import Wait
 from epp.endpoints.state import EndpointState
+from epp.endpoints.symptoms import Wait
 from epp.prefilling import Held
 from epp.prefix_index.table import PrefixTable, Recorded
 from epp.server_caches import Prompt

@@ -14,17 +14,16 @@ import msgspec
 import numpy as np
 
 from epp.config.policy import PolicySpec
-from epp.endpoints.cache_size import CacheSize
 from epp.endpoints.growth import growth
-from epp.endpoints.learned import Learned
-from epp.endpoints.learning import TokenEstimate
+from epp.endpoints.learned import CacheSize, Learned, TokenEstimate
 from epp.endpoints.served_models import forget_models
 from epp.endpoints.state import EndpointState
 from epp.prefix_index.hashing import ChunkSchedule, Roots, continued_chain, hash_chain
 from epp.prefix_index.kv_reports import UNDER_WAY_S, ChainReport, KvReport, LookupReport, ServerReport, Tier
 from epp.prefix_index.secret import HashSecret
 from epp.prefix_index.table import PrefixTable, Recorded
-from epp.request.measure import prompt_size
+from epp.request.canonical import OPAQUE
+from epp.request.jsontext import continued
 from epp.request.response import next_turn_prompt
 from epp.scheduling.snapshot import NO_SERVERS, Floats, Ints
 from epp.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest, PromptSize, Value
@@ -38,8 +37,13 @@ _FULL_SHARE = 0.9
 """A mirror that uses this share of its size would hold more if it were larger."""
 _RESIZE_RATIO = 0.02
 """Smaller changes of a capacity are ignored."""
-
 _TOKEN_ID_BYTES = 4
+_SAMPLE_BYTES = 2048
+_MOST_UNREAD_BYTES = 256 * 1024
+"""Bound for an unread body, which may have any size and is seldom all text. If more counted, its server would
+get nothing else for a minute."""
+_MEDIA_BYTES = 4096
+"""For a recording or another upload that is no JSON. Its size does not show how many tokens it makes."""
 
 
 class Prompt(Value, frozen=True):
@@ -232,7 +236,7 @@ class ServerCaches:
         return prompt.chain[:chunks][-1] if prompt.chain else 0
 
     def prompt(self, inference: InferenceRequest, *, base_model: str, body_bytes: int) -> Prompt:
-        """The prompt of a request to servers of `base_model`. An unread body counts by its size."""
+        """The prompt of a request to servers of `base_model`."""
         size = prompt_size(inference, body_bytes=body_bytes)
         if inference.token_ids:
             return Prompt(size, size.text_bytes // _TOKEN_ID_BYTES, self.chain(inference), teaches=False)
@@ -372,3 +376,26 @@ def _schedule(spec: PolicySpec) -> ChunkSchedule:
         later_chunk_bytes=spec.chunks.later_size_bytes,
         later_from_bytes=spec.chunks.later_from_bytes,
     )
+
+
+def prompt_size(request: InferenceRequest, *, body_bytes: int = 0) -> PromptSize:
+    """The properties of a request's prompts that predict their tokens: bytes, bytes that continue a letter
+    beyond ASCII, and parts that are only named by a hash. An unread body counts by its size, up to a bound.
+
+    A tokenizer makes a token of about four letters of English and of about one of Chinese, so bytes alone
+    mislead where both occur. Of a long prompt only a sample is looked at, since this runs on every request.
+    """
+    prompt = request.prompt
+    size = len(prompt)
+    total = size + request.more_prompt_bytes
+    if not total:
+        if request.opaque:
+            return PromptSize(text_bytes=min(body_bytes, _MEDIA_BYTES), opaque=1)
+        return PromptSize(text_bytes=min(body_bytes, _MOST_UNREAD_BYTES))
+    if request.token_ids or not size:
+        return PromptSize(text_bytes=total)
+    # The stride is a multiple of six plus one, so the samples cannot stay in step with letters of two or
+    # three bytes.
+    seen, found = continued(prompt, 6 * (size // (6 * _SAMPLE_BYTES)) + 1)
+    opaque = max(1, prompt.count(OPAQUE)) if request.opaque else 0
+    return PromptSize(total, found * total / seen, opaque)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from epp.endpoints.failures import Verdict
+from epp.endpoints.marks import Verdict
 from epp.endpoints.state import EndpointState
 from epp.flow.status import FlowStatus
 from epp.gate import Gate

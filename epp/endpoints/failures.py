@@ -12,11 +12,10 @@ the picker probes a server that has failed: it sends a request of one token (`pr
 sends it). A probe that fails counts as a failed answer, and until a probe succeeds there are no trials but
 one in `_TRIAL_PICKS` requests. A probe that succeeds proves less than a real answer: it only allows a trial.
 
-A server hangs if its first bytes are overdue (`first_bytes`). A server whose answers begin and do not go on
-is found by its own counters (`stalls`). Its answers begin all the same, so none of them brings it back, but a
-probe that succeeds does, or a counter that grows. Envoy's access log tells of answers that break off midway
-(`answer_cut`). They count as failures, and from then on only answers that end whole (`cuts`) count as good,
-or a probe after probes that failed.
+A server hangs if its first bytes are overdue, or if its answers begin and do not go on (`symptoms`). In the
+second case its answers begin all the same, so none of them brings it back, but a probe that succeeds does, or
+a counter that grows. Envoy's access log tells of answers that break off midway (`answer_cut`). They count as
+failures, and from then on only answers that end whole count as good, or a probe after probes that failed.
 
 Pure: times are monotonic seconds. Owned by `Fleet`. The picker reports its own answers here, and `sharing`
 reports those of other pickers.
@@ -26,27 +25,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import inf
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 from msgspec.structs import replace
 
 from epp.config.routing import Failures as Settings
-from epp.endpoints.cuts import Cuts
-from epp.endpoints.first_bytes import FirstBytes, Wait
-from epp.endpoints.stalls import Stalls
+from epp.endpoints.marks import LONGEST_TRIALS, STEP, Mark, Probe, Verdict
 from epp.endpoints.state import EndpointState
+from epp.endpoints.symptoms import Cuts, FirstBytes, Stalls, Wait
 from epp.scheduling.snapshot import Snapshot
 from epp.types import EndpointMetrics
 
-_STEP: Final = 0.2
-"""How far one answer moves the share: four failures in a row take a server from 0 over a half."""
 _TRIAL_STEP: Final = 0.4
 """How far a good answer moves the share of a server that is left out: two bring it back under a half."""
-_HALF_LIFE_S: Final = 5.0
-"""Half-life of the share of a server that is not left out."""
 _NOTHING: Final = 0.06
 """A smaller share is forgotten: 9 s after a single failure. On an idle fleet servers differ by less than even
 a small share costs, so a server that is well again would wait for its next request until then.
@@ -54,8 +46,7 @@ a small share costs, so a server that is well again would wait for its next requ
 _ABOVE_MEAN: Final = 0.2
 """A server is left out only if its share is this much over the average of the candidates."""
 _TRIAL_PICKS: Final = 64
-"""Requests from one trial to the next, unless `_LONGEST_TRIALS` trial intervals have passed."""
-_LONGEST_TRIALS: Final = 4.0
+"""Requests from one trial to the next, unless `LONGEST_TRIALS` trial intervals have passed."""
 _SUSPECT_PROBES_S: Final = 0.5
 """Time between two probes of a server that has failed and is not left out."""
 _MOST_PROBES: Final = 32
@@ -64,55 +55,6 @@ _QUEUE_S: Final = 0.5
 """Time that a server needs for its undone prompt tokens, above which a probe may have to wait for it."""
 _SERVED_MODELS: Final = 256
 _MOST_MARKS: Final = 4096
-
-
-Verdict = Literal["well", "ill", "unclear"]
-"""The result of a probe. unclear: the server does not accept such requests, or no connection was possible."""
-
-
-@dataclass(slots=True, eq=False)
-class Probe:
-    """A request of one token that the picker should send."""
-
-    state: EndpointState
-    model: str
-    """The model that the probe asks for. Never empty."""
-    about: str
-    """The model that failed, if only one model fails. Empty: the server fails at all models."""
-    mark: Mark
-    """What the picker knows of the server when it sends the probe."""
-    queued: bool = False
-    """Whether other requests wait at the server, so that a late answer proves nothing."""
-
-
-@dataclass(slots=True, eq=False)
-class Mark:
-    """How often one server fails, at all models or at one model."""
-
-    share: float = 0.0
-    at: float = 0.0
-    """When the share was true; it halves every `_HALF_LIFE_S` from then on, unless the server is left out."""
-    out: bool = False
-    """Whether the share was over the limit and has not come back under it."""
-    hangs: bool = False
-    stalls: bool = False
-    """Whether the server hangs although its answers begin. Such beginnings prove nothing."""
-    tried_at: float = 0.0
-    """When the last trial was sent, or when the server was first left out."""
-    tried_picks: int = 0
-    may_stall: bool = False
-    """Whether the counters say that the server hangs while no other server is busy. The next probe
-    decides."""
-    asked_model: str = ""
-    """The model that the last failed request asked for. Empty: not known."""
-    verdict: Verdict | None = None
-    """Result of the last probe. None: there was no probe since the last failure, or since the server was left
-    out."""
-    probed_at: float = -inf
-    probing: bool = False
-
-    def now(self, now: float) -> float:
-        return self.share if self.out else self.share * 0.5 ** (max(0.0, now - self.at) / _HALF_LIFE_S)
 
 
 class Failures:
@@ -174,17 +116,17 @@ class Failures:
             mark = self._marks[state, model] = Mark()
             while len(self._marks) > _MOST_MARKS:
                 self._marks.popitem(last=False)
-        step = _TRIAL_STEP if mark.out and not failed else _STEP
+        step = _TRIAL_STEP if mark.out and not failed else STEP
         share = mark.now(now)
         mark.share, mark.at = share + step * (float(failed) - share), now
         if failed and not mark.out:
             mark.asked_model, mark.verdict = asked_model or mark.asked_model, None
         if failed and mark.share >= settings.share_to_leave_out and not mark.out:
-            self._leave_out(mark, now=now)
+            mark.leave_out(picks=self._picks, now=now)
         elif not failed and mark.out:
             if mark.share < settings.share_to_leave_out:
-                _recovered(mark, now=now)  # the trials succeeded
-            _allow_trial(mark, settings=settings, now=now)  # with the next request
+                mark.recover(now=now)  # the trials succeeded
+            mark.allow_trial(settings.trial_seconds, now=now)  # with the next request
 
     def answer_cut(self, state: EndpointState, *, settings: Settings, now: float) -> None:
         """An answer that began well broke off midway; this picker or another one was told so."""
@@ -231,7 +173,7 @@ class Failures:
         for key in ((state, ""), (state, model)):
             mark = self._marks.get(key)
             if mark is not None:
-                mark.tried_at, mark.tried_picks = now, self._picks
+                mark.tried(picks=self._picks, now=now)
 
     def look(self, *, settings: Settings, now: float) -> Sequence[EndpointState]:
         """Find requests whose first byte is overdue, and forget shares that have become very small. Returns
@@ -264,7 +206,7 @@ class Failures:
         if seen == "grew" and mark is not None:
             mark.may_stall = False
             if mark.stalls:
-                _recovered(mark, now=now)
+                mark.recover(now=now)
         elif seen == "stalls alone":
             news = self.hangs(state, now=now)
             self._marks[state, ""].stalls = True
@@ -282,12 +224,8 @@ class Failures:
         news = not mark.hangs
         mark.share, mark.at, mark.hangs = 1.0, now, True
         if not mark.out:
-            self._leave_out(mark, now=now)
+            mark.leave_out(picks=self._picks, now=now)
         return news
-
-    def _leave_out(self, mark: Mark, *, now: float) -> None:
-        mark.out, mark.verdict = True, None
-        mark.tried_at, mark.tried_picks = now, self._picks
 
     # -- probes ----------------------------------------------------------------------------------------------
 
@@ -324,9 +262,9 @@ class Failures:
         elif verdict == "ill" and not mark.out:
             self.answered(probe.state, failed=True, model=probe.about, settings=settings, now=now)
         elif verdict == "well" and (mark.stalls or (mark.verdict == "ill" and probe.state in self._cuts)):
-            _recovered(mark, now=now)
+            mark.recover(now=now)
         elif verdict == "well" and mark.out and mark.verdict != "well":
-            _allow_trial(mark, settings=settings, now=now)
+            mark.allow_trial(settings.trial_seconds, now=now)
         mark.verdict = verdict
 
     # -- what a pick and people are told ---------------------------------------------------------------------
@@ -369,7 +307,7 @@ class Failures:
             return False  # a trial would prove nothing
         if waited >= settings.trial_seconds and self._picks - mark.tried_picks >= _TRIAL_PICKS:
             return True
-        return mark.verdict != "ill" and waited >= _LONGEST_TRIALS * settings.trial_seconds
+        return mark.verdict != "ill" and waited >= LONGEST_TRIALS * settings.trial_seconds
 
     @property
     def known(self) -> bool:
@@ -409,16 +347,6 @@ class Failures:
         assert len(self._served) <= _SERVED_MODELS
         self._first_bytes.check_integrity()
         self._cuts.check_integrity()
-
-
-def _recovered(mark: Mark, *, now: float) -> None:
-    """The mark of a server that has recovered. It is the same as after one failure."""
-    mark.out = mark.hangs = mark.stalls = False
-    mark.share, mark.at = min(mark.share, _STEP), now
-
-
-def _allow_trial(mark: Mark, *, settings: Settings, now: float) -> None:
-    mark.tried_at = now - _LONGEST_TRIALS * settings.trial_seconds
 
 
 def _takes_probes(state: EndpointState) -> bool:

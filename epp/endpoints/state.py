@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 
 from epp.config.policy import PolicySpec
 from epp.endpoints.backlog import Backlog, Booking
-from epp.endpoints.cache_size import HitWindow
 from epp.endpoints.growth import computed_growth, growth
-from epp.endpoints.learning import CounterWindow
+from epp.endpoints.learned import CounterWindow, HitWindow
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
 from epp.types import Endpoint, EndpointMetrics, ModelList
 

@@ -46,7 +46,7 @@ from epp.extproc.reading import (
 from epp.extproc.response import PickerPort, StreamSettings
 from epp.gate import Claim
 from epp.model_queue import Ticket
-from epp.request.rewriting import with_model
+from epp.request.rewriting import Rewrites, with_model
 from epp.types import Address, InferenceRequest
 
 
@@ -233,8 +233,9 @@ class Asking:
             read = skim_body if self.hurried else read_body
             inference = read(head.path, body, partial=partial)
             self.kind = inference.kind
-            if inference.model and self._picker.rewrites and self._can_change_body(modes):
-                asked_model, inference = inference.model, self._renamed(inference, body, head)
+            rewrites = self._picker.rewrites
+            if rewrites is not None and inference.model and self._can_change_body(modes):
+                asked_model, inference = inference.model, self._renamed(inference, body, head, rewrites)
             self._observer.parsed(seconds=self._timer() - started, size_bytes=len(body))
         prescribed: tuple[Address, ...] = ()
         if settings.conformance_headers and head.prescribed:
@@ -266,10 +267,10 @@ class Asking:
         return mode in (BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED) and not self.asks_only
 
     def _renamed(
-        self, inference: InferenceRequest, body: bytes | memoryview, head: RequestHead
+        self, inference: InferenceRequest, body: bytes | memoryview, head: RequestHead, rewrites: Rewrites
     ) -> InferenceRequest:
         """The body with the model's name replaced by the name that a rewrite gives."""
-        model = self._picker.rewrites.target(inference, session=head.session, request_id=head.request_id)
+        model = rewrites.target(inference, session=head.session, request_id=head.request_id)
         if model == inference.model:
             return inference
         self._changed_body = with_model(body, before=inference.model, after=model)

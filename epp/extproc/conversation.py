@@ -111,7 +111,7 @@ class Streams:
         """Evict after a pick, once the answer is written."""
         if self._untidied:
             self._untidied = False
-            self.picker.housekeep(now=self.clock())
+            self.picker.tidy(now=self.clock())
 
     def picked(self) -> None:
         self._untidied = True

@@ -320,7 +320,7 @@ begins_with_no_number(const byte *at, const byte *end)
     return at < end && (*at == '"' || *at == '[' || *at == '{');
 }
 
-/* What there is to do in a body, by one pass that judges nothing: see epp/request/cost.py. */
+/* What there is to do in a body, by one pass that judges nothing: see epp/request/jsontext.py. */
 typedef struct {
     Py_ssize_t units, containers, items, escapes; /* The counts. */
     Py_ssize_t between;                           /* Bytes outside strings: numbers, names, white space. */

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from epp.request.cost import weigh
+from epp.request.jsontext import weigh
 
 _MOST_BYTES: Final = 2**20
 MOST_UNITS: Final = 100_000

@@ -5,7 +5,7 @@ written as a string passes, an unknown field passes, and a body of no known API 
 body itself is sent on unchanged, so the result decides only the route. For any bytes, this module raises no
 other error than BadRequestError.
 
-Every body is first estimated (`cost`). A body that would take too long is returned unread, with the reason.
+Every body is first weighed (`jsontext`). A body that would take too long is returned unread, with the reason.
 All other bodies are decoded field by field. A field that is not part of the prompt stays the bytes that were
 sent.
 
@@ -38,8 +38,16 @@ from epp.request.api_fields import (
     Telling,
 )
 from epp.request.canonical import NO_RAW, Piece, bad_field, content_bytes, optional_text
-from epp.request.cost import SMALL_BYTES, Weight, cheap_chat, weigh
-from epp.request.jsontext import PlainChat, first_byte, plain_text, text_bytes
+from epp.request.jsontext import (
+    SMALL_BYTES,
+    PlainChat,
+    Weight,
+    cheap_chat,
+    first_byte,
+    plain_text,
+    text_bytes,
+    weigh,
+)
 from epp.request.names import name_in
 from epp.request.prompts import Prompts, read_prompts
 from epp.request.surrogates import replace_lone

@@ -19,7 +19,7 @@ from typing import cast
 import msgspec
 
 from epp.request.canonical import next_turn_prompt
-from epp.request.cost import weigh
+from epp.request.jsontext import weigh
 from epp.request.sse import EventSplitter
 from epp.request.surrogates import replace_lone
 from epp.types import ApiKind

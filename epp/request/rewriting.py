@@ -18,7 +18,7 @@ from msgspec import Raw
 from xxhash import xxh3_64_intdigest
 
 from epp.request.canonical import BODY, SECTION
-from epp.request.cost import place_of_model
+from epp.request.jsontext import place_of_model
 from epp.types import InferenceRequest, Value
 
 _OPENING_BYTES: Final = 4096

@@ -15,7 +15,7 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from epp.endpoints.failures import Probe, Verdict
+from epp.endpoints.marks import Probe, Verdict
 from epp.routed_request import is_fault
 from epp.scraping.sessions import session_for_questions
 

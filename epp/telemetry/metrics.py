@@ -2,10 +2,12 @@
 
 Owns the counts (`counts`) and a registry of its own, nothing global. State that the picker already holds is
 not counted a second time but read when Prometheus asks, through the callable given by the composition root.
+Also logs the requests that an operator should see, by request id and never with text of a prompt.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -17,13 +19,14 @@ from prometheus_client.registry import Collector
 from epp.decision import Decision
 from epp.errors import PickError
 from epp.picker_events import Answered, Began, Cut, Ended, PickerEvent
-from epp.telemetry import request_log
 from epp.telemetry.catalog import GROUPS, Shown
 from epp.telemetry.counts import ProcessCounts, RequestCounts, ServerCounts
 from epp.telemetry.decisions import DecisionRing, Refusal
 from epp.telemetry.exposition import Exposition
 from epp.telemetry.state import StatusSource
 from epp.types import EndpointName
+
+_log = logging.getLogger("epp.requests")
 
 
 class Metrics:
@@ -54,7 +57,7 @@ class Metrics:
         self._requests.parsed_bytes += size_bytes
 
     def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None:  # noqa: ARG002 - for tracing
-        request_log.refused(request_id, error)
+        _log_refusal(request_id, error)
         self._requests.requests["refused", "unknown"] += 1
         self._requests.refused[error.reason] += 1
         self._decisions.add(
@@ -97,7 +100,13 @@ class Metrics:
             if decision.dry_run.flow:
                 counts.dry_run_flow[decision.dry_run.policy, decision.dry_run.flow] += 1
         self._decisions.add(decision)
-        request_log.picked(decision)
+        if _log.isEnabledFor(logging.DEBUG):
+            extra = {
+                "request_id": decision.request_id,
+                "endpoint": decision.chosen,
+                "reason": decision.reason,
+            }
+            _log.debug("picked", extra=extra)
 
     def _answered(self, decision: Decision, *, mismatch: bool) -> None:
         server = self._servers[decision.served_by]
@@ -106,10 +115,21 @@ class Metrics:
             server.headers_s += decision.headers_s
         if mismatch:
             self._requests.mismatches += 1
-            request_log.moved(decision)
+            extra = {
+                "request_id": decision.request_id,
+                "endpoint": decision.chosen,
+                "served": str(decision.served),
+            }
+            _log.info("served by another endpoint than the first choice", extra=extra)
 
     def _ended(self, decision: Decision) -> None:
-        request_log.ended(decision)
+        if decision.outcome == "failed":
+            extra = {
+                "request_id": decision.request_id,
+                "served": str(decision.served),
+                "status": decision.status,
+            }
+            _log.warning("the model server failed", extra=extra)
         counts = self._requests
         counts.in_flight -= 1
         counts.requests[decision.outcome or "ended", decision.kind] += 1
@@ -178,6 +198,12 @@ class _Only(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield self._family
+
+
+def _log_refusal(request_id: str, error: PickError) -> None:
+    level = logging.WARNING if error.status >= 500 else logging.INFO
+    extra = {"request_id": request_id, "status": error.status, "reason": error.reason}
+    _log.log(level, "refused: %s", error, extra=extra)
 
 
 def _class_of(status: int | None) -> str:

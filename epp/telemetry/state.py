@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from epp.endpoints.failures import Verdict
+from epp.endpoints.marks import Verdict
 from epp.flow.status import FlowStatus
 from epp.metric import counter, gauge
 from epp.telemetry.exact_status import ExactStatus

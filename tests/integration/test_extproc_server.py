@@ -52,9 +52,9 @@ class TidyPicker(Picker):
 
     tidied = 0
 
-    def housekeep(self, *, now: float) -> None:
+    def tidy(self, *, now: float) -> None:
         self.tidied += 1
-        super().housekeep(now=now)
+        super().tidy(now=now)
 
 
 def make_picker(kind: type[Picker] = Picker) -> Picker:

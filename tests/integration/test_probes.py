@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from epp.endpoints.failures import Mark, Probe, Verdict
+from epp.endpoints.marks import Mark, Probe, Verdict
 from epp.endpoints.prefill_rate import ModelRate
 from epp.endpoints.state import EndpointState
 from epp.scraping.probes import Probes

@@ -20,7 +20,7 @@ from epp.config.policy import DEFAULT_POLICY, PolicySpec, RuleName
 from epp.config.routing import Failures
 from epp.decision import Pick, PickRequest
 from epp.endpoints.failures import Failures as Failing
-from epp.endpoints.failures import Probe, Verdict
+from epp.endpoints.marks import Probe, Verdict
 from epp.endpoints.prefill_rate import ModelRate
 from epp.endpoints.state import EndpointState
 from epp.picker import Picker

@@ -11,10 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from epp.request import jsontext
 from epp.request.api_fields import Chat
-from epp.request.cost import cheap_chat, weigh
-from epp.request.jsontext import plain_chat
+from epp.request.jsontext import cheap_chat, counts_of, plain_chat, weigh
 from epp.request.parse import COSTLY as COSTLY_BODY
 from epp.request.parse import parse_request
 from epp.types import InferenceRequest
@@ -78,7 +76,7 @@ def same(body: bytes) -> None:
     if plain is None:
         return
     assert parse_request(PATH, body) == by_the_ordinary_decoder(body)
-    units, containers, items, escapes, *_ = jsontext.weigh(body, 2**62)
+    units, containers, items, escapes, *_ = counts_of(body, 2**62)
     assert (plain.units, plain.containers, plain.items, plain.escapes) == (units, containers, items, escapes)
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from epp.errors import BadRequestError
 from epp.request import jsontext
-from epp.request.cost import weigh
+from epp.request.jsontext import weigh
 from epp.request.parse import COSTLY, parse_request
 from epp.request.response import ResponseReader
 from epp.types import ApiKind
@@ -39,7 +39,7 @@ SIZES = (3_000, 30_000, 200_000)
 LARGEST = 33_000_000
 
 FLOOR_NS = 1_000_000
-"""Of any request, as in epp/request/cost.py: to carry it costs as much."""
+"""Of any request, as in epp/request/jsontext.py: to carry it costs as much."""
 TIMES_PLAIN = 10
 SLACK = 4
 """A busy machine, and prices that are no measurements."""

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.request.measure import prompt_size
 from epp.request.parse import parse_request
+from epp.server_caches import prompt_size
 from epp.types import ApiKind, InferenceRequest, PromptSize
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.endpoints.cache_size import CacheSize, HitWindow
+from epp.endpoints.learned import CacheSize, HitWindow
 
 SPAN = 32.0
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.endpoints.growth import computed_growth, growth, restarted
-from epp.endpoints.learning import CounterWindow, TokenEstimate
+from epp.endpoints.learned import CounterWindow, TokenEstimate
 from epp.types import EndpointMetrics, PromptSize
 
 

@@ -7,14 +7,17 @@ import logging
 import pytest
 
 from epp.errors import BadRequestError, NoEndpointError
-from epp.telemetry import request_log
+from epp.telemetry.decisions import DecisionRing
+from epp.telemetry.metrics import Metrics
+from epp.telemetry.state import PickerStatus
 
 
 def test_a_refusal_is_logged_under_its_request_id_by_whose_fault_it_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    request_log.refused("r-1", BadRequestError("`model` is missing", reason="no_model"))
-    request_log.refused("r-2", NoEndpointError("no server", reason="no_ready_endpoint"))
+    metrics = Metrics(decisions=DecisionRing(keep=0), state=PickerStatus)
+    metrics.refused("r-1", BadRequestError("`model` is missing", reason="no_model"))
+    metrics.refused("r-2", NoEndpointError("no server", reason="no_ready_endpoint"))
     shown = [(r.levelname, vars(r)["request_id"], vars(r)["status"]) for r in caplog.records]
     assert shown == [("INFO", "r-1", 400), ("WARNING", "r-2", 503)]
