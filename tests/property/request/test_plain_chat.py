@@ -11,8 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from epp.request._jsontext import weigh as counts_of
 from epp.request.api_fields import Chat
-from epp.request.jsontext import cheap_chat, counts_of, plain_chat, weigh
+from epp.request.jsontext import cheap_chat, plain_chat, weigh
 from epp.request.parse import COSTLY as COSTLY_BODY
 from epp.request.parse import parse_request
 from epp.types import InferenceRequest
