@@ -25,7 +25,7 @@ import aiohttp
 
 from epp.config.models import Models
 from epp.scraping.model_page import ModelPageError, parse_model_page
-from epp.scraping.sessions import session_for_questions
+from epp.scraping.sessions import in_words, session_for_questions
 from epp.types import Endpoint, EndpointName, ModelList
 
 logger = logging.getLogger(__name__)
@@ -165,7 +165,9 @@ class ModelLists:
 
     def _failed(self, server: _Server, error: Exception) -> None:
         if server.failures == 0:
-            said = " ".join(str(error).split())[:300] or f"no answer within {_TIMEOUT_S:g} s"
+            said = in_words(error)
+            if isinstance(error, TimeoutError):
+                said = f"no answer within {_TIMEOUT_S:g} s"
             logger.info("%s does not list its models: %s", server.endpoint.name, said)
         server.failures += 1
         if not server.answered:

@@ -26,7 +26,7 @@ from yarl import URL
 
 from epp.config.observing import Scrape
 from epp.scraping.metrics_page import MetricsError, PageReader
-from epp.scraping.sessions import slow_reading_connector
+from epp.scraping.sessions import in_words, slow_reading_connector
 from epp.sources import Keep
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 
@@ -239,9 +239,7 @@ class Scraper:
         except MetricsError as error:
             return str(error)
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            # aiohttp raises ValueError for some malformed answers.
-            # Some errors quote the server, so the text is cut and put on one line.
-            return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            return in_words(error)  # aiohttp raises ValueError for some malformed answers
 
     async def _fetch(self, url: URL, settings: Scrape) -> bytes:
         assert self._session is not None, "scrapes run only inside run()"

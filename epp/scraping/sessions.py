@@ -4,6 +4,8 @@ Called by `model_lists`, `probes` and `scraper`.
 
 from __future__ import annotations
 
+import os
+import re
 import socket
 from collections.abc import Mapping
 from typing import Final
@@ -16,6 +18,10 @@ from it. A server that sends nothing but `100 Continue` costs 1.3 us a byte: 256
 0.35 s.
 """
 
+_PLAIN: Final = "; if it expects TLS: model servers are reached by plain HTTP"
+_TLS_ALERT: Final = re.compile(r"\\+x15\\+x03")
+"""How an error quotes the first bytes of the alert that a server with TLS sends on plain HTTP."""
+
 
 def slow_reading_connector(*, force_close: bool) -> aiohttp.TCPConnector:
     """As many connections as there are servers, each read in small portions."""
@@ -27,6 +33,21 @@ def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _READ_BYTES)
     return made
+
+
+def in_words(error: Exception) -> str:
+    """Why a question failed, on one line, and without text of any length: some errors quote the server."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        # aiohttp's own text speaks of ssl on every connection.
+        why = os.strerror(error.errno) if error.errno else str(error.os_error)
+        text = f"cannot connect to port {error.port}: {why}"
+    elif isinstance(error, (aiohttp.ServerDisconnectedError, ConnectionResetError)):
+        text = f"the server ended the connection without an answer{_PLAIN}"
+    else:
+        quoted = str(error)
+        whose = "" if type(error).__module__.startswith("epp.") else f"{type(error).__name__}: "
+        text = f"{whose}{quoted}{_PLAIN if _TLS_ALERT.search(quoted) else ''}"
+    return " ".join(text.split())[:300]
 
 
 def session_for_questions(*, headers: Mapping[str, str], timeout_s: float) -> aiohttp.ClientSession:

@@ -166,6 +166,10 @@ async def hang_up(head: str, reader: Reader, writer: Writer) -> None:
     raise ConnectionResetError
 
 
+async def end_at_once(head: str, reader: Reader, writer: Writer) -> None:
+    raise ConnectionResetError
+
+
 MISBEHAVING: dict[str, tuple[bytes | Handler, str]] = {
     "hangs": (hang, "no answer within"),
     "drips": (drip, "no answer within"),
@@ -173,7 +177,11 @@ MISBEHAVING: dict[str, tuple[bytes | Handler, str]] = {
     "huge": (http(b"vllm:x 1\n" * 20_000), "page has more than 65536 bytes"),
     "hangs up": (hang_up, "ClientPayloadError"),
     "garbage page": (http(b"\xff\x00<html>" * 100), "no metric of vLLM"),
-    "not http": (b"\x15\x03\x01 this is TLS\r\n\r\n", "Bad status line"),
+    "not http": (
+        b"\x15\x03\x01 this is TLS\r\n\r\n",
+        "if it expects TLS: model servers are reached by plain HTTP",
+    ),
+    "ends at once": (end_at_once, "if it expects TLS: model servers are reached by plain HTTP"),
     "redirects": (http(b"", status="302 Found", headers="location: /elsewhere\r\n"), "HTTP status 302"),
     "fails": (http(PAGE, status="500 Internal Server Error"), "HTTP status 500"),
     "unreadable": (http(b"vllm:num_requests_running NaN\n"), "not a number"),
@@ -198,7 +206,7 @@ async def test_misbehaving_servers_fail_for_a_reason_and_hurt_no_other() -> None
         for name, (_, reason) in MISBEHAVING.items():
             assert reason in watched.error(name), name
             assert all((metrics is None) == bool(reason) for metrics in watched.seen[name]), name
-        assert "Cannot connect" in watched.error("dead")
+        assert watched.error("dead") == "cannot connect to port 1: Connection refused"
         assert None not in watched.seen["good"]
         assert all(head.startswith("GET /metrics ") for head in servers["redirects"].heads)
 
