@@ -13,36 +13,38 @@ Written by `make bench-dataplane ARGS="--page docs/bench-dataplane.md"`. Machine
 
 ## How it is measured
 
-- **One run, all ways.** A real Envoy with the bootstrap of `epp envoy-config`, one listener for each way
-  through it; `epp serve`; model servers that answer with canned bytes; one client with raw HTTP/1.1 on kept
-  connections. Everything is on 127.0.0.1.
+- **One run, all ways.** The bench starts a real Envoy with the bootstrap of `epp envoy-config` and one
+  listener for each way through it; `epp serve`; model servers that answer with fixed bytes; and one client
+  with raw HTTP/1.1 on kept connections. Everything is on 127.0.0.1.
 - **Turns.** In each round every way serves the same load for half a second, in an order drawn anew. Tables
-  show medians over the rounds; a ratio is taken within its round; after ± stands half the distance between
-  the quartiles.
-- **CPU** is that of a process with all its threads, from the kernel's clock of that process: utime plus stime
-  without the ticks of 10 ms. What the process uses with no request at all (scrapes, health checks) is
-  measured first, shown, and taken off.
+  show medians over the rounds. A ratio is taken within its round. The number after ± is half the distance
+  between the quartiles.
+- **CPU** is that of a process with all its threads, from the kernel's clock of that process: utime plus
+  stime, but not in ticks of 10 ms. The CPU that the process uses without any request (scrapes, health checks)
+  is measured first, shown, and subtracted.
 - **The floor** is a bare grpc.aio server on the same event loop: it answers the same messages with constants,
   undecoded, on streams that it holds until the HTTP request ends, as ours does. It runs on the defaults of
   gRPC and of the allocator.
-- **The floor with our settings** runs on those of `epp/process.py` instead: gRPC's older listener, which
-  hands no message from thread to thread, and an allocator that keeps freed memory. Between the two floors
-  lies what settings alone are worth; between this one and ours what the picker's own code costs.
-- **Compiled** is our picker as its image runs it, the hot path compiled by mypyc
-  (docs/decisions/0008-the-image-is-compiled.md). The other rows of our picker are plain Python, as in a checkout.
-- **Load**: 4 requests in flight for answers of 1 chunk, 16 for 100 chunks and 32 for 1,000, a chunk each
-  millisecond; full duplex 4 throughout, as it would fall behind. Chat requests in JSON, some escapes and
-  letters beyond ASCII in the text.
+- **The floor with our settings** uses those of `epp/process.py` instead: gRPC's older listener, which passes
+  no message from thread to thread, and an allocator that keeps freed memory. The difference between the two
+  floors is what the settings alone are worth. The difference between this floor and our picker is what the
+  picker's own code costs.
+- **Compiled** is our picker as its image runs it: mypyc has compiled the hot path
+  (docs/decisions/0008-the-image-is-compiled.md). The other rows of our picker are plain Python, as in a
+  checkout.
+- **Load**: 4 requests are in flight for answers of 1 chunk, 16 for 100 chunks and 32 for 1,000, with a chunk
+  each millisecond. Full duplex always has 4, because it could not keep up with more. The requests are chats
+  in JSON, with some escapes and letters beyond ASCII in the text.
 - **TTFT** is the time to the first byte of the answer's body. In the tables of CPU it is that of a machine
-  kept busy on purpose; *One request at a time* shows what the way itself adds.
-- Sampling is off in all rows but those that say so, since one sampled answer in a turn would move its figure;
-  its price is in a table of its own.
+  that is kept busy on purpose. *One request at a time* shows what the way itself adds.
+- Sampling is off in all rows except those that say so, since one sampled answer in a turn would change the
+  figure. A separate table shows its cost.
 - **1,000 endpoints** are 1,000 addresses of 127/8 on one port of one process. In their table only our picker
-  and Envoy know them all, since the scrapes of seven pickers would take more than the machine has. Beside it
-  runs the same picker with 4 endpoints. Scrapes are as often without requests as with them, once a second of
-  each endpoint, so that what they cost is taken off too.
-- *messages* are those that Envoy sent to the picker for each request. Envoy reads several chunks at once
-  where the machine is slow, so in full duplex they can be fewer than the chunks.
+  and Envoy know all of them, since the scrapes of seven pickers would take more CPU than the machine has. The
+  same picker with 4 endpoints runs beside it. Scrapes are as frequent without requests as with them, once a
+  second for each endpoint, so that their cost is subtracted, too.
+- *messages* is the number of messages that Envoy sent to the picker for each request. On a slow machine Envoy
+  reads several chunks at once, so in full duplex there can be fewer messages than chunks.
 
 ## The run
 
@@ -53,24 +55,26 @@ _AFTER: Final = """
 ## What stands between ours and the floor
 
 - **Python with cold caches.** Replayed alone (`python -m bench.bench_path`), a request of 1 KB takes the
-  picker's code 0.12 ms; between Envoy and a client, which take the caches in turn, more. The rows *compiled*
-  say what compiling it takes away.
-- **Where a request of 1 KB spends it**: some 680 calls, none of which takes more than a twenty-fifth. Of a
-  profile of the whole way without sockets: the choice 16 %, booking it and recording the prompt 10, frames,
-  windows and writes 21, messages to events and back 9, the end and the answer's headers 12, streams and
-  request headers 5, the account of misses 9, how late bytes are 4, parsing 2, metrics 3, the rest in between.
-- **Whole frames, headers that came before and pieces of a full duplex answer** pass without objects. That
-  took the instructions of a request of 1 KB with all of HTTP/2, in one process without sockets
+  picker's code 0.12 ms. Between Envoy and a client, which use the processor's caches in turn, it takes more.
+  The rows *compiled* show how much compiling saves.
+- **The parts of a request of 1 KB**: some 680 calls, none of which takes more than a twenty-fifth. A profile
+  of the whole way without sockets has these shares: the choice 16 %, booking it and recording the prompt 10,
+  frames, windows and writes 21, messages to events and back 9, the end and the answer's headers 12, streams
+  and request headers 5, the account of misses 9, the lateness of bytes 4, parsing 2, metrics 3; the rest is
+  in between.
+- **Whole frames, headers that came before and pieces of a full duplex answer** pass without objects. This
+  reduced the instructions of a request of 1 KB with all of HTTP/2, in one process without sockets
   (`bench/bench_streams.py` under valgrind), from 1.12 to 0.98 million; with 100 chunks in full duplex from
   10.8 to 7.1 million.
 - **A chunk in full duplex** takes 6 µs in our code when chunks follow each other closely. A bare
-  `asyncio.Protocol` on uvloop that only sends back what it read takes 5 µs then, and 20 to 22 µs when chunks
-  come a millisecond apart, as in the run: waking up and cold caches are most of what a chunk costs.
+  `asyncio.Protocol` on uvloop that only sends back what it read then takes 5 µs. It takes 20 to 22 µs when
+  chunks come a millisecond apart, as in the run. So waking up and cold caches are most of the cost of a
+  chunk.
 - **At 400 KB** one pass in C reads and weighs a body and writes its canonical prompt (110 µs), one call
   hashes it (30), the account of misses follows a sample of its 450 chunks (20), and it is copied three times
-  on the way (10 to 25 each): each measured alone. Envoy sends such a body in 25 frames of 16 KB. The floor
-  does none of it but the copies. A body with tools, parts or names is read by the ordinary decoder, which
-  takes 0.2 ms more.
+  on the way (10 to 25 each). Each part was measured alone. Envoy sends such a body in 25 frames of 16 KB. Of
+  all this, the floor only makes the copies. The ordinary decoder reads a body with tools, parts or names,
+  which takes 0.2 ms more.
 - **10 million streams** through the transport with constant answers (`python -m bench.bench_streams
   --thousands 10000 --bare`), a tenth of them aborted: 44 to 47 µs of CPU each beside other work, C heap
   10.32 MiB and resident memory 48.9 MiB at the first million and at the last.
@@ -78,12 +82,13 @@ _AFTER: Final = """
   a tenth of them aborted: 262 to 364 µs of CPU each beside other work, C heap 15.66 MiB at every million,
   resident memory 70.0 MiB at the first and 70.8 at the last, no stream left open.
 - **At 40 KB** the floor costs hardly more than at 1 KB, while ours reads, hashes and records the prompt.
-- **With 100 endpoints** every pick looks at each of them and puts the best ten in order. Alone (`python -m
-  bench.bench_pick`) a pick takes 59 µs with 4 endpoints, 92 with 100 and 112 with 1,000. Of the 33 µs between
-  4 and 100, finding ten of many equals takes 13, most of it random numbers, and the record of the ten that
-  are shown 6; of the 20 between 100 and 1,000, sums over the columns take 10.
-- **Load.** The first line names the load of the machine when the run began: where it is far above the number
-  of CPUs, other programs ran beside, TTFT says little, and ratios differ from run to run by a fifth and more.
+- **With 100 endpoints** every pick looks at each of them and puts the best ten in order. Measured alone
+  (`python -m bench.bench_pick`), a pick takes 59 µs with 4 endpoints, 92 with 100 and 112 with 1,000. Of the
+  33 µs between 4 and 100, finding ten of many equals takes 13, most of it for random numbers, and the record
+  of the ten that are shown takes 6. Of the 20 µs between 100 and 1,000, sums over the columns take 10.
+- **Load.** The first line names the load of the machine when the run began. If it is far above the number of
+  CPUs, other programs ran beside the bench. TTFT then says little, and ratios differ from run to run by a
+  fifth and more.
 """
 
 
