@@ -238,6 +238,8 @@ class EndpointMetrics:
     """Counter: the part of `prompt_tokens` that came from the prefix cache."""
     generated_tokens: float | None = None
     """Counter: tokens of all answers. They take cache space as prompts do."""
+    counts_at_end: bool = False
+    """Whether the counters of tokens grow only when a request is over, as those of SGLang do."""
     prefix_queries: float | None = None
     prefix_hits: float | None = None
     finished: float | None = None

@@ -208,8 +208,10 @@ class Stalls:
 
 
 def _grew(before: EndpointMetrics, after: EndpointMetrics) -> bool:
-    """Whether the counters grew. A server that does not count answers' tokens is assumed to work."""
-    if before.generated_tokens is None or after.generated_tokens is None:
+    """Whether the counters grew. A server that does not count answers' tokens while it generates them is
+    assumed to work.
+    """
+    if before.generated_tokens is None or after.generated_tokens is None or after.counts_at_end:
         return True
     return (before.generated_tokens, before.prompt_tokens, before.finished) != (
         after.generated_tokens,

@@ -155,6 +155,7 @@ def parse_page(page: bytes, *, scraped_at: float) -> EndpointMetrics:
         prompt_tokens=found.total("prompt_tokens"),
         cached_prompt_tokens=found.total("cached_prompt_tokens"),
         generated_tokens=found.total("generated_tokens"),
+        counts_at_end=found.counts_at_end,
         prefix_queries=found.total("prefix_queries"),
         prefix_hits=found.total("prefix_hits"),
         finished=found.total("finished"),
@@ -197,6 +198,7 @@ class _Found:
     """The samples of one page by meaning, with every series. Unreadable values are NaN until asked for."""
 
     def __init__(self, samples: _Samples) -> None:
+        self.counts_at_end = b"sglang:generation_tokens_total" in samples
         self._by_field: dict[str, Sequence[_Sample]] = {}
         for field, names in _NAMES.items():
             for name in names:

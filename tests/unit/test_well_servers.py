@@ -6,6 +6,7 @@ import pytest
 
 from epp.decision import Pick, PickRequest
 from epp.picker import Picker
+from epp.scraping.metrics_page import parse_page
 from epp.types import ApiKind, EndpointMetrics, EndpointName, InferenceRequest
 from tests.unit.picker_questions import a_picker, endpoints, state, text
 
@@ -113,3 +114,27 @@ def test_health_checks_count_as_no_whole_answers_of_a_server_that_cuts() -> None
         at("b", HEALTH, picker, status=200, now=1.0)
     picker.housekeep(now=4.0)
     assert picker.left_out(now=4.0)
+
+
+def test_sglang_counts_tokens_when_an_answer_is_over_so_long_answers_are_no_stall() -> None:
+    picker = a_picker(on=endpoints("ab"))
+    finished = dict.fromkeys("ab", 1)
+
+    def scrape(now: float) -> None:
+        for name in "ab":
+            page = (
+                f"sglang:num_running_reqs 1\nsglang:num_queue_reqs 0\nsglang:prompt_tokens_total {finished[name]}\n"
+                f"sglang:generation_tokens_total {finished[name]}\nsglang:num_requests_total {finished[name]}\n"
+            )
+            picker.observe(EndpointName(name), parse_page(page.encode(), scraped_at=now), now=now)
+
+    scrape(0.0)
+    long = picker.pick(chat(place=1), now=0.1)
+    picker.on_response_headers(long, status=200, served=long.destinations[0], now=0.2)
+    other = "ab".replace(long.decision.chosen, "")
+    for second in range(1, 20):
+        at(other, chat(place=1, name=f"{second}"), picker, status=200, now=float(second))
+        finished[other] += 1
+        scrape(second + 0.5)
+        picker.housekeep(now=second + 0.6)
+        assert not picker.left_out(now=second + 0.6)
