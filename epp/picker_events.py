@@ -13,7 +13,7 @@ from typing import Literal
 
 from epp.decision import PickRequest
 from epp.endpoints.state import EndpointState
-from epp.prefilling import Held
+from epp.prefilling import PrefillJob
 from epp.routed_request import RoutedRequest
 from epp.types import ChunkHash, Facts
 
@@ -71,7 +71,7 @@ class PrefillBegan(Facts, frozen=True):
     """Another server has to compute the prompt of a request. The request's `Began` came just before."""
 
     at: float
-    prefill: Held
+    prefill: PrefillJob
     chain: Sequence[ChunkHash]
     adapter: str
 
@@ -80,7 +80,7 @@ class PrefillEnded(Facts, frozen=True):
     """That server has computed the prompt, or will not, or its end will not be known."""
 
     at: float
-    prefill: Held
+    prefill: PrefillJob
     outcome: Literal["computed", "lost", "detached"]
     failed: bool = False
     """Whether the prefill server is at fault, as far as the answer shows."""

@@ -10,7 +10,7 @@ from epp.decision import Phase, Pick
 from epp.endpoints.backlog import Booking
 from epp.endpoints.state import EndpointState
 from epp.endpoints.symptoms import Wait
-from epp.prefilling import Held
+from epp.prefilling import PrefillJob
 from epp.prefix_index.table import PrefixTable, Recorded
 from epp.server_caches import Prompt
 from epp.types import ChunkHash, InferenceRequest
@@ -35,7 +35,7 @@ class RoutedRequest(Pick, eq=False, kw_only=True, gc=False):
     """The wait for its first byte."""
     place: int = 0
     """See `PickRequest.place`."""
-    prefill: Held | None = None
+    prefill: PrefillJob | None = None
     """The work of a prefill server for it. None: its own server computes the prompt."""
     prefix_lost: bool = False
     """Whether the table has forgotten its prompt, because the server did not compute it."""
@@ -76,6 +76,6 @@ def is_fault(status: int) -> bool:
     return (status >= 500 and status != 501) or status == 429
 
 
-def own(pick: Pick) -> RoutedRequest:
+def routed_of(pick: Pick) -> RoutedRequest:
     assert isinstance(pick, RoutedRequest), "a pick comes back to the picker that made it"
     return pick
