@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 from epp.config.policy import PolicySpec
+from epp.picker_events import own
 from epp.recording.recorder import Recorder
 from epp.replay.reading import read
 from epp.replay.simulate import Setting, run
 from epp.request.response import ResponseFeedback
-from epp.routed_request import own
 from tests.unit.picker_questions import a_picker, ask, text
 from tests.unit.replay.recordings import record_simulation
 

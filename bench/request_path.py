@@ -119,16 +119,14 @@ async def walk() -> Walk:
                 process: Any = channel.stream_stream(_METHOD)
                 for number in range(3):
                     await _one_request(
-                        process, server, messages_of(prompts, number=number), found if number == 2 else None
+                        process, messages_of(prompts, number=number), found if number == 2 else None
                     )
         finally:
             await server.stop(0)
     return found
 
 
-async def _one_request(
-    process: Any, server: ExtProcServer, messages: tuple[bytes, ...], traced: Walk | None
-) -> None:
+async def _one_request(process: Any, messages: tuple[bytes, ...], traced: Walk | None) -> None:
     if traced is not None:
         sys.setprofile(_Tracer(traced))
     try:
@@ -141,8 +139,8 @@ async def _one_request(
             if number == 1 and traced is not None:
                 traced.answered = list(traced.functions)
         await call.done_writing()
-        while server.streams:  # noqa: ASYNC110 - the end of a stream is nothing that a client hears of
-            await asyncio.sleep(0)
+        while await call.read() is not grpc.aio.EOF:
+            pass
     finally:
         sys.setprofile(None)
 

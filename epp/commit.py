@@ -21,10 +21,21 @@ from epp.decision import DIRECT, Decision, Outcome, Phase, Pick, PickRequest, Qu
 from epp.endpoints.backlog import Booking
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.state import EndpointState
-from epp.picker_events import Answered, Began, Ended, Grew, Listeners, Moved, PrefillBegan, PrefillEnded
+from epp.picker_events import (
+    Answered,
+    Began,
+    Ended,
+    Grew,
+    Listeners,
+    Moved,
+    PrefillBegan,
+    PrefillEnded,
+    RoutedRequest,
+    is_fault,
+    routed_of,
+)
 from epp.prefilling import Prefilling, PrefillJob
 from epp.request.response import ResponseFeedback
-from epp.routed_request import RoutedRequest, is_fault, routed_of
 from epp.scheduling.record import decision_of
 from epp.scheduling.schedule import Choice
 from epp.scheduling.schedule import Request as Asked
@@ -271,6 +282,8 @@ class Commits:
             decision=decision,
             destinations=decision.destinations,
             sampled=sampled,
+            phase=Phase.SENT,
+            set_headers=(),
             state=state,
             process=state.process,
             booking=booking,

@@ -2,8 +2,8 @@
 destinations or its refusal.
 
 Owns the facts from the head, the body with a replaced model name, and the waiting request while flow control
-holds it. A request waits only in modes that allow it. With full duplex, no message is due before the answer to
-the headers. With BUFFERED, the picker asks the data plane for more time once, or the request waits within the
+holds it. A request waits only in modes that allow it. With full duplex, no message is due before the answer
+to the headers. With BUFFERED, the picker asks the data plane for more time once, or the request waits within the
 time-out of the data plane. In the other modes no request waits, because the data plane would go on without
 the picker, or would stop reading.
 
@@ -76,8 +76,24 @@ class Asking:
     """
 
     __slots__ = (
-        "_after", "_changed_body", "_changed_bytes", "_gate", "_head", "_made_id", "_new_id", "_observer", "_picker", "_settings",
-        "_slot", "_subset", "_waiting", "_timer", "_trace", "asks_only", "hurried", "kind",
+        "_after",
+        "_changed_body",
+        "_changed_bytes",
+        "_gate",
+        "_head",
+        "_made_id",
+        "_new_id",
+        "_observer",
+        "_picker",
+        "_settings",
+        "_slot",
+        "_subset",
+        "_timer",
+        "_trace",
+        "_waiting",
+        "asks_only",
+        "hurried",
+        "kind",
     )  # fmt: skip
 
     def __init__(

@@ -10,8 +10,8 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final
 
+from epp.picker_events import RoutedRequest
 from epp.recording.lines import RecordedRequest, packed
-from epp.routed_request import RoutedRequest
 
 _MOST_WAITING_BYTES: Final = 8 * 2**20
 _LINE_BYTES: Final = 600

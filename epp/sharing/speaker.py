@@ -35,8 +35,8 @@ from epp.picker_events import (
     PrefillBegan,
     PrefillEnded,
     Restarted,
+    RoutedRequest,
 )
-from epp.routed_request import RoutedRequest
 from epp.sharing import batches
 from epp.sharing.batches import (
     HASH_BYTES,

@@ -13,6 +13,7 @@ from epp.errors import RecordingTakenError
 from epp.extproc.reading import read_head, request_names
 from epp.gate import Gate
 from epp.picker import Picker
+from epp.picker_events import own
 from epp.recording.file import RecordingFile
 from epp.recording.lines import Line, Opening, RecordedRequest, Servers, decode, unpacked
 from epp.recording.recorder import Recorder
@@ -20,7 +21,6 @@ from epp.recording.service import RecordingService
 from epp.recording.start import opening_of, servers_of
 from epp.recording.tap import GONE_AFTER_S, Tap
 from epp.request.response import ResponseFeedback
-from epp.routed_request import own
 from tests.unit.picker_questions import a_picker, ask, serve, text
 
 
