@@ -26,7 +26,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from bench.bench_path import messages_of
 from bench.bench_pick import a_picker
 from bench.dataplane.load import Prompts
-from epp.config.settings import Listen
+from epp.config.listening import Listen
 from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer
 from epp.telemetry.decisions import DecisionRing

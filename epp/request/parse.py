@@ -34,7 +34,6 @@ from epp.request.api_fields import (
     SHAPING_CHAT,
     SHAPING_COMPLETIONS,
     AnyBody,
-    Message,
     Telling,
 )
 from epp.request.canonical import NO_RAW, Piece, bad_field, content_bytes, optional_text
@@ -44,12 +43,10 @@ from epp.request.jsontext import (
     Weight,
     cheap_chat,
     first_byte,
-    plain_text,
-    text_bytes,
     weigh,
 )
 from epp.request.names import name_in
-from epp.request.prompts import Prompts, read_prompts
+from epp.request.prompts import Prompts, read_prompts, render_messages
 from epp.request.surrogates import replace_lone
 from epp.types import ApiKind, InferenceRequest, Value
 
@@ -204,7 +201,7 @@ def _parse_chat(body: Body) -> InferenceRequest:
     chat = DECODE_CHAT.decode(body)
     names = _names(chat)
     sections = canonical.raw_section(b"tools", chat.tools)
-    _render_messages(sections, chat.messages)
+    render_messages(sections, chat.messages)
     limit, name = chat.max_completion_tokens, "max_completion_tokens"
     if limit is None:
         limit, name = chat.max_tokens, "max_tokens"
@@ -224,7 +221,7 @@ def _parse_messages(body: Body) -> InferenceRequest:
     sections = canonical.raw_section(b"tools", asked.tools)
     if asked.system is not NO_RAW and asked.system != _NULL:
         sections += (canonical.heading(b"system"), content_bytes(asked.system, where="system"))
-    _render_messages(sections, asked.messages)
+    render_messages(sections, asked.messages)
     max_tokens = _limit(asked.max_tokens, name="max_tokens")
     return _request(ApiKind.MESSAGES, asked, names=names, prompt=b"".join(sections), max_tokens=max_tokens)
 
@@ -280,7 +277,7 @@ def _parse_embeddings(body: Body) -> InferenceRequest:
     names = _names(asked)
     if asked.messages and asked.input in (NO_RAW, _NULL):
         sections: list[Piece] = []
-        _render_messages(sections, asked.messages)
+        render_messages(sections, asked.messages)
         return _request(ApiKind.EMBEDDINGS, asked, names=names, prompt=b"".join(sections))
     prompts = _asked_prompts(asked.input, where="input")
     return _request_of_prompts(ApiKind.EMBEDDINGS, asked, names=names, prompts=prompts, where="input")
@@ -392,34 +389,6 @@ def _limit(value: int | None, *, name: str) -> int | None:
     if value is not None and value < 0:
         raise bad_field(name, "must not be negative")
     return value
-
-
-def _render_messages(sections: list[Piece], messages: list[Message] | None) -> None:
-    if not messages:
-        what = "send a list with at least one message"
-        raise BadRequestError(f"`messages` is missing or empty: {what}.", reason="no_messages")
-    for position, message in enumerate(messages):
-        sections.append(_heading(message, position=position))
-        if message.content is not NO_RAW:
-            text = plain_text(message.content)  # Nearly every message.
-            if text is None:
-                text = content_bytes(message.content, where=f"messages[{position}].content")
-            sections.append(text)
-        if message.tool_calls is not NO_RAW:
-            sections += canonical.raw_call(b"tool_calls", message.tool_calls)
-        if message.function_call is not NO_RAW:
-            sections += canonical.raw_call(b"function_call", message.function_call)
-
-
-def _heading(message: Message, *, position: int) -> bytes:
-    role = text_bytes(message.role)
-    if role is None:
-        raise bad_field(f"messages[{position}].role", "must be a string")
-    if message.name is NO_RAW and message.tool_call_id is NO_RAW:
-        return canonical.heading(role)
-    name = optional_text(message.name, where=f"messages[{position}].name")
-    answers = optional_text(message.tool_call_id, where=f"messages[{position}].tool_call_id")
-    return canonical.heading(role, name=name, answers=answers)
 
 
 _AT_ROOT = " - at `$"
