@@ -3,9 +3,9 @@ destinations or its refusal.
 
 Owns the facts from the head, the body with a replaced model name, and the waiting request while flow control
 holds it. A request waits only in modes that allow it. With full duplex, no message is due before the answer
-to the headers. With BUFFERED, the picker asks the data plane for more time once, or the request waits within the
-time-out of the data plane. In the other modes no request waits, because the data plane would go on without
-the picker, or would stop reading.
+to the headers. With BUFFERED, the picker asks the data plane for more time once, or the request waits within
+the time-out of the data plane. In the other modes no request waits, because the data plane would go on
+without the picker, or would stop reading.
 
 A data plane that sends no `:path` and no mode wants only a pick (NGINX Gateway Fabric). It gets one
 destination in the answer to the headers, and no body back, and its requests never wait. That it closes the

@@ -35,6 +35,7 @@ from epp.request.api_fields import (
     SHAPING_COMPLETIONS,
     AnyBody,
     Telling,
+    priority_in,
 )
 from epp.request.canonical import NO_RAW, Piece, bad_field, content_bytes, optional_text
 from epp.request.jsontext import (
@@ -52,9 +53,6 @@ from epp.types import ApiKind, InferenceRequest, Value
 
 COSTLY: Final = "costly_body"
 """Why a body was not read: reading it would delay all other requests."""
-
-MOST_PRIORITY: Final = 1000
-"""The largest priority that a policy may name and that other pickers accept."""
 
 _NULL = Raw(b"null")
 _QUOTE = ord('"')
@@ -349,16 +347,8 @@ def _request(
         include_usage=options is not None and options.include_usage is True,
         max_tokens=max_tokens,
         shaping=shaping,
-        priority=_priority(body.priority),
+        priority=priority_in(body.priority),
     )
-
-
-def _priority(raw: Raw) -> int:
-    """As vLLM reads it. Anything but a short number counts as 0, since only flow control reads it."""
-    text = bytes(raw)
-    digits = text[1:] if text.startswith(b"-") else text
-    number = int(text) if len(digits) <= 4 and digits.isdigit() else 0
-    return max(-MOST_PRIORITY, min(MOST_PRIORITY, number))
 
 
 class _Names(Value, frozen=True):
@@ -391,8 +381,7 @@ def _limit(value: int | None, *, name: str) -> int | None:
     return value
 
 
-_AT_ROOT = " - at `$"
-_AT = _AT_ROOT + "."
+_AT = " - at `$."
 
 
 def _explained(fault: str) -> BadRequestError:
