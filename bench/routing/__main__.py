@@ -14,6 +14,7 @@ from bench.routing.catalog import BY_NAME, CONFIGS, RIVALS, SWEEPS, is_ours
 from bench.routing.more_workloads import MANY_SERVERS, MORE
 from bench.routing.report import ablation, cells_of, goals, report, svg
 from bench.routing.store import Store, code_of, named
+from bench.routing.untuned_workloads import UNTUNED
 from bench.routing.workloads import SPECS, label
 
 _ABOUT = """\
@@ -81,7 +82,8 @@ def _parser() -> argparse.ArgumentParser:
         "--workloads",
         default="",
         metavar="A,B",
-        help=f"of {', '.join(SPECS)} (default: all of these), or of {', '.join(MORE)}; or `all`",
+        help=f"of {', '.join(SPECS)} (default: all of these), or of {', '.join(MORE)}; `all` of both; "
+        f"or of {', '.join(UNTUNED)}; `untuned`: all of these",
     )
     add(
         "--trace", type=Path, action="append", default=[], metavar="PATH", help="a trace as one more workload"
@@ -169,10 +171,13 @@ def _rules(text: str) -> list[str]:
 def _workloads(text: str, *, quick: bool) -> list[str]:
     if text == "all":
         return [*SPECS, *(name for name in MORE if name != MANY_SERVERS)]
+    if text == "untuned":
+        return list(UNTUNED)
     names = [name for name in text.split(",") if name]
-    unknown = [name for name in names if name not in SPECS and name not in MORE]
+    there_are = (*SPECS, *MORE, *UNTUNED)
+    unknown = [name for name in names if name not in there_are]
     if unknown:
-        sys.exit(f"no such workload: {', '.join(unknown)} (there are {', '.join((*SPECS, *MORE))})")
+        sys.exit(f"no such workload: {', '.join(unknown)} (there are {', '.join(there_are)})")
     return names or (list(_QUICK_WORKLOADS) if quick else list(SPECS))
 
 

@@ -15,6 +15,7 @@ from bench.routing.catalog import BY_NAME, router_of
 from bench.routing.held import HoldingRouter
 from bench.routing.more_workloads import MORE
 from bench.routing.traces import trace_spec
+from bench.routing.untuned_workloads import UNTUNED
 from bench.routing.workloads import SPECS, ClosedLoop, OpenLoop, Saturating, Spec
 from epp.replay.measure import Row, row_of
 from model_server.core.scheduler import SchedulerLimits
@@ -85,7 +86,8 @@ class Result:
 
 def spec_of(workload: str) -> Spec:
     """The workload of this name, or the trace at this path."""
-    return SPECS.get(workload) or MORE.get(workload) or trace_spec(Path(workload))
+    named = SPECS.get(workload) or MORE.get(workload) or UNTUNED.get(workload)
+    return named or trace_spec(Path(workload))
 
 
 def shape_of(spec: Spec) -> EngineShape:

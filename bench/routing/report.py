@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, stdev
 from xml.sax.saxutils import escape
 
 from bench.routing.bench import Result
@@ -14,8 +14,11 @@ from bench.routing.workloads import SPECS, label
 from epp.replay.measure import Row, mean_row, spread
 
 REFERENCE = "least-cost"
-_GOALS = (1.05, 1.05, 1.15)
-"""Mean TTFT, its p90 and TPOT's p90, divided by those of the best other rule at a place."""
+_FIGURES = ("ttft_mean_s", "ttft_p90_s", "tpot_p90_s")
+_GOALS = (1.05, 1.15, 1.15)
+"""Of each figure, divided by that of the best other rule at a place."""
+_LACKS = 0.03
+"""A goodput that is lower than the best other rule's by this much counts as missed."""
 _COLUMNS = (
     "| rule | TTFT mean s (spread) | p50 | p90 | p99 | TPOT p90 ms | hits | completed | good | load CoV | loads/1k |\n"
     "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
@@ -40,7 +43,7 @@ Cells = Mapping[tuple[str, float], Sequence[Cell]]
 def cells_of(results: Iterable[Result]) -> Cells:
     grouped: dict[tuple[str, float], dict[str, list[Row]]] = {}
     rates = {}
-    for result in results:
+    for result in sorted(results, key=lambda each: each.run.seed):
         run = result.run
         place = (label(run.workload), run.load)
         rates[place] = run.load * run.capacity_per_s
@@ -104,33 +107,43 @@ def summary(cells: Cells) -> str:
     return "\n".join([*lines, *(line for _, line in sorted(scored))])
 
 
-def _best(row: Sequence[Cell], figure: str) -> float:
-    """The least value of a figure. For times per token, only rules that answered about as much as any other
-    count, because a rule that answers few requests can answer them fast.
+def _best(row: Sequence[Cell], figure: str) -> Cell:
+    """The rule with the least value of a figure. For times per token, only rules that answered about as much
+    as any other count, because a rule that answers few requests can answer them fast.
     """
     most = max(cell.mean.completed for cell in row)
     fair = [cell for cell in row if figure != "tpot_p90_s" or cell.mean.completed >= 0.9 * most]
-    return min(float(getattr(cell.mean, figure)) for cell in fair)
+    return min(fair, key=lambda cell: float(getattr(cell.mean, figure)))
 
 
 def _against_best(cells: Cells, rule: str, figure: str) -> tuple[float, float]:
     """(geometric mean, largest) of the rule's figure divided by the best one at its place."""
     ratios = []
     for row in cells.values():
-        best = _best(row, figure)
+        best = getattr(_best(row, figure).mean, figure)
         ratios += [
             max(getattr(cell.mean, figure), 1e-9) / max(best, 1e-9) for cell in row if cell.rule == rule
         ]
     return math.exp(fmean(math.log(ratio) for ratio in ratios)), max(ratios)
 
 
-Ratios = tuple[float, float, float]
-"""The default rule's mean TTFT, its p90 and TPOT's p90, divided by those of the best other rule."""
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """One figure of the default rule, divided by that of the best other rule at a place."""
+
+    best: Cell
+    ratio: float
+    by_seed: tuple[float, ...]
+    """The same for each seed, with the same other rule."""
+
+    def __str__(self) -> str:
+        return f"{self.ratio:.2f}{_error(self.by_seed)}"
 
 
 def goals(cells: Cells) -> str:
-    """The default rule against the best other rule at each place, by each figure. Geometric means
-    come last.
+    """The default rule against the best other rule at each place, by each figure; geometric means last.
+
+    After each ratio stands its standard error over the seeds. A rule without runs of all seeds is left out.
     """
     lines = [
         (
@@ -139,49 +152,66 @@ def goals(cells: Cells) -> str:
         ),
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    ratios: list[Ratios] = []
+    ratios: list[Sequence[Ratio]] = []
+    lacking: list[float] = []
     for (workload, load), row in cells.items():
         mine = next((cell for cell in row if cell.rule == REFERENCE), None)
-        others = [cell for cell in row if not is_ours(cell.rule)]
+        others = [c for c in row if not is_ours(c.rule) and mine and len(c.rows) >= len(mine.rows)]
         if mine is None or not others:
             continue
-        line, ratio = _against_others(mine, others)
-        lines.append(f"| {workload} | {load:g} | {line}")
-        ratios.append(ratio)
-    return "\n".join([*lines, *(_over_all(ratios) if ratios else ())])
+        ratios.append([_ratio(mine, others, figure) for figure in _FIGURES])
+        best_good = max(c.mean.good for c in others)
+        lacking.append(best_good - mine.mean.good)
+        lines.append(f"| {workload} | {load:g} | {_against_others(mine, ratios[-1], best_good)}")
+    return "\n".join([*lines, *(_over_all(ratios, lacking) if ratios else ())])
 
 
-def _against_others(mine: Cell, others: Sequence[Cell]) -> tuple[str, Ratios]:
-    mean = min(others, key=lambda c: c.mean.ttft_mean_s)
-    p90 = min(others, key=lambda c: c.mean.ttft_p90_s)
+def _ratio(mine: Cell, others: Sequence[Cell], figure: str) -> Ratio:
+    best = _best(others, figure)
+
+    def over(ours: Row, theirs: Row) -> float:
+        return float(max(getattr(ours, figure), 1e-9) / max(getattr(theirs, figure), 1e-9))
+
+    by_seed = tuple(map(over, mine.rows, best.rows))
+    return Ratio(best=best, ratio=over(mine.mean, best.mean), by_seed=by_seed)
+
+
+def _error(values: Sequence[float]) -> str:
+    return f" ± {stdev(values) / math.sqrt(len(values)):.2f}" if len(values) > 1 else ""
+
+
+def _against_others(mine: Cell, ratios: Sequence[Ratio], best_good: float) -> str:
     m = mine.mean
-    ratios = (
-        m.ttft_mean_s / max(mean.mean.ttft_mean_s, 1e-9),
-        m.ttft_p90_s / max(p90.mean.ttft_p90_s, 1e-9),
-        m.tpot_p90_s / max(_best(others, "tpot_p90_s"), 1e-9),
-    )
-    line = (
+    mean, p90, tpot = ratios
+    return (
         f"{len(mine.rows)} | {m.ttft_mean_s:.2f} / {m.ttft_p90_s:.2f} "
-        f"| {mean.rule} {mean.mean.ttft_mean_s:.2f} | {ratios[0]:.2f} "
-        f"| {p90.rule} {p90.mean.ttft_p90_s:.2f} | {ratios[1]:.2f} "
-        f"| {m.tpot_p90_s * 1000:.0f} | {ratios[2]:.2f} "
-        f"| {m.good:.3f}, {max(c.mean.good for c in others):.3f} | {m.completed:.3f} |"
+        f"| {mean.best.rule} {mean.best.mean.ttft_mean_s:.2f} | {mean} "
+        f"| {p90.best.rule} {p90.best.mean.ttft_p90_s:.2f} | {p90} "
+        f"| {m.tpot_p90_s * 1000:.0f} | {tpot} "
+        f"| {m.good:.3f}, {best_good:.3f} | {m.completed:.3f} |"
     )
-    return line, ratios
 
 
-def _over_all(ratios: Sequence[Ratios]) -> tuple[str, str]:
-    """Geometric means, and the number of places at which each goal is reached."""
+def _geometric_mean(values: Iterable[float]) -> float:
+    return math.exp(fmean(math.log(value) for value in values))
+
+
+def _over_all(ratios: Sequence[Sequence[Ratio]], lacking: Sequence[float]) -> tuple[str, str]:
+    """Geometric means, and at how many places each goal is reached."""
     columns = list(zip(*ratios, strict=True))
-    mean, p90, tpot = (math.exp(fmean(math.log(max(r, 1e-9)) for r in column)) for column in columns)
+    means = []
+    for column in columns:
+        by_seed = [_geometric_mean(seed) for seed in zip(*(each.by_seed for each in column), strict=False)]
+        means.append(f"{_geometric_mean(each.ratio for each in column):.2f}{_error(by_seed)}")
     within = [
-        sum(ratio < limit + 0.005 for ratio in column)  # rounded as printed, to two digits
+        sum(each.ratio < limit + 0.005 for each in column)  # as printed: two digits
         for column, limit in zip(columns, _GOALS, strict=True)
     ]
-    over_all = f"| all | | | | | {mean:.2f} | | {p90:.2f} | | {tpot:.2f} | | |"
+    over_all = f"| all | | | | | {means[0]} | | {means[1]} | | {means[2]} | | |"
     reached = (
         f"\nOf {len(ratios)} places, mean TTFT is within {_GOALS[0]} of the best other rule's at {within[0]}, "
-        f"p90 within {_GOALS[1]} at {within[1]}, TPOT p90 within {_GOALS[2]} at {within[2]}."
+        f"p90 within {_GOALS[1]} at {within[1]}, TPOT p90 within {_GOALS[2]} at {within[2]}. "
+        f"Goodput is under the best other's by {_LACKS} or more at {sum(each >= _LACKS for each in lacking)}."
     )
     return over_all, reached
 

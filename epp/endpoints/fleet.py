@@ -9,12 +9,15 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec.structs import replace
+
 from epp.config.policy import PolicySpec
 from epp.endpoints.columns import Columns
 from epp.endpoints.failures import Failures
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
 from epp.endpoints.served_models import AwayModels, Serving, forget_models, union
 from epp.endpoints.state import EndpointState
+from epp.endpoints.unheard import Unheard
 from epp.errors import NoEndpointError, UnknownModelError
 from epp.scheduling.snapshot import Snapshot
 from epp.types import Address, Endpoint, EndpointName, ModelCard, ModelList
@@ -64,6 +67,8 @@ class Fleet:
         self._aliases: Sequence[ModelCard] = ()
         self.failures = Failures()
         """Which servers fail. The picker reports to it, and people read it."""
+        self.unheard = Unheard()
+        """The picks of other pickers that are not known here yet. The listener reports to it."""
         self._in_slots: list[EndpointState] = []
         self._columns = Columns([])
 
@@ -294,6 +299,9 @@ class Fleet:
             stale_after_s=spec.scrape.stale_after_seconds,
             now=now,
         )
+        unheard_picks = self.unheard.picks(now=now)
+        if unheard_picks:
+            snapshot = replace(snapshot, unheard_picks=unheard_picks)
         return self.failures.onto(snapshot, model=model, settings=spec.failures, now=now)
 
     @property

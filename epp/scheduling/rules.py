@@ -34,6 +34,8 @@ _NEAR = 1.05
 """Costs are estimates, so a cost of at most this many times the least cost counts as equally good."""
 _ALIKE = 0.1
 """Servers hold the same prefix if the longest match is longer by at most this share."""
+_LOOKING_AT_ONE = 2.0
+"""Expected number of picks that look at the same server before they hear of each other."""
 Numbers = Any
 """A column, or one number. No type says both in compiled code, which takes a `float` at its word."""
 
@@ -208,11 +210,35 @@ class LeastCost:
         places = fewest(score_s, self._rng)
         if least is not None:
             places = _holder_first(places, score_s, uncached, least)
+        if seen.unheard_picks > _LOOKING_AT_ONE:
+            places = self._best_of_few(places, score_s, weighed)
         first = places[0]
         if uncached[first] < weighed.prompt_tokens:
             return Ranked(places, "prefix", score_s)
         holds = seen.has_adapter is not None and seen.has_adapter[first]
         return Ranked(places, "lora" if holds else "load", score_s)
+
+    def _best_of_few(self, places: list[int], score_s: Floats, weighed: Weighed) -> list[int]:
+        """The best candidates, where other pickers send many requests of which this one has not heard yet.
+
+        All pickers would send these to the server that seems best to all of them. So of the candidates that
+        have as much to compute as the best one, only a few count, drawn by chance: as few as let about two of
+        the unheard requests look at the same server. Candidates that hold more or less count as before.
+        """
+        first, uncached, load_s = places[0], weighed.uncached_tokens, weighed.load_s
+        few = max(2, ceil(_LOOKING_AT_ONE * len(uncached) / weighed.seen.unheard_picks))
+        alike = np.absolute(uncached - uncached[first]) <= _ALIKE * weighed.prompt_tokens
+        if load_s is not None:
+            alike &= load_s == load_s[first]
+        group = np.flatnonzero(alike)
+        if len(group) <= few:
+            return places
+        drawn = group[self._rng.sample(range(len(group)), few)]
+        counting = score_s.copy()
+        counting[group] = np.inf
+        counting[drawn] = score_s[drawn]
+        chosen = int(counting.argmin())
+        return [chosen, *[place for place in places if place != chosen]][:MOST]
 
 
 def _stall_shared(stall: Floats, weighed: Weighed, least: Numbers) -> Floats:

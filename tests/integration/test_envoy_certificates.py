@@ -13,8 +13,7 @@ import msgspec
 import pytest
 
 from epp.config.envoy import Envoy
-from epp.config.listening import Listen
-from epp.config.settings import Config
+from epp.config.settings import Config, Listen
 from epp.config.tls import Tls
 from epp.envoy import sds
 from epp.types import Address

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.config.listening import Listen
-from epp.config.settings import Config
+from epp.config.settings import Config, Listen
 from epp.preflight import inspect
 
 

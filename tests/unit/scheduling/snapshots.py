@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import nan
 
 import numpy as np
+from msgspec.structs import replace
 
 from epp.scheduling.rules import Weighed, loading_s
 from epp.scheduling.schedule import Request
@@ -65,8 +66,9 @@ def weighed(
     beginning: int = 0,
     adapter: str = "",
     load_s: float = 0.5,
+    unheard_picks: float = 0.0,
 ) -> Weighed:
-    shown = snapshot(seen, adapter=adapter)
+    shown = replace(snapshot(seen, adapter=adapter), unheard_picks=unheard_picks)
     return Weighed(
         seen=shown,
         prompt_tokens=prompt,

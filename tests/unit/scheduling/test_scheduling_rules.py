@@ -44,6 +44,16 @@ def firsts(rule: Rule, seen: list[Seen], *, times: int = 400) -> Counter[str]:
     return Counter(order(rule, seen)[0] for _ in range(times))
 
 
+def first(seen: list[Seen], *, seed: int, unheard_picks: float, adapter: str = "") -> int:
+    """The place that `least-cost` takes where other pickers have sent so many requests unheard."""
+    ranked = rule_of("least-cost", seed=seed).rank(
+        weighed(seen, adapter=adapter, unheard_picks=unheard_picks)
+    )
+    assert sorted(set(ranked.places)) == sorted(ranked.places)
+    assert len(ranked.places) == min(len(seen), MOST)
+    return ranked.places[0]
+
+
 ALL: list[RuleName] = list(get_args(RuleName))
 
 
@@ -203,6 +213,32 @@ def test_the_third_copy_of_a_prefix_stalls_at_half_the_price_while_both_holders_
     assert first(held_by=2, busy=40, backlog=8000.0) != "other", "17 s, and 17 s elsewhere"
     assert first(held_by=2, busy=40, backlog=9000.0) == "other", "18 s, and 17 s elsewhere"
     assert first(held_by=2, busy=10, backlog=16000.0) != "other", "the holders are as busy as the other"
+
+
+def test_servers_that_hold_nothing_are_shared_out_where_other_pickers_send_much_that_is_not_known_yet() -> (
+    None
+):
+    seen = [Seen(f"s{n}", in_flight=n) for n in range(100)]
+    known = Counter(first(seen, seed=seed, unheard_picks=2.0) for seed in range(300))
+    assert known == {0: 300}
+    unheard = Counter(first(seen, seed=seed, unheard_picks=80.0) for seed in range(300))
+    assert unheard[0] < 30, "one of about forty pickers looks at the best server"
+    assert sum(place * times for place, times in unheard.items()) / 300 < 35, "the better of a few, not any"
+
+
+def test_one_holder_gets_its_requests_however_much_is_not_known_yet_and_several_share_them_out() -> None:
+    others = [Seen(f"s{n}") for n in range(99)]
+    one = [*others, Seen("h", cached=900, in_flight=1)]
+    assert {first(one, seed=seed, unheard_picks=500.0) for seed in range(50)} == {99}
+    ten = [*others, *(Seen(f"h{n}", cached=900, in_flight=n) for n in range(10))]
+    taken = Counter(first(ten, seed=seed, unheard_picks=500.0) for seed in range(300))
+    assert set(taken) <= set(range(99, 109))
+    assert taken[99] < 120, "a pick looks at two of the ten"
+
+
+def test_servers_that_would_have_to_load_the_adapter_do_not_come_before_one_that_has_it() -> None:
+    seen = [*(Seen(f"s{n}") for n in range(50)), Seen("a", has_adapter=True, in_flight=1)]
+    assert {first(seen, seed=seed, adapter="x", unheard_picks=500.0) for seed in range(50)} == {50}
 
 
 def test_a_prompt_that_is_cached_whole_still_goes_elsewhere_before_one_server_has_all_of_them() -> None:

@@ -33,6 +33,19 @@ def test_a_pick_is_known_to_the_others_with_its_work() -> None:
     assert other.pick(text("p"), now=10.2).decision.chosen == chosen
 
 
+def test_news_tell_how_many_requests_of_others_are_not_known_yet() -> None:
+    """Fifty requests a second, heard of a tenth of a second later: five are unheard of."""
+    one, other = two()
+    assert other.picker.fleet.unheard.picks(now=9.0) == 0.0
+    for n in range(250):
+        one.end(one.pick(text(f"p{n}", 500), now=10.0 + n / 50), now=10.0 + n / 50)
+        other.hear(one.say(now=10.1 + n / 50), now=10.1 + n / 50)
+    assert other.picker.fleet.unheard.picks(now=15.1) == pytest.approx(5.0, rel=0.1)
+    assert one.picker.fleet.unheard.picks(now=15.1) == 0.0
+    assert other.picker.fleet.unheard.picks(now=25.1) == 0.0
+    other.picker.fleet.unheard.check_integrity()
+
+
 def test_the_end_of_a_request_releases_its_booking_and_keeps_its_prefix() -> None:
     one, other = two()
     pick = one.pick(text("p"), now=10.0)

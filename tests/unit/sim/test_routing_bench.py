@@ -247,4 +247,23 @@ def test_who_answers_few_requests_is_not_praised_for_their_speed() -> None:
     *_, over_all, _, reached = goals(cells_of(results)).splitlines()
     assert over_all.endswith("| 2.00 | | |")
     assert reached.startswith("Of 1 places, mean TTFT is within 1.05 of the best other rule's at 1, p90")
-    assert reached.endswith("TPOT p90 within 1.15 at 0.")
+    assert "TPOT p90 within 1.15 at 0. Goodput" in reached
+
+
+def test_a_ratio_tells_its_error_over_the_seeds_and_rules_without_all_seeds_are_left_out() -> None:
+    def result(rule: str, seed: int, *, ttft_s: float, good: float) -> Result:
+        row = replace(simulated, ttft_mean_s=ttft_s, ttft_p90_s=1.0, tpot_p90_s=1.0, good=good)
+        return Result(run=replace(run_of(rule), seed=seed), row=row, wall_s=0.0)
+
+    simulated = simulate(run_of("rr")).row
+    results = [
+        result("least-cost", 2, ttft_s=2.2, good=0.5),
+        result("least-cost", 1, ttft_s=1.0, good=0.5),
+        result("rr", 1, ttft_s=1.0, good=0.53),
+        result("rr", 2, ttft_s=2.0, good=0.53),
+        result("lpwl", 1, ttft_s=0.1, good=1.0),
+    ]
+    _, _, line, over_all, _, reached = goals(cells_of(results)).splitlines()
+    assert "| rr 1.50 | 1.07 ± 0.05 | rr 1.00 | 1.00 ± 0.00 |" in line
+    assert over_all.startswith("| all | | | | | 1.07 ± 0.05 |")
+    assert reached.endswith("Goodput is under the best other's by 0.03 or more at 1.")

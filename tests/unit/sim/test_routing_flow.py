@@ -28,6 +28,7 @@ from bench.routing.more_workloads import (
     tenants,
     two_priorities,
 )
+from bench.routing.untuned_workloads import UNTUNED
 from bench.routing.workloads import Timed, no_sharing
 from model_server.sim.fleet import Outcome
 from model_server.sim.request import SimRequest
@@ -101,7 +102,7 @@ def requests(timed: Sequence[Timed]) -> list[SimRequest]:
     return [t.request for t in timed]
 
 
-@pytest.mark.parametrize("workload", list(MORE))
+@pytest.mark.parametrize("workload", [*MORE, *UNTUNED])
 def test_every_workload_runs(workload: str) -> None:
     made = Run(
         workload=workload,
