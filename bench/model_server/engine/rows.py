@@ -20,7 +20,7 @@ from model_server.core.prompt_engine import OfflineScheduler, OnlineScheduler, P
 from model_server.core.request import Request, TokenId
 
 PROMPTS, WHOLE_PROMPTS, WHOLE_ANSWER = 20, 200, 10
-REQUESTS, DISTINCT = 64, 15
+REQUESTS, DISTINCT, PROMPT_TOKENS, ANSWER_TOKENS = 64, 15, 856, 16
 """The numbers of 003-5. With fewer requests, the number of distinct prompts falls in proportion."""
 
 
@@ -127,6 +127,8 @@ def prompt_modes(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures
     """
     requests = bench.requests or REQUESTS
     distinct = max(1, round(requests * DISTINCT / REQUESTS))
+    whole = (PROMPT_TOKENS + ANSWER_TOKENS) / ANSWER_TOKENS
+    """All tokens, as the document's last line counts them, for each token of an answer."""
     texts: list[list[list[TokenId]]] = []
     rows = []
     for mode in bench.modes:
@@ -148,6 +150,7 @@ def prompt_modes(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures
             "answer tokens/s with": kept.median(f"{name} with"),
             "without": kept.median(f"{name} without"),
             **kept.ratios("ratio", f"{name} with", f"{name} without"),
+            **{f"throughput (total) {w}": whole * kept.median(f"{name} {w}") for w in ("with", "without")},
         }
         if mode != "naive":
             over, under = f"{name} prefill without", f"{name} prefill with"
@@ -167,13 +170,15 @@ def _in_turns(bench: Bench, mode: str, *, requests: int, distinct: int) -> dict[
     """Both sides do the same pieces of work. They take turns at each piece, not at each run, because within a
     run a busy machine changes by more than the difference that the row looks for.
     """
-    prompts = [bench.text_of(f"distinct {n}", 856) for n in range(distinct)]
+    prompts = [bench.text_of(f"distinct {n}", PROMPT_TOKENS) for n in range(distinct)]
 
     def side(own: Bench, *, entries: int) -> _ModeSide:
         engine = PromptEngine(
             runs.config_of(own, cache=False), own.model, sample=_greedy, prompt_cache_entries=entries
         )
-        made = [runs.request(str(n), prompts[n % distinct], max_tokens=16) for n in range(requests)]
+        made = [
+            runs.request(str(n), prompts[n % distinct], max_tokens=ANSWER_TOKENS) for n in range(requests)
+        ]
         return _ModeSide(engine, made)
 
     sides = {"with": side(bench, entries=256), "without": side(bench.twin(), entries=0)}
