@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 
 from bench.model_server import bench_partial, plots
-from bench.model_server.engine import answer_costs
+from bench.model_server.engine import answer_costs, step_costs
 from bench.model_server.peers import figures, work, worker
 from bench.model_server.peers.figures import Recorded
 from bench.model_server.peers.work import ENGINES, Prompt, Round, Turn
@@ -207,3 +207,19 @@ def test_the_gain_of_identical_prompts_falls_with_their_answers_as_the_costs_say
 @pytest.mark.parametrize("common", [True, False])
 def test_the_bench_of_partial_matches_runs_with_an_intact_cache(*, common: bool) -> None:
     assert all(us > 0 for us in bench_partial.measure(30, common=common, rounds=1))
+
+
+@pytest.mark.parametrize("rest_s", [1.4, 1.25])
+def test_the_costs_of_a_serving_load_are_the_two_that_were_measured(rest_s: float) -> None:
+    costs = step_costs.fitted(whole_s=2.0, rest_s=rest_s, decode_s=0.1)
+    assert costs.prefill_s(start=0, num_tokens=853) == pytest.approx(2.0)
+    assert costs.prefill_s(start=320, num_tokens=533) == pytest.approx(rest_s, rel=0.001)
+
+
+def test_the_cache_shortens_further_tokens_only_where_requests_wait_for_each_others_prompts() -> None:
+    costs = step_costs.fitted(whole_s=2.0, rest_s=1.4, decode_s=0.1)
+    ttft, tpot = step_costs.ratios(costs, rate_per_s=0.001, requests=4, seeds=[1])
+    assert ttft == pytest.approx(0.7)
+    assert tpot == pytest.approx(1.0)
+    _, beside = step_costs.ratios(costs, rate_per_s=0.5, requests=4, seeds=[1])
+    assert beside < 0.95

@@ -79,15 +79,17 @@ def test_the_sides_turn_around_from_repeat_to_repeat_and_neighbours_share_a_star
     ]
 
 
-def test_at_once_one_start_serves_all_and_both_sides_of_a_repeat_are_neighbours() -> None:
+def test_at_once_each_repeat_has_a_start_and_both_sides_of_a_rate_are_neighbours() -> None:
     args = argparse.Namespace(
         repeats=2, seed=1, rates=[0.1, 0.3], caches=["on", "off"], clock="cpu", layers=0
     )
     args.requests, args.shared_tokens, args.own_tokens, args.answer_tokens = 16, 320, 533, 150
-    [wanted] = turns.at_once(args, "ours")
-    assert [(run["rate"], run["seed"], run["cache"]) for run in wanted] == [
-        (rate, seed, cache) for rate in (0.1, 0.3) for seed in (1, 2) for cache in (True, False)
+    starts = list(turns.at_once(args, "ours"))
+    assert [[(run["cache"], run["seed"], run["rate"]) for run in wanted] for wanted in starts] == [
+        [(True, 1, 0.1), (False, 1, 0.1), (True, 1, 0.3), (False, 1, 0.3)],
+        [(False, 2, 0.1), (True, 2, 0.1), (False, 2, 0.3), (True, 2, 0.3)],
     ]
+    wanted = starts[0]
     before = {name: value for name, value in wanted[0].items() if name != "sides"}  # says nothing: in turns
     assert not turns.made(before, wanted[0])
     assert turns.made(before, next(turns.in_turns(args, "ours"))[0])
