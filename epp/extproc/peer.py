@@ -233,7 +233,7 @@ class Peer(asyncio.Protocol):
         data = connection.data_to_send()
         if data and not transport.is_closing():
             transport.write(data)
-        if connection.ends and self._closing_since is None:
+        if connection.closing and connection.ends and self._closing_since is None:
             self._closing_since = self._server.now()
             self._say_goodbye(transport)
 
@@ -262,25 +262,31 @@ class Peer(asyncio.Protocol):
         server, connection = self._server, self.connection
         self.in_turn = True
         self._came_after = self._read_came_after
+        events = connection.receive(data, now=now, limit=_TURN_FRAMES)
+        # Held bytes mean that a call waits. To ask `_beginnings` itself would be a call for every chunk.
+        served = bool(events) or connection.pending or self._beginnings.held_bytes > 0
+        if served:
+            self._serve(events, now=now)
+        self.in_turn = False
+        self.flush()
+        if served:
+            server.after_writing()
+        if server.lateness.worked():
+            asyncio.get_running_loop().call_soon(server.lateness.look)
+
+    def _serve(self, events: list[Event], *, now: float) -> None:
+        server, connection = self._server, self.connection
         started = now
-        if events := connection.receive(data, now=now, limit=_TURN_FRAMES):
-            self._handle(events, now=now)
+        self._handle(events, now=now)
         while connection.pending and self._unread_since is None:
             now = server.now()
             if now - started > _TURN_S:
                 break
             self._handle(connection.receive(b"", now=now, limit=_TURN_FRAMES), now=now)
-        # Bytes are held while a call waits. The truth value of `beginnings` would cost a Python call on the
-        # path of every chunk.
         if self._beginnings.held_bytes:
             self._begin()
         if connection.pending or self._beginnings.held_bytes:
             self._later()
-        self.in_turn = False
-        self.flush()
-        server.after_writing()
-        if server.lateness.worked():
-            asyncio.get_running_loop().call_soon(server.lateness.look)
 
     def _begin(self) -> None:
         server, beginnings = self._server, self._beginnings

@@ -69,6 +69,10 @@ class Connection:
         self._asked_at: float | None = None
         self.pending = False
         """`receive` stopped at its limit and must be called again."""
+        self.closing = False
+        """Whether we have begun to leave, or the connection is over."""
+        self._replies = False
+        """Whether any stream has had a `reply`."""
         self._over = ""
         self.data_to_send = self._sender.take
         """Returns the bytes to write now. Each byte is returned once."""
@@ -103,6 +107,11 @@ class Connection:
         """Read received bytes, at most `limit` frames. The rest stays for the next call."""
         if not self._over:
             self._table.now = self._heard = now
+            if self._replies and self._frames.between_frames:
+                rest = self._windows.replied(data, self._streams)
+                if rest == len(data):
+                    return []
+                data = data[rest:]
             try:
                 self._frames.read(data, limit=limit)
             except FrameError as error:
@@ -123,18 +132,18 @@ class Connection:
             self._table.end(stream, status, details)
 
     def reply(self, stream_id: int, reply: Reply) -> None:
-        """Answer the next whole messages by `reply`, without events, until it has no answer to one. Does
-        nothing if the stream is gone.
+        """Answer the next messages by `reply`, without events, as long as they come in whole frames and it
+        has an answer. Does nothing if the stream is gone.
         """
         stream = self._streams.get(stream_id)
-        if stream is not None and stream.answered:
-            stream.reply = reply
+        if stream is not None and stream.answered and stream.declared is None:
+            stream.reply, self._replies = reply, True
 
     def leave(self, *, now: float) -> None:
         """Ask the peer to open no more streams. Once the peer has seen this, later streams are refused
         without another call.
         """
-        self._table.now = now
+        self._table.now, self.closing = now, True
         if not self._over:
             self._control.leave()
 
@@ -181,7 +190,6 @@ class Connection:
             and stream.end is None
             and not ends
             and size <= stream.window
-            and size <= self._windows.window
         ):
             message: bytes | None = None
             assembly = stream.assembly
@@ -189,12 +197,6 @@ class Connection:
                 taken = assembly.takes(size)
                 if taken:
                     message = assembly.with_part(data[at:end])
-            elif (
-                stream.reply is not None
-                and (replies := stream.reply(data, at, end)) is not None
-                and self._sender.at_once(stream, replies)
-            ):
-                taken = True
             else:  # One whole message, as nearly every frame is.
                 taken = (
                     size >= PREFIX_BYTES
@@ -204,7 +206,7 @@ class Connection:
                 if taken:
                     message = data[start:end]
             if taken:
-                self._windows.window -= size
+                self._windows.take(size)
                 stream.window -= size
                 if message is not None:
                     stream.assembly = stream.reply = None
@@ -361,7 +363,7 @@ class Connection:
 
     def _fail(self, code: Code, reason: str) -> None:
         """End the connection: send GOAWAY and drop every open stream."""
-        self._over = reason
+        self._over, self.closing = reason, True
         self._frames.drop()
         self.pending = False
         self._sender.control(frames.goaway(self._table.last_id, code, reason))

@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
 from epp.http2 import frames
 from epp.http2.frame_reader import FrameError
-from epp.http2.frames import Code, Flag, Kind, Setting
+from epp.http2.frames import HEAD_BYTES, Code, Flag, Kind, Setting, pack_head, unpack_head
 from epp.http2.headers import GRPC_RESPONSE
 from epp.http2.limits import Limits
 from epp.http2.streams import State, Stream
@@ -99,7 +100,7 @@ class Sender:
             return False
         stream.peer_window -= size
         self.window -= size
-        self._out.append(frames.head(size, Kind.DATA, flags=0, stream_id=stream.number))
+        self._out.append(pack_head(size >> 8, size & 0xFF, Kind.DATA, 0, stream.number))
         self._out.append(messages)
         return True
 
@@ -185,6 +186,7 @@ class Windows:
         self._sender = sender
         self._backlog_bytes = limits.backlog_bytes
         self._stream_step = limits.stream_window_bytes // 2
+        self._frame_bytes = limits.max_frame_bytes
         self._step = limits.connection_window_bytes // 2
         self.window = limits.connection_window_bytes
         """How many more bytes the peer may send on the connection."""
@@ -195,6 +197,41 @@ class Windows:
         self.window -= size
         if self.window < 0:
             raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overrun")
+
+    def replied(self, data: bytes, streams: Mapping[int, Stream]) -> int:
+        """Answer the frames at the beginning of `data` for which there are replies. Returns where the rest
+        begins.
+
+        Each of them is a whole DATA frame. Most reads of a full duplex answer have nothing else. The windows
+        change as they do for frames that go through `frame_reader`.
+        """
+        at, end = 0, len(data)
+        while end - at > HEAD_BYTES:
+            high, low, kind, flags, number = unpack_head(data, at)
+            stream = streams.get(number)
+            start, size = at + HEAD_BYTES, high << 8 | low
+            if (
+                kind != Kind.DATA
+                or flags
+                or stream is None
+                or stream.reply is None
+                or stream.end is not None
+                or stream.state is not State.OPEN
+                or stream.assembly is not None
+                or start + size > end
+                or size > self._frame_bytes
+                or size > stream.window
+                or size > self.window
+            ):
+                break
+            messages = stream.reply(data, start, start + size)
+            if messages is None or not self._sender.at_once(stream, messages):
+                break
+            self.window -= size
+            stream.window -= size
+            self.taken_in(stream, size)
+            at = start + size
+        return at
 
     def taken_in(self, stream: Stream | None, size: int) -> None:
         """Open the window by so many bytes, which have been consumed."""

@@ -74,6 +74,8 @@ class FrameReader:
         self._block_depends = False
         self.pending = False
         """Whether complete frames may be left: `read` stopped at its limit."""
+        self.between_frames = False
+        """Whether everything that came is read, and the next byte begins a frame that may be of any kind."""
 
     @property
     def in_block(self) -> bool:
@@ -124,6 +126,7 @@ class FrameReader:
             self._data, self._at = data, at
         else:
             self._data, self._at = data[at:], 0
+        self.between_frames = at == end and not self._in_data and not self._padding and self._block is None
 
     def _preface(self) -> bool:
         if not frames.PREFACE.startswith(self._data[: len(frames.PREFACE)]):

@@ -20,7 +20,7 @@ MAX_FRAME_BYTES: Final = 2**24 - 1
 
 unpack_head: Final = struct.Struct(">HBBBL").unpack_from
 """Returns upper and lower part of the length, kind, flags, stream."""
-_pack_head: Final = struct.Struct(">HBBBL").pack
+pack_head: Final = struct.Struct(">HBBBL").pack
 _pack_message: Final = struct.Struct(">HBBBLBL").pack
 read_u32: Final = struct.Struct(">L").unpack_from
 read_setting: Final = struct.Struct(">HL").unpack_from
@@ -86,7 +86,7 @@ def frame(kind: int, payload: bytes = b"", *, flags: int = 0, stream_id: int = 0
 
 
 def head(size: int, kind: int, *, flags: int, stream_id: int) -> bytes:
-    return _pack_head(size >> 8, size & 0xFF, kind, flags, stream_id)
+    return pack_head(size >> 8, size & 0xFF, kind, flags, stream_id)
 
 
 def message_head(size: int, stream_id: int) -> bytes:

@@ -17,10 +17,10 @@ from typing import Final
 
 _SURELY_BUSY_S: Final = 0.002
 """If bytes were read within this time after a look, it does not matter whether the loop waited."""
-_BETWEEN_LOOKS_S: Final = 0.001
+_BETWEEN_LOOKS_S: Final = 0.002
 """Least time between two looks, since each look makes the loop ask the kernel once more. The reported wait is
 too long by at most twice this time."""
-_BETWEEN_TURNS_S: Final = 0.0005
+_BETWEEN_TURNS_S: Final = 0.001
 """Least time from the beginning of one measured turn to the beginning of the next. Reading the CPU time of a
 thread is a call to the kernel; if every short turn were measured, there would be two such calls for each
 chunk."""
