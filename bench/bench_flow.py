@@ -50,10 +50,14 @@ WORK_S: Final = 3600.0
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.bench_flow", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=60, help="of both ways in turns; 60")
-    parser.add_argument("--picks", type=int, default=200, help="of each round; 200")
-    parser.add_argument("--waiting", type=int, default=5000, help="requests that wait; 5000")
-    parser.add_argument("--seconds", type=float, default=10.0, help="for which they wait; 10")
+    parser.add_argument(
+        "--rounds", type=int, default=60, help="rounds, with and without flow control in turns (default 60)"
+    )
+    parser.add_argument("--picks", type=int, default=200, help="picks in each round (default 200)")
+    parser.add_argument("--waiting", type=int, default=5000, help="number of waiting requests (default 5000)")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="seconds for which they wait (default 10)"
+    )
     parser.add_argument("--profile", action="store_true", help="print where the extra time goes")
     args = parser.parse_args()
     print("| a pick that need not wait | without | with | more |\n| --- | --- | --- | --- |")

@@ -15,8 +15,8 @@ from bench.routing.bench import Setting, calibrate
 from epp.replay.charts import Line, line_chart
 
 _ABOUT = """\
-A day of rising and falling load on simulated servers, with the real picker in front and Kubernetes's autoscaler on a number that
-the picker tells. One row for each signal, target and start time; the first two rows are fleets that nobody changes.
+Simulate a day of rising and falling load on simulated servers, with the real picker and Kubernetes's autoscaler, which follows a number that
+the picker reports. Print one row for each signal, target and start time; the first two rows are fleets of constant size.
 """
 _CALM, _PEAK = 1.0, 4.0
 """Servers' worth of requests."""
@@ -43,25 +43,25 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--workload",
         default="none",
-        help="of bench.routing, with requests that come at their times (default %(default)s)",
+        help="workload of bench.routing whose requests come at fixed times (default %(default)s)",
     )
     add(
         "--per-server",
         type=float,
         default=0.0,
         metavar="X",
-        help="requests/s that one server does (default: measured first)",
+        help="requests/s that one server can do (default: measured first)",
     )
     add(
         "--rise",
         type=float,
         default=1200.0,
         metavar="S",
-        help="from the calm load to the peak (default %(default)s)",
+        help="seconds in which the load rises from low to its peak (default %(default)s)",
     )
-    add("--quick", action="store_true", help="three rows")
+    add("--quick", action="store_true", help="print only three rows")
     add("--processes", type=int, default=1, metavar="N")
-    add("--svg", type=Path, metavar="PATH", help="draw the day of the usual setting here")
+    add("--svg", type=Path, metavar="PATH", help="draw the day of the usual setting into this file")
     return parser
 
 

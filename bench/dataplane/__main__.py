@@ -30,7 +30,7 @@ Envoy for each request, and the time to the first byte of the answer that the wa
 _READING = """\
 how it is done:
   One client keeps a fixed number of requests in flight over kept HTTP/1.1 connections; the model servers
-  answer with canned bytes. All ways take turns within each round, in an order drawn anew, so that noise
+  answer with fixed bytes. All ways take turns within each round, in an order drawn anew, so that noise
   of the machine meets each of them; the tables show medians over rounds, ratios within the same round,
   and half the distance between the quartiles after the ±.
 how to read it:
@@ -56,10 +56,14 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_READING,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="fewer loads and rounds, under 90 seconds")
-    parser.add_argument("--tracing", action="store_true", help="what spans cost, and nothing else: a minute")
-    parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each load (default 5)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every turn's figures here")
+    parser.add_argument(
+        "--quick", action="store_true", help="run fewer loads and rounds, in under 90 seconds"
+    )
+    parser.add_argument("--tracing", action="store_true", help="measure only the cost of spans, in a minute")
+    parser.add_argument("--rounds", type=int, metavar="N", help="number of rounds for each load (default 5)")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the figures of every turn to this file"
+    )
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables as a page of the docs")
     parser.add_argument(
         "--against", type=Path, metavar="DIR", help="compare with the picker of the checkout in DIR"
@@ -68,9 +72,11 @@ def _parser() -> argparse.ArgumentParser:
         "--profile",
         type=Path,
         metavar="FILE",
-        help="run our picker under cProfile (its figures then mean nothing)",
+        help="run our picker under cProfile; its figures are then meaningless",
     )
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of prompts and order (default 1)")
+    parser.add_argument(
+        "--seed", type=int, default=1, metavar="N", help="seed of the prompts and of the order (default 1)"
+    )
     return parser
 
 

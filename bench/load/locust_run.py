@@ -243,33 +243,51 @@ class LoadUser(User):
 @events.init_command_line_parser.add_listener
 def _add_options(parser: LocustArgumentParser) -> None:
     group = parser.add_argument_group("prefix-gateway load")
-    group.add_argument("--model", default="", help="model to ask for (default: the first one served)")
-    group.add_argument("--seed", type=int, default=1, help="of all prompts (default 1)")
     group.add_argument(
-        "--salt", default="", help="cache_salt of every request: one of its own starts from cold caches"
+        "--model", default="", help="model that requests name (default: the first one that the gateway lists)"
+    )
+    group.add_argument("--seed", type=int, default=1, help="seed of all prompts (default 1)")
+    group.add_argument(
+        "--salt",
+        default="",
+        help="cache_salt of every request; a new salt makes the run start with empty caches",
     )
     group.add_argument(
-        "--requests", type=int, default=0, help="end after so many, all answers awaited (default: by time)"
+        "--requests",
+        type=int,
+        default=0,
+        help="end after this many requests, when all answers have come (default: end by time)",
     )
-    group.add_argument("--think", type=float, default=1.0, help="factor of all think times (default 1)")
-    group.add_argument("--prefixes", type=int, default=32, help="shared beginnings in use (default 32)")
-    group.add_argument("--prefix-tokens", type=int, default=1500, help="of each, about (default 1500)")
-    group.add_argument("--answer-tokens", type=int, default=60, help="of each answer (default 60)")
     group.add_argument(
-        "--silence", type=float, default=120.0, help="seconds without a byte that fail a request"
+        "--think", type=float, default=1.0, help="multiply all think times by this (default 1)"
+    )
+    group.add_argument("--prefixes", type=int, default=32, help="number of shared beginnings (default 32)")
+    group.add_argument(
+        "--prefix-tokens",
+        type=int,
+        default=1500,
+        help="length of each shared beginning, about (default 1500)",
+    )
+    group.add_argument(
+        "--answer-tokens", type=int, default=60, help="length of each answer, in tokens (default 60)"
+    )
+    group.add_argument(
+        "--silence", type=float, default=120.0, help="a request fails after this many seconds without a byte"
     )
     group.add_argument(
         "--generators", type=int, default=1, help="worker processes that share the load (default 1)"
     )
-    group.add_argument("--label", default="load", help="of this run in the report")
+    group.add_argument("--label", default="load", help="name of this run in the report")
     group.add_argument("--figures", default="", help="file for the run's figures (JSON)")
-    group.add_argument("--record", default="", help="file for what was sent, as a trace in Mooncake's format")
-    group.add_argument("--trace", default="", help="trace to replay (default: one made from the seed)")
     group.add_argument(
-        "--trace-speed", type=float, default=1.0, help="replay so many times as fast (default 1)"
+        "--record", default="", help="file for the requests that were sent, as a trace in Mooncake's format"
+    )
+    group.add_argument("--trace", default="", help="trace to replay (default: a trace made from the seed)")
+    group.add_argument(
+        "--trace-speed", type=float, default=1.0, help="replay the trace this many times as fast (default 1)"
     )
     group.add_argument(
-        "--trace-scale", type=float, default=1.0, help="factor of all sizes of the trace (default 1)"
+        "--trace-scale", type=float, default=1.0, help="multiply all sizes of the trace by this (default 1)"
     )
 
 

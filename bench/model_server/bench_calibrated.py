@@ -109,13 +109,18 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--url", required=True, help="the server that was calibrated, still running")
-    parser.add_argument("--cost", type=Path, required=True, help="what `model-server calibrate` wrote of it")
+    parser.add_argument("--url", required=True, help="address of the running server that was calibrated")
     parser.add_argument(
-        "--requests-per-s", type=float, default=0.5, help="of the last scenario (default %(default)s)"
+        "--cost",
+        type=Path,
+        required=True,
+        help="the file that `model-server calibrate` wrote for this server",
+    )
+    parser.add_argument(
+        "--requests-per-s", type=float, default=0.5, help="rate of the last scenario (default %(default)s)"
     )
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="keep every figure in this file")
+    parser.add_argument("--json", type=Path, help="write every figure to this file")
     args = parser.parse_args()
     measured = asyncio.run(measure(args))
     write_json(args.json, measured)

@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--quick", action="store_true", help="a short version of everything")
+    add("--quick", action="store_true", help="run a short version of everything")
     add(
         "--workloads",
         default="",
@@ -86,7 +86,12 @@ def _parser() -> argparse.ArgumentParser:
         f"or of {', '.join(UNTUNED)}; `untuned`: all of these",
     )
     add(
-        "--trace", type=Path, action="append", default=[], metavar="PATH", help="a trace as one more workload"
+        "--trace",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="use this trace as one more workload",
     )
     add(
         "--rules",
@@ -101,29 +106,46 @@ def _parser() -> argparse.ArgumentParser:
         default="saturation",
         help="what a load is a share of: the most that the fleet can do (default), or what it does with 16 requests in flight at each server",
     )
-    add("--seeds", type=int, default=0, metavar="N", help="runs of each kind (default 3)")
-    add("--scale", type=float, default=0.0, metavar="X", help="times the usual number of requests")
+    add("--seeds", type=int, default=0, metavar="N", help="number of seeds (default 3)")
+    add("--scale", type=float, default=0.0, metavar="X", help="send X times the usual number of requests")
     _add_fleet(parser)
     add("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
-    add("--store", type=Path, metavar="PATH", help="keep the figures here, and run only what is not there")
-    add("--svg", type=Path, metavar="PATH", help="draw the picture here")
-    add("--read", type=Path, action="append", metavar="PATH", help="print earlier figures, run nothing")
-    add("--list", action="store_true", help="print the rules and their settings, run nothing")
+    add(
+        "--store",
+        type=Path,
+        metavar="PATH",
+        help="keep the figures in this file, and run only what is missing in it",
+    )
+    add("--svg", type=Path, metavar="PATH", help="draw the picture into this file")
+    add(
+        "--read",
+        type=Path,
+        action="append",
+        metavar="PATH",
+        help="print the figures of this file, and run nothing",
+    )
+    add("--list", action="store_true", help="print the rules and their settings, and run nothing")
     return parser
 
 
 def _add_fleet(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("the fleet").add_argument
     add("--servers", type=int, default=8, metavar="N", help="(default %(default)s)")
-    add("--replicas", type=int, default=1, metavar="N", help="of the router (default %(default)s)")
+    add(
+        "--replicas",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of copies of the router (default %(default)s)",
+    )
     add(
         "--share-delay",
         type=float,
         metavar="S",
-        help="our replicas hear of each other's picks so much later (default: never)",
+        help="delay until our replicas know each other's picks (default: they never do)",
     )
     add("--scrape-interval", type=float, default=1.0, metavar="S", help="(default %(default)s)")
-    add("--lag", type=float, default=0.0, metavar="S", help="age of a page when it is read")
+    add("--lag", type=float, default=0.0, metavar="S", help="age of a metrics page when it is read")
     add("--slow", type=float, default=1.0, metavar="X", help="speed of the first server")
     add("--unlike", type=int, default=0, metavar="N", help="servers with half the speed and half the cache")
     add("--restart", action="store_true", help="one server restarts half-way")

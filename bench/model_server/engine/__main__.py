@@ -41,18 +41,32 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
-    parser.add_argument("--repeats", type=int, default=5, help="0: only tell what --json FILE holds")
-    parser.add_argument("--layers", type=int, default=4, help="SmolLM2's first so many layers; 0: all thirty")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=5,
+        help="number of repeats; 0: only print the content of --json FILE (default %(default)s)",
+    )
+    parser.add_argument(
+        "--layers",
+        type=int,
+        default=4,
+        help="use only the first N layers of SmolLM2; 0: all thirty (default %(default)s)",
+    )
     parser.add_argument(
         "--requests",
         type=int,
         metavar="N",
-        help="in 001-6 (default 20 prompts, 200 on a GPU) and 003-5 (64), where all layers are too slow for more",
+        help="prompts of 001-6 (default 20; 200 on a GPU) and requests of 003-5 (default 64), if all layers are too slow for more",
     )
-    parser.add_argument("--modes", nargs="+", choices=runs.MODES, default=runs.MODES, help="of 003-5")
-    parser.add_argument("--shape", choices=list(SHAPES), help="random weights of this shape instead")
-    parser.add_argument("--device", default="cpu", help="where --shape computes (default %(default)s)")
-    parser.add_argument("--json", type=Path, help="keep every figure in this file, after those that it holds")
+    parser.add_argument(
+        "--modes", nargs="+", choices=runs.MODES, default=runs.MODES, help="modes of 003-5 to run"
+    )
+    parser.add_argument(
+        "--shape", choices=list(SHAPES), help="use random weights of this shape instead of SmolLM2"
+    )
+    parser.add_argument("--device", default="cpu", help="device for --shape (default %(default)s)")
+    parser.add_argument("--json", type=Path, help="add every figure to this file")
     args = parser.parse_args()
     if args.device != "cpu" and not args.shape:
         parser.error("--device is for --shape: SmolLM2's figures are those of a CPU")
