@@ -316,8 +316,8 @@ class App:
         )
 
     def _not_ready(self) -> str:
-        """Why no requests should come here. Empty: requests may come. A lack of endpoints is no reason,
-        because clients then get a clear 503.
+        """The reason why no requests should come here. Empty: requests may come. A lack of endpoints is not a
+        reason, because clients then get a clear 503.
         """
         if self._draining:
             return "draining"

@@ -141,8 +141,9 @@ class Decision(Struct, gc=False):
     """The chosen endpoint first, then the others by score, then those that were left out; at most ten. May be
     formatted only when somebody looks at them."""
     predicted_s: float = 0.0
-    """Predicted time from the pick until the chosen server has computed the prompt;
-    0 where nobody was scored."""
+    """Predicted time from the pick until the chosen server has computed the prompt; 0 if no candidate was
+    scored.
+    """
     served: Address | None = None
     served_by: EndpointName = EndpointName("")
     """The endpoint at `served`, once the answer has begun. If no endpoint has this address: the address."""

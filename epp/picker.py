@@ -165,7 +165,9 @@ class Picker:
         self._align()
 
     def take_lists(self, lists: Mapping[EndpointName, ModelList | None], *, now: float) -> None:
-        """Take in the servers' lists at `/v1/models`. None: the server was asked and did not say."""
+        """Take in the servers' lists at `/v1/models`. None: the server was asked, but did not list its
+        models.
+        """
         for name in self.fleet.take_lists(lists, spec=self._spec, now=now):
             self.table.clear_endpoint(name)
         for name in lists:
@@ -182,13 +184,13 @@ class Picker:
         self.fleet.set_aliases(rewrites.aliases)
 
     def model_list(self, subset: frozenset[Address] | None = None) -> bytes | None:
-        """The answer to `GET /v1/models`, of the servers at these addresses if some are given. None: no
-        server has said.
+        """The answer to `GET /v1/models`; with addresses, for the servers at these addresses only. None: no
+        server has listed its models.
         """
         return self.fleet.model_list(subset)
 
     def observe(self, name: EndpointName, metrics: EndpointMetrics | None, *, now: float) -> None:
-        """Take in one scrape; None: it failed."""
+        """Take in one scrape. None: the scrape failed."""
         state = self.fleet.get(name)
         if state is None:
             return

@@ -43,7 +43,7 @@ _MOST_UNREAD_BYTES = 256 * 1024
 """Bound for an unread body, which may have any size and is seldom all text. If more counted, its server would
 get nothing else for a minute."""
 _MEDIA_BYTES = 4096
-"""For a recording or another upload that is no JSON. Its size does not show how many tokens it makes."""
+"""For a recording or another upload that is not JSON. Its size does not show how many tokens it makes."""
 
 
 class Prompt(Value, frozen=True):
@@ -131,7 +131,7 @@ class ServerCaches:
         self.table.add_endpoint(state.endpoint.name, capacity_bytes=self._capacity_bytes(state))
 
     def learned(self, model: str) -> Learned:
-        """What was learned from the servers of a model."""
+        """What the picker has learned from the servers of a model."""
         known = self._learned.get(model)
         if known is None:
             tokens = TokenEstimate(start=self._spec.table.bytes_per_token)
@@ -139,7 +139,7 @@ class ServerCaches:
         return known
 
     def forget_models(self, present: AbstractSet[str]) -> None:
-        """Forget what was learned of models that no server has any more, if there are many."""
+        """If there are many models, forget what was learned about those that no server has any more."""
         forget_models(self._learned, present)
 
     def observe(

@@ -151,8 +151,9 @@ class Endpoint:
     kv_replay: str = ""
     """Where it replays missed KV events. Empty although `kv_events` is set: nowhere."""
     metrics: str = ""
-    """Where its metrics page is, as `[:port][/path]` (`METRICS_PLACE`).
-    What is left out is the serving port, and the policy's path."""
+    """The place of its metrics page, as `[:port][/path]` (`METRICS_PLACE`). A missing port means the serving
+    port, and a missing path means the policy's path.
+    """
     role: Role = Role.UNSAID
     rank: int | None = None
     """The number of this data parallel rank. None: the endpoint is a whole server."""
@@ -161,7 +162,7 @@ class Endpoint:
 
     @property
     def destination(self) -> Address:
-        """The address that the data plane is told."""
+        """The address that the data plane gets."""
         return self.behind or self.address
 
 

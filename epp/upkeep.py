@@ -1,5 +1,5 @@
-"""What the picker does at regular times, whether requests come or not. Its loops run under `sources`, started
-by `app`.
+"""The work that the picker does at regular times, whether requests come or not. Its loops run under
+`sources`, started by `app`.
 """
 
 from __future__ import annotations

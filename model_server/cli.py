@@ -108,7 +108,8 @@ def _add_serve(commands: Commands) -> None:
     run = commands.add_parser(
         "serve",
         help="run the server until SIGTERM or SIGINT (model-server serve --help lists the settings)",
-        usage="model-server serve [OPTIONS]",  # all of them would bury the one line that says what is wrong
+        # the full list of flags would hide the one line that says what is wrong
+        usage="model-server serve [OPTIONS]",
         description=_ABOUT,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -39,7 +39,8 @@ class Chunks(Strict, frozen=True):
 
 
 class Tiers(Strict, frozen=True):
-    """Value of a prefix that lies in a slower tier of a server.
+    """The value of a prefix in a slower tier of a server.
+
     Only exact mode knows tiers: docs/exact-mode.md.
     """
 

@@ -56,7 +56,7 @@ class Columns:
         self._waiting: Floats = np.full(n, np.nan)
         self._kv_usage: Floats = np.full(n, np.nan)
         self._pages_seen = self._waiting, self._kv_usage
-        """Copies of two columns for snapshots, which nobody writes to."""
+        """Copies of two columns for snapshots. No code writes to them."""
         self._most = np.inf, np.inf
         """The largest value of each of these columns. No candidate has a larger one."""
         self._max_adapters: Floats = np.full(n, np.nan)

@@ -33,7 +33,9 @@ class FleetChange:
     added: tuple[EndpointName, ...]
     removed: tuple[EndpointName, ...]
     restarted: tuple[EndpointName, ...]
-    """Endpoints with the same name but another process or address. What was known of their caches is void."""
+    """Endpoints with the same name but another process or address. The picker's knowledge of their caches is
+    void.
+    """
 
 
 class Fleet:
@@ -145,9 +147,9 @@ class Fleet:
     def take_lists(
         self, lists: Mapping[EndpointName, ModelList | None], *, spec: PolicySpec, now: float
     ) -> Sequence[EndpointName]:
-        """Take in the servers' lists of models. None: the server was asked and did not say.
+        """Take in the servers' lists of models. None: the server was asked, but did not list its models.
 
-        Returns the servers that list another base model than before, and so are other servers now.
+        Returns the servers that list another base model than before. They count as other servers from now on.
         """
         restarted: list[EndpointName] = []
         renamed = changed = False
@@ -201,9 +203,10 @@ class Fleet:
 
     def model_list(self, subset: frozenset[Address] | None = None) -> bytes | None:
         """The models of all servers together, as JSON. subset: only servers at these addresses. None: no
-        server has said.
+        server has listed its models.
 
-        Made once and kept until the lists change, since a client may ask as often as it likes.
+        The answer is made once and kept until the lists change, because clients may ask for it as often as
+        they like.
         """
         if subset not in self._unions:
             lists = [
@@ -218,7 +221,7 @@ class Fleet:
 
     @property
     def unlisted(self) -> int:
-        """Number of servers that have not said yet what they serve."""
+        """The number of servers that have not listed their models yet."""
         return len(self._serving.unlisted)
 
     def new_state(self, endpoint: Endpoint, *, spec: PolicySpec, now: float) -> EndpointState:

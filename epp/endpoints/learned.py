@@ -265,7 +265,7 @@ def _open(window: HitWindow, hits: float, now: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What is learned about one model."""
+    """What the picker has learned about one model."""
 
     tokens: TokenEstimate
     cache: CacheSize

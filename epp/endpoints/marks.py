@@ -1,5 +1,5 @@
-"""What the picker remembers of a server that has failed lately, and the probes that it sends there. Owned by
-`failures`.
+"""What the picker remembers about a server that has failed recently, and the probes that it sends to this
+server. Owned by `failures`.
 """
 
 from __future__ import annotations

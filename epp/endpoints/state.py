@@ -44,7 +44,7 @@ class EndpointState:
     picks_since_scrape: int = 0
     ends_since_scrape: int = 0
     computed_per_s: float = 0.0
-    """Prompt tokens that the server computed in a second lately, by its own counters."""
+    """Prompt tokens that the server recently computed per second, by its own counters."""
     surplus: float | None = None
     """The largest number seen on a page of first tokens minus ended and present requests:
     see `_all_begun`."""
@@ -262,7 +262,7 @@ class EndpointState:
         return self.metrics is None or at > self.metrics.scraped_at
 
     def heard_of_restart(self, *, at: float) -> None:
-        """Another picker saw the server restart. Its metrics stay until our own scrape."""
+        """Another picker saw the server restart. The server's metrics stay until our own next scrape."""
         self.changed.add(self.slot)
         self.cold_at = at
         self.process += 1

@@ -35,8 +35,8 @@ class Gone(Struct, frozen=True, gc=False):
 
 
 class Fault(Struct, frozen=True, gc=False):
-    """For the metrics: the peer broke a rule at the cost of a stream or of the connection, or opened a stream
-    that is no gRPC call.
+    """For the metrics: the peer broke a rule, which costs a stream or the connection; or it opened a stream
+    that is not a gRPC call.
     """
 
     reason: str

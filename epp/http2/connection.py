@@ -327,7 +327,7 @@ class Connection:
             self._table.events.append(HalfClosed(number))
 
     def _refuse(self, stream: Stream, request: Request) -> None:
-        """Answer a stream that is no gRPC call with an HTTP response. Its body is thrown away."""
+        """Answer a stream that is not a gRPC call with an HTTP response. The stream's body is thrown away."""
         self._table.events.append(Fault("no_grpc_call"))
         stream.lingers_until = self._table.now + self._limits.linger_s
         self._table.lingering[stream.number] = stream

@@ -110,7 +110,9 @@ class Sender:
         return self.pump(stream, now=now)
 
     def refuse(self, stream: Stream, answer: tuple[bytes, bytes], *, now: float) -> bool:
-        """Queue a whole HTTP answer to a stream that is no call. False: it waits for the peer's window."""
+        """Queue a whole HTTP answer to a stream that is not a call. False: the answer waits for the peer's
+        window.
+        """
         block, body = answer
         stream.answered = True
         self._headers(stream.number, block, flags=Flag.END_HEADERS)

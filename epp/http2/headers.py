@@ -40,7 +40,7 @@ class ListTooLargeError(UnreadableBlockError):
 
 
 class MalformedRequestError(Exception):
-    """The headers are no HTTP request (RFC 9113, section 8), so the stream is reset."""
+    """The headers are not an HTTP request (RFC 9113, section 8), so the stream is reset."""
 
 
 class Request(Value, frozen=True):
@@ -48,9 +48,9 @@ class Request(Value, frozen=True):
 
     path: str
     refuse_status: int = 0
-    """HTTP status of the refusal if the request is no gRPC call. 0: it is one."""
+    """HTTP status of the refusal if the request is not a gRPC call. 0: it is a gRPC call."""
     timeout_s: float | None = None
-    """How long the caller waits. None: the caller did not say."""
+    """How long the caller waits. None: the caller did not state a time."""
     bad_timeout: bool = False
     declared_bytes: int | None = None
     """Content-Length."""
@@ -108,7 +108,7 @@ class HeaderReader:
 
 
 def read_request(fields: Iterable[tuple[bytes, bytes]]) -> Request:
-    """Raises MalformedRequestError if the headers are no request."""
+    """Raises MalformedRequestError if the headers are not a request."""
     pseudo: dict[bytes, bytes] = {}
     found: dict[bytes, bytes] = {}
     for name, value in fields:
@@ -139,7 +139,7 @@ def read_request(fields: Iterable[tuple[bytes, bytes]]) -> Request:
 
 
 def read_timeout(text: bytes) -> float | None:
-    """Seconds of a `grpc-timeout`. None: the text is no valid timeout."""
+    """Seconds of a `grpc-timeout`. None: the text is not a valid timeout."""
     match = _TIMEOUT(text)
     return None if match is None else int(match[1]) * _UNIT_S[match[2]]
 
@@ -182,7 +182,7 @@ _NO_CALL: Final = b"This port speaks gRPC alone: POST, with content-type applica
 
 @functools.lru_cache(maxsize=16)
 def refusal(http_status: int) -> tuple[bytes, bytes]:
-    """The header block and the body of the answer to a stream that is no gRPC call."""
+    """The header block and the body of the answer to a stream that is not a gRPC call."""
     fields = (
         (":status", str(http_status)),
         ("content-type", "text/plain"),

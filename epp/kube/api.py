@@ -250,7 +250,9 @@ _T = TypeVar("_T")
 
 
 def read(answer: bytes, kind: type[_T]) -> _T:
-    """An answer as one of our structs. Raises ApiError if it does not fit, as the page of a proxy."""
+    """Decode an answer into one of our structs. ApiError: the answer does not fit the struct, for example
+    because it is the page of a proxy.
+    """
     try:
         return msgspec.json.decode(answer, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -108,7 +108,7 @@ class Discovery:
         self.changed = changed
 
     def _server(self, pod: Pod) -> _Server | None:
-        """The facts about a pod. None: it gets no requests now."""
+        """The facts about a pod. None: the pod gets no requests now."""
         host = _host(pod, self._family)
         if not _ready(pod) or not host or pod.metadata.deletion_timestamp is not None:
             return None
@@ -129,7 +129,7 @@ class Discovery:
 
 
 def _adapters(text: str) -> frozenset[str]:
-    """Adapters that a request can name. Those beyond what a server can hold are left out."""
+    """Adapters that a request can name. Adapters beyond the number that a server can hold are left out."""
     names = (name.strip() for name in text.split(",", _MOST_ADAPTERS)[:_MOST_ADAPTERS])
     return frozenset(name for name in names if 0 < len(name) <= MAX_NAME_CHARS)
 
@@ -147,7 +147,7 @@ def _ready(pod: Pod) -> bool:
 
 
 def pool_ports(pool: Pool) -> tuple[int, ...]:
-    """The target ports, each once. Numbers that are no ports are left out."""
+    """The target ports, each once. Numbers that are not ports are left out."""
     return tuple(dict.fromkeys(port.number for port in pool.spec.target_ports if 0 < port.number < 65_536))
 
 
@@ -193,7 +193,7 @@ def _endpoint(name: str, server: _Server, port: int, *, rank: int, pool: str) ->
 
 
 def _port(text: str) -> int:
-    """The port. 0: the text is no port."""
+    """The port. 0: the text is not a port."""
     return int(text) if len(text) <= 5 and text.isascii() and text.isdigit() and int(text) < 65_536 else 0
 
 

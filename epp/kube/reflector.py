@@ -217,7 +217,7 @@ class Reflector(Generic[T]):
         self._on_change()
 
     def _read(self, text: msgspec.Raw) -> T | None:
-        """One object. None: it cannot be read. It must not keep out the others."""
+        """Decode one object. None: it cannot be read. An unreadable object must not keep out the others."""
         try:
             if self._source.free_form:
                 check_cost(bytes(text))

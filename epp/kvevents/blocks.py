@@ -73,7 +73,7 @@ class ServerBlocks:
             copies.clear()
 
     def blocks(self) -> Iterator[tuple[BlockName, Tier]]:
-        """What is held, and where."""
+        """The blocks that are held, with their tiers."""
         return ((block, _fastest(copies)) for part in self._copies.parts for block, copies in part.items())
 
     def _stored(self, event: Stored) -> list[BlockName]:

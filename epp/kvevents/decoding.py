@@ -62,7 +62,7 @@ Event = Stored | Removed | Cleared
 
 
 class MalformedError(Exception):
-    """The message is no batch of KV events."""
+    """The message is not a batch of KV events."""
 
 
 _Name = int | bytes

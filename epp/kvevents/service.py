@@ -191,7 +191,9 @@ class ExactService:
             self._queue.open()
 
     def _turn_off(self, failure: BaseException) -> None:
-        """Follow no server, ask nothing of the picker any more, and invalidate what it was told."""
+        """Follow no server, ask nothing of the picker any more, and tell it that the earlier findings are
+        invalid.
+        """
         self._queue.close()
         self._found.clear()
         reason = f"failed: {type(failure).__name__}: {failure}"

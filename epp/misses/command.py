@@ -55,7 +55,7 @@ def fetch(admin: str, *, window_s: int) -> dict[str, Any]:
 
 
 def parsed(answer: bytes) -> dict[str, Any]:
-    """Raises ValueError if this is no picker's account."""
+    """Raises ValueError if this is not a picker's account."""
     found: dict[str, Any] = bounded_json.decode(answer)
     msgspec.convert(found, _Explained)
     return found

@@ -89,14 +89,16 @@ class Roots:
     __slots__ = ("_kept", "_start")
 
     def __init__(self, schedule: ChunkSchedule, *, secret: bytes = b"") -> None:
-        """secret: at most 64 bytes. Nobody who lacks it can tell which texts have equal hashes."""
+        """secret: at most 64 bytes. Without the secret nobody can tell which texts have equal hashes."""
         sizes = (schedule.chunk_bytes, schedule.later_chunk_bytes, schedule.later_from_bytes)
         self._start = blake2b(_framed(_SCHEME, *(b"%d" % n for n in sizes)), digest_size=8, key=secret)
         self._kept: dict[str, int] = {}
 
     @property
     def fingerprint(self) -> str:
-        """Differs if schedule, scheme or secret differ, and reveals none of them."""
+        """Two fingerprints differ if schedule, scheme or secret differ. The fingerprint reveals none of
+        these.
+        """
         name = self._start.copy()
         name.update(b"fingerprint")
         return name.hexdigest()

@@ -112,7 +112,7 @@ def packed(chain: Sequence[int]) -> bytes:
 
 
 def unpacked(chunks: bytes) -> list[int]:
-    """Raises ValueError if these are no whole hashes."""
+    """Raises ValueError if the bytes are not whole hashes."""
     hashes = array("Q")
     hashes.frombytes(chunks)
     return hashes.tolist()

@@ -125,7 +125,7 @@ def _remarks(trace: Trace, candidates: Sequence[Candidate]) -> list[str]:
 
 
 class _Progress:
-    """Shows progress on one line of standard error. Shows nothing if that is no terminal."""
+    """Shows progress on one line of standard error, if standard error is a terminal."""
 
     def __init__(self) -> None:
         self._shown_at = 0.0

@@ -39,7 +39,7 @@ def check_cost(text: bytes, *, most_units: int = MOST_UNITS) -> None:
 
 
 def decode(text: bytes, *, most_units: int = MOST_UNITS) -> Any:
-    """Raises ValueError if the data is no JSON, is nested too deeply, or would take too long to decode."""
+    """Raises ValueError if the data is not JSON, is nested too deeply, or would take too long to decode."""
     check_cost(text, most_units=most_units)
     try:
         return msgspec.json.decode(text)

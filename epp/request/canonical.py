@@ -96,7 +96,7 @@ def heading(role: bytes, *, name: bytes = b"", answers: bytes = b"") -> bytes:
 
 
 def label(name: bytes) -> bytes:
-    """The heading of a part that is no message, such as the list of tools. No role has this heading."""
+    """The heading of a part that is not a message, such as the list of tools. No role has this heading."""
     return SECTION + FIELD + name + BODY
 
 
@@ -110,7 +110,9 @@ def raw_section(name: bytes, raw: Raw) -> list[Piece]:
 
 
 def raw_call(name: bytes, raw: Raw) -> list[Piece]:
-    """A message's tool calls as they were sent. They follow the content, as the text came first."""
+    """A message's tool calls, as they were sent. They stand after the content, because the server wrote the
+    text first.
+    """
     return [PART + FIELD + name + FIELD, raw] if present(raw) else []
 
 

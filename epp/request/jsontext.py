@@ -104,13 +104,15 @@ def plain_chat(body: bytes | memoryview, most_units: int = sys.maxsize) -> Plain
 
 
 def plain_text(value: Raw) -> bytes | None:
-    """The UTF-8 of one JSON value that is a string. None: it is no string, or not clearly well formed."""
+    """The UTF-8 of one JSON value that is a string. None: it is not a string, or it may not be
+    well formed.
+    """
     return text_of(value) if COMPILED else None
 
 
 def text_bytes(value: Raw) -> bytes | None:
-    """The UTF-8 of one JSON value that is a string. None: it is no string. Raises DecodeError if the string
-    is malformed.
+    """The UTF-8 of one JSON value that is a string. None: it is not a string. Raises DecodeError if the
+    string is malformed.
     """
     text = plain_text(value)
     if text is not None or first_byte(value) != _QUOTE:
@@ -193,7 +195,8 @@ def weigh(body: bytes | memoryview) -> Weight:
 
 def cheap_chat(body: bytes | memoryview) -> PlainChat | None:
     """Read a plain chat in one pass, which also counts what `weigh` would count.
-    None: it is no plain chat, or too costly.
+
+    None: the body is not a plain chat, or it is too costly.
     """
     size = len(body)
     chat = plain_chat(body, _MOST_UNITS) if size <= _MOST_BYTES else None

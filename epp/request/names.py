@@ -37,8 +37,8 @@ def bounded_name(name: str, *, most_chars: int = MAX_NAME_CHARS) -> str:
 
 
 def name_in(value: Raw) -> str | None:
-    """A JSON string as a name. None: it is no string. A long name is not decoded. Raises DecodeError if the
-    string is malformed.
+    """A JSON string as a name. None: it is not a string. A long name is not decoded. Raises DecodeError if
+    the string is malformed.
     """
     json = memoryview(value)
     if not json or json[0] != ord('"'):

@@ -299,7 +299,7 @@ _OTHER: Final = (ApiKind.OTHER, None)
 
 
 def _asked_prompts(raw: Raw, *, where: str) -> Prompts | None:
-    """The prompts of the body. None: it has no prompt."""
+    """The prompts of the body. None: the body has no prompt."""
     return None if raw is NO_RAW or raw == _NULL else read_prompts(raw, where=where)
 
 

@@ -219,7 +219,7 @@ class ResponseReader:
                 self._take_block((owner, position), block.get("text"))
             self._text_closed = self._text_closed or block.get("type") == "tool_use"
 
-    # What is kept
+    # The parts of the answer that are kept
 
     def _take_block(self, block: object, text: object) -> None:
         """Take text of the first block that has any. In the next turn, a separator stands before the text of

@@ -38,7 +38,7 @@ class Roster:
     __slots__ = ("addresses", "answers", "by_name", "everyone", "models", "names", "names_hashed", "turn")
 
     def __init__(self, endpoints: Sequence[Endpoint], *, models: Sequence[str] = ()) -> None:
-        """models: the base model of each endpoint, where more is known than what the source declares."""
+        """models: the base model of each endpoint, if the picker knows more than the source declares."""
         self.everyone = range(len(endpoints))
         """All slots, in order."""
         self.names: list[EndpointName] = [e.name for e in endpoints]
@@ -113,8 +113,9 @@ class Snapshot(Facts, frozen=True):
         return {slot: place for place, slot in enumerate(self.slots)}
 
     def burden(self) -> Floats:
-        """Requests in flight, for rules that go by load.
-        Failed answers count, since a server that fails at once is always idle.
+        """Requests in flight, for rules that choose by load.
+
+        Failed answers count as requests, since a server that fails at once is always idle.
         """
         return (
             self.in_flight

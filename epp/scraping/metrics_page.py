@@ -139,8 +139,8 @@ _Samples = dict[bytes, list[_Sample]]
 
 
 def parse_page(page: bytes, *, scraped_at: float) -> EndpointMetrics:
-    """The numbers of `page`, added up over its engines. Raises MetricsError if it is no model server's page
-    or its load is unreadable.
+    """The numbers of `page`, added up over its engines. Raises MetricsError if it is not a model server's
+    page, or if its load is unreadable.
     """
     found = _Found(_collect(page))
     block_size, capacity = found.cache()

@@ -22,7 +22,7 @@ _MOST_NUMBER: Final = 2**53
 
 
 class ModelPageError(Exception):
-    """The answer is no list of models."""
+    """The answer is not a list of models."""
 
 
 class _Card(Struct, gc=False):

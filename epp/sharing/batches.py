@@ -190,7 +190,7 @@ class _ReadTable(msgspec.Struct, array_like=True, frozen=True):
 
 
 class MalformedError(ValueError):
-    """The bytes are no batch of this format."""
+    """The bytes are not a batch of this format."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -83,7 +83,7 @@ class ListenerDictionary:
         self._names.extend(names[: max(0, MOST_NAMES - len(self._names))])
 
     def name(self, index: int) -> tuple[str, int] | None:
-        """The name of an index. None: it was never sent."""
+        """The name of an index. None: the index was never sent."""
         return self._names[index] if 0 <= index < len(self._names) else None
 
     def chain(self, head: bytes, tail: bytes) -> list[int] | None:

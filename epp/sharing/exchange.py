@@ -51,9 +51,10 @@ class Exchange:
         return self._picker.secret.told()
 
     def agree(self, told: bytes) -> bool:
-        """Take over the pool's hash secret, if that is possible. If it is another one, the table starts
-        empty. False: the two secrets do not agree.
-        told: what the pool says about its secret.
+        """Take over the pool's hash secret, if that is possible. If it differs from the current secret, the
+        table starts empty. False: the two secrets do not agree.
+
+        told: the pool's information about its secret.
         """
         agreed = self._picker.secret.agreed(told)
         if agreed is not None and agreed != self._picker.secret:
@@ -80,7 +81,7 @@ class Exchange:
         return self.speaker.batch(now=now, hello=listener.hello, flags=flags)
 
     def hear(self, data: bytes, *, now: float, age_s: float = 0.0) -> None:
-        """Apply a batch from the channel at once, whoever sent it. Raises MalformedError."""
+        """Apply a batch from the channel at once. The sender may be any picker. Raises MalformedError."""
         for _ in self.listener.hear(data, now=now, age_s=age_s):
             pass
 

@@ -32,7 +32,7 @@ _UNREAD_BYTES: Final = 8 * 2**20
 
 
 class BadFrameError(Exception):
-    """The bytes are no frame, so the connection cannot be used any more."""
+    """The bytes are not a frame, so the connection cannot be used any more."""
 
 
 async def read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:

@@ -16,7 +16,9 @@ _TIMEOUT_S: Final = 3.0
 _WAIT_S: Final = 1.0
 _AGE: Final = struct.Struct(">d")
 _MOST_UNHEARD: Final = 4096
-"""Most batches that wait for `read`. The oldest are dropped beyond that, and their numbers show it."""
+"""Most batches that wait for `read`. Beyond that the oldest are dropped, and the gap in their numbers shows
+it.
+"""
 
 
 class HubLink:

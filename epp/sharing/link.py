@@ -29,7 +29,9 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedTable:
-    """A stored table, and how long ago it was given to the link. It may be large: nobody copies it whole."""
+    """A stored table, and how long ago it was given to the link. It may be large, so no code
+    copies it whole.
+    """
 
     data: bytes | memoryview
     age_s: float

@@ -31,8 +31,9 @@ _LOAD: Final = "load the shared table"
 _STORE: Final = "store the shared table"
 _BACKOFF_S: Final = (0.05, 0.2, 0.5, 1.0)
 _ALONE_AFTER_S: Final = 0.5
-"""Other pickers answer a new one at once. A picker that has heard nobody by then assumes that it is the first
-one."""
+"""Other pickers answer a new picker at once. A picker that has received nothing after this time assumes that
+it is the first one.
+"""
 _JOIN_TURN_S: Final = 0.5
 _JOINING_S: Final = 15.0
 """After this time, a table that another picker stores brings nothing new."""

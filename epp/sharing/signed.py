@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 SIGNATURE_BYTES: Final = 16
 _REFUSED: Final = b""
-"""Returned in the place of a refused message. It is no batch, so it is counted as malformed."""
+"""Returned instead of a refused message. It is not a batch, so it is counted as malformed."""
 
 
 class SignedLink:

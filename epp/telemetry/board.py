@@ -297,7 +297,9 @@ class _Part(TypedDict):
 
 
 def part_of(page: bytes) -> dict[str, Any] | None:
-    """Another picker's part. None: it cannot be used, as from another version or from no picker."""
+    """Another picker's part. None: the part cannot be used, for example because that picker has another
+    version, or because the answer is not from a picker.
+    """
     try:
         found: dict[str, Any] = bounded_json.decode(page, most_units=_PEER_UNITS)
         known = msgspec.convert(found, _Part)["columns"] == COLUMNS

@@ -77,7 +77,7 @@ class DecisionRing:
 
 
 def as_json(record: Record) -> dict[str, Any]:
-    """The record as JSON values. Addresses are `ip:port`, and text that is no valid UTF-8 is replaced."""
+    """The record as JSON values. Addresses are `ip:port`, and text that is not valid UTF-8 is replaced."""
     shown: dict[str, Any] = _shown(record)
     if isinstance(record, Decision):
         shown["candidates"] = [_shown(candidate) for candidate in record.candidates]
@@ -100,7 +100,7 @@ def _shown(record: Struct) -> dict[str, Any]:
 
 
 def printable(text: str) -> str:
-    """A client's text, cut and made valid: lone surrogates of JSON strings are no UTF-8."""
+    """A client's text, cut and made valid: lone surrogates of JSON strings are not UTF-8."""
     return text[:_MAX_TEXT_CHARS].encode("utf-8", "replace").decode()
 
 

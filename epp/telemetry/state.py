@@ -48,7 +48,7 @@ class EndpointStatus:
         ),
     ] = 0.0
     computed_tokens_per_s: float = 0.0
-    """Prompt tokens per second that the endpoint computed lately."""
+    """Prompt tokens per second that the endpoint computed recently."""
     prefill_tokens_per_s: Annotated[
         float | None,
         gauge(

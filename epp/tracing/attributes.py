@@ -64,7 +64,9 @@ def attributes_of(decision: Decision) -> Attributes:
 
 
 def error_of(decision: Decision) -> str:
-    """Why the request counts as an error. Empty: it is none; a request whose client left is none either."""
+    """The reason why the request counts as an error. Empty: it is not an error. A request whose client left
+    is not an error either.
+    """
     if decision.status is not None and decision.status >= 500:
         return str(decision.status)
     return "failed" if decision.outcome == "failed" else ""

@@ -60,7 +60,7 @@ class EngineConfig:
     block_size_tokens: int = 16
     enable_prefix_caching: bool = True
     max_model_len_tokens: int | None = None
-    """Longest prompt plus answer. None: what the blocks can hold."""
+    """Longest prompt plus answer. None: as many tokens as the blocks can hold."""
     eos_token_id: TokenId
     more_eos_token_ids: frozenset[TokenId] = frozenset()
     """For models with several tokens that end an answer."""
@@ -140,7 +140,7 @@ class Engine:
         self.scheduler.add(request)
 
     def abort(self, request_id: RequestId) -> Request | None:
-        """End a request now and free its blocks. None: it had already ended."""
+        """End a request now and free its blocks. None: the request had already ended."""
         request = self._requests.get(request_id)
         if request is not None:
             self._end(request, FinishReason.ABORT)

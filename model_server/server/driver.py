@@ -43,7 +43,7 @@ class Mailbox:
         self._arrived.set()
 
     def close(self) -> None:
-        """Nothing more will come: `take` raises after it has handed out what is there."""
+        """Close the mailbox: `take` raises after it has returned the remaining items."""
         self._closed = True
         self._arrived.set()
 
@@ -67,7 +67,7 @@ class _Receiver:
     filter: StopFilter | None
     text: Detokenizer
     told: list[TokenTold] | None
-    """None: nobody asked for log probabilities."""
+    """None: log probabilities were not requested."""
     pieces: list[str] = field(default_factory=list)
 
 

@@ -174,7 +174,7 @@ class KvEventLog:
 
 
 def _extra_keys(scope: PrefixScope, *, first: bool) -> ExtraKeys | None:
-    """The parts of a block's hash that are no tokens, without the tags that the hash itself covers."""
+    """The parts of a block's hash that are not tokens, without the tags that the hash itself covers."""
     keys = (scope.adapter_name,) if scope.adapter_name else ()
     if scope.cache_salt and first:
         keys = (*keys, scope.cache_salt)

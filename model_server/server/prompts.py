@@ -31,7 +31,7 @@ _LONGEST_ESCAPE_BYTES = 6
 r"""Most bytes of one character in JSON, as in \u00e9. A character outside the first plane
 takes two of these."""
 _MOST_JSON_MARKS = 8
-"""No tokenizer packs more brackets and commas of JSON into one token than this, on the average of a text."""
+"""On average over a text, no tokenizer packs more brackets and commas of JSON into one token than this."""
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _LIST_START = re.compile(rb"\[\s*+(.)", re.DOTALL)
 FAULT_PLACE = re.compile(r" - at `\$(\S*)`$")
@@ -246,7 +246,7 @@ def _part_text(part: Part) -> str:
 
 
 def _named(body: Conversation) -> dict[str, Any]:
-    """The template's variables that clients set by fields of their own."""
+    """The values of template variables that have their own fields in the body."""
     named = {
         "add_generation_prompt": body.add_generation_prompt,
         "continue_final_message": body.continue_final_message,

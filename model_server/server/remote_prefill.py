@@ -124,7 +124,7 @@ class RemotePrefill:
 
 
 def _url(where: str) -> str:
-    """RemotePrefillError: `where` is no `ip:port`."""
+    """RemotePrefillError: `where` is not `ip:port`."""
     host, _, port = where.rpartition(":")
     try:
         ip = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))

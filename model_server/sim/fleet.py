@@ -76,7 +76,7 @@ class Change:
     add: str = ""
     """This server joins."""
     remove: str = ""
-    """This server gets no more requests, ends those that it has, and is gone for good."""
+    """This server gets no more requests, ends those that it has, and never comes back."""
     speed: float = 1.0
     """Speed of the server that joins or restarts, as a share of the usual."""
 
@@ -136,7 +136,7 @@ class Fleet:
         gate: Gate | None = None,
         scaler: Scaler | None = None,
     ) -> None:
-        """gate: the router again, if requests may wait in it."""
+        """gate: the same object as the router, if requests may wait in it."""
         self._plan = plan
         self._router = router
         self._gate = gate

@@ -1,6 +1,7 @@
 """A request inside a simulated engine: its needs and its progress.
 
-Only its engine changes it. Times are seconds of the virtual clock. None: it did not get there.
+Only its engine changes it. Times are seconds of the virtual clock. None: the request did not reach this
+point.
 """
 
 from __future__ import annotations

@@ -29,7 +29,9 @@ class SimRequest:
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """What became of a request. Times are seconds of the virtual clock. None: it did not get there."""
+    """What became of a request. Times are seconds of the virtual clock. None: the request did not reach this
+    point.
+    """
 
     request: SimRequest
     arrived_s: float

@@ -1,4 +1,4 @@
-"""What a scrape of a simulated server would show, in the terms of a metrics page."""
+"""The values that a scrape of a simulated server would show, in the terms of a metrics page."""
 
 from __future__ import annotations
 

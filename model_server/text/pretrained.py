@@ -22,7 +22,7 @@ from model_server.text.language import NO_VARIABLES, ChatMessage, ChatTemplateEr
 
 _CONTEXT_TOKENS = 5
 _UNFINISHED = "\ufffd"
-"""What a decoder writes for the beginning of an unfinished character."""
+"""The text that a decoder writes for the beginning of an unfinished character."""
 
 
 class PretrainedLanguage:

@@ -114,7 +114,7 @@ class Speeds:
         return False
 
     def _load_s(self, load: Load) -> float | None:
-        """Predicted seconds. None: it comes from a place whose speed is not known."""
+        """Predicted seconds. None: the content comes from a place whose speed is not known."""
         known = (load.disk_bytes, self._disk_s_per_byte), (load.held_bytes, self._held_s_per_byte)
         wanted = [(num_bytes, speed) for num_bytes, speed in known if num_bytes]
         seconds = [num_bytes * speed for num_bytes, speed in wanted if speed is not None]

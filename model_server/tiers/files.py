@@ -107,7 +107,7 @@ class ReadFile:
     """One file, which is open or can be opened again."""
 
     def __init__(self, path: Path, files: OpenFiles) -> None:
-        """DamagedSegmentError: it is no file. OSError: of the disk."""
+        """DamagedSegmentError: the path does not lead to a regular file. OSError: the disk failed."""
         self.path = path
         self._files = files
         self._handle: Handle | None = Handle(path)

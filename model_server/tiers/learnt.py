@@ -70,8 +70,8 @@ class Learnt:
         return name
 
     def orders(self, blocks: Blocks) -> list[TokenOrder] | None:
-        """For each layer the most important tokens first. None: nothing is known about them. From now on the
-        node counts as reordered.
+        """For each layer, the node's tokens in the order of importance. None: nothing is known about these
+        tokens. From now on the node counts as reordered.
         """
         importance = self.known(blocks)
         if importance is None:
@@ -80,7 +80,7 @@ class Learnt:
         return [TokenOrder.by_importance(importance.means(layer)) for layer in range(self._num_layers)]
 
     def restore(self, blocks: Blocks, importance: NodeImportance) -> None:
-        """What was learned before a restart, if it fits."""
+        """Restore what was learned before a restart, if it fits the node."""
         fits = (importance.num_layers, importance.num_tokens) == (
             self._num_layers,
             len(blocks) * self._block_tokens,
