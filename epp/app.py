@@ -14,24 +14,20 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 from epp import parts
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.config.settings import Config
-from epp.config.tls import Tls
 from epp.envoy import sds
 from epp.envoy.eds import EdsFile
 from epp.errors import ConfigError
 from epp.extproc import wire
 from epp.extproc.bodies import BodyRoom
 from epp.extproc.server import ExtProcServer
-from epp.files.certificate import CertificateWatch
-from epp.files.endpoints_file import load_endpoints, load_rewrites
-from epp.files.watch import FileWatcher
+from epp.files.endpoints_file import load_rewrites
 from epp.gate import Gate
 from epp.hash_secret import hash_secret
-from epp.inputs import file_policy, load_inputs
+from epp.inputs import certificate_watch, load_inputs, watchers
 from epp.kube.cluster import Cluster, Hooks
 from epp.misses.explaining import Explaining
 from epp.picker import Picker
@@ -57,7 +53,6 @@ from epp.upkeep import Upkeep
 
 _log = logging.getLogger("epp")
 
-T = TypeVar("T")
 _STOP_GRACE_S = 1.0
 
 
@@ -248,8 +243,12 @@ class App:
         if self._cluster is not None:
             keep("kubernetes", self._cluster.run, name="cluster")
         if config.listen.tls is not None:
-            keep("file", self._certificate_watch(config.listen.tls).run, name="watch of the certificate")
-        for watcher in self._watchers():
+            certificate = certificate_watch(config.listen.tls, self._metrics)
+            keep("file", certificate.run, name="watch of the certificate")
+        on_endpoints = self._on_endpoints_file if self._cluster is None else None
+        for watcher in watchers(
+            config, self._inputs, self._metrics, on_endpoints=on_endpoints, on_policy=self._on_policy
+        ):
             keep("file", watcher.run, name=f"watcher of {watcher.path}")
         if self._sharing is not None:
             keep("sharing", self._sharing.run)
@@ -262,58 +261,6 @@ class App:
         if self._not_ready():
             keep("readiness", self._become_ready)
         return tasks
-
-    def _watchers(self) -> list[FileWatcher[Any]]:
-        config, inputs = self._config, self._inputs
-        watchers: list[FileWatcher[Any]] = []
-        if self._cluster is None:
-            watchers.append(
-                self._watcher(
-                    "endpoints",
-                    config.endpoints_file,
-                    inputs.endpoints_text,
-                    parse=lambda text: (
-                        load_endpoints(text, source=config.endpoints_file),
-                        load_rewrites(text, source=config.endpoints_file),
-                    ),
-                    on_change=self._on_endpoints_file,
-                )
-            )
-        if config.policy_file:
-            watchers.append(
-                self._watcher(
-                    "policy",
-                    config.policy_file,
-                    inputs.policy_text,
-                    parse=lambda text: file_policy(text, config),
-                    on_change=self._on_policy,
-                )
-            )
-        return watchers
-
-    def _watcher(
-        self,
-        kind: str,
-        path: str,
-        applied: bytes | None,
-        *,
-        parse: Callable[[bytes], T],
-        on_change: Callable[[T], None],
-    ) -> FileWatcher[T]:
-        self._metrics.watching(kind)
-        return FileWatcher(
-            Path(path),
-            parse=parse,
-            on_change=on_change,
-            on_result=lambda ok: self._metrics.reloaded(kind, ok=ok),
-            applied=applied,
-        )
-
-    def _certificate_watch(self, tls: Tls) -> CertificateWatch:
-        self._metrics.watching("certificate")
-        return CertificateWatch(
-            tls, field="listen.tls", on_result=lambda ok: self._metrics.reloaded("certificate", ok=ok)
-        )
 
     def _not_ready(self) -> str:
         """The reason why no requests should come here. Empty: requests may come. A lack of endpoints is not a

@@ -5,20 +5,28 @@ change.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from epp.config.policy import DEFAULT_POLICY, Policy, load_policy
 from epp.config.settings import Config
+from epp.config.tls import Tls
 from epp.errors import ConfigError
-from epp.files.endpoints_file import load_endpoints
+from epp.files.certificate import CertificateWatch
+from epp.files.endpoints_file import load_endpoints, load_rewrites
+from epp.files.watch import FileWatcher
 from epp.kube.api import require
+from epp.request.rewriting import Rewrites
 from epp.sharing import start as sharing
+from epp.telemetry.metrics import Metrics
 from epp.tracing import start as tracing
 from epp.types import Endpoint
 
 _log = logging.getLogger("epp")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +96,55 @@ def file_policy(text: bytes, config: Config) -> Policy:
             "set Enforce here, and DryRun in an object"
         )
     return policy
+
+
+def watchers(
+    config: Config,
+    inputs: Inputs,
+    metrics: Metrics,
+    *,
+    on_endpoints: Callable[[tuple[Sequence[Endpoint], Rewrites]], None] | None,
+    on_policy: Callable[[Policy], None],
+) -> Iterator[FileWatcher[Any]]:
+    """Those that follow the files from now on. on_endpoints: None if the endpoints come from a cluster."""
+
+    def watcher(
+        kind: str,
+        path: str,
+        applied: bytes | None,
+        parse: Callable[[bytes], T],
+        on_change: Callable[[T], None],
+    ) -> FileWatcher[T]:
+        metrics.watching(kind)
+        return FileWatcher(
+            Path(path),
+            parse=parse,
+            on_change=on_change,
+            on_result=lambda ok: metrics.reloaded(kind, ok=ok),
+            applied=applied,
+        )
+
+    if on_endpoints is not None:
+        source = config.endpoints_file
+        yield watcher(
+            "endpoints",
+            source,
+            inputs.endpoints_text,
+            lambda text: (load_endpoints(text, source=source), load_rewrites(text, source=source)),
+            on_endpoints,
+        )
+    if config.policy_file:
+        yield watcher(
+            "policy",
+            config.policy_file,
+            inputs.policy_text,
+            lambda text: file_policy(text, config),
+            on_policy,
+        )
+
+
+def certificate_watch(tls: Tls, metrics: Metrics) -> CertificateWatch:
+    metrics.watching("certificate")
+    return CertificateWatch(
+        tls, field="listen.tls", on_result=lambda ok: metrics.reloaded("certificate", ok=ok)
+    )

@@ -32,7 +32,8 @@ from epp.kvevents.sequence import Step
 from epp.kvevents.sockets import (
     END_OF_REPLAY,
     Context,
-    Socket,
+    Followed,
+    Source,
     Subscription,
     new_context,
     open_socket,
@@ -63,17 +64,6 @@ _TRY_AGAIN_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """The addresses of the events of one server."""
-
-    model: str
-    incarnation: str
-    events: str
-    replay: str
-    """Where missed events are replayed. Empty: nowhere."""
-
-
-@dataclass(frozen=True, slots=True)
 class ExactStatus:
     """The state of exact mode, at most half a second old."""
 
@@ -86,20 +76,6 @@ class ExactStatus:
 
 
 NOTHING: Final = ExactStatus({}, {}, 0, 0, 0)
-
-
-@dataclass(slots=True, eq=False)
-class _Followed:
-    """One server, as the thread sees it."""
-
-    name: EndpointName
-    source: Source
-    messages: Messages
-    sub: Subscription
-    replay: Socket | None = None
-    asked: int = 0
-    """The number of the replay request that `replay` is for."""
-    give_up_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +199,7 @@ class ExactService:
 
     def _run_thread(self, wake: Callable[[], object], stopping: threading.Event) -> None:
         context = new_context()
-        followed: dict[EndpointName, _Followed] = {}
+        followed: dict[EndpointName, Followed] = {}
         try:
             self._follow(followed, context, wake, stopping)
         except BaseException as error:  # noqa: BLE001 - a panic of the tokenizers package is no Exception; `run` says what it was
@@ -239,7 +215,7 @@ class ExactService:
 
     def _follow(
         self,
-        followed: dict[EndpointName, _Followed],
+        followed: dict[EndpointName, Followed],
         context: Context,
         wake: Callable[[], object],
         stopping: threading.Event,
@@ -270,7 +246,7 @@ class ExactService:
 
     def _reconcile(
         self,
-        followed: dict[EndpointName, _Followed],
+        followed: dict[EndpointName, Followed],
         poller: zmq.Poller,
         context: Context,
         *,
@@ -279,7 +255,7 @@ class ExactService:
         wanted = self._wanted
         for name in [name for name, one in followed.items() if wanted.get(name) != one.source]:
             gone = followed.pop(name)
-            _unsubscribe(gone, poller)
+            gone.unsubscribe(poller)
             self._drop(gone, poller)
         for name in self._exact.take_relearning():
             self._heard(followed[name], followed[name].messages.restarted(), now=now)
@@ -292,7 +268,7 @@ class ExactService:
             if sub is None:
                 continue
             self._unreachable.pop(name, None)
-            followed[name] = _Followed(name, source, Messages(replays=bool(source.replay)), sub)
+            followed[name] = Followed(name, source, Messages(replays=bool(source.replay)), sub)
             self._exact.add(name, model=source.model)
 
     def _subscribed(
@@ -310,7 +286,7 @@ class ExactService:
 
     def _listen_anew(
         self,
-        followed: dict[EndpointName, _Followed],
+        followed: dict[EndpointName, Followed],
         poller: zmq.Poller,
         context: Context,
         *,
@@ -318,7 +294,7 @@ class ExactService:
     ) -> None:
         """Subscribe again where a connection has ended. Missed messages show as a gap."""
         for one in [one for one in followed.values() if one.sub.read_out()]:
-            _unsubscribe(one, poller)
+            one.unsubscribe(poller)
             sub = self._subscribed(one.name, one.source, poller, context, now=now)
             if sub is not None:
                 one.sub = sub
@@ -326,12 +302,12 @@ class ExactService:
             del followed[one.name]
             self._drop(one, poller)
 
-    def _drop(self, gone: _Followed, poller: zmq.Poller) -> None:
+    def _drop(self, gone: Followed, poller: zmq.Poller) -> None:
         self._counted = self._counted[0] + gone.messages.gaps, self._counted[1] + gone.messages.lost
-        _close(gone, poller)
+        gone.close_replay(poller)
         self._exact.drop(gone.name)
 
-    def _read_live(self, one: _Followed, *, now: float) -> None:
+    def _read_live(self, one: Followed, *, now: float) -> None:
         for _ in range(_MESSAGES_A_TURN):
             frames = receive(one.sub.socket)
             if frames is None:
@@ -343,7 +319,7 @@ class ExactService:
             ):  # a longer topic that begins with ours is another topic
                 self._heard(one, one.messages.live(int.from_bytes(frames[1], "big"), frames[2]), now=now)
 
-    def _read_replay(self, one: _Followed, *, now: float) -> None:
+    def _read_replay(self, one: Followed, *, now: float) -> None:
         for _ in range(_MESSAGES_A_TURN):
             frames = receive(one.replay) if one.replay is not None else None
             if frames is None or one.asked != one.messages.asked:
@@ -356,18 +332,18 @@ class ExactService:
                 return
             self._heard(one, one.messages.replayed(int.from_bytes(frames[2], "big"), frames[3]), now=now)
 
-    def _heard(self, one: _Followed, steps: Sequence[Step], *, now: float) -> None:
+    def _heard(self, one: Followed, steps: Sequence[Step], *, now: float) -> None:
         self._exact.heard(one.name, steps, complete=one.messages.complete, now=now)
 
-    def _tend_replay(self, one: _Followed, poller: zmq.Poller, context: Context, *, now: float) -> None:
+    def _tend_replay(self, one: Followed, poller: zmq.Poller, context: Context, *, now: float) -> None:
         """Request missing messages, and give up requests that are not answered."""
         messages = one.messages
         if messages.due is not None and one.asked == messages.asked and now >= one.give_up_at:
             self._heard(one, messages.replay_over(), now=now)
         if messages.due is None:
-            _close(one, poller)
+            one.close_replay(poller)
         elif one.asked != messages.asked:
-            _close(one, poller)
+            one.close_replay(poller)
             one.asked, one.give_up_at = messages.asked, now + _REPLAY_TIMEOUT_S
             try:
                 one.replay = open_socket(context, zmq.DEALER, one.source.replay)
@@ -377,7 +353,7 @@ class ExactService:
             poller.register(one.replay, zmq.POLLIN)
             one.replay.send_multipart([b"", messages.due.to_bytes(8, "big")], zmq.NOBLOCK)
 
-    def _look_at_prompts(self, followed: Mapping[EndpointName, _Followed], *, now: float) -> None:
+    def _look_at_prompts(self, followed: Mapping[EndpointName, Followed], *, now: float) -> None:
         for _ in range(_PROMPTS_A_TURN):
             routed = self._queue.take()
             if routed is None:
@@ -386,7 +362,7 @@ class ExactService:
                 one = followed[routed.server]
                 self._heard(one, one.messages.restarted(), now=now)
 
-    def _tell(self, followed: Mapping[EndpointName, _Followed]) -> None:
+    def _tell(self, followed: Mapping[EndpointName, Followed]) -> None:
         gaps, lost = self._counted
         unreachable = {
             name: ServerStatus(one.source.model, "off", f"cannot listen to {one.reason}", 0, 0, 0, 0)
@@ -417,16 +393,3 @@ class ExactService:
 
 def _words(state: str, reason: str) -> str:
     return f"{state}: {reason}" if reason else state
-
-
-def _unsubscribe(one: _Followed, poller: zmq.Poller) -> None:
-    poller.unregister(one.sub.socket)
-    one.sub.close()
-
-
-def _close(one: _Followed, poller: zmq.Poller) -> None:
-    """Close the socket of a replay that is over or void."""
-    if one.replay is not None:
-        poller.unregister(one.replay)
-        one.replay.close(linger=0)
-        one.replay = None

@@ -1,14 +1,18 @@
-"""The ZeroMQ sockets of exact mode: they never block, hold a bounded number of messages, and leave nothing
-behind when closed.
+"""The servers that exact mode follows, and its ZeroMQ sockets: they never block, hold a bounded number of
+messages, and leave nothing behind when closed.
 
 Of the content of messages this module knows only the mark at the end of a replay. Caller: `service`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import zmq
+
+from epp.kvevents.sequence import Sequence as Messages
+from epp.types import EndpointName
 
 Socket: TypeAlias = zmq.Socket[bytes]
 Context: TypeAlias = zmq.Context[Socket]
@@ -85,3 +89,39 @@ def receive(socket: Socket) -> list[bytes] | None:
         return socket.recv_multipart(zmq.NOBLOCK)
     except zmq.Again:
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The addresses of the events of one server."""
+
+    model: str
+    incarnation: str
+    events: str
+    replay: str
+    """Where missed events are replayed. Empty: nowhere."""
+
+
+@dataclass(slots=True, eq=False)
+class Followed:
+    """One server, as the thread sees it."""
+
+    name: EndpointName
+    source: Source
+    messages: Messages
+    sub: Subscription
+    replay: Socket | None = None
+    asked: int = 0
+    """The number of the replay request that `replay` is for."""
+    give_up_at: float = 0.0
+
+    def unsubscribe(self, poller: zmq.Poller) -> None:
+        poller.unregister(self.sub.socket)
+        self.sub.close()
+
+    def close_replay(self, poller: zmq.Poller) -> None:
+        """Close the socket of a replay that is over or void."""
+        if self.replay is not None:
+            poller.unregister(self.replay)
+            self.replay.close(linger=0)
+            self.replay = None

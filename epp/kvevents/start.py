@@ -17,7 +17,8 @@ from epp.picker import Picker
 from epp.types import Endpoint
 
 if TYPE_CHECKING:
-    from epp.kvevents.service import ExactService, Source
+    from epp.kvevents.service import ExactService
+    from epp.kvevents.sockets import Source
 
 _PACKAGES = ("jinja2", "tokenizers", "zmq")
 
@@ -32,7 +33,8 @@ def make(picker: Picker, settings: ExactMode) -> ExactService:
     models = _models(settings)
     prompts = RoutedPrompts(max_prompts=settings.max_queued_prompts, max_bytes=settings.max_queued_bytes)
     picker.subscribe(prompts.hear)
-    from epp.kvevents.service import ExactService, Source  # noqa: PLC0415 - needs ZeroMQ, which is an extra
+    from epp.kvevents.service import ExactService  # noqa: PLC0415 - needs ZeroMQ, which is an extra
+    from epp.kvevents.sockets import Source  # noqa: PLC0415 - needs ZeroMQ, which is an extra
 
     def source(endpoint: Endpoint) -> Source | None:
         host = f"[{endpoint.address.host}]" if ":" in endpoint.address.host else endpoint.address.host

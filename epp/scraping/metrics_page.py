@@ -1,8 +1,7 @@
 """Reads the few numbers that routing needs from a model server's metrics page.
 
-Owns the metric names of several servers: vLLM (old and new spellings), llm-d-inference-sim (with vLLM's
-names), SGLang, and TensorRT-LLM, by itself (`trtllm-serve`) and in Triton. The page shows which server it is,
-so a pool may contain all of them. This is a scan, not a parser of the exposition format: it jumps from one `#
+`metric_names` has the names that servers give to these numbers. The page shows which server it is, so a pool
+may contain several kinds. This is a scan, not a parser of the exposition format: it jumps from one `#
 TYPE` line to the next and reads only the families that it knows, since most of a 70 KB page is histogram
 buckets that routing does not need. A page written without `# TYPE` lines is read by jumping from one known
 namespace to the next instead.
@@ -22,6 +21,7 @@ from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from epp.scraping.metric_names import FAMILIES, KNOWN, NAMES, NAMESPACES
 from epp.types import EndpointMetrics
 
 
@@ -29,76 +29,6 @@ class MetricsError(Exception):
     """The page says nothing reliable about a model server's load."""
 
 
-_NAMES: Final[dict[str, tuple[str, ...]]] = {
-    # The first spelling on the page counts: a release that renames a metric writes both for a while.
-    # Triton's gauges of one family differ in a label, which stands in braces here.
-    "running": (
-        "vllm:num_requests_running",
-        "sglang:num_running_reqs",
-        "trtllm_num_requests_running",
-        "nv_trt_llm_request_metrics{request_type=scheduled}",
-    ),
-    "waiting": (
-        "vllm:num_requests_waiting",
-        "sglang:num_queue_reqs",
-        "trtllm_num_requests_waiting",
-        "nv_trt_llm_request_metrics{request_type=waiting}",
-    ),
-    "kv_usage": (
-        "vllm:kv_cache_usage_perc",
-        "vllm:gpu_cache_usage_perc",
-        "sglang:token_usage",
-        "trtllm_kv_cache_utilization",
-        "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=fraction}",
-    ),
-    "cache_config": ("vllm:cache_config_info", "sglang:cache_config_info"),
-    "pool_tokens": ("sglang:max_total_num_tokens",),
-    "pool_blocks": (
-        "trtllm_kv_cache_max_blocks",
-        "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=max}",
-    ),
-    "page_size": (
-        "sglang:page_size",
-        "trtllm_kv_cache_tokens_per_block",
-        "nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=tokens_per}",
-    ),
-    "prompt_tokens": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
-    "cached_prompt_tokens": ("vllm:prompt_tokens_cached_total", "sglang:cached_tokens_total"),
-    "generated_tokens": ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
-    "prefix_queries": (
-        "vllm:prefix_cache_queries_total",
-        "vllm:prefix_cache_queries",
-        "vllm:gpu_prefix_cache_queries_total",
-    ),
-    "prefix_hits": (
-        "vllm:prefix_cache_hits_total",
-        "vllm:prefix_cache_hits",
-        "vllm:gpu_prefix_cache_hits_total",
-    ),
-    "finished": ("vllm:request_success_total", "sglang:num_requests_total"),
-    "ttft_sum": ("vllm:time_to_first_token_seconds_sum", "sglang:time_to_first_token_seconds_sum"),
-    "ttft_count": ("vllm:time_to_first_token_seconds_count", "sglang:time_to_first_token_seconds_count"),
-    "prefill_sum": ("vllm:request_prefill_time_seconds_sum",),
-    "prefill_count": ("vllm:request_prefill_time_seconds_count",),
-    "prefill_tokens": ("vllm:request_prefill_kv_computed_tokens_sum",),
-    "lora": ("vllm:lora_requests_info",),
-    "lora_loaded": ("vllm:lora_adapter_loaded",),
-    "lora_loaded_count": ("vllm:num_gpu_loaded_lora_adapters",),
-    "lora_slots": ("vllm:max_gpu_lora_adapters", "sglang:lora_pool_slots_total"),
-}
-
-
-def _family(name: str) -> str:
-    for suffix in ("_total", "_sum", "_count"):
-        if name.endswith(suffix):
-            return name.removesuffix(suffix)
-    return name
-
-
-_KNOWN: Final = frozenset(name.partition("{")[0].encode() for names in _NAMES.values() for name in names)
-_FAMILIES: Final = _KNOWN | {_family(name.decode()).encode() for name in _KNOWN}
-_NAMESPACES: Final = (b"vllm:", b"sglang:", b"trtllm_", b"nv_trt_llm_")
-assert all(name.startswith(_NAMESPACES) for name in _KNOWN), "a known name has no namespace"
 _TYPE: Final = b"\n# TYPE "
 _HEAD_BYTES: Final = 16_384
 """The first line of interest must be within these bytes. A server writes some 3 KB before it."""
@@ -200,7 +130,7 @@ class _Found:
     def __init__(self, samples: _Samples) -> None:
         self.counts_at_end = b"sglang:generation_tokens_total" in samples
         self._by_field: dict[str, Sequence[_Sample]] = {}
-        for field, names in _NAMES.items():
+        for field, names in NAMES.items():
             for name in names:
                 series = _series(samples, name)
                 if series:
@@ -344,7 +274,7 @@ def _unread_bytes(page: bytes) -> int:
     in them is read.
     """
     end = min(_HEAD_BYTES, len(page))
-    for namespace in _NAMESPACES:
+    for namespace in NAMESPACES:
         at = page.find(namespace, 0, end)
         end = at if at >= 0 else end
     return page.rfind(b"\n", 0, end) + 1
@@ -358,13 +288,13 @@ def _families(page: bytes, steps: Callable[[], None]) -> Iterator[tuple[int, int
         name_at = at + len(_TYPE)
         line_end = page.find(b"\n", name_at)
         at = page.find(_TYPE, line_end)
-        if page[name_at:line_end].partition(b" ")[0] in _FAMILIES:
+        if page[name_at:line_end].partition(b" ")[0] in FAMILIES:
             yield line_end + 1, at if at >= 0 else len(page)
 
 
 def _namespaced_lines(page: bytes, steps: Callable[[], None]) -> Iterator[bytes]:
     """Lines that begin with a known namespace, for pages without `# TYPE`."""
-    for namespace in _NAMESPACES:
+    for namespace in NAMESPACES:
         at = page.find(b"\n" + namespace)
         while at >= 0:
             steps()
@@ -378,7 +308,7 @@ def _read_lines(lines: Iterable[bytes], samples: _Samples, steps: Callable[[], N
         steps()
         # Most lines are histogram buckets: their name alone excludes them, before the slower match.
         name = line.partition(b"{")[0].partition(b" ")[0]
-        if name in _KNOWN and len(line) <= _MAX_LINE_BYTES:
+        if name in KNOWN and len(line) <= _MAX_LINE_BYTES:
             match = _SAMPLE.match(line, len(name))
             if match is not None:
                 samples.setdefault(name, []).append(_Sample(match[1] or b"", _number(match[2])))

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from epp.config.policy import DEFAULT_POLICY
 from epp.kvevents.exact import Exact, ModelSettings
 from epp.kvevents.routed_prompts import RoutedPrompts
-from epp.kvevents.service import ExactService, Source
+from epp.kvevents.service import ExactService
+from epp.kvevents.sockets import Source
 from epp.picker import Picker
 from epp.types import Endpoint
 

@@ -17,8 +17,8 @@ from epp.decision import PickRequest
 from epp.kvevents.exact import Exact, ModelSettings
 from epp.kvevents.routed_prompts import RoutedPrompts
 from epp.kvevents.sequence import Step
-from epp.kvevents.service import ExactService, Source
-from epp.kvevents.sockets import _MOST_MESSAGE_BYTES
+from epp.kvevents.service import ExactService
+from epp.kvevents.sockets import _MOST_MESSAGE_BYTES, Source
 from epp.picker import Picker
 from epp.prefix_index.kv_reports import KvReport, ServerReport
 from epp.request.parse import parse_request

@@ -23,7 +23,8 @@ from epp.kvevents.exact import Exact, ModelSettings
 from epp.kvevents.mapping import Tokens
 from epp.kvevents.routed_prompts import RoutedPrompts
 from epp.kvevents.sequence import Forget, Step
-from epp.kvevents.service import ExactService, Source
+from epp.kvevents.service import ExactService
+from epp.kvevents.sockets import Source
 from epp.picker import Picker
 from epp.request.parse import parse_request
 from epp.types import Address, Endpoint, EndpointName

@@ -35,11 +35,11 @@ RULE: list[Edit] = [
 ]
 ENGINE: list[Edit] = [
     (
-        "epp/scraping/metrics_page.py",
+        "epp/scraping/metric_names.py",
         '    "running": (\n',
         '    "running": (\n        "newengine:running",\n',
     ),
-    ("epp/scraping/metrics_page.py", '(b"vllm:", ', '(b"newengine:", b"vllm:", '),
+    ("epp/scraping/metric_names.py", '(b"vllm:", ', '(b"newengine:", b"vllm:", '),
 ]
 METRIC: list[Edit] = [
     (

@@ -14,7 +14,7 @@ from epp.config.settings import load_config
 from epp.errors import ConfigError
 from epp.files.endpoints_file import load_endpoints
 from epp.kvevents import start
-from epp.kvevents.service import Source
+from epp.kvevents.sockets import Source
 from epp.picker import Picker
 from epp.types import Address, Endpoint, EndpointName
 from tests.unit.kvevents.a_language import write_language
