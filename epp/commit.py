@@ -26,8 +26,7 @@ from epp.prefilling import Held, Prefilling
 from epp.request.response import ResponseFeedback
 from epp.routed_request import RoutedRequest, is_fault, own
 from epp.scheduling.record import decision_of
-from epp.scheduling.schedule import Choice
-from epp.scheduling.schedule import Request as Asked
+from epp.scheduling.schedule import Choice, SchedulingRequest
 from epp.scheduling.snapshot import Snapshot
 from epp.server_caches import Prompt, ServerCaches
 from epp.types import PREFILLER, RANK, RANK_ADDRESS, Address, Endpoint, EndpointName
@@ -46,7 +45,7 @@ class Considered(NamedTuple):
     prompt: Prompt
     adapter: str
     snapshot: Snapshot
-    asked: Asked
+    asked: SchedulingRequest
     choice: Choice
 
     @property

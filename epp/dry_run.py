@@ -18,7 +18,7 @@ from collections import Counter
 from epp.config.policy import Policy
 from epp.decision import WouldPick
 from epp.errors import SaturatedError
-from epp.scheduling.schedule import Request, Scheduler
+from epp.scheduling.schedule import Scheduler, SchedulingRequest
 from epp.scheduling.snapshot import Snapshot
 from epp.types import EndpointName
 
@@ -49,7 +49,7 @@ class DryRun:
         """Draw the same numbers as `rng` will draw. To be called before the policy in use ranks."""
         self._rng.setstate(rng.getstate())
 
-    def choose(self, request: Request, snapshot: Snapshot, *, place: int) -> WouldPick:
+    def choose(self, request: SchedulingRequest, snapshot: Snapshot, *, place: int) -> WouldPick:
         """The pick of this policy. The policy in use picks the candidate at `place`.
         snapshot: made by this policy's settings.
         """

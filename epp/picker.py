@@ -33,8 +33,7 @@ from epp.prefix_index.secret import HashSecret
 from epp.prefix_index.table import PrefixTable
 from epp.request.response import ResponseFeedback
 from epp.request.rewriting import Rewrites
-from epp.scheduling.schedule import Request as Asked
-from epp.scheduling.schedule import Scheduler
+from epp.scheduling.schedule import Scheduler, SchedulingRequest
 from epp.scheduling.snapshot import NO_SERVERS, Floats
 from epp.server_caches import Prompt, ServerCaches
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName, ModelList
@@ -319,7 +318,7 @@ class Picker:
                 inference, base_model=snapshot.roster.models[slots[0]], body_bytes=request.body_bytes
             )
         cached = self.caches.cached_tokens(prompt, fleet.columns.block_tokens)
-        asked = Asked(
+        asked = SchedulingRequest(
             prompt_tokens=prompt.tokens,
             cached_tokens=snapshot.of(cached),
             session=request.session,
@@ -348,7 +347,9 @@ class Picker:
         as_tried = self.fleet.snapshot(
             snapshot.slots, model=request.inference.model, adapter=adapter, spec=tried.policy.spec, now=now
         )
-        asked_too = Asked(asked.prompt_tokens, asked.cached_tokens, asked.session, asked.beginning)
+        asked_too = SchedulingRequest(
+            asked.prompt_tokens, asked.cached_tokens, asked.session, asked.beginning
+        )
         would_pick = tried.choose(asked_too, as_tried, place=choice.places[0])
         return replace(would_pick, flow=queued.would) if queued.would else would_pick
 

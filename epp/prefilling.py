@@ -21,7 +21,7 @@ from epp.endpoints.fleet import Fleet
 from epp.endpoints.state import EndpointState
 from epp.prefix_index.table import PrefixTable, Recorded
 from epp.scheduling.disaggregation import Elsewhere, computed_elsewhere
-from epp.scheduling.schedule import Choice, Request
+from epp.scheduling.schedule import Choice, SchedulingRequest
 from epp.scheduling.snapshot import Snapshot
 from epp.server_caches import Prompt, ServerCaches
 from epp.types import Address, ApiKind, InferenceRequest
@@ -77,7 +77,7 @@ class Prefilling:
             return None
         seen = fleet.snapshot(slots, model=inference.model, adapter=adapter, spec=spec, now=now)
         cached = seen.of(self._caches.cached_tokens(prompt, fleet.columns.block_tokens))
-        asked = Request(prompt_tokens=prompt.tokens, cached_tokens=cached)
+        asked = SchedulingRequest(prompt_tokens=prompt.tokens, cached_tokens=cached)
         found = computed_elsewhere(choice, answering, asked, seen, spec=spec, rng=self._rng)
         if found is None:
             return None

@@ -17,7 +17,7 @@ import numpy as np
 from epp.config.disaggregation import Disaggregation
 from epp.config.policy import PolicySpec
 from epp.scheduling.rules import cost_s, fewest, loading_s
-from epp.scheduling.schedule import Choice, Request, any_of, over_limits, uncached_tokens
+from epp.scheduling.schedule import Choice, SchedulingRequest, any_of, over_limits, uncached_tokens
 from epp.scheduling.snapshot import Floats, Snapshot
 
 
@@ -47,7 +47,7 @@ def transfer_s(tokens: float, settings: Disaggregation) -> float:
 def computed_elsewhere(
     choice: Choice,
     answering: Snapshot,
-    request: Request,
+    request: SchedulingRequest,
     prefilling: Snapshot,
     *,
     spec: PolicySpec,

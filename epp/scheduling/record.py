@@ -13,7 +13,7 @@ import numpy as np
 from epp.config.policy import Policy, PolicySpec
 from epp.decision import Candidate, Decision, PickRequest, WouldPick
 from epp.scheduling.rules import MOST, cost_parts_s
-from epp.scheduling.schedule import Choice, Request, excluded
+from epp.scheduling.schedule import Choice, SchedulingRequest, excluded
 from epp.scheduling.snapshot import Floats, Snapshot
 from epp.types import Endpoint
 
@@ -24,7 +24,7 @@ _SHOWN_CHARS = 256
 def decision_of(
     choice: Choice,
     snapshot: Snapshot,
-    asked: Request,
+    asked: SchedulingRequest,
     *,
     request: PickRequest,
     prompt_chunks: int,
@@ -110,7 +110,9 @@ class Shown(Sequence[Candidate]):
         "best_cached_tokens",
     )
 
-    def __init__(self, choice: Choice, snapshot: Snapshot, asked: Request, *, spec: PolicySpec) -> None:
+    def __init__(
+        self, choice: Choice, snapshot: Snapshot, asked: SchedulingRequest, *, spec: PolicySpec
+    ) -> None:
         cached = asked.cached_tokens
         self.best_cached_tokens = int(cached.item(cached.argmax()))
         """The most tokens of the prompt that any candidate held, whether it is shown or not."""

@@ -26,7 +26,7 @@ from epp.scheduling.snapshot import Bools, Floats, Ints, Snapshot
 from epp.types import Facts
 
 
-class Request(Facts, frozen=True):
+class SchedulingRequest(Facts, frozen=True):
     """What one request asks of the servers, as far as scheduling is concerned."""
 
     prompt_tokens: int
@@ -89,7 +89,7 @@ def any_of(masks: Mapping[str, Bools]) -> Bools:
     return whole
 
 
-def uncached_tokens(request: Request, gain: Gain) -> Floats:
+def uncached_tokens(request: SchedulingRequest, gain: Gain) -> Floats:
     """U of every candidate. If even the best match saves too little, no match counts."""
     cached = request.cached_tokens
     if not request.matched:
@@ -114,7 +114,7 @@ class Scheduler:
         self._spec = spec
         self._rule = RULES[spec.rule](spec, rng)
 
-    def schedule(self, request: Request, snapshot: Snapshot) -> Choice:
+    def schedule(self, request: SchedulingRequest, snapshot: Snapshot) -> Choice:
         """The best candidates, best first; those that were left out come last.
 
         SaturatedError: every candidate is over a load threshold and the policy refuses requests then.

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from epp.scheduling.rules import Weighed, loading_s
-from epp.scheduling.schedule import Request
+from epp.scheduling.schedule import SchedulingRequest
 from epp.scheduling.snapshot import Roster, Snapshot
 from epp.types import Address, Endpoint, EndpointName
 
@@ -50,8 +50,8 @@ def snapshot(seen: Sequence[Seen], *, adapter: str = "") -> Snapshot:
     )
 
 
-def request(seen: Sequence[Seen], *, prompt: int = 1000, session: str = "") -> Request:
-    return Request(
+def request(seen: Sequence[Seen], *, prompt: int = 1000, session: str = "") -> SchedulingRequest:
+    return SchedulingRequest(
         prompt_tokens=prompt,
         cached_tokens=np.array([s.cached for s in seen], dtype=float),
         session=session,

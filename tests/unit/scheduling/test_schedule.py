@@ -12,7 +12,14 @@ from epp.config.policy import PolicySpec, RuleName
 from epp.config.routing import Gain, Load
 from epp.errors import NoEndpointError, SaturatedError
 from epp.scheduling.rules import MOST
-from epp.scheduling.schedule import Choice, Request, Scheduler, excluded, over_limits, uncached_tokens
+from epp.scheduling.schedule import (
+    Choice,
+    Scheduler,
+    SchedulingRequest,
+    excluded,
+    over_limits,
+    uncached_tokens,
+)
 from tests.unit.scheduling.snapshots import UNKNOWN, Seen, request, snapshot
 
 LOAD = Load(max_waiting=10, max_kv_usage=0.9, max_undone_tokens=1000)
@@ -102,11 +109,11 @@ def test_prescribed_endpoints_are_followed_in_their_order_and_must_exist() -> No
     seen = [Seen(name) for name in "abc"]
     scheduler, shown = Scheduler(PolicySpec(), random.Random(0)), snapshot(seen)
     plain = request(seen)
-    asked = Request(plain.prompt_tokens, plain.cached_tokens, prescribed=[2, 0])
+    asked = SchedulingRequest(plain.prompt_tokens, plain.cached_tokens, prescribed=[2, 0])
     choice = scheduler.schedule(asked, shown)
     assert (choice.places, choice.reason) == ([2, 0], "prescribed")
     with pytest.raises(NoEndpointError):
-        scheduler.schedule(Request(plain.prompt_tokens, plain.cached_tokens, prescribed=[]), shown)
+        scheduler.schedule(SchedulingRequest(plain.prompt_tokens, plain.cached_tokens, prescribed=[]), shown)
 
 
 ENDPOINTS = st.lists(
