@@ -37,10 +37,6 @@ from epp.flow.settings import FlowSettings
 from epp.flow.shares import Shares
 
 _MAX_RETRY_AFTER_S = 3600
-_MOST_CHARGES = 4096
-"""Tenants whose tokens are still to be reported to other pickers. While no report can be sent, further
-tenants are not counted.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +61,12 @@ class FlowControl(Generic[T]):
         self._shares = Shares()
         self._draining = False
         self._expected = Expected()
-        self._headroom = Headroom(settings, self._pace, self._expected, self._elsewhere)
-        self._demoted = Demoted(self._elsewhere)
+        self._demoted: Demoted[T] = Demoted(settings, forecaster, self._queues, self._elsewhere)
+        self._headroom: Headroom[T] = Headroom(
+            settings, self._pace, self._expected, self._elsewhere, self._demoted
+        )
         self._search = Search(settings, self._queues, forecaster, self._headroom, self._demoted)
         self._bounds = Bounds(settings, self._queues, self._elsewhere)
-        self._charges: dict[FlowKey, int] | None = None
-        """Tokens of requests that were let go and are not yet reported to other pickers. None: nothing is
-        reported.
-        """
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -106,8 +100,6 @@ class FlowControl(Generic[T]):
             elif forecast.wait_s > self._headroom.of_request(forecast, headroom_s, left_s=due_s, first=True):
                 return None
         if settings.when_late == "demote":
-            if not self._elsewhere.in_all.requests:
-                self._demoted.none_waits()
             self._demoted.came(forecast, now=now)
         self._charge(flow, forecast, late=hopeless, now=now)
         return priority, tenant
@@ -151,8 +143,10 @@ class FlowControl(Generic[T]):
             self._count_late(forecast, due_s=held.deadline - now, now=now)
         if hopeless and not held.late:
             return held, self._refusal(held, "deadline", now=now)
-        if held.late:
-            self._place_late(held, forecast, now=now)
+        if settings.when_late == "demote":
+            self._demoted.place(held, forecast, now=now)
+            if held.late:
+                self._demoted.demote(held)
         victims = self._bounds.admit(held)
         if held in victims:
             return held, self._refusal(held, "full", now=now)
@@ -199,7 +193,8 @@ class FlowControl(Generic[T]):
         bounds are removed.
         """
         self._settings = settings
-        self._bounds.settings = self._headroom.settings = self._search.settings = settings
+        self._bounds.settings = self._headroom.settings = settings
+        self._search.settings = self._demoted.settings = settings
         for victim in self._bounds.over_by_settings():
             self._shed.append(self._refusal(victim, "full", now=now))
         self._search.due_at = min(self._search.due_at, now)
@@ -212,11 +207,8 @@ class FlowControl(Generic[T]):
     # -- other pickers of the same servers -------------------------------------------------------------------
 
     def take_charges(self) -> Mapping[FlowKey, int]:
-        """Tokens of the requests that were let go since the last call. The keys are priority, tenant, and
-        whether the requests were late.
-        """
-        charges, self._charges = self._charges, {}
-        return charges or {}
+        """Tokens let go since the last call, by priority, tenant and whether they were late."""
+        return self._shares.take_untold()
 
     def loads(self) -> Mapping[FlowKey, Load]:
         """The requests that wait at this picker."""
@@ -336,18 +328,19 @@ class FlowControl(Generic[T]):
     # -- what was demoted ------------------------------------------------------------------------------------
 
     def _may_be_late(self, headroom_s: float, *, now: float) -> bool:
-        """Whether a request that cannot meet its deadline still goes at once, because demoting it would help
-        nobody.
-
-        This is so if no request is expected to overtake it, the servers suffice for the requests that can be
-        in time, and few late requests are being computed.
+        """Whether a request that cannot be in time goes at once all the same, since to demote it would help
+        nobody: nobody is to overtake it, and few like it are computed.
         """
-        if headroom_s < inf:
-            return False
-        return self._late_busy_s(now=now) == 0
+        return headroom_s == inf and self._demoted.busy_s(now=now) == 0
 
-    def _late_busy_s(self, *, now: float) -> float:
-        return self._demoted.busy_s(self._forecaster.pool(now=now), self._settings.goal_s, now=now)
+    def _goes_late(self, held: Held[T], *, now: float) -> bool:
+        """The same for a request that has waited, if so little waits that order of arrival is kept."""
+        if self._waits_above(held.priority) or not self._demoted.helps_little(now=now):
+            return False
+        band = self._queues.band(held.priority, late=False)
+        key = (-held.priority, False)
+        headroom_s = self._headroom.of_band(key, band, band.tokens, band.first_tag(), now=now)
+        return self._may_be_late(headroom_s, now=now)
 
     def _count_late(self, forecast: Forecast, *, due_s: float, now: float) -> None:
         """Count a late request. If even an idle server could not serve the request in time, the request says
@@ -358,32 +351,24 @@ class FlowControl(Generic[T]):
             if self._settings.when_late == "demote":
                 self._demoted.could_be_in_time(forecast, now=now)
 
-    def _place_late(self, held: Held[T], forecast: Forecast, *, now: float) -> None:
-        """The request was demoted. Set its place among the demoted requests, and its longest wait."""
-        demoted = self._demoted
-        demoted.requests += 1
-        turn_s = demoted.turn_s(forecast, self._forecaster.pool(now=now), self._settings.goal_s, now=now)
-        held.turn_at, held.last_at = now + turn_s, now + demoted.last_s(turn_s)
-        held.short = demoted.is_short(forecast, self._settings.goal_s)
-        held.key = (held.turn_at, held.number)
-
     def _turn(self, held: Held[T], *, now: float) -> LetGo[T] | None:
         """Let a demoted request go if its turn has come and a server is free for demoted requests. Once it
         has waited for its longest time, it goes even if no such server is free.
         """
         if now < held.turn_at or self._waits_above(held.priority):
             return None
-        if now < held.last_at and not held.short and self._late_busy_s(now=now) > 0:
+        if now < held.last_at and not held.short and self._demoted.busy_s(now=now) > 0:
             return None
         return self._take_and_go(held, self._forecaster.forecast(held.payload, now=now), now=now)
 
     # -- the ends --------------------------------------------------------------------------------------------
 
-    def _take_and_go(self, held: Held[T], forecast: Forecast, *, now: float) -> LetGo[T]:
+    def _take_and_go(self, held: Held[T], forecast: Forecast, *, late: bool = False, now: float) -> LetGo[T]:
+        """late: the request goes late although it was not demoted."""
         # The tenant is charged before the request is taken. So a tenant whose only request waited is still
         # known to have had less than others.
         band = self._queues.band(held.priority, late=held.late)
-        self._charge(band.flow(held.tenant), forecast, late=held.late, now=now)
+        self._charge(band.flow(held.tenant), forecast, late=late or held.late, now=now)
         self._queues.take(held)
         self._alarms.tidy(len(self._queues))
         return LetGo(held)
@@ -393,15 +378,11 @@ class FlowControl(Generic[T]):
         tokens = forecast.tokens or 1
         flow.charge(tokens)
         if late:
-            self._demoted.went_late(forecast, self._settings.goal_s, now=now)
+            self._demoted.went_late(forecast, now=now)
         elif self._settings.when_late == "demote":
             self._demoted.could_be_in_time(forecast, now=now)
         self._pace.let_go(tokens, now=now)
-        self._shares.add(flow.tenant, tokens)
-        charges = self._charges
-        if charges is not None and len(charges) < _MOST_CHARGES:
-            key = (flow.band.priority, flow.tenant, late)
-            charges[key] = charges.get(key, 0) + tokens
+        self._shares.add(flow.band.priority, flow.tenant, tokens, late=late)
 
     def _refusal(self, held: Held[T], reason: RefusedFor, *, now: float) -> Refused[T]:
         before = self._queues.tokens_before(held.priority) + self._elsewhere.tokens_before(held.priority)
@@ -431,9 +412,13 @@ class FlowControl(Generic[T]):
             self._count_late(forecast, due_s=held.deadline - held.arrived_at, now=now)
             if self._settings.when_late == "refuse":
                 return self._give_up(held, "deadline", now=now)
+            if self._goes_late(held, now=now):
+                return self._take_and_go(held, forecast, late=True, now=now)
             self._queues.take(held)
-            held.late, held.tenant = True, self._tenant(held.tenant, held.priority, late=True)
-            self._place_late(held, forecast, now=now)
+            if not held.turn_at:  # the request came while the policy said `Refuse`
+                self._demoted.place(held, forecast, now=now)
+            held.tenant = self._tenant(held.tenant, held.priority, late=True)
+            self._demoted.demote(held)
             self._queues.put(held)
             self._alarms.set(held, None, now=now)
         return None

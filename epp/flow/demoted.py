@@ -1,30 +1,35 @@
 """Requests that were demoted because they can no longer be in time: how many of them may run, and how long
 each waits at most.
 
-They run on servers that are not needed for requests in time. Each demoted request has a turn. The turn
-follows from the wait that the request would have in order of arrival, and from the length of its prompt. The
-longest wait follows from the turn.
+They run on servers that are not needed for requests in time. Each waiting request has a turn, which is fixed
+when the request comes and counts once the request is demoted. The turn follows from the wait that the request
+would have in order of arrival, and from the length of its prompt. The longest wait follows from the turn.
 """
 
 from __future__ import annotations
 
 from math import inf
+from typing import Generic
 
 from epp.flow.elsewhere import Elsewhere
 from epp.flow.pace import Rate
-from epp.flow.request import Forecast, Pool
+from epp.flow.queues import Queues
+from epp.flow.request import Forecast, Forecaster, Held, Pool, T
+from epp.flow.settings import FlowSettings
 
 _MOST_TIMES_ITS_OWN = 4.0
 """A demoted request may be overtaken for at most this many times its own prefill time."""
+_MOST_TIMES_THE_WAIT = 4.0
+"""And for at most this many times its wait in order of arrival."""
 _AT_LAST = 1.5
 """A demoted request goes after this many times the wait until its turn, whatever the servers do."""
 _RESERVE = 2.0
 """At most this many servers are kept for requests that can be in time, for each server that such requests
 would keep busy.
 """
-_RESERVE_GROWS = 1 / 3
+_RESERVE_GROWS = 1.5
 """The number of kept servers grows by this much for each `goal_s` that a new request would wait in order of
-arrival.
+arrival. The first `goal_s` does not count.
 """
 _MOST_KEPT = 1 / 2
 """The largest share of the servers that is kept for requests that can be in time. The other servers compute
@@ -36,8 +41,13 @@ server, and takes no kept server away from requests that can be in time.
 """
 
 
-class Demoted:
-    def __init__(self, elsewhere: Elsewhere) -> None:
+class Demoted(Generic[T]):
+    def __init__(
+        self, settings: FlowSettings, forecaster: Forecaster[T], queues: Queues[T], elsewhere: Elsewhere
+    ) -> None:
+        self.settings = settings
+        self._forecaster = forecaster
+        self._queues = queues
         self._elsewhere = elsewhere
         self.requests = 0
         """Requests demoted so far, when they came or while they waited."""
@@ -53,58 +63,74 @@ class Demoted:
         self._servers = 0
         """0: not known before the first look at the servers."""
 
-    def none_waits(self) -> None:
-        """No request waits here or at other pickers. In order of arrival, a new request would wait only for
-        the requests that are being computed.
-        """
-        self._in_order_s = 0.0
-
     def came(self, forecast: Forecast, *, now: float) -> None:
         """A request came, and goes or waits. It may be in time or late."""
         if self._servers:
             self._drain(now=now)
             self._in_order_s += (1 + self._elsewhere.pickers) * forecast.own_s / self._servers
 
-    def in_order_s(self, pool: Pool, *, now: float) -> float:
-        """How long a new request would wait if all requests went in order of arrival."""
+    def _wait_in_order_s(self, pool: Pool, *, now: float) -> float:
+        """How long a new request would wait if all requests went in order of arrival.
+
+        The wait is at least the time for the requests that are being computed, and at most the time for those
+        and for all waiting requests.
+        """
         self._drain(now=now)
         self._servers = max(1, pool.servers)
-        self._in_order_s = max(self._in_order_s, pool.undone_s)
+        waiting = self._queues.in_all.tokens + self._elsewhere.in_all.tokens
+        most_s = pool.undone_s + waiting / pool.tokens_per_s
+        self._in_order_s = min(max(self._in_order_s, pool.undone_s), most_s)
         return self._in_order_s
 
     def _drain(self, *, now: float) -> None:
         self._in_order_s = max(0.0, self._in_order_s - (now - self._at))
         self._at = now
 
-    def turn_s(self, forecast: Forecast, pool: Pool, goal_s: float, *, now: float) -> float:
-        """How long until the turn of this request. From its turn on, no request of its priority overtakes it.
+    def place(self, held: Held[T], forecast: Forecast, *, now: float) -> None:
+        """Set the turn and the longest wait of a new request that will wait. They count once it is demoted.
 
-        The turn is the time at which the request would go in order of arrival, plus an extra that grows with
-        its prefill time, since a short prompt that waits is worth more than a long one.
+        From its turn on, no request of its priority overtakes it. The turn is the time at which the request
+        would go in order of arrival, plus an extra that grows with its prefill time, since a short prompt
+        that waits is worth more than a long one.
         """
-        in_order_s = max(0.0, self.in_order_s(pool, now=now) - forecast.wait_s)
-        return in_order_s + min(_MOST_TIMES_ITS_OWN, forecast.own_s / goal_s) * forecast.own_s
+        own_s, goal_s = forecast.own_s, self.settings.goal_s
+        in_order_s = self._wait_in_order_s(self._forecaster.pool(now=now), now=now)
+        later_s = min(_MOST_TIMES_ITS_OWN, own_s / goal_s) * own_s
+        turn_s = max(0.0, in_order_s - forecast.wait_s) + min(later_s, _MOST_TIMES_THE_WAIT * in_order_s)
+        held.turn_at, held.last_at = now + turn_s, now + _AT_LAST * turn_s
+        held.short = self.is_short(forecast)
 
-    def last_s(self, turn_s: float) -> float:
-        """The longest time that the request waits."""
-        return _AT_LAST * turn_s
+    def demote(self, held: Held[T]) -> None:
+        """The request can no longer be in time. The caller moves it to its new queue."""
+        self.requests += 1
+        held.late, held.key = True, (held.turn_at, held.number)
 
-    def is_short(self, forecast: Forecast, goal_s: float) -> bool:
+    def is_short(self, forecast: Forecast) -> bool:
         """Whether the request may use every server."""
-        return forecast.own_s <= _BRIEF * goal_s
+        return forecast.own_s <= _BRIEF * self.settings.goal_s
 
-    def busy_s(self, pool: Pool, goal_s: float, *, now: float) -> float:
+    def helps_little(self, *, now: float) -> bool:
+        """Whether a new request would begin within the goal in order of arrival. Then this order is kept: a
+        late request has little to wait for, and the requests behind it go soon, too.
+        """
+        if self.settings.when_late == "refuse":
+            return False
+        return self._wait_in_order_s(self._forecaster.pool(now=now), now=now) <= self.settings.goal_s
+
+    def busy_s(self, *, now: float) -> float:
         """How long until another demoted request that is not short may go; 0: now.
 
         Requests that can be in time keep as many servers as they would keep busy, and as many again, up to
         half of all servers. They keep none if every request would begin within the goal in order of arrival.
         """
+        pool, goal_s = self._forecaster.pool(now=now), self.settings.goal_s
         running = self._until = [until for until in self._until if until > now]
-        in_order_s = self.in_order_s(pool, now=now)
+        in_order_s = self._wait_in_order_s(pool, now=now)
         if in_order_s <= goal_s:
             return 0.0
         pickers = 1 + self._elsewhere.pickers
-        kept = min(_RESERVE, _RESERVE_GROWS * in_order_s / goal_s) * pickers * self._in_time.per_s(now=now)
+        for_each = min(_RESERVE, _RESERVE_GROWS * (in_order_s / goal_s - 1))
+        kept = for_each * pickers * self._in_time.per_s(now=now)
         kept = min(kept, _MOST_KEPT * pool.servers)
         most = max(1, int((pool.servers - kept) / pickers))
         return min(running) - now if len(running) >= most else 0.0
@@ -115,8 +141,8 @@ class Demoted:
         """
         self._in_time.add(forecast.own_s, now=now)
 
-    def went_late(self, forecast: Forecast, goal_s: float, *, now: float) -> None:
-        if self.is_short(forecast, goal_s):
+    def went_late(self, forecast: Forecast, *, now: float) -> None:
+        if self.is_short(forecast):
             return
         self._until = [until for until in self._until if until > now]
         self._until.append(now + forecast.wait_s + forecast.own_s)

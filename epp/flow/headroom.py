@@ -8,7 +8,9 @@ expected requests, and the requests that other pickers hold. It does not know th
 from __future__ import annotations
 
 from math import inf
+from typing import Generic
 
+from epp.flow.demoted import Demoted
 from epp.flow.elsewhere import Elsewhere
 from epp.flow.expected import Expected
 from epp.flow.pace import Pace
@@ -28,12 +30,20 @@ go first.
 """
 
 
-class Headroom:
-    def __init__(self, settings: FlowSettings, pace: Pace, expected: Expected, elsewhere: Elsewhere) -> None:
+class Headroom(Generic[T]):
+    def __init__(
+        self,
+        settings: FlowSettings,
+        pace: Pace,
+        expected: Expected,
+        elsewhere: Elsewhere,
+        demoted: Demoted[T],
+    ) -> None:
         self.settings = settings
         self._pace = pace
         self._expected = expected
         self._elsewhere = elsewhere
+        self._demoted = demoted
 
     def of_band(self, key: BandKey, band: Band[T], tokens: int, tag: float, *, now: float) -> float:
         """The headroom for the requests of this band. Infinity: no request is expected to overtake them.
@@ -62,7 +72,7 @@ class Headroom:
         if headroom_s is None:
             headroom_s = SHORT_S
             if self.settings.order == "arrival" and not self._expected.more_pressing(key, now=now):
-                if not self._pace.servers_too_few(now=now):
+                if not self._pace.servers_too_few(now=now) or self._demoted.helps_little(now=now):
                     return inf
                 headroom_s = _SCARCE_S
         return headroom_s + _NEWS_S * elsewhere.shorter(key, tokens)

@@ -97,6 +97,8 @@ class Pace:
 
     def excess(self, *, now: float) -> float:
         """Tokens that came recently, divided by the tokens that could be let go. 1: nothing was refused."""
+        if now - self._refused.last_at > _WINDOW_S:
+            return 1.0  # if no request comes any more, both rates fall alike, and their ratio would stay
         let_go = self._let_go.per_s(now=now)
         refused = self._refused.per_s(now=now)
         return 1 + refused / max(let_go, 1e-3) if refused > 1e-3 * let_go else 1.0

@@ -23,8 +23,8 @@ class Search(Generic[T]):
         settings: FlowSettings,
         queues: Queues[T],
         forecaster: Forecaster[T],
-        headroom: Headroom,
-        demoted: Demoted,
+        headroom: Headroom[T],
+        demoted: Demoted[T],
     ) -> None:
         self.settings = settings
         self._queues = queues
@@ -57,7 +57,7 @@ class Search(Generic[T]):
             return None
         looks, missing_s = settings.max_looks, inf
         for key, band, headroom_s in bands:
-            short = key[1] and (busy_s := self._late_busy_s(now=now)) > 0
+            short = key[1] and (busy_s := self._demoted.busy_s(now=now)) > 0
             if short:
                 missing_s = min(missing_s, busy_s)
             missing_s = min(missing_s, max(0.0, least_s - headroom_s) or inf)
@@ -85,16 +85,13 @@ class Search(Generic[T]):
                 first = looks == settings.max_looks
                 left_s = held.deadline - now
                 room_s = self._headroom.of_request(forecast, headroom_s, left_s=left_s, first=first)
-                fits = not short or self._demoted.is_short(forecast, settings.goal_s)
+                fits = not short or self._demoted.is_short(forecast)
                 if forecast.wait_s <= room_s and fits:
                     return (held, forecast), looks, missing_s
                 looks -= 1
                 if fits:
                     missing_s = min(missing_s, forecast.wait_s - room_s)
         return None, looks, missing_s
-
-    def _late_busy_s(self, *, now: float) -> float:
-        return self._demoted.busy_s(self._forecaster.pool(now=now), self.settings.goal_s, now=now)
 
     def _look_in(self, predicted_s: float, *, now: float) -> None:
         self.due_at = now + min(LONGEST_DELAY_S, max(LEAST_DELAY_S, predicted_s))

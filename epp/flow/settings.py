@@ -64,7 +64,7 @@ class FlowSettings:
     """The most tenants of each priority. Further tenants share one queue."""
     max_priorities: int = 16
     """The most priorities. A request of a further priority is kept at the next lower priority in use."""
-    looks: int = 4
+    looks: int = 16
     """How many requests of a tenant are tried, in order, when the first one waits for a server that holds its
     prefix.
     """

@@ -1,5 +1,6 @@
-"""How many tokens were let go for each tenant, for people. The first tenants are counted by name, all others
-together.
+"""What was let go: tokens for each tenant, for people and for the other pickers.
+
+For people the first tenants are counted by name, all others together.
 """
 
 from __future__ import annotations
@@ -7,21 +8,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from epp.flow.elsewhere import FlowKey
+
 OTHER: Final = "(others)"
 _MOST: Final = 32
 """The most tenants that are named; each is a time series."""
+_MOST_UNTOLD: Final = 4096
+"""The most tenants whose tokens are kept for the other pickers. While these cannot be told, further tenants
+are not counted.
+"""
 
 
 class Shares:
     def __init__(self) -> None:
         self._tokens: dict[str, int] = {}
+        self._untold: dict[FlowKey, int] | None = None
+        """Tokens that other pickers have not been told of; None: nobody tells them."""
 
-    def add(self, tenant: str, tokens: int) -> None:
-        if tenant in self._tokens:
-            self._tokens[tenant] += tokens
-            return
-        name = tenant if len(self._tokens) < _MOST else OTHER
-        self._tokens[name] = self._tokens.get(name, 0) + tokens
+    def add(self, priority: int, tenant: str, tokens: int, *, late: bool) -> None:
+        mine = self._tokens
+        if tenant not in mine and len(mine) >= _MOST:
+            mine[OTHER] = mine.get(OTHER, 0) + tokens
+        else:
+            mine[tenant] = mine.get(tenant, 0) + tokens
+        untold = self._untold
+        if untold is not None and len(untold) < _MOST_UNTOLD:
+            key = (priority, tenant, late)
+            untold[key] = untold.get(key, 0) + tokens
+
+    def take_untold(self) -> Mapping[FlowKey, int]:
+        """Tokens since the last call, by priority, tenant and whether they were late."""
+        untold, self._untold = self._untold, {}
+        return untold or {}
 
     @property
     def tokens(self) -> Mapping[str, int]:

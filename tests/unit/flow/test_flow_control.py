@@ -284,6 +284,14 @@ class TestFigures:
             gate.run(now=0.25 * n, until=0.25 * n)
         assert 1.5 < gate.flow.saturation(now=25.0) < 2.5
 
+    def test_saturation_is_0_again_once_nothing_comes_any_more(self) -> None:
+        gate = gateway(FlowSettings(ttft_s=2.0))
+        for _ in range(10):
+            gate.offer(SECOND, now=0.0)
+        gate.run(now=0.0, until=15.0)
+        assert len(gate.refused) > 5
+        assert gate.flow.saturation(now=15.0) == 0.0
+
     def test_saturation_is_under_1_where_the_fleet_keeps_up(self) -> None:
         gate = gateway(FlowSettings(ttft_s=2.0))
         for n in range(100):
@@ -331,8 +339,8 @@ class TestFigures:
 def test_what_tenants_have_had_is_told_by_name_of_the_first_ones() -> None:
     shares = Shares()
     for n in range(100):
-        shares.add(f"t{n}", 10)
-    shares.add("t0", 5)
+        shares.add(0, f"t{n}", 10, late=False)
+    shares.add(0, "t0", 5, late=False)
     assert len(shares.tokens) == 33
     assert (shares.tokens["t0"], shares.tokens[OTHER]) == (15, 680)
 

@@ -3,6 +3,7 @@ what was demoted is bounded."""
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pytest
@@ -10,11 +11,19 @@ import pytest
 from epp.flow.control import FlowControl
 from epp.flow.demoted import Demoted
 from epp.flow.elsewhere import Elsewhere
-from epp.flow.request import Forecast, Pool
+from epp.flow.queues import Queues
+from epp.flow.request import Forecast, Held
 from epp.flow.settings import FlowSettings
 from tests.unit.flow.a_fleet import AFleet, Ask, Gateway
 
 SECOND = Ask(1000)
+
+
+def demoted_before(*, busy_s: float) -> Demoted[Ask]:
+    """For four servers that are busy for so long."""
+    fleet, elsewhere = AFleet(4), Elsewhere()
+    fleet.busy_until = [busy_s] * 4
+    return Demoted(FlowSettings(when_late="demote"), fleet, Queues(elsewhere.by_tenant), elsewhere)
 
 
 def gateway(*, num_servers: int = 1, **settings: Any) -> Gateway:
@@ -78,22 +87,45 @@ def test_demoted_requests_leave_servers_to_those_in_time() -> None:
 
 def test_demoted_requests_leave_half_of_the_servers_to_those_that_could_have_been_in_time() -> None:
     """Short ones keep no server from them."""
-    demoted, pool = Demoted(Elsewhere()), Pool(servers=4, undone_s=20.0, tokens_per_s=4000.0)
+    demoted = demoted_before(busy_s=40.0)
     for n in range(40):  # they could keep three of four servers busy
         demoted.could_be_in_time(Forecast(9.0, 10.5, 1.5, 1500), now=0.5 * n)
     for own_s, busy in ((0.9, False), (4.0, False), (4.0, True)):
-        demoted.went_late(Forecast(1.0, 1.0 + own_s, own_s, 1), 2.0, now=20.0)
-        assert (demoted.busy_s(pool, 2.0, now=20.0) > 0) is busy
+        demoted.went_late(Forecast(1.0, 1.0 + own_s, own_s, 1), now=20.0)
+        assert (demoted.busy_s(now=20.0) > 0) is busy
 
 
-@pytest.mark.parametrize(("own_s", "turn_s"), [(1.0, 9.5), (4.0, 17.0), (20.0, 89.0)])
+@pytest.mark.parametrize(("own_s", "turn_s"), [(1.0, 9.5), (4.0, 17.0), (20.0, 49.0)])
 def test_the_turn_of_a_demoted_request_is_later_the_longer_its_prompt_takes(
     own_s: float, turn_s: float
 ) -> None:
-    """Nine seconds in order of arrival."""
-    demoted, pool = Demoted(Elsewhere()), Pool(servers=4, undone_s=10.0, tokens_per_s=4000.0)
-    assert demoted.turn_s(Forecast(1.0, 1.0 + own_s, own_s, 1), pool, 2.0, now=0.0) == turn_s
-    assert demoted.last_s(turn_s) == 1.5 * turn_s
+    """Nine seconds in order of arrival; at most four times its ten seconds of waiting later."""
+    demoted = demoted_before(busy_s=10.0)
+    held = Held(
+        SECOND,
+        number=0,
+        priority=0,
+        tenant="",
+        size_bytes=0,
+        tokens=1,
+        arrived_at=0.0,
+        deadline=2.0,
+        expires_at=inf,
+    )
+    demoted.place(held, Forecast(1.0, 1.0 + own_s, own_s, 1), now=0.0)
+    assert (held.turn_at, held.last_at) == (turn_s, 1.5 * turn_s)
+
+
+def test_a_request_that_is_demoted_later_has_its_turn_from_when_it_came() -> None:
+    gate = gateway(ttft_s=2.0, when_late="demote")
+    gate.offer(Ask(100), priority=1, now=0.0)
+    gate.fleet.busy_until = [1.5]
+    held = gate.offer(Ask(400), now=0.0)
+    gate.fleet.busy_until = [10.0]  # others have sent to that server
+    gate.offer(Ask(400), priority=1, now=0.4)
+    gate.pump(now=0.5)
+    assert held.late
+    assert held.turn_at < 0.5
 
 
 def test_while_all_would_begin_in_time_in_order_of_arrival_no_server_is_kept_from_demoted_requests() -> None:
@@ -107,7 +139,7 @@ def test_while_all_would_begin_in_time_in_order_of_arrival_no_server_is_kept_fro
 
 def test_of_demoted_requests_the_shortest_goes_first_unless_the_other_has_waited_for_long() -> None:
     gate = gateway(ttft_s=2.0, when_late="demote")
-    gate.offer(SECOND, priority=1, now=0.0)
+    gate.offer(Ask(5000), priority=1, ttft_s=60.0, now=0.0)
     long, short = (gate.offer(Ask(tokens), now=0.0) for tokens in (9000, 3000))
     gate.run(now=0.0, until=20.0)
     assert gate.let_go.index(short) < gate.let_go.index(long)
@@ -125,6 +157,17 @@ def test_a_late_request_is_not_demoted_where_that_would_help_nobody() -> None:
     gate.fleet.busy_until = [0.5] * 4
     assert not gate.offer(Ask(9000), now=0.0).waits
     assert gate.flow.demoted == 0
+
+
+def test_a_late_request_is_not_demoted_where_little_waits_though_servers_were_too_few() -> None:
+    gate = gateway(num_servers=4, ttft_s=2.0, when_late="demote")
+    for _ in range(12):
+        gate.offer(SECOND, now=0.0)
+    gate.run(now=0.0, until=4.0)
+    demoted = gate.flow.demoted
+    gate.fleet.busy_until = [4.5] * 4
+    assert not gate.offer(Ask(9000), now=4.0).waits
+    assert gate.flow.demoted == demoted
 
 
 @pytest.mark.parametrize("why", ["a higher priority may come", "servers are too few"])
