@@ -28,7 +28,7 @@ from epp.endpoints.backlog import Booking
 from epp.errors import PickError
 from epp.extproc.pump import Pump
 from epp.gate import Claim, Gate
-from epp.model_queue import Ticket
+from epp.model_queue import WaitingRequest
 from epp.picker import Picker
 
 SERVERS: Final = 8
@@ -159,7 +159,7 @@ async def waits(count: int, seconds: float, *, ends_per_s: int) -> tuple[float, 
         )
         for n, request in enumerate(requests(PROMPT_BYTES, count=count, seed=1))
     ]
-    assert all(isinstance(ticket, Ticket) for ticket in tickets), "the servers are busy"
+    assert all(isinstance(ticket, WaitingRequest) for ticket in tickets), "the servers are busy"
     looks = 0
 
     def looked() -> None:

@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 from epp.config.policy import PolicySpec
+from epp.picker_events import routed_of
 from epp.recording.recorder import Recorder
 from epp.replay.reading import read
 from epp.replay.simulate import Setting, run
 from epp.request.response import ResponseFeedback
-from epp.routed_request import own
 from tests.unit.picker_questions import a_picker, ask, text
 from tests.unit.replay.recordings import record_simulation
 
@@ -51,7 +51,7 @@ def _recorded_us(rounds: int = 2000) -> float:
     picker.end(pick, outcome="ended", now=1.0)
     began = time.process_time()
     for _ in range(rounds):
-        recorder.ended(own(pick), unix_now_s=2.0)
+        recorder.ended(routed_of(pick), unix_now_s=2.0)
     return (time.process_time() - began) / rounds * 1e6
 
 

@@ -28,7 +28,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from bench.bench_pick import a_picker
 from epp import process
-from epp.config.settings import Listen
+from epp.config.listening import Listen
 from epp.extproc.conversation import Streams
 from epp.extproc.health import Health
 from epp.extproc.over_http2 import Http2Transport

@@ -26,7 +26,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from bench.bench_path import messages_of
 from bench.bench_pick import a_picker
 from bench.dataplane.load import Prompts
-from epp.config.settings import Listen
+from epp.config.listening import Listen
 from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer
 from epp.telemetry.decisions import DecisionRing
@@ -119,16 +119,14 @@ async def walk() -> Walk:
                 process: Any = channel.stream_stream(_METHOD)
                 for number in range(3):
                     await _one_request(
-                        process, server, messages_of(prompts, number=number), found if number == 2 else None
+                        process, messages_of(prompts, number=number), found if number == 2 else None
                     )
         finally:
             await server.stop(0)
     return found
 
 
-async def _one_request(
-    process: Any, server: ExtProcServer, messages: tuple[bytes, ...], traced: Walk | None
-) -> None:
+async def _one_request(process: Any, messages: tuple[bytes, ...], traced: Walk | None) -> None:
     if traced is not None:
         sys.setprofile(_Tracer(traced))
     try:
@@ -141,8 +139,8 @@ async def _one_request(
             if number == 1 and traced is not None:
                 traced.answered = list(traced.functions)
         await call.done_writing()
-        while server.streams:  # noqa: ASYNC110 - the end of a stream is nothing that a client hears of
-            await asyncio.sleep(0)
+        while await call.read() is not grpc.aio.EOF:
+            pass
     finally:
         sys.setprofile(None)
 

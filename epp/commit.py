@@ -21,10 +21,21 @@ from epp.decision import DIRECT, Decision, Outcome, Phase, Pick, PickRequest, Qu
 from epp.endpoints.backlog import Booking
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.state import EndpointState
-from epp.picker_events import Answered, Began, Ended, Grew, Listeners, Moved, PrefillBegan, PrefillEnded
-from epp.prefilling import Held, Prefilling
+from epp.picker_events import (
+    Answered,
+    Began,
+    Ended,
+    Grew,
+    Listeners,
+    Moved,
+    PrefillBegan,
+    PrefillEnded,
+    RoutedRequest,
+    is_fault,
+    routed_of,
+)
+from epp.prefilling import Prefilling, PrefillJob
 from epp.request.response import ResponseFeedback
-from epp.routed_request import RoutedRequest, is_fault, own
 from epp.scheduling.record import decision_of
 from epp.scheduling.schedule import Choice, SchedulingRequest
 from epp.scheduling.snapshot import Snapshot
@@ -160,7 +171,7 @@ class Commits:
         True: another endpoint than the first choice serves the request. Booking and table entry then move
         there.
         """
-        routed = own(pick)
+        routed = routed_of(pick)
         if routed.phase is not Phase.SENT:
             return False
         routed.enter(Phase.ANSWERED if status < 400 else Phase.DECLINED)
@@ -188,7 +199,7 @@ class Commits:
         return mismatch
 
     def on_feedback(self, pick: Pick, feedback: ResponseFeedback, *, now: float) -> None:
-        routed = own(pick)
+        routed = routed_of(pick)
         decision = routed.decision
         decision.cached_tokens = feedback.cached_tokens
         decision.output_tokens = feedback.completion_tokens
@@ -209,7 +220,7 @@ class Commits:
 
     def end(self, pick: Pick, *, outcome: Outcome, now: float) -> None:
         """The HTTP request is over: release its booking. The prefix stays only if the server computed it."""
-        routed = own(pick)
+        routed = routed_of(pick)
         if routed.over:
             return
         phase = routed.phase
@@ -234,7 +245,7 @@ class Commits:
 
     def detach(self, pick: Pick, *, now: float) -> None:
         """The stream is let go while the answer continues. From now on scrapes count the request."""
-        routed = own(pick)
+        routed = routed_of(pick)
         if not routed.over:
             if routed.phase is Phase.ANSWERED:
                 self._fleet.failures.ended(routed.state, now=now)  # no further event says anything about it
@@ -270,6 +281,8 @@ class Commits:
             decision=decision,
             destinations=decision.destinations,
             sampled=sampled,
+            phase=Phase.SENT,
+            set_headers=(),
             state=state,
             process=state.process,
             booking=booking,
@@ -324,19 +337,20 @@ class Commits:
             # Once it is left out, the next answers show whether the other one fails.
             suspect = routed.state if routed.prefill is None else routed.prefill.state
             failures.answered(suspect, failed=True, asked_model=model, settings=settings, now=now)
-        elif status == 404 and model:
+        elif status == 404 and model and not routed.prompt.size.opaque:
+            # With an opaque prompt the stored response that it names may be what is missing.
             failures.refused_model(routed.state, model, place=routed.place, settings=settings, now=now)
         elif status < 400 and routed.asks:
             failures.served_model(routed.state, model, place=routed.place, settings=settings, now=now)
 
-    def _prefilled(self, held: Held, *, status: int, now: float) -> None:
+    def _prefilled(self, job: PrefillJob, *, status: int, now: float) -> None:
         """The answer begins, so the prefill endpoint has finished. After an error this is not known."""
         computed = status < 400
-        if self._prefilling.release(held, computed=computed, now=now):
+        if self._prefilling.release(job, computed=computed, now=now):
             outcome: Literal["computed", "lost"] = "computed" if computed else "lost"
-            self._listeners.tell(PrefillEnded(now, held, outcome, failed=is_fault(status)))
-        if computed and self._fleet.failures.known and self._prefilling.holds(held):
-            self._fleet.failures.answered(held.state, failed=False, settings=self._spec.failures, now=now)
+            self._listeners.tell(PrefillEnded(now, job, outcome, failed=is_fault(status)))
+        if computed and self._fleet.failures.known and self._prefilling.holds(job):
+            self._fleet.failures.answered(job.state, failed=False, settings=self._spec.failures, now=now)
 
     def _mirrored(self, routed: RoutedRequest) -> bool:
         """Whether the table still has this request's chunks for the same server.

@@ -221,8 +221,8 @@ class Pick(Struct, eq=False, gc=False):
     """The destinations to try in order, best first. Never empty."""
     sampled: bool
     """Whether to ask Envoy for the body of the answer."""
-    phase: Phase = Phase.SENT
-    set_headers: tuple[tuple[str, str], ...] = ()
+    phase: Phase
+    set_headers: tuple[tuple[str, str], ...]
     """Headers to set on the request for the chosen server. They name the server that computes the prompt."""
 
     def enter(self, phase: Phase) -> None:

@@ -28,7 +28,7 @@ from epp.flow.queues import OTHERS, Load
 from epp.flow.request import Held, LetGo, RefusedFor, Verdict
 from epp.flow.shares import OTHER
 from epp.flow.status import FlowStatus, WaitingTenant
-from epp.model_queue import Decided, ModelQueue, Ticket, forecast_of, settings_of
+from epp.model_queue import Decided, ModelQueue, WaitingRequest, forecast_of, settings_of
 from epp.picker import Picker
 
 _MOST_TENANTS: Final = 32
@@ -120,8 +120,8 @@ class Gate:
         size_bytes: int,
         longest_s: float,
         now: float,
-    ) -> Pick | Ticket:
-        """A pick at once, or a ticket for a request that waits. PickError: the request is refused."""
+    ) -> Pick | WaitingRequest:
+        """A pick at once, or the request that waits. PickError: the request is refused."""
         picker = self._picker
         policy = picker.policy
         if policy is not self._policy:
@@ -143,9 +143,9 @@ class Gate:
         passed = control.passes(forecast, priority=priority, tenant=claim.tenant, ttft_s=ttft_s, now=now)
         if passed is not None:
             return picker.commit(considered, queued=Queued(0.0, *passed, would), now=now)
-        ticket = Ticket(request, considered.prompt, model, decided, since=now)
-        ticket.held, verdict = control.offer(
-            ticket,
+        waiting = WaitingRequest(request, considered.prompt, model, decided, since=now)
+        waiting.held, verdict = control.offer(
+            waiting,
             forecast,
             priority=priority,
             tenant=claim.tenant,
@@ -154,17 +154,17 @@ class Gate:
             longest_s=longest_s,
             now=now,
         )
-        ticket.would = would
+        waiting.would = would
         if verdict is None:
-            return ticket
+            return waiting
         assert not isinstance(verdict, LetGo), "it would have passed"
         raise _refusal(verdict.reason, verdict.retry_after_s, waited_s=0.0)
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, waiting: WaitingRequest) -> None:
         """Remove a waiting request, because its client is gone."""
-        flow = self._flows.get(ticket.model)
-        if flow is not None and ticket.held is not None:
-            flow.control.leave(ticket.held)
+        flow = self._flows.get(waiting.model)
+        if flow is not None and waiting.held is not None:
+            flow.control.leave(waiting.held)
 
     def pump(self, *, now: float) -> None:
         """Decide all requests that can be decided now."""
@@ -292,7 +292,7 @@ class Gate:
         left_s = (spec.deadline_seconds or inf) if claim.ttft_s is None else claim.ttft_s
         demoted = flow.control.demoted
         held, verdict = flow.control.offer(
-            Ticket(request, considered.prompt, considered.base_model, _nobody, since=now),
+            WaitingRequest(request, considered.prompt, considered.base_model, _nobody, since=now),
             forecast_of(considered, left_s=left_s),
             priority=self._priority(spec, claim, request),
             tenant=claim.tenant,
@@ -328,19 +328,19 @@ class Gate:
                 return spec.paths[begun]
         return -request.inference.priority if "BodyPriority" in spec.claims else 0
 
-    def _carry_out(self, flow: ModelQueue, verdict: Verdict[Ticket], *, now: float) -> None:
-        ticket = verdict.held.payload
+    def _carry_out(self, flow: ModelQueue, verdict: Verdict[WaitingRequest], *, now: float) -> None:
+        waiting = verdict.held.payload
         if not isinstance(verdict, LetGo):
             waited_s = now - verdict.held.arrived_at
-            ticket.decided(_refusal(verdict.reason, verdict.retry_after_s, waited_s=waited_s), now)
+            waiting.decided(_refusal(verdict.reason, verdict.retry_after_s, waited_s=waited_s), now)
             return
         try:
-            queued = _queued(verdict.held, ticket.would, now=now)
-            pick = self._picker.commit(flow.considered(ticket, now=now), queued=queued, now=now)
+            queued = _queued(verdict.held, waiting.would, now=now)
+            pick = self._picker.commit(flow.considered(waiting, now=now), queued=queued, now=now)
         except PickError as error:
-            ticket.decided(error, now)
+            waiting.decided(error, now)
             return
-        ticket.decided(pick, now)
+        waiting.decided(pick, now)
 
     def _follow_policy(self, *, now: float) -> None:
         policy = self._picker.policy
@@ -385,7 +385,7 @@ def _nobody(_fate: Pick | PickError, _now: float) -> None:
     """Is never called, since no request waits in a dry run."""
 
 
-def _queued(held: Held[Ticket], would: str, *, now: float) -> Queued:
+def _queued(held: Held[WaitingRequest], would: str, *, now: float) -> Queued:
     return Queued(now - held.arrived_at, held.priority, held.tenant, would)
 
 

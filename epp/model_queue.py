@@ -29,7 +29,7 @@ _ORDERS: Mapping[str, Order] = {"Arrival": "arrival", "Deadline": "deadline", "S
 _WHEN_LATE: Mapping[str, WhenLate] = {"Refuse": "refuse", "Demote": "demote"}
 
 
-class Ticket:
+class WaitingRequest:
     """A waiting request. Pass it to `Gate.leave` if the client leaves."""
 
     __slots__ = ("decided", "held", "model", "prompt", "request", "since", "would")
@@ -42,7 +42,7 @@ class Ticket:
         self.model = model
         self.decided = decided
         self.since = since
-        self.held: Held[Ticket] | None = None
+        self.held: Held[WaitingRequest] | None = None
         self.would = ""
         """What the flow control of a policy in dry run would have done with this request."""
 
@@ -53,8 +53,8 @@ class ModelQueue:
     def __init__(self, picker: Picker, model: str, settings: FlowSettings) -> None:
         self._picker = picker
         self._model = model
-        self._last: tuple[Ticket, Considered] | None = None
-        self.control: FlowControl[Ticket] = FlowControl(settings, self)
+        self._last: tuple[WaitingRequest, Considered] | None = None
+        self.control: FlowControl[WaitingRequest] = FlowControl(settings, self)
 
     def least_wait_s(self, *, now: float) -> float:
         undone_tokens, rate = self._picker.queued(self._model, now=now)
@@ -65,7 +65,7 @@ class ModelQueue:
         tokens_per_s = float(rate.sum()) or 1.0
         return Pool(len(rate), float(undone_tokens.sum()) / tokens_per_s, tokens_per_s)
 
-    def forecast(self, payload: Ticket, *, now: float) -> Forecast:
+    def forecast(self, payload: WaitingRequest, *, now: float) -> Forecast:
         try:
             considered = self._picker.consider(payload.request, prompt=payload.prompt, now=now)
         except PickError:
@@ -74,14 +74,14 @@ class ModelQueue:
         left_s = payload.held.deadline - now if payload.held is not None else 0.0
         return forecast_of(considered, left_s=left_s)
 
-    def considered(self, ticket: Ticket, *, now: float) -> Considered:
+    def considered(self, waiting: WaitingRequest, *, now: float) -> Considered:
         """The choice behind the forecast that let this request go a moment ago. Raises PickError if no server
         can take the request any more.
         """
         last, self._last = self._last, None
-        if last is not None and last[0] is ticket:
+        if last is not None and last[0] is waiting:
             return last[1]
-        return self._picker.consider(ticket.request, prompt=ticket.prompt, now=now)
+        return self._picker.consider(waiting.request, prompt=waiting.prompt, now=now)
 
 
 def settings_of(spec: Flow) -> FlowSettings:

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from epp.config.settings import AssumedModes, Config, Listen
+from epp.config.listening import Listen
+from epp.config.settings import AssumedModes, Config
 from epp.extproc.bodies import BodyRoom
 from epp.extproc.events import BodyMode, Modes
 from epp.extproc.response import StreamSettings

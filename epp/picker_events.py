@@ -4,6 +4,9 @@ The picker calls each listener with each event at once, in order. Metrics, the r
 pickers (`sharing`) and exact mode (`kvevents`) are listeners. The picker knows none of them. A listener is on
 the path of a request: it notes what it needs and returns. It must not keep `Began.asked`, which holds the
 whole prompt, without a bound.
+
+Most events are about a `RoutedRequest`. Only `commit` makes and changes one. `extproc` holds it as a `Pick`
+and does not look inside.
 """
 
 from __future__ import annotations
@@ -11,11 +14,79 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from epp.decision import PickRequest
+from epp.decision import Phase, Pick, PickRequest
+from epp.endpoints.backlog import Booking
 from epp.endpoints.state import EndpointState
-from epp.prefilling import Held
-from epp.routed_request import RoutedRequest
-from epp.types import ChunkHash, Facts
+from epp.endpoints.symptoms import Wait
+from epp.prefilling import PrefillJob
+from epp.prefix_index.table import PrefixTable, Recorded
+from epp.server_caches import Prompt
+from epp.types import ChunkHash, Facts, InferenceRequest
+
+
+class RoutedRequest(Pick):
+    """A pick with everything that may have to be undone or moved, or that the picker learns from later."""
+
+    state: EndpointState
+    booking: Booking
+    streams: bool
+    conversation: InferenceRequest | None
+    """For learning from a sampled answer: the request with only the end of its prompt, because thousands of
+    requests may be kept.
+    """
+    prompt: Prompt
+    recorded: Recorded | None
+    table: PrefixTable
+    process: int
+    """The process of the server that got the request. A restarted server holds nothing of it."""
+    wait: Wait
+    """The wait for its first byte."""
+    place: int = 0
+    """See `PickRequest.place`."""
+    prefill: PrefillJob | None = None
+    """The work of a prefill server for it. None: its own server computes the prompt."""
+    prefix_lost: bool = False
+    """Whether the table has forgotten its prompt, because the server did not compute it."""
+
+    @property
+    def chain(self) -> list[ChunkHash]:
+        return self.prompt.chain
+
+    @property
+    def asks(self) -> bool:
+        """Whether the request has a body. A good answer to another one, such as `GET /health`, does not show
+        that the server computes.
+        """
+        decision = self.decision
+        return bool(decision.model) or self.prompt.size.text_bytes > 0 or bool(decision.unread)
+
+    @property
+    def computed(self) -> bool:
+        """Whether the request is over and its server answered it well."""
+        status = self.decision.status
+        return self.phase is Phase.ENDED and status is not None and status < 400 and self.asks
+
+    @property
+    def failed(self) -> bool:
+        """Whether the server is at fault, as far as the answer shows. An error counts against the server that
+        computed the prompt.
+        """
+        status = self.decision.status
+        if self.phase is Phase.FAILED:
+            return True
+        return self.prefill is None and status is not None and is_fault(status)
+
+
+def is_fault(status: int) -> bool:
+    """Whether an answer of this status shows a sick server. Other errors are the client's. 501 is how vLLM
+    answers if the model does not have the API that the client asks for.
+    """
+    return (status >= 500 and status != 501) or status == 429
+
+
+def routed_of(pick: Pick) -> RoutedRequest:
+    assert isinstance(pick, RoutedRequest), "a pick comes back to the picker that made it"
+    return pick
 
 
 class Began(Facts, frozen=True):
@@ -71,7 +142,7 @@ class PrefillBegan(Facts, frozen=True):
     """Another server has to compute the prompt of a request. The request's `Began` came just before."""
 
     at: float
-    prefill: Held
+    prefill: PrefillJob
     chain: Sequence[ChunkHash]
     adapter: str
 
@@ -80,7 +151,7 @@ class PrefillEnded(Facts, frozen=True):
     """That server has computed the prompt, or will not, or its end will not be known."""
 
     at: float
-    prefill: Held
+    prefill: PrefillJob
     outcome: Literal["computed", "lost", "detached"]
     failed: bool = False
     """Whether the prefill server is at fault, as far as the answer shows."""

@@ -30,7 +30,7 @@ _KINDS: Final = frozenset({ApiKind.COMPLETIONS, ApiKind.CHAT, ApiKind.RESPONSES}
 """APIs whose answers are written token by token after the prompt."""
 
 
-class Held(Struct, eq=False, gc=False):
+class PrefillJob(Struct, eq=False, gc=False):
     """The work of a prefill endpoint for one request."""
 
     state: EndpointState
@@ -95,49 +95,49 @@ class Prefilling:
         adapter: str,
         spec: PolicySpec,
         now: float,
-    ) -> Held:
+    ) -> PrefillJob:
         """Book the prompt on the prefill server, which from now on is believed to hold it."""
         booking = Booking(tokens=prompt.tokens - chosen.matched_tokens, booked_at=now)
         state.book(booking, now=now)
         if adapter:
             booking.loads = state.use_adapter(adapter, spec=spec, now=now)
         recorded = self._caches.record(state, prompt, cached_tokens=chosen.matched_tokens, now=now)
-        return Held(state, state.process, booking, recorded, self._caches.table)
+        return PrefillJob(state, state.process, booking, recorded, self._caches.table)
 
-    def release(self, held: Held, *, computed: bool, now: float) -> bool:
+    def release(self, job: PrefillJob, *, computed: bool, now: float) -> bool:
         """The answer has begun, or will not begin.
 
         computed: the prefill endpoint did its part, as far as is known. Returns False if the work was already
         released.
         """
-        if held.over:
+        if job.over:
             return False
-        held.over = True
-        held.state.release(held.booking, computed=computed, now=now)
-        if not computed and held.recorded is not None and self._mirrored(held):
-            held.table.undo(held.recorded)
+        job.over = True
+        job.state.release(job.booking, computed=computed, now=now)
+        if not computed and job.recorded is not None and self._mirrored(job):
+            job.table.undo(job.recorded)
         return True
 
-    def detach(self, held: Held) -> bool:
+    def detach(self, job: PrefillJob) -> bool:
         """Nobody will report the beginning of the answer. From now on scrapes count the prompt, and its
         booking drains.
 
         Returns False if the work was already released.
         """
-        if held.over:
+        if job.over:
             return False
-        held.over = True
-        held.state.detach()
+        job.over = True
+        job.state.detach()
         return True
 
-    def holds(self, held: Held) -> bool:
+    def holds(self, job: PrefillJob) -> bool:
         """Whether the prefill endpoint computed the prompt, as far as known, and kept its cache since."""
-        return held.over and self._mirrored(held)
+        return job.over and self._mirrored(job)
 
-    def _mirrored(self, held: Held) -> bool:
+    def _mirrored(self, job: PrefillJob) -> bool:
         """Whether the table still has the recorded entries for the same server."""
-        same = self._fleet.get(held.state.endpoint.name) is held.state and held.state.process == held.process
-        return same and held.table is self._caches.table
+        same = self._fleet.get(job.state.endpoint.name) is job.state and job.state.process == job.process
+        return same and job.table is self._caches.table
 
 
 def _record(found: Elsewhere, seen: Snapshot, *, matched: int) -> Prefill:

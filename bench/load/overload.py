@@ -23,7 +23,7 @@ import aiohttp
 from bench.demo.fleet import running_fleet
 from bench.demo.serving import made_up
 from bench.load.run import Plan, run
-from epp.recording.lines import Asked, decode
+from epp.recording.lines import RecordedRequest, decode
 from tests.harness.gateway import write_policy
 from tests.harness.processes import wait_until
 
@@ -95,7 +95,9 @@ def _shares(recording: bytes) -> str:
     longer compete then.
     """
     lines = [decode(line) for line in recording.splitlines()]
-    asked = [line for line in lines if isinstance(line, Asked) and line.tenant and not line.priority]
+    asked = [
+        line for line in lines if isinstance(line, RecordedRequest) and line.tenant and not line.priority
+    ]
     last: dict[str, float] = {}
     for line in asked:
         last[line.tenant] = max(line.at_unix_s, last.get(line.tenant, 0.0))

@@ -1,11 +1,11 @@
 """Asks the picker for one stream, and makes the answer: from the head and the body of a request to its
 destinations or its refusal.
 
-Owns the facts from the head, the body with a replaced model name, and the ticket while flow control holds the
-request. A request waits only in modes that allow it. With full duplex, no message is due before the answer to
-the headers. With BUFFERED, the picker asks the data plane for more time once, or the request waits within the
-time-out of the data plane. In the other modes no request waits, because the data plane would go on without
-the picker, or would stop reading.
+Owns the facts from the head, the body with a replaced model name, and the waiting request while flow control
+holds it. A request waits only in modes that allow it. With full duplex, no message is due before the answer
+to the headers. With BUFFERED, the picker asks the data plane for more time once, or the request waits within
+the time-out of the data plane. In the other modes no request waits, because the data plane would go on
+without the picker, or would stop reading.
 
 A data plane that sends no `:path` and no mode wants only a pick (NGINX Gateway Fabric). It gets one
 destination in the answer to the headers, and no body back, and its requests never wait. That it closes the
@@ -45,7 +45,7 @@ from epp.extproc.reading import (
 )
 from epp.extproc.response import PickerPort, StreamSettings
 from epp.gate import Claim
-from epp.model_queue import Ticket
+from epp.model_queue import WaitingRequest
 from epp.request.rewriting import Rewrites, with_model
 from epp.types import Address, InferenceRequest
 
@@ -66,8 +66,8 @@ class GatePort(Protocol):
         size_bytes: int,
         longest_s: float,
         now: float,
-    ) -> Pick | Ticket: ...
-    def leave(self, ticket: Ticket) -> None: ...
+    ) -> Pick | WaitingRequest: ...
+    def leave(self, waiting: WaitingRequest) -> None: ...
 
 
 class Asking:
@@ -76,8 +76,24 @@ class Asking:
     """
 
     __slots__ = (
-        "_after", "_changed_body", "_changed_bytes", "_gate", "_head", "_made_id", "_new_id", "_observer", "_picker", "_settings",
-        "_slot", "_subset", "_ticket", "_timer", "_trace", "asks_only", "hurried", "kind",
+        "_after",
+        "_changed_body",
+        "_changed_bytes",
+        "_gate",
+        "_head",
+        "_made_id",
+        "_new_id",
+        "_observer",
+        "_picker",
+        "_settings",
+        "_slot",
+        "_subset",
+        "_timer",
+        "_trace",
+        "_waiting",
+        "asks_only",
+        "hurried",
+        "kind",
     )  # fmt: skip
 
     def __init__(
@@ -111,7 +127,7 @@ class Asking:
         """The body with the model's name replaced, until it is sent on."""
         self._changed_bytes = 0
         """The size of the changed body."""
-        self._ticket: Ticket | None = None
+        self._waiting: WaitingRequest | None = None
         self._slot = Slot.REQUEST_BODY
         """The message whose answer carries the pick of a request that waited."""
         self._after: Sequence[Action] = ()
@@ -130,7 +146,7 @@ class Asking:
     @property
     def waits(self) -> bool:
         """Flow control holds the request."""
-        return self._ticket is not None
+        return self._waiting is not None
 
     def read(self, event: RequestHeaders) -> RequestHead:
         """Read the request's headers."""
@@ -182,7 +198,7 @@ class Asking:
         )
         if isinstance(offered, Pick):
             return offered
-        self._ticket, self._slot = offered, slot
+        self._waiting, self._slot = offered, slot
         return (Delay(longest_s),) if settings.longest_delay_s > 0 and longest_s < inf else ()
 
     def model_list(self, event: RequestHeaders) -> Refuse | None:
@@ -202,14 +218,14 @@ class Asking:
         """The request no longer waits. Returns the message whose answer carries the pick, and the actions
         that follow.
         """
-        after, self._after, self._ticket = self._after, (), None
+        after, self._after, self._waiting = self._after, (), None
         return self._slot, after
 
     def leave(self) -> None:
         """Stop waiting, since the stream no longer needs the answer. Idempotent."""
-        ticket, self._ticket, self._after = self._ticket, None, ()
-        if ticket is not None and self._gate is not None:
-            self._gate.leave(ticket)
+        waiting, self._waiting, self._after = self._waiting, None, ()
+        if waiting is not None and self._gate is not None:
+            self._gate.leave(waiting)
 
     def sent_on(self, body: bytes | memoryview) -> bytes | memoryview:
         """The body to send on: unchanged, or with another name for the model."""

@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from epp.config.settings import Listen
+from epp.config.listening import Listen
 from epp.errors import ConfigError
 
 _MAX_PEERS: Final = 4096

@@ -23,7 +23,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from epp.config.settings import Listen
+from epp.config.listening import Listen
 from epp.config.tls import Tls
 from epp.errors import ConfigError
 from epp.extproc import access_log

@@ -13,7 +13,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from epp.config.settings import Listen
+from epp.config.listening import Listen
 from epp.extproc import access_log
 from epp.extproc.certificates import Certificates, ssl_context
 from epp.extproc.codec import SERVICE, echoes_in

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from epp.config.settings import Listen
+from epp.config.listening import Listen
 from epp.decision import Observer
 from epp.extproc.conversation import Streams
 from epp.extproc.health import Health

@@ -258,7 +258,7 @@ class Cluster:
             await writer.look(
                 self._outcome,
                 says=self._policies.observed(),
-                strangers=self._policies.strangers(),
+                of_other_pools=self._policies.of_other_pools(),
                 live=self._hooks.live(),
                 pool_uids=pools.uids,
                 holds=lease_holder.holds,

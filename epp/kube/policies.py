@@ -116,7 +116,7 @@ class PolicySet:
     def __init__(self, *, pools: Collection[str]) -> None:
         self._pools = pools
         self._claims: dict[str, _Claim] = {}
-        self._strangers: dict[str, OtherPoolsPolicy] = {}
+        self._of_other_pools: dict[str, OtherPoolsPolicy] = {}
         self.changed = False
 
     def __len__(self) -> int:
@@ -127,16 +127,16 @@ class PolicySet:
         for found in objects:
             present.add(found.metadata.name)
             self.put(found)
-        for name in [name for name in (*self._claims, *self._strangers) if name not in present]:
+        for name in [name for name in (*self._claims, *self._of_other_pools) if name not in present]:
             self._drop(name)
 
     def put(self, found: PolicyObject) -> None:
         name = found.metadata.name
         before = self._claims.get(name)
-        self._strangers.pop(name, None)
+        self._of_other_pools.pop(name, None)
         if not self._is_ours(found):
             self._drop(name)
-            self._strangers[name] = _stranger(found)
+            self._of_other_pools[name] = _of_other_pool(found)
         elif before is not None and _same(before, found):
             before.status = found.status
         else:
@@ -156,9 +156,9 @@ class PolicySet:
     def observed(self) -> Mapping[str, Any]:
         return {name: claim.status for name, claim in self._claims.items()}
 
-    def strangers(self) -> Collection[OtherPoolsPolicy]:
+    def of_other_pools(self) -> Collection[OtherPoolsPolicy]:
         """The policies of this namespace for pools of other pickers, as last seen."""
-        return self._strangers.values()
+        return self._of_other_pools.values()
 
     def resolve(self, *, default: Policy, existing: Collection[str]) -> Outcome:
         """Judge all policies. The spec that routes from now on is remembered as accepted.
@@ -185,7 +185,7 @@ class PolicySet:
         )
 
     def check_integrity(self) -> None:
-        assert not self._claims.keys() & self._strangers.keys()
+        assert not self._claims.keys() & self._of_other_pools.keys()
         for name, claim in self._claims.items():
             assert claim.name == name
             assert (claim.spec is None) == bool(claim.fault), "a claim is sound, or says why not"
@@ -195,7 +195,7 @@ class PolicySet:
         return _target(found) in self._pools
 
     def _drop(self, name: str) -> None:
-        self._strangers.pop(name, None)
+        self._of_other_pools.pop(name, None)
         if self._claims.pop(name, None) is not None:
             self.changed = True
 
@@ -206,7 +206,7 @@ def _target(found: PolicyObject) -> str:
     return str(target.get("name") or "") if isinstance(target, dict) else ""
 
 
-def _stranger(found: PolicyObject) -> OtherPoolsPolicy:
+def _of_other_pool(found: PolicyObject) -> OtherPoolsPolicy:
     metadata = found.metadata
     return OtherPoolsPolicy(
         name=metadata.name,

@@ -77,18 +77,18 @@ def _condition(
     )
 
 
-def unclaimed(stranger: OtherPoolsPolicy, *, time_text: str) -> PolicyStatus:
+def unclaimed(policy: OtherPoolsPolicy, *, time_text: str) -> PolicyStatus:
     """The status of a policy that no picker has judged. It replaces an older status for another target."""
     result = Result(
         False,
         "TargetNotFound",
-        f"no picker for {stranger.target or 'this target'} has looked at this policy; look at spec.targetRef.name, and "
+        f"no picker for {policy.target or 'this target'} has looked at this policy; look at spec.targetRef.name, and "
         "whether a gateway for that pool runs in this namespace",
     )
     return PolicyStatus(
-        observed_generation=stranger.generation,
+        observed_generation=policy.generation,
         conditions=tuple(
-            _condition(kind, result, stranger.generation, before=stranger.status, time_text=time_text)
+            _condition(kind, result, policy.generation, before=policy.status, time_text=time_text)
             for kind in ("Accepted", "Programmed")
         ),
     )
@@ -124,9 +124,9 @@ class Unclaimed:
         self._since: dict[tuple[str, int], float] = {}
         """By uid and generation: when the policy was first seen without a judgement."""
 
-    def due(self, strangers: Iterable[OtherPoolsPolicy], *, now: float) -> list[OtherPoolsPolicy]:
+    def due(self, policies: Iterable[OtherPoolsPolicy], *, now: float) -> list[OtherPoolsPolicy]:
         """The policies that have waited long enough. Each is returned until its status says so."""
-        waiting = {(s.uid, s.generation): s for s in strangers if s.status.observed_generation < s.generation}
+        waiting = {(s.uid, s.generation): s for s in policies if s.status.observed_generation < s.generation}
         self._since = {key: self._since.get(key, now) for key in waiting}
         return [s for key, s in waiting.items() if now - self._since[key] >= self._PATIENCE_S]
 

@@ -80,7 +80,7 @@ class RewriteWriter:
         waiting = {
             (claim.uid, claim.generation): (rewrites, claim)
             for rewrites in self._sets
-            for claim in rewrites.strangers()
+            for claim in rewrites.of_other_pools()
             if observed_generation(claim) < claim.generation
         }
         self._unjudged_since = {key: self._unjudged_since.get(key, now) for key in waiting}

@@ -67,10 +67,10 @@ class ModelRewrites:
         self.version = 0
         self._pools = pools
         self._claims: dict[str, Claim] = {}
-        self._strangers: dict[str, Claim] = {}
+        self._of_other_pools: dict[str, Claim] = {}
 
     def replace(self, objects: Iterable[ModelRewrite]) -> None:
-        before = {claim.name for claim in (*self._claims.values(), *self._strangers.values())}
+        before = {claim.name for claim in (*self._claims.values(), *self._of_other_pools.values())}
         for found in objects:
             before.discard(found.metadata.name)
             self.put(found)
@@ -80,14 +80,14 @@ class ModelRewrites:
     def put(self, found: ModelRewrite) -> None:
         """A new or changed object. A change of its status alone does not count."""
         name = found.metadata.name
-        known = self._claims.get(name) or self._strangers.get(name)
+        known = self._claims.get(name) or self._of_other_pools.get(name)
         if known is not None and _same(known, found):
             self._see(known, found)
             return
         self._drop(name)
         if found.spec.pool_ref.name not in self._pools:
-            if len(self._strangers) < _MOST_OBJECTS:
-                self._strangers[name] = _claim(self.group, found, judge=False)
+            if len(self._of_other_pools) < _MOST_OBJECTS:
+                self._of_other_pools[name] = _claim(self.group, found, judge=False)
         elif len(self._claims) < _MOST_OBJECTS:
             self._claims[name] = _claim(self.group, found, catches_all=len(self._pools) == 1)
             self.version += 1
@@ -97,7 +97,7 @@ class ModelRewrites:
 
     def wrote(self, found: ModelRewrite) -> None:
         """The object after our own write of its status."""
-        known = self._claims.get(found.metadata.name) or self._strangers.get(found.metadata.name)
+        known = self._claims.get(found.metadata.name) or self._of_other_pools.get(found.metadata.name)
         if known is not None and _same(known, found):
             self._see(known, found)
 
@@ -105,9 +105,9 @@ class ModelRewrites:
         """Objects of the picker's pools, in order of precedence."""
         return sorted(self._claims.values(), key=lambda claim: (claim.created, claim.name))
 
-    def strangers(self) -> Collection[Claim]:
+    def of_other_pools(self) -> Collection[Claim]:
         """Objects of the namespace for other pools. Their rules are not read."""
-        return self._strangers.values()
+        return self._of_other_pools.values()
 
     def rules(self) -> list[Rule]:
         rules = [rule for claim in self.claims() for rule in claim.rules]
@@ -115,19 +115,19 @@ class ModelRewrites:
         return rules[: bisect_right(names, _MOST_IN_ALL)]
 
     def check_integrity(self) -> None:
-        assert not self._claims.keys() & self._strangers.keys()
+        assert not self._claims.keys() & self._of_other_pools.keys()
         assert len(self._claims) <= _MOST_OBJECTS
-        assert len(self._strangers) <= _MOST_OBJECTS
+        assert len(self._of_other_pools) <= _MOST_OBJECTS
 
     def _see(self, known: Claim, found: ModelRewrite) -> None:
         seen = replace(
             known, resource_version=found.metadata.resource_version, conditions=found.status.conditions
         )
-        where = self._claims if known.name in self._claims else self._strangers
+        where = self._claims if known.name in self._claims else self._of_other_pools
         where[known.name] = seen
 
     def _drop(self, name: str) -> None:
-        self._strangers.pop(name, None)
+        self._of_other_pools.pop(name, None)
         if self._claims.pop(name, None) is not None:
             self.version += 1
 

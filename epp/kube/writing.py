@@ -69,7 +69,7 @@ class Writer:
         outcome: Outcome,
         *,
         says: Mapping[str, Any],
-        strangers: Collection[OtherPoolsPolicy] = (),
+        of_other_pools: Collection[OtherPoolsPolicy] = (),
         live: Live,
         pool_uids: Mapping[str, str],
         holds: Callable[[], bool],
@@ -78,7 +78,7 @@ class Writer:
         """Write what is due.
 
         says: the current status of each policy object;
-        strangers: policies of the namespace for other pools;
+        of_other_pools: policies of the namespace for other pools;
         pool_uids: the uid of each pool by name, empty if it does not exist;
         holds: whether the Lease is held. Called before each write, because writes to a slow API server can
         take longer than the Lease lasts.
@@ -91,7 +91,7 @@ class Writer:
         ]
         if holds():
             told += await self._write_due(outcome, says=says, live=live, holds=holds, now=now)
-            await self._write_unclaimed(strangers, holds=holds, now=now)
+            await self._write_unclaimed(of_other_pools, holds=holds, now=now)
         for text in told:
             if holds():
                 await self._tell(text, pool_uid=pool_uids.get(text.pool, ""), now=now)
@@ -131,14 +131,14 @@ class Writer:
         return told
 
     async def _write_unclaimed(
-        self, strangers: Collection[OtherPoolsPolicy], *, holds: Callable[[], bool], now: float
+        self, of_other_pools: Collection[OtherPoolsPolicy], *, holds: Callable[[], bool], now: float
     ) -> None:
         """Mark policies that nobody judges. If two holders write the same, the second write is refused."""
-        for stranger in self._unclaimed.due(strangers, now=now)[:_WRITES_AT_ONCE]:
+        for policy in self._unclaimed.due(of_other_pools, now=now)[:_WRITES_AT_ONCE]:
             if holds():
-                wanted = unclaimed(stranger, time_text=self._time_text())
+                wanted = unclaimed(policy, time_text=self._time_text())
                 await self._write(
-                    stranger.name, wanted, uid=stranger.uid, resource_version=stranger.resource_version
+                    policy.name, wanted, uid=policy.uid, resource_version=policy.resource_version
                 )
 
     async def _write(self, name: str, wanted: PolicyStatus, *, uid: str, resource_version: str = "") -> bool:

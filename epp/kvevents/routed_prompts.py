@@ -11,9 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from epp.picker_events import Answered, Began, Ended, PickerEvent
+from epp.picker_events import Answered, Began, Ended, PickerEvent, RoutedRequest
 from epp.prefix_index.hashing import ChunkSchedule
-from epp.routed_request import RoutedRequest
 from epp.types import ChunkHash, EndpointName, InferenceRequest
 
 

@@ -33,9 +33,8 @@ from epp.misses.causes import (
 from epp.misses.heat import Heat
 from epp.misses.seen import Seen, Sent
 from epp.picker import Picker
-from epp.picker_events import Began, PickerEvent
+from epp.picker_events import Began, PickerEvent, RoutedRequest
 from epp.prefix_index.hashing import ChunkSchedule
-from epp.routed_request import RoutedRequest
 from epp.scheduling.record import Shown
 from epp.types import ChunkHash, EndpointName, InferenceRequest
 

@@ -21,7 +21,7 @@ from typing import Final
 
 from epp.errors import ConfigError
 from epp.recording.file import RecordingFile
-from epp.recording.lines import Asked, Opening, Servers, decode
+from epp.recording.lines import Opening, RecordedRequest, Servers, decode
 
 _EVERY_S: Final = 1.0
 _WITHIN_S: Final = 8.0
@@ -76,7 +76,7 @@ def record(options: Options) -> Counts:
     return counts
 
 
-def _parsed(text: bytes, admin: str) -> tuple[Opening, Servers, Sequence[Asked]]:
+def _parsed(text: bytes, admin: str) -> tuple[Opening, Servers, Sequence[RecordedRequest]]:
     """One answer of the picker."""
     try:
         lines = [decode(row) for row in text.splitlines()]
@@ -86,7 +86,7 @@ def _parsed(text: bytes, admin: str) -> tuple[Opening, Servers, Sequence[Asked]]
         ) from error
     match lines:
         case [Opening() as opening, Servers() as servers, *rest]:
-            return opening, servers, [line for line in rest if isinstance(line, Asked)]
+            return opening, servers, [line for line in rest if isinstance(line, RecordedRequest)]
     raise ConfigError(f"--admin {admin}: what answers there is no picker of this version")
 
 
@@ -94,7 +94,7 @@ def _write(
     file: RecordingFile,
     opening: Opening,
     servers: Servers,
-    asked: Sequence[Asked],
+    asked: Sequence[RecordedRequest],
     counts: Counts,
     *,
     size_bytes: int,

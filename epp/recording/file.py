@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from epp.recording.lines import Asked, Opening, Servers, encode
+from epp.recording.lines import Opening, RecordedRequest, Servers, encode
 
 
 class RecordingFile:
@@ -23,7 +23,7 @@ class RecordingFile:
         self._opening: Opening | None = None
         self._servers: Servers | None = None
 
-    def write(self, lines: Sequence[Asked], *, opening: Opening, servers: Servers) -> None:
+    def write(self, lines: Sequence[RecordedRequest], *, opening: Opening, servers: Servers) -> None:
         """Append lines. OSError: the lines are lost, and the next call begins a new file."""
         try:
             for line in lines:

@@ -55,7 +55,7 @@ class Servers(Struct, frozen=True, tag_field="line", tag="servers", kw_only=True
     servers: Annotated[tuple[Server, ...], Meta(max_length=4096)]
 
 
-class Asked(Struct, frozen=True, tag_field="line", tag="request", kw_only=True, omit_defaults=True):
+class RecordedRequest(Struct, frozen=True, tag_field="line", tag="request", kw_only=True, omit_defaults=True):
     """One request that has ended. Times are seconds; `at_unix_s` is the moment of the pick."""
 
     at_unix_s: _UnixSeconds
@@ -87,7 +87,7 @@ class Asked(Struct, frozen=True, tag_field="line", tag="request", kw_only=True, 
     """The chain: eight bytes for each full chunk, little-endian. JSON shows them as base64."""
 
 
-Line = Opening | Servers | Asked
+Line = Opening | Servers | RecordedRequest
 
 _ENCODER: Final = msgspec.json.Encoder()
 _DECODER: Final = msgspec.json.Decoder(Line)

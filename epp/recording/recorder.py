@@ -10,8 +10,8 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final
 
-from epp.recording.lines import Asked, packed
-from epp.routed_request import RoutedRequest
+from epp.picker_events import RoutedRequest
+from epp.recording.lines import RecordedRequest, packed
 
 _MOST_WAITING_BYTES: Final = 8 * 2**20
 _LINE_BYTES: Final = 600
@@ -25,7 +25,7 @@ class Recorder:
     def __init__(self, *, key: bytes, most_waiting_bytes: int = _MOST_WAITING_BYTES) -> None:
         self._key = key
         self._most_waiting_bytes = most_waiting_bytes
-        self._waiting: list[Asked] = []
+        self._waiting: list[RecordedRequest] = []
         self._waiting_bytes = 0
         self.dropped = 0
         """Requests that were left out because too many lines waited for the disk."""
@@ -39,7 +39,7 @@ class Recorder:
         self._waiting_bytes += size
         decision = request.decision
         self._waiting.append(
-            Asked(
+            RecordedRequest(
                 at_unix_s=decision.at_unix_s,
                 waited_s=decision.waited_s,
                 kind=str(decision.kind),
@@ -64,7 +64,7 @@ class Recorder:
             )
         )
 
-    def take(self) -> list[Asked]:
+    def take(self) -> list[RecordedRequest]:
         taken, self._waiting, self._waiting_bytes = self._waiting, [], 0
         return taken
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from epp.picker_events import Ended, PickerEvent
 from epp.recording.file import RecordingFile
-from epp.recording.lines import Asked, Opening, Servers
+from epp.recording.lines import Opening, RecordedRequest, Servers
 from epp.recording.recorder import Recorder
 
 _log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ _STOP_WITHIN_S: Final = 2.0
 _LOOK_AT_SERVERS_EVERY: Final = 60
 """Flushes between two looks at the fleet, whose learned numbers always change."""
 
-_Batch = tuple[Sequence[Asked], Opening, Servers]
+_Batch = tuple[Sequence[RecordedRequest], Opening, Servers]
 
 
 class RecordingService:

@@ -20,7 +20,7 @@ import msgspec
 
 from epp.config.policy import Policy
 from epp.prefix_index.hashing import ChunkSchedule
-from epp.recording.lines import VERSION, Asked, Opening, Servers, decode, unpacked
+from epp.recording.lines import VERSION, Opening, RecordedRequest, Servers, decode, unpacked
 from epp.replay import mooncake
 from epp.replay.measure import WARM_UP_SHARE, quantile
 from epp.replay.tempo import Tempo, tpots_s
@@ -41,7 +41,7 @@ _MASK: Final = (1 << 64) - 1
 class _Lines:
     """The lines of all files, in the order in which they were read."""
 
-    asked: list[tuple[Asked, ChunkSchedule]] = field(default_factory=list)
+    asked: list[tuple[RecordedRequest, ChunkSchedule]] = field(default_factory=list)
     servers: Servers | None = None
     opening: Opening | None = None
     hashings: set[str] = field(default_factory=set)
@@ -118,7 +118,7 @@ def _schedule_of(line: Opening) -> ChunkSchedule:
     )
 
 
-def _check_chunks(line: Asked, schedule: ChunkSchedule) -> None:
+def _check_chunks(line: RecordedRequest, schedule: ChunkSchedule) -> None:
     if schedule.end_bytes(len(unpacked(line.chunks))) > line.prompt_bytes:
         raise ValueError(f"more chunks than a prompt of {line.prompt_bytes} bytes has")
 
@@ -183,7 +183,7 @@ def _servers_of(line: Servers | None, model: str) -> list[Server]:
 
 
 def _call_of(
-    asked: Asked, schedule: ChunkSchedule, number: int, *, tempo: Tempo, bytes_per_token: float
+    asked: RecordedRequest, schedule: ChunkSchedule, number: int, *, tempo: Tempo, bytes_per_token: float
 ) -> Call:
     """A request as a call. The end of a chunk depends only on its position, so equal chunks get equal numbers
     of tokens.
@@ -218,7 +218,7 @@ def _from_zero(calls: Sequence[Call]) -> list[Call]:
     return [replace(call, at_s=call.at_s - first_s) for call in ordered]
 
 
-def _really(every: Sequence[Asked]) -> Figures:
+def _really(every: Sequence[RecordedRequest]) -> Figures:
     """The recorded figures, without the first tenth of the requests, as in a simulated run. The requests of
     each server are counted completely.
     """

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
-from epp.recording.lines import Asked
+from epp.recording.lines import RecordedRequest
 from epp.replay.measure import quantile
 from epp.replay.trace import Server
 from model_server.runners.cost import CostModel
@@ -43,7 +43,7 @@ class Tempo:
     remarks: tuple[str, ...]
 
     @classmethod
-    def of(cls, requests: Sequence[Asked], servers: Sequence[Server]) -> Tempo:
+    def of(cls, requests: Sequence[RecordedRequest], servers: Sequence[Server]) -> Tempo:
         ttfts = sorted(a.ttft_s for a in requests if a.ttft_s is not None)
         tpots = tpots_s(requests)
         told = sum(a.output_tokens is not None for a in requests)
@@ -56,7 +56,7 @@ class Tempo:
             remarks=() if told == len(requests) else (_guess_of(told, len(requests), bool(tpots)),),
         )
 
-    def output_tokens(self, asked: Asked) -> int:
+    def output_tokens(self, asked: RecordedRequest) -> int:
         """The length of an answer, as the server reported it, or estimated from the time that the answer
         took.
         """
@@ -65,7 +65,7 @@ class Tempo:
         return min(_MOST_OUTPUT_TOKENS, max(1, round((asked.ended_s - self.ttft_s) / self.tpot_s)))
 
 
-def tpots_s(requests: Sequence[Asked]) -> list[float]:
+def tpots_s(requests: Sequence[RecordedRequest]) -> list[float]:
     """Seconds for each token after the first, of all answers with these times, in ascending order."""
     return sorted(
         (a.ended_s - a.ttft_s) / (a.output_tokens - 1)
@@ -77,7 +77,7 @@ def tpots_s(requests: Sequence[Asked]) -> list[float]:
     )
 
 
-def _step_s(requests: Sequence[Asked], servers: Sequence[Server], tpot_s: float) -> float:
+def _step_s(requests: Sequence[RecordedRequest], servers: Sequence[Server], tpot_s: float) -> float:
     """Seconds of a decode step, from means over the recording: how much of the time went to prefills, and how
     many requests were in a batch.
     """
@@ -91,7 +91,7 @@ def _step_s(requests: Sequence[Asked], servers: Sequence[Server], tpot_s: float)
     return max(_LEAST_STEP_S, tpot_s * (1 - busy) - max(0.0, batch - 1) * each_s)
 
 
-def _middle_tokens(requests: Sequence[Asked]) -> float:
+def _middle_tokens(requests: Sequence[RecordedRequest]) -> float:
     """The average position of a computed token in its prompt."""
     computed = [
         (a.prompt_tokens - a.matched_tokens, (a.prompt_tokens + a.matched_tokens) / 2) for a in requests

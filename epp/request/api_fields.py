@@ -14,6 +14,9 @@ from msgspec import Raw, Struct
 
 from epp.request.canonical import NO_RAW
 
+MOST_PRIORITY: Final = 1000
+"""The largest priority that a policy may name and that other pickers accept."""
+
 
 class _StreamOptions(Struct, gc=False):
     include_usage: bool | None = None
@@ -138,3 +141,11 @@ DECODE_RESPONSES: Final = _decoder(Responses)
 DECODE_MESSAGES: Final = _decoder(Messages)
 DECODE_TELLING: Final = msgspec.json.Decoder(Telling)
 DECODE_OTHER: Final = msgspec.json.Decoder(Other)
+
+
+def priority_in(raw: Raw) -> int:
+    """As vLLM reads it. Anything but a short number counts as 0, since only flow control reads it."""
+    text = bytes(raw)
+    digits = text[1:] if text.startswith(b"-") else text
+    number = int(text) if len(digits) <= 4 and digits.isdigit() else 0
+    return max(-MOST_PRIORITY, min(MOST_PRIORITY, number))

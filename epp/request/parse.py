@@ -34,8 +34,8 @@ from epp.request.api_fields import (
     SHAPING_CHAT,
     SHAPING_COMPLETIONS,
     AnyBody,
-    Message,
     Telling,
+    priority_in,
 )
 from epp.request.canonical import NO_RAW, Piece, bad_field, content_bytes, optional_text
 from epp.request.jsontext import (
@@ -44,20 +44,15 @@ from epp.request.jsontext import (
     Weight,
     cheap_chat,
     first_byte,
-    plain_text,
-    text_bytes,
     weigh,
 )
 from epp.request.names import name_in
-from epp.request.prompts import Prompts, read_prompts
+from epp.request.prompts import Prompts, read_prompts, render_messages
 from epp.request.surrogates import replace_lone
 from epp.types import ApiKind, InferenceRequest, Value
 
 COSTLY: Final = "costly_body"
 """Why a body was not read: reading it would delay all other requests."""
-
-MOST_PRIORITY: Final = 1000
-"""The largest priority that a policy may name and that other pickers accept."""
 
 _NULL = Raw(b"null")
 _QUOTE = ord('"')
@@ -204,7 +199,7 @@ def _parse_chat(body: Body) -> InferenceRequest:
     chat = DECODE_CHAT.decode(body)
     names = _names(chat)
     sections = canonical.raw_section(b"tools", chat.tools)
-    _render_messages(sections, chat.messages)
+    render_messages(sections, chat.messages)
     limit, name = chat.max_completion_tokens, "max_completion_tokens"
     if limit is None:
         limit, name = chat.max_tokens, "max_tokens"
@@ -224,7 +219,7 @@ def _parse_messages(body: Body) -> InferenceRequest:
     sections = canonical.raw_section(b"tools", asked.tools)
     if asked.system is not NO_RAW and asked.system != _NULL:
         sections += (canonical.heading(b"system"), content_bytes(asked.system, where="system"))
-    _render_messages(sections, asked.messages)
+    render_messages(sections, asked.messages)
     max_tokens = _limit(asked.max_tokens, name="max_tokens")
     return _request(ApiKind.MESSAGES, asked, names=names, prompt=b"".join(sections), max_tokens=max_tokens)
 
@@ -280,7 +275,7 @@ def _parse_embeddings(body: Body) -> InferenceRequest:
     names = _names(asked)
     if asked.messages and asked.input in (NO_RAW, _NULL):
         sections: list[Piece] = []
-        _render_messages(sections, asked.messages)
+        render_messages(sections, asked.messages)
         return _request(ApiKind.EMBEDDINGS, asked, names=names, prompt=b"".join(sections))
     prompts = _asked_prompts(asked.input, where="input")
     return _request_of_prompts(ApiKind.EMBEDDINGS, asked, names=names, prompts=prompts, where="input")
@@ -352,16 +347,8 @@ def _request(
         include_usage=options is not None and options.include_usage is True,
         max_tokens=max_tokens,
         shaping=shaping,
-        priority=_priority(body.priority),
+        priority=priority_in(body.priority),
     )
-
-
-def _priority(raw: Raw) -> int:
-    """As vLLM reads it. Anything but a short number counts as 0, since only flow control reads it."""
-    text = bytes(raw)
-    digits = text[1:] if text.startswith(b"-") else text
-    number = int(text) if len(digits) <= 4 and digits.isdigit() else 0
-    return max(-MOST_PRIORITY, min(MOST_PRIORITY, number))
 
 
 class _Names(Value, frozen=True):
@@ -394,36 +381,7 @@ def _limit(value: int | None, *, name: str) -> int | None:
     return value
 
 
-def _render_messages(sections: list[Piece], messages: list[Message] | None) -> None:
-    if not messages:
-        what = "send a list with at least one message"
-        raise BadRequestError(f"`messages` is missing or empty: {what}.", reason="no_messages")
-    for position, message in enumerate(messages):
-        sections.append(_heading(message, position=position))
-        if message.content is not NO_RAW:
-            text = plain_text(message.content)  # Nearly every message.
-            if text is None:
-                text = content_bytes(message.content, where=f"messages[{position}].content")
-            sections.append(text)
-        if message.tool_calls is not NO_RAW:
-            sections += canonical.raw_call(b"tool_calls", message.tool_calls)
-        if message.function_call is not NO_RAW:
-            sections += canonical.raw_call(b"function_call", message.function_call)
-
-
-def _heading(message: Message, *, position: int) -> bytes:
-    role = text_bytes(message.role)
-    if role is None:
-        raise bad_field(f"messages[{position}].role", "must be a string")
-    if message.name is NO_RAW and message.tool_call_id is NO_RAW:
-        return canonical.heading(role)
-    name = optional_text(message.name, where=f"messages[{position}].name")
-    answers = optional_text(message.tool_call_id, where=f"messages[{position}].tool_call_id")
-    return canonical.heading(role, name=name, answers=answers)
-
-
-_AT_ROOT = " - at `$"
-_AT = _AT_ROOT + "."
+_AT = " - at `$."
 
 
 def _explained(fault: str) -> BadRequestError:

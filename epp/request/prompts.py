@@ -1,13 +1,25 @@
-"""The prompts of completions and embeddings: a text, token ids, or a batch of either. Called by `parse`."""
+"""The prompts in request bodies: a text, token ids, a batch of either, or messages. Called by `parse`."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from msgspec import MsgspecError, Raw, Struct
+from msgspec import MsgspecError, Raw
 
-from epp.request.canonical import bad_field, first_item, items_of
-from epp.request.jsontext import first_byte, text_bytes, token_bytes
+from epp.errors import BadRequestError
+from epp.request import canonical
+from epp.request.api_fields import Message
+from epp.request.canonical import (
+    NO_RAW,
+    Piece,
+    bad_field,
+    content_bytes,
+    first_item,
+    items_of,
+    optional_text,
+)
+from epp.request.jsontext import first_byte, plain_text, text_bytes, token_bytes
+from epp.types import Value
 
 _QUOTE, _LIST = ord('"'), ord("[")
 _NUMBERS: Final = b"-0123456789"
@@ -15,7 +27,7 @@ _EXPECTED: Final = "must be a string, a list of strings, or token ids"
 _ONE_TYPE: Final = "must hold prompts of one type: all strings, all token ids, or all lists of token ids"
 
 
-class Prompts(Struct, frozen=True):
+class Prompts(Value, frozen=True):
     first: bytes
     """The prompt that is matched against the servers' caches."""
     more_bytes: int = 0
@@ -58,3 +70,32 @@ def _tokens(raw: Raw, *, where: str) -> bytes:
         raise bad_field(where, "holds a token id out of range (0 to 4294967295)") from None
     except MsgspecError:
         raise bad_field(where, "must hold prompts of one type: all strings, or all token ids") from None
+
+
+def render_messages(sections: list[Piece], messages: list[Message] | None) -> None:
+    """Append the messages, as parts of a canonical prompt, to `sections`."""
+    if not messages:
+        what = "send a list with at least one message"
+        raise BadRequestError(f"`messages` is missing or empty: {what}.", reason="no_messages")
+    for position, message in enumerate(messages):
+        sections.append(_heading(message, position=position))
+        if message.content is not NO_RAW:
+            text = plain_text(message.content)  # Nearly every message.
+            if text is None:
+                text = content_bytes(message.content, where=f"messages[{position}].content")
+            sections.append(text)
+        if message.tool_calls is not NO_RAW:
+            sections += canonical.raw_call(b"tool_calls", message.tool_calls)
+        if message.function_call is not NO_RAW:
+            sections += canonical.raw_call(b"function_call", message.function_call)
+
+
+def _heading(message: Message, *, position: int) -> bytes:
+    role = text_bytes(message.role)
+    if role is None:
+        raise bad_field(f"messages[{position}].role", "must be a string")
+    if message.name is NO_RAW and message.tool_call_id is NO_RAW:
+        return canonical.heading(role)
+    name = optional_text(message.name, where=f"messages[{position}].name")
+    answers = optional_text(message.tool_call_id, where=f"messages[{position}].tool_call_id")
+    return canonical.heading(role, name=name, answers=answers)

@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 
 from epp.endpoints.marks import Probe, Verdict
-from epp.routed_request import is_fault
+from epp.picker_events import is_fault
 from epp.scraping.sessions import session_for_questions
 
 _LOOK_S: Final = 0.25

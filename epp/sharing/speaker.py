@@ -35,8 +35,8 @@ from epp.picker_events import (
     PrefillBegan,
     PrefillEnded,
     Restarted,
+    RoutedRequest,
 )
-from epp.routed_request import RoutedRequest
 from epp.sharing import batches
 from epp.sharing.batches import (
     HASH_BYTES,
@@ -108,7 +108,7 @@ class Speaker:
         self._limit_bytes = limit_bytes
         self._rows: deque[_Row] = deque()
         self._bytes = 0
-        self._numbers: dict[RoutedRequest | prefilling.Held, int] = {}
+        self._numbers: dict[RoutedRequest | prefilling.PrefillJob, int] = {}
         """The work of a prefill server for a request has its own number: to other pickers it is a request to
         that server."""
         self._newest = 0
@@ -170,7 +170,7 @@ class Speaker:
             self._flow_rows.clear()
             self._fresh = True
 
-    def _give_number(self, work: RoutedRequest | prefilling.Held) -> int:
+    def _give_number(self, work: RoutedRequest | prefilling.PrefillJob) -> int:
         self._newest += 1
         self._numbers[work] = self._newest
         return self._newest

@@ -16,9 +16,10 @@ import aiohttp
 import pytest
 from yarl import URL
 
+from epp.config.listening import Admin as AdminConfig
+from epp.config.listening import Listen
 from epp.config.policy import DEFAULT_POLICY
-from epp.config.settings import Admin as AdminConfig
-from epp.config.settings import Config, Listen
+from epp.config.settings import Config
 from epp.config.tls import Tls
 from epp.errors import NoEndpointError
 from epp.telemetry.admin import AdminServer

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from epp.config.envoy import Envoy
-from epp.config.settings import Config, Listen
+from epp.config.listening import Listen
+from epp.config.settings import Config
 from epp.config.tls import Tls
 from epp.envoy import sds
 from epp.types import Address

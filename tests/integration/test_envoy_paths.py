@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from epp.config.settings import BLOCKED_PATHS
+from epp.config.blocked_paths import BLOCKED_PATHS
 from epp.types import Address
 from tests.contract.spellings import combined, single
 from tests.contract.vllm_routes import SAMPLES, reaches_operators

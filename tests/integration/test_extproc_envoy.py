@@ -14,9 +14,9 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from epp.config.listening import Listen
 from epp.config.observing import Sampling
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
-from epp.config.settings import Listen
 from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer
 from epp.request.rewriting import Rewrites, Rule, Target

@@ -21,8 +21,8 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from epp.config.listening import Listen
 from epp.config.policy import DEFAULT_POLICY
-from epp.config.settings import Listen
 from epp.config.tls import Tls
 from epp.errors import ConfigError
 from epp.extproc.response import StreamSettings

@@ -12,10 +12,10 @@ import aiohttp
 import pytest
 
 from epp.config.flow import Flow
+from epp.config.listening import Listen
 from epp.config.observing import Sampling
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.config.routing import Cost
-from epp.config.settings import Listen
 from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer
 from epp.gate import Gate

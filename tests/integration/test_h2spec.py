@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from epp.config.listening import Listen
 from epp.config.policy import DEFAULT_POLICY
-from epp.config.settings import Listen
 from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer
 from epp.picker import Picker

@@ -14,7 +14,7 @@ import grpc
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
-from epp.config.settings import Listen
+from epp.config.listening import Listen
 from epp.extproc import http2_server
 from epp.extproc import peer as peer_module
 from epp.http2.frames import Code, Kind, frame

@@ -29,7 +29,7 @@ _MOST_BYTES_A_STREAM = 8
 
 _SERVER = """
 import asyncio, ctypes, gc, sys, time
-from epp.config.settings import Listen
+from epp.config.listening import Listen
 from epp.types import EndpointMetrics
 from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer

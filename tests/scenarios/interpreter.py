@@ -21,7 +21,7 @@ from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Policy
 from epp.decision import Candidate, Pick, PickRequest
 from epp.errors import FlowRefusedError, NoEndpointError, PickError, SaturatedError
 from epp.gate import Claim, Gate
-from epp.model_queue import Ticket
+from epp.model_queue import WaitingRequest
 from epp.picker import Picker
 from epp.request.response import ResponseFeedback
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
@@ -48,7 +48,7 @@ class World:
         self.picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
         self.gate = Gate(self.picker)
         self.requests: dict[str, Pick] = {}
-        self.waiting: dict[str, Ticket] = {}
+        self.waiting: dict[str, WaitingRequest] = {}
         """Requests that flow control holds."""
         self.decided: list[str] = []
         """What became of them since the last command."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from epp.config.settings import Config, Listen
+from epp.config.listening import Listen
+from epp.config.settings import Config
 from epp.preflight import inspect
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from epp.decision import Pick, PickRequest
 from epp.picker import Picker
+from epp.request.parse import parse_request
 from epp.scraping.metrics_page import parse_page
 from epp.types import ApiKind, EndpointMetrics, EndpointName, InferenceRequest
 from tests.unit.picker_questions import a_picker, endpoints, state, text
@@ -52,6 +53,18 @@ def test_a_404_for_no_model_is_the_clients() -> None:
     at("a", MISSING, picker, status=200, now=1.0)
     for _ in range(8):
         at("b", MISSING, picker, status=404, now=1.0)
+    assert price(picker, "b") == 0.0
+
+
+def test_a_404_for_a_stored_response_that_the_server_does_not_have_is_the_clients() -> None:
+    def asks(body: bytes) -> PickRequest:
+        return PickRequest("r", parse_request("/v1/responses", body), len(body), place=1)
+
+    picker = a_picker(on=endpoints("ab"))
+    at("a", asks(b'{"model":"m","input":"hello"}'), picker, status=200, now=1.0)
+    for _ in range(8):
+        follows = asks(b'{"model":"m","input":"go on","previous_response_id":"resp_1"}')
+        at("b", follows, picker, status=404, now=1.0)
     assert price(picker, "b") == 0.0
 
 

@@ -24,8 +24,8 @@ from typing import Any
 
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
+from epp.config.listening import Listen
 from epp.config.policy import DEFAULT_POLICY
-from epp.config.settings import Listen
 from epp.extproc.conversation import Streams
 from epp.extproc.health import Health
 from epp.extproc.over_http2 import Http2Transport

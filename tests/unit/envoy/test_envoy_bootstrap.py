@@ -15,7 +15,8 @@ from envoy_data_plane.envoy.config.bootstrap.v3 import Bootstrap
 
 from epp.cli import main
 from epp.config.envoy import Envoy
-from epp.config.settings import Config, Listen, load_config
+from epp.config.listening import Listen
+from epp.config.settings import Config, load_config
 from epp.envoy import sds
 from epp.envoy.bootstrap import bootstrap, message
 from epp.errors import ConfigError

@@ -142,7 +142,7 @@ def test_a_change_of_status_alone_is_no_change_of_what_is_wanted() -> None:
     found.put(rewrite("a", rule("other"), generation=2, version="3"))
     assert found.version > version
     found.put(rewrite("a", rule("other"), generation=3, version="4", pool="another"))
-    assert (found.claims(), [claim.name for claim in found.strangers()]) == ([], ["a"])
+    assert (found.claims(), [claim.name for claim in found.of_other_pools()]) == ([], ["a"])
 
 
 class Server(Api):

@@ -182,7 +182,7 @@ async def test_a_policy_that_no_picker_looks_at_says_so_after_a_while_and_once()
         await writer.look(
             nothing,
             says={},
-            strangers=policies.strangers(),
+            of_other_pools=policies.of_other_pools(),
             live=LIVE,
             pool_uids={"vllm": "u"},
             holds=server.holds,

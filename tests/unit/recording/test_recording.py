@@ -13,14 +13,14 @@ from epp.errors import RecordingTakenError
 from epp.extproc.reading import read_head, request_names
 from epp.gate import Gate
 from epp.picker import Picker
+from epp.picker_events import routed_of
 from epp.recording.file import RecordingFile
-from epp.recording.lines import Asked, Line, Opening, Servers, decode, unpacked
+from epp.recording.lines import Line, Opening, RecordedRequest, Servers, decode, unpacked
 from epp.recording.recorder import Recorder
 from epp.recording.service import RecordingService
 from epp.recording.start import opening_of, servers_of
 from epp.recording.tap import GONE_AFTER_S, Tap
 from epp.request.response import ResponseFeedback
-from epp.routed_request import own
 from tests.unit.picker_questions import a_picker, ask, serve, text
 
 
@@ -33,7 +33,7 @@ def ended(picker: Picker, recorder: Recorder, prompt: bytes, *, salt: str = "", 
     )
     picker.on_feedback(pick, told, now=now + 1.5)
     picker.end(pick, outcome="ended", now=now + 1.5)
-    recorder.ended(own(pick), unix_now_s=1000.0 + now + 1.5)
+    recorder.ended(routed_of(pick), unix_now_s=1000.0 + now + 1.5)
 
 
 def test_a_line_says_what_was_asked_where_it_went_and_how_it_ended() -> None:
@@ -65,7 +65,7 @@ def test_lines_beyond_the_bound_are_dropped_and_counted() -> None:
     assert len(recorder.take()) == 1, "there is room again once the lines were taken"
 
 
-def written(picker: Picker, path: Path, lines: list[Asked], *, max_bytes: int) -> None:
+def written(picker: Picker, path: Path, lines: list[RecordedRequest], *, max_bytes: int) -> None:
     file = RecordingFile(path, max_bytes=max_bytes)
     for line in lines:
         file.write([line], opening=opening_of(picker), servers=servers_of(picker))
@@ -87,7 +87,7 @@ def test_the_file_opens_with_policy_and_servers_and_holds_no_text_of_the_prompt(
     assert opening.policy["spec"]["rule"] == "least-cost"
     assert isinstance(servers, Servers)
     assert [server.name for server in servers.servers] == list("abcd")
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, RecordedRequest)
     raw = path.read_bytes()
     assert b"Hidden" not in raw
     assert b"salt" not in raw
@@ -139,7 +139,7 @@ async def test_the_service_writes_and_a_disk_that_refuses_is_counted_and_harms_n
     running.cancel()
     service.stop()
     assert service.counts == {"written": 1, "dropped": 0, "failed": 1}
-    assert [line for line in read(path) if isinstance(line, Asked)]
+    assert [line for line in read(path) if isinstance(line, RecordedRequest)]
 
 
 class Clock:
@@ -149,11 +149,11 @@ class Clock:
         return self.now
 
 
-def told(tap: Tap, reader: str = "one") -> list[Asked]:
+def told(tap: Tap, reader: str = "one") -> list[RecordedRequest]:
     opening, servers, *asked = [decode(row) for row in tap.read(reader, False)[0].splitlines()]
     assert isinstance(opening, Opening)
     assert isinstance(servers, Servers)
-    return [line for line in asked if isinstance(line, Asked)]
+    return [line for line in asked if isinstance(line, RecordedRequest)]
 
 
 def test_who_asks_for_a_recording_gets_each_request_once_from_then_on() -> None:

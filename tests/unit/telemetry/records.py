@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from epp.decision import Candidate, Decision, Pick, PickRequest
-from epp.picker_events import Answered, Began, Ended
-from epp.routed_request import RoutedRequest
+from epp.decision import Candidate, Decision, Phase, Pick, PickRequest
+from epp.picker_events import Answered, Began, Ended, RoutedRequest
 from epp.types import Address, ApiKind, EndpointName, InferenceRequest
 
 HERE = Address("10.0.0.1", 8000)
@@ -59,7 +58,9 @@ def decision(
 
 def pick(of: Decision | None = None) -> Pick:
     made = of or decision()
-    return Pick(decision=made, destinations=made.destinations, sampled=False)
+    return Pick(
+        decision=made, destinations=made.destinations, sampled=False, phase=Phase.SENT, set_headers=()
+    )
 
 
 def began(of: Pick, *, trace: str = "", began_s: float | None = None) -> Began:

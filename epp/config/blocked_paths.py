@@ -1,0 +1,52 @@
+"""The paths of a model server that clients of the gateway may not call by default."""
+
+from __future__ import annotations
+
+from typing import Final
+
+BLOCKED_PATHS: Final = (
+    "/abort_requests",
+    "/adapters",
+    "/collective_rpc",
+    "/docs",
+    "/fault_tolerance",
+    "/finish_weight_update",
+    "/get_world_size",
+    "/inference/v1/abort_requests",
+    "/init_weight_transfer_engine",
+    "/is_paused",
+    "/is_scaling_elastic_ep",
+    "/is_sleeping",
+    "/kv_blocks",
+    "/kv_event_sources",
+    "/load",
+    "/metrics",
+    "/openapi.json",
+    "/pause",
+    "/redoc",
+    "/release_kv_cache_memory",
+    "/reset_encoder_cache",
+    "/reset_mm_cache",
+    "/reset_prefix_cache",
+    "/resume",
+    "/resume_kv_cache_memory",
+    "/scale_elastic_ep",
+    "/server_info",
+    "/shutdown_weight_transfer_engine",
+    "/sleep",
+    "/start_draft_weight_update",
+    "/start_profile",
+    "/start_weight_update",
+    "/stop_profile",
+    "/tokenizer_info",
+    "/update_weight_version",
+    "/update_weights",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/version",
+    "/wake_up",
+    "/weight_checker",
+    "/weight_info",
+)
+"""Paths that vLLM serves for its operators, in all of its modes, and pages that describe the server: its API,
+its version, its chat template."""
