@@ -29,7 +29,7 @@ from tests.harness.cached_builds import (
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A Go module and the files in it that are wanted."""
+    """A Go module and the files that the tests take from it."""
 
     name: str
     go_sum: str
@@ -76,7 +76,9 @@ MODULES: Final = (
 
 
 def fetch(*, progress: Callable[[str], None]) -> Path:
-    """A folder of YAML; at once where it is in the cache. BuildFailedError where it cannot be had."""
+    """Return a folder of YAML; at once if the cache holds it. Raise BuildFailedError if the files cannot be
+    had.
+    """
     folder = cache_folder() / f"chart-crds-{content_key(repr(MODULES).encode())}"
     if folder.is_dir():
         return folder

@@ -29,8 +29,9 @@ _WORKERS: Final = {"type": "integer", "minimum": 1, "maximum": 64}
 
 
 def policy_schema() -> dict[str, Any]:
-    """Of the value `policy`: a policy's spec without its target, and never only tried,
-    since nothing else would route."""
+    """Return the schema of the value `policy`: the spec of a policy without its target.
+    A policy that is only tried is refused, since no other policy would route.
+    """
     spec = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     made = _converted(spec)
     del made["properties"]["targetRef"], made["required"]
@@ -39,7 +40,7 @@ def policy_schema() -> dict[str, Any]:
 
 
 def config_schema() -> dict[str, Any]:
-    """Of the value `config`: the picker checks what its fields hold."""
+    """Return the schema of the value `config`. The picker itself checks the values of the fields."""
     names = [field.encode_name for field in msgspec.structs.fields(Config)]
     return {
         "type": "object",
@@ -50,7 +51,7 @@ def config_schema() -> dict[str, Any]:
 
 
 def written(text: str) -> str:
-    """The schema file with both in it."""
+    """Return the text of the schema file with both schemas in it."""
     for name, schema in (("policy", policy_schema()), ("config", config_schema())):
         block = json.dumps(schema, indent=2).replace("\n", "\n    ")
         old = re.compile(rf'^    "{name}": \{{$.*?^    \}},$', re.DOTALL | re.MULTILINE)
@@ -59,7 +60,7 @@ def written(text: str) -> str:
 
 
 def _converted(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """From OpenAPI 3.0, as a CRD has it, to JSON schema."""
+    """Convert a schema from OpenAPI 3.0, which CRDs use, to JSON schema."""
     made = {key: schema[key] for key in _KEPT if key in schema}
     if schema.get("exclusiveMinimum"):
         made["exclusiveMinimum"] = made.pop("minimum")

@@ -21,7 +21,7 @@ Manifest = dict[str, Any]
 
 
 class HelmError(AssertionError):
-    """helm refused; the message is its own."""
+    """helm failed; the message is helm's own text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class Helm:
     binary: Path
 
     def run(self, *arguments: str | Path, stdin: str | None = None) -> str:
-        """What it prints. HelmError where it fails."""
+        """Return what helm prints. Raise HelmError if helm fails."""
         done = subprocess.run(
             [str(self.binary), *map(str, arguments)],
             input=stdin,
@@ -221,7 +221,7 @@ class Helm:
 
 
 def of_kind(objects: Sequence[Manifest], kind: str, name: str = "") -> Manifest:
-    """The one object of this kind, or of this kind and name."""
+    """Return the only object of this kind, or of this kind and name."""
     (found,) = [o for o in objects if o["kind"] == kind and (not name or o["metadata"]["name"] == name)]
     return found
 

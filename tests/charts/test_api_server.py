@@ -1,5 +1,6 @@
-"""The charts against a real API server: every object validated by it;
-install, upgrade, rollback and uninstall by the real helm."""
+"""The charts against a real API server, which validates every object.
+The real helm installs, upgrades, rolls back and uninstalls them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.cluster
 BY_NAME = pytest.mark.parametrize("wanted", VALUE_SETS, ids=lambda each: each.name)
 CRD = "prefixroutingpolicies.prefix-gateway.dev"
 OF_THE_CLUSTER = {"configmap/kube-root-ca.crt", "serviceaccount/default"}
-"""What every namespace has."""
+"""The objects that every namespace has."""
 
 
 def values_file(directory: Path, values: Any) -> Path:
@@ -46,7 +47,9 @@ def listed(plane: ControlPlane, namespace: str) -> set[str]:
 
 
 def meets(secret: dict[str, str], host: str) -> None:
-    """A TLS client that trusts the certificate accepts it under this name. SSLError where it does not."""
+    """Check that a TLS client that trusts the certificate accepts it under this name. Raise SSLError if it
+    does not.
+    """
     with tempfile.TemporaryDirectory() as folder:
         certificate, key = Path(folder) / "tls.crt", Path(folder) / "tls.key"
         certificate.write_bytes(base64.b64decode(secret["tls.crt"]))

@@ -1,5 +1,6 @@
-"""The configuration that the charts write is one that the programs take:
-read by them, not compared with a text."""
+"""The programs accept the configuration that the charts write.
+The tests let the programs read the configuration and do not compare its text.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +111,7 @@ def test_the_certificate_that_the_chart_makes_is_one_that_is_cheap_to_sign_with(
 
 
 def role_of(objects: Sequence[Manifest]) -> Mapping[str, Any]:
-    """By resource, the names that the picker's Role is good for."""
+    """Return the names that the picker's Role allows, by resource."""
     rules = of_kind(objects, "Role", "gateway-prefix-gateway")["rules"]
     return {rule["resources"][0]: rule["resourceNames"] for rule in rules if "resourceNames" in rule}
 
@@ -189,8 +190,9 @@ def test_behind_envoy_gateway_no_client_names_its_server_or_whom_that_one_calls(
 def test_the_route_of_a_gateway_that_takes_no_headers_from_the_picker_removes_what_servers_obey(
     helm: Helm,
 ) -> None:
-    """Not those of Envoys: there a route's filters come after the picker,
-    and would remove what it has said."""
+    """Routes of Envoys keep these headers: there a route's filters run after the picker and would remove the
+    headers that the picker has set.
+    """
     for provider in ("nginx", "istio", "agentgateway", "ai-gateway", "gke", ""):
         values = {
             "shape": "gateway",
@@ -315,7 +317,7 @@ def server_of(deployment: Manifest) -> Manifest:
 
 
 def as_said(container: Manifest) -> tuple[list[Any], dict[str, str], list[Any]]:
-    """Arguments with JSON read, variables, ports."""
+    """Return the arguments, with JSON parsed, the variables and the ports."""
     arguments = [json.loads(a) if a.startswith("{") else a for a in container["args"]]
     return arguments, {e["name"]: e["value"] for e in container["env"]}, container["ports"]
 

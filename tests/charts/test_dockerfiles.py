@@ -1,4 +1,4 @@
-"""What the Dockerfiles say, checked without building anything; `test_images` looks at what they build."""
+"""The Dockerfiles, checked without building an image; `test_images` checks the built images."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PICKER, SERVER = FOLDER / "picker.Dockerfile", FOLDER / "model-server.Dockerfile
 
 
 def imports_of(file: Path) -> Iterator[str]:
-    """Absolute imports of a module, wherever they stand."""
+    """Return the absolute imports of a module, wherever they stand in it."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

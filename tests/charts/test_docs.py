@@ -1,4 +1,4 @@
-"""docs/kubernetes.md is true: its commands run, its other commands name what exists."""
+"""docs/kubernetes.md is true: its commands run, and its other commands name things that exist."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEEDS_PODS: Final = {"logs", "port-forward", "rollout"}
 
 
 def in_tables() -> list[str]:
-    """Commands of the table of symptoms."""
+    """Return the commands in the table of symptoms."""
     rows = [row for row in PAGE.split("## Troubleshooting")[1].splitlines() if row.startswith("|")]
     last_cells = [row.rstrip("| ").rpartition("|")[2] for row in rows]
     return [command for cell in last_cells for command in re.findall(r"`((?:kubectl|helm) [^`]+)`", cell)]
@@ -94,7 +94,8 @@ def test_commands_that_need_pods_name_what_the_chart_makes(helm: Helm) -> None:
 
 def test_the_commands_from_nothing_to_the_first_token_are_as_many_as_the_page_says() -> None:
     """`helm test` succeeds when a completion came (tests/cluster/test_built_images.py).
-    All blocks up to it count."""
+    The test counts all blocks of commands up to that one.
+    """
     section = PAGE.partition("## Five minutes")[2].partition("Then send a request yourself")[0]
     blocks = re.findall(r"^```(?:sh|console)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
     commands = [line for block in blocks for line in block.splitlines() if line]

@@ -1,4 +1,4 @@
-"""Envoy's preStop hook against the real Envoy: what it does with requests while a pod goes."""
+"""Envoy's preStop hook against the real Envoy: how it treats requests while a pod terminates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FOREVER = 100_000
 async def draining(
     bench: Bench, directory: Path, *, at_least_s: int, at_most_s: int
 ) -> AsyncIterator[ManagedProcess]:
-    """The hook, started as kubelet does."""
+    """Start the hook as kubelet does."""
     port = Address.parse(bench.config.envoy.admin).port
     command: list[str | Path] = ["bash", HOOK, str(port), str(at_least_s), str(at_most_s)]
     async with managed_process("hook", command, directory=directory) as hook:
@@ -99,8 +99,9 @@ async def test_without_an_envoy_there_is_nothing_to_wait_for(tmp_path: Path) -> 
 
 
 async def test_an_envoy_that_does_not_say_how_many_requests_it_has_is_waited_for(tmp_path: Path) -> None:
-    """In its place something that closes connections unanswered for a while,
-    as where it is too busy to say."""
+    """In Envoy's place a server closes connections unanswered for a while, as Envoy does when it is too busy
+    to answer.
+    """
     asked, says = 0, b""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,5 +1,6 @@
-"""The charts under helm 3, which many clusters still use:
-the same objects as under helm 4, and upgrades that leave alone what others own."""
+"""The charts under helm 3, which many clusters still use.
+helm 3 renders the same objects as helm 4, and its upgrades do not touch what others own.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ SCALED: Final = (
 
 @pytest.fixture(scope="session")
 def helm3(helm: Helm) -> Helm:
-    """`helm` first: where the cluster's tools are missing, this is skipped as well."""
+    """Return helm 3. The fixture asks for `helm` first, so the test is skipped if the cluster's tools are
+    missing.
+    """
     found = Helm(environment.helm3(progress=print))
     assert found.run("version", "--short").startswith("v3.")
     assert helm.run("version", "--short").startswith("v4.")
@@ -38,7 +41,7 @@ def helm3(helm: Helm) -> Helm:
 
 @pytest.fixture
 def helms(helm: Helm, helm3: Helm) -> dict[int, Helm]:
-    """By their major version."""
+    """Return both versions of helm by their major version."""
     return {3: helm3, 4: helm}
 
 

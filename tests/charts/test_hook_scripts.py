@@ -1,5 +1,6 @@
-"""The Python scripts that the charts put into pods, as processes:
-vLLM's preStop hook, and the gateway's `helm test`."""
+"""The Python scripts that the charts put into pods, each run as a process: vLLM's preStop hook, and the
+gateway's `helm test`.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ async def test_the_hook_waits_until_nothing_runs_and_nothing_waits(tmp_path: Pat
 
 
 async def test_the_hook_of_a_worker_waits_for_its_leader_and_goes_with_it(tmp_path: Path) -> None:
-    """Of a server that spans several nodes: a worker that ended first would end the leader's answers."""
+    """The server spans several nodes. A worker that ended before its leader would cut the
+    leader's answers.
+    """
     async with running_backend("vllm") as leader:
         leader.metrics["vllm:num_requests_running"] = 1.0
         command: list[str | Path] = [sys.executable, "-I", DRAIN, str(leader.address.port), "0", FOREVER]
@@ -61,7 +64,9 @@ async def test_the_hook_gives_up_after_its_time_and_when_the_server_has_gone(tmp
 
 
 async def test_a_server_that_is_too_busy_to_say_is_waited_for(tmp_path: Path) -> None:
-    """It takes connections and closes them unanswered, as where /metrics takes too long, until it is idle."""
+    """Until the server is idle, it accepts connections and closes them unanswered, as a server does whose
+    /metrics takes too long.
+    """
     asked, idle = 0, False
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,5 +1,6 @@
-"""What is in the images that buildah built from deploy/docker,
-and that an image which lacks something is not made."""
+"""The contents of the images that buildah built from deploy/docker.
+The tests also check that no image is made if something is missing.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +26,15 @@ pytestmark = pytest.mark.cluster
 Images = Mapping[str, BuiltImage]
 EACH = pytest.mark.parametrize("name", NAMES)
 LARGEST_OWN_MB = {"picker": 300, "model-server": 200, "load": 100}
-"""What the Dockerfile may put on its base. numpy, kubernetes and grpc are most of it."""
+"""The most megabytes that the Dockerfile may add to its base image. numpy, kubernetes and grpc are most of
+them.
+"""
 COMPILERS = ("cc", "gcc", "g++", "c++", "clang", "make", "ld")
 
 
 @pytest.fixture
 def engine(built_images: Images) -> Iterator[Engine]:
-    """With the layers of the builds; nobody builds meanwhile."""
+    """Return buildah with the layers of the builds. No other process builds at the same time."""
     with only_builder("images", progress=print):
         yield environment.prepared_engine(progress=print)
 
@@ -109,7 +112,9 @@ def test_its_bill_of_materials_lists_every_locked_package_and_the_bases(
 
 @pytest.mark.timeout(900)
 def test_a_build_without_the_c_extension_fails(engine: Engine, tmp_path: Path) -> None:
-    """pip itself goes on without it: its compiler is given a file that does not compile."""
+    """pip itself would go on without the extension: the test gives its compiler a file that does
+    not compile.
+    """
     dockerfile = FOLDER / "picker.Dockerfile"
     for file in context_files(dockerfile):
         place = tmp_path / file.relative_to(REPOSITORY)

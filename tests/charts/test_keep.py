@@ -1,5 +1,6 @@
-"""The script that keeps the picker running in Envoy's pod, as a process:
-who ends it, and what its probe says."""
+"""The script that keeps the picker running in Envoy's pod, run as a process: who ends the picker, and what
+the script's probe answers.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +113,7 @@ async def test_the_probe_fails_for_a_picker_that_hangs_and_not_for_one_that_is_a
 
 
 async def test_the_probe_is_content_with_the_real_picker(tmp_path: Path) -> None:
-    """The picker answers only for hosts that it knows, and the probe asks it as one of them."""
+    """The picker answers only for hosts that it knows, so the probe asks for one of these hosts."""
     config = config_in(tmp_path)
     write_endpoints(config, [])
     async with running_picker(config, directory=tmp_path):

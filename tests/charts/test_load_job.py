@@ -1,5 +1,6 @@
-"""The load test's Job: off by default, accepted by a real API server,
-and its arguments are ones that the generator takes."""
+"""The load test's Job: it is off by default, a real API server accepts it, and the generator accepts its
+arguments.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Dashboard and alerts ask only for metrics and labels that exist:
-the picker's catalogue and the real Envoy's own page say which."""
+"""Dashboard and alerts ask only for metrics and labels that exist.
+The picker's catalogue and the metrics page of the real Envoy say which exist.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ DASHBOARD: Final = json.loads((GATEWAY / "files" / "dashboard.json").read_text()
 ALERTS: Final = yaml.safe_load((GATEWAY / "files" / "alerts.yaml").read_text())
 
 OF_PROMETHEUS: Final = {"namespace", "service", "pod", "container", "endpoint", "le"}
-"""Labels that the operator's scrape adds, and that of histograms' buckets."""
+"""The labels that the operator's scrape adds, and the label of histograms' buckets."""
 
 PROCESS: Final = {
     *("process_cpu_seconds_total", "process_resident_memory_bytes", "process_start_time_seconds"),
@@ -45,7 +46,7 @@ _GROUPING: Final = re.compile(r"\b(?:by|without|on)\s*\(([^)]*)\)")
 
 @cache
 def known() -> dict[str, set[str]]:
-    """Metric of the picker, as Prometheus stores it -> its labels."""
+    """Map each metric of the picker, named as Prometheus stores it, to its labels."""
     found: dict[str, set[str]] = {name: set() for name in PROCESS}
     for spec in catalog.METRICS:
         names = (
@@ -58,7 +59,7 @@ def known() -> dict[str, set[str]]:
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """Where each stands, and its text."""
+    """Return each expression with the place where it stands."""
     for panel in DASHBOARD["panels"]:
         for target in panel.get("targets", ()):
             yield f"panel {panel['title']}", target["expr"]
@@ -188,7 +189,7 @@ def test_the_dashboard_on_disk_is_plain_json_that_grafana_imports() -> None:
 
 
 def lost(ours: Any, theirs: Any, where: str = "") -> Iterator[str]:
-    """Fields of ours that are not in theirs, or are another value there."""
+    """Return the fields of `ours` that are missing from `theirs` or have another value there."""
     if isinstance(ours, dict):
         for name, value in ours.items():
             if not isinstance(theirs, dict) or name not in theirs:
@@ -204,8 +205,9 @@ def lost(ours: Any, theirs: Any, where: str = "") -> Iterator[str]:
 
 
 def test_grafanas_own_schema_knows_every_field_of_the_dashboard() -> None:
-    """Read by Grafana Labs' types of dashboards, panels and queries, and written again:
-    what Grafana would not read is gone."""
+    """Grafana Labs' types of dashboards, panels and queries read the dashboard and write it again.
+    Fields that Grafana would not read are missing from the second text.
+    """
     register_default_plugins()
     read = Dashboard.from_json(copy.deepcopy(DASHBOARD))
     written = json.loads(JSONEncoder().encode(read))

@@ -1,5 +1,6 @@
-"""Servers that span several nodes: what the LeaderWorkerSet of the chart model-server says of leaders and of
-workers."""
+"""Servers that span several nodes: what the LeaderWorkerSet of the chart model-server sets for leaders and
+for workers.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ POOL = "prefix-gateway.dev/pool"
 
 
 def parts(helm: Helm) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Templates of leader and worker."""
+    """Return the templates of leader and worker."""
     found = of_kind(helm.render_set(value_set("servers-multi-node")), "LeaderWorkerSet")
     template = found["spec"]["leaderWorkerTemplate"]
     return template["leaderTemplate"], template["workerTemplate"]

@@ -1,5 +1,6 @@
-"""What operators of other charts expect of these two:
-who owns a replica count, names and labels, routes, certificates, claims."""
+"""What operators of other charts expect of these two charts: who owns a replica count, names and labels,
+routes, certificates, claims.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Each shape of the gateway as pods: their real commands on the stand-in kubelet,
-as a user installs them side by side."""
+"""Each shape of the gateway as pods. The stand-in kubelet runs the real commands as a user installs them side
+by side.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ ALONE = f"{QUICK},autoscaling.enabled=false,replicas=1,sharing.enabled=false"
 
 
 def images() -> dict[str, Image]:
-    """What the values name in their default places."""
+    """Return the images that the values name, at their default places."""
     valkey = {"PATH": f"{binary().parent}:/usr/bin:/bin"}
     return {
         "prefix-gateway/picker": python_image("epp"),

@@ -1,4 +1,4 @@
-"""docs/decisions/0202: an object of v1alpha1 lives on while the CRD comes to serve, and then to store, v1."""
+"""docs/decisions/0202: an object of v1alpha1 stays valid while the CRD first serves and later stores v1."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPEC = {"targetRef": {"name": "vllm"}, "gain": {"minMatchTokens": 128}}
 
 
 def serving(storage: str, *, served: tuple[str, ...]) -> dict[str, Any]:
-    """The CRD with both versions of one schema."""
+    """Return the CRD with both versions, which have the same schema."""
     document: dict[str, Any] = copy.deepcopy(dict(crd()))
     (only,) = document["spec"]["versions"]
     document["spec"]["conversion"] = {"strategy": "None"}
@@ -42,7 +42,7 @@ async def test_objects_outlive_the_change_of_version(own_cluster: ControlPlane) 
         return {**head, "metadata": {"name": name, "namespace": "default"}, "spec": SPEC}
 
     async def applied(document: dict[str, Any]) -> None:
-        """As soon as the API server serves the version."""
+        """Apply the object as soon as the API server serves the version."""
 
         def taken() -> bool:
             try:

@@ -1,5 +1,4 @@
-"""What the charts render: snapshots to read, lint, and what every pod of them has in common.
-
+"""What the charts render: snapshots for people to read, lint, and the properties that every pod shares.
 CHART_SNAPSHOTS_REWRITE=1 writes the snapshots anew: read the diff.
 """
 
@@ -35,7 +34,7 @@ RANDOM = re.compile(r"(\bpassword: )[A-Za-z0-9]{32}\b")
 
 
 class _Blocks(yaml.SafeDumper):
-    """Texts of several lines as such."""
+    """Writes texts of several lines as blocks."""
 
 
 _Blocks.add_representer(
@@ -44,7 +43,9 @@ _Blocks.add_representer(
 
 
 def readable(manifest: dict[str, Any]) -> str:
-    """One object without what is the same everywhere, and without the text of files that lie in the chart."""
+    """Return an object without the parts that are the same in every object, and without the text of files
+    that lie in the chart.
+    """
     manifest["metadata"].pop("labels", None)
     manifest["metadata"].pop("namespace", None)
     if manifest["kind"] == "CustomResourceDefinition":
@@ -215,7 +216,7 @@ def test_replicas_share_one_table_unless_told_otherwise(helm: Helm) -> None:
 def test_without_a_cluster_each_rendering_makes_secrets_of_its_own_and_none_where_they_are_named(
     helm: Helm,
 ) -> None:
-    """What docs/kubernetes.md says to those whose tools only render."""
+    """docs/kubernetes.md says this to people whose tools only render."""
 
     def made(values: Mapping[str, Any]) -> list[Any]:
         return [o for o in helm.render(GATEWAY, values) if o["kind"] == "Secret"]

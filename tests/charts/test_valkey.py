@@ -1,5 +1,6 @@
-"""The bundled Valkey: the real server takes what the chart renders;
-whose password it is, and what follows from a new one."""
+"""The bundled Valkey: the real server accepts what the chart renders.
+The tests also check who sets the password and what happens after it changes.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def binary() -> Path:
 
 
 def command_of(objects: list[Manifest], *, password_file: Path, data: Path) -> list[str | Path]:
-    """What the pod's container runs, with its two folders elsewhere."""
+    """Return the command of the pod's container, with other places for its two folders."""
     deployment = of_kind(objects, "Deployment", "gateway-prefix-gateway-valkey")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     words: list[str] = [*container["command"], *container["args"]]

@@ -1,4 +1,4 @@
-"""Values: each is explained, each is in the schema, and what makes no sense is refused with what to do."""
+"""Values: each is explained and is in the schema. A value that makes no sense is refused with advice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ CHARTS = pytest.mark.parametrize("chart", [GATEWAY, MODEL_SERVER], ids=lambda ch
 
 
 def differences(values: Any, schema: dict[str, Any], path: str = "") -> list[str]:
-    """Where the schema says nothing of a value, or the values nothing of what the schema allows."""
+    """Return the values that the schema does not know, and the fields of the schema that the values do not
+    have.
+    """
     properties = schema.get("properties")
     if schema.get("additionalProperties") is not False or not isinstance(values, dict) or properties is None:
         return []

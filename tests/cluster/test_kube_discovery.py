@@ -1,5 +1,6 @@
-"""A picker process follows a pool on a real API server:
-pods that come, go, restart and move, and an API server that is away."""
+"""A picker process follows a pool on a real API server.
+Pods come, go, restart and move, and the API server is away for a while.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +84,7 @@ async def test_another_selector_is_another_fleet_and_a_pool_that_is_deleted_is_n
 async def test_without_the_crd_of_pools_pods_are_found_by_labels_and_ports(
     own_cluster: ControlPlane, tmp_path: Path
 ) -> None:
-    """On a control plane that has no InferencePool at all."""
+    """This control plane does not have the CRD of InferencePool."""
     create_namespace(own_cluster, "models")
     async with running_site(
         own_cluster,
@@ -101,8 +102,9 @@ async def test_without_the_crd_of_pools_pods_are_found_by_labels_and_ports(
 async def test_a_restarted_container_comes_back_with_a_cold_cache(
     cluster: ControlPlane, namespace: str
 ) -> None:
-    """Same name, same address, and never seen not Ready:
-    the table for it is dropped, that of its neighbour stays."""
+    """The pod keeps its name and address and is never seen not Ready.
+    The picker drops the prefix table of this pod and keeps the table of its neighbour.
+    """
     picker = Picker(DEFAULT_POLICY, rng=random.Random(1))
     account = picker_account(cluster, namespace)
     settings = Kubernetes(pool=POOL, kubeconfig=str(account))
@@ -147,8 +149,9 @@ async def test_a_restarted_container_comes_back_with_a_cold_cache(
 
 
 class Late:
-    """The API server, but the first list claims to be of the distant past:
-    what happened since is no longer known."""
+    """Passes everything to the API server, but makes the first list look very old: the changes since then are
+    no longer known.
+    """
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -172,7 +175,7 @@ class Late:
 async def test_ten_pools_of_a_hundred_pods(
     cluster: ControlPlane, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each pool has a model of its own. How soon the pods are found, and what they cost: printed."""
+    """Each pool has its own model. The test prints how soon the pods are found and what they cost."""
     pools = [f"pool-{n}" for n in range(10)]
     figures = []
     async with running_site(cluster, namespace, tmp_path, servers=1000, pools=pools) as site:
@@ -246,8 +249,9 @@ def rss_mib(site: Site) -> float:
 
 
 async def follow_from_the_distant_past(pool: SimulatedPool) -> None:
-    """An API server that was just started knows nothing of before:
-    it answers 410, and the pods are listed anew."""
+    """An API server that has just started knows nothing of earlier changes: it answers 410, and the picker
+    lists the pods anew.
+    """
     names: set[str] = set()
 
     class Names:

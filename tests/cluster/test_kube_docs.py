@@ -1,6 +1,5 @@
-"""What kubectl shows of policies, in docs/kubernetes-policy.md:
-made here, and compared up to ages, names and times.
-
+"""docs/kubernetes-policy.md shows what kubectl prints of policies.
+The tests make these outputs here and compare them, apart from ages, names and times.
 `DOCS_REWRITE=1` writes the page's outputs anew.
 """
 
@@ -50,7 +49,9 @@ async def test_the_page_shows_what_kubectl_shows(
 
 
 async def a_pool_with_policies(site: Site) -> None:
-    """One that routes, one that is tried, one in conflict and one refused by status; each has said so."""
+    """Make four policies: the first routes, the second is tried, the third is in conflict, and the status of
+    the fourth refuses it. Wait until each status says so.
+    """
     await site.wait_addresses(*(f"{site.servers.host(n)}:{site.servers.port}" for n in range(3)))
     site.policies.apply(
         "chat", gain={"minMatchTokens": 128}, load={"maxWaiting": 64, "whenSaturated": "Reject"}
@@ -84,7 +85,7 @@ async def counted(site: Site, name: str) -> bool:
 
 
 def outputs(site: Site) -> dict[str, str]:
-    """By the name of their place on the page: commands, each with what it printed."""
+    """Return the commands with their outputs, by the name of their place on the page."""
 
     def run(*arguments: str) -> str:
         printed = site.plane.kubectl(*arguments, "-n", site.namespace)
@@ -109,7 +110,7 @@ def outputs(site: Site) -> dict[str, str]:
 
 
 def even(described: str) -> str:
-    """With the table of Events in columns of one width, and each five minutes old."""
+    """Make the columns of the table of Events equally wide, and each event five minutes old."""
     head, _, table = described.partition("\nEvents:")
     rows = [re.split(r"\s{2,}", line.strip()) for line in table.strip().splitlines()]
     for row in rows[2:]:
@@ -118,14 +119,16 @@ def even(described: str) -> str:
 
 
 def yaml_part(document: str) -> str:
-    """The `dryRun` part of the status, as it stands in the object."""
+    """Return the `dryRun` part of the status, as it stands in the object."""
     lines = document.splitlines()
     at = lines.index("  dryRun:")
     return "\n".join(["status:", *lines[at : at + 3]]) + "\n"
 
 
 def normal(text: str) -> str:
-    """The same for every run: ages, times, versions, ids and the namespace; no space at the ends of lines."""
+    """Make an output the same for every run: replace ages, times, versions, ids and the namespace, and remove
+    spaces at the ends of lines.
+    """
     for pattern, instead in _VARYING:
         text = pattern.sub(instead, text)
     lines = text.splitlines()
@@ -136,7 +139,7 @@ def normal(text: str) -> str:
 
 
 def table(lines: list[str]) -> list[str]:
-    """kubectl's table with every age `5m`, columns as wide as they need."""
+    """Return kubectl's table with every age as `5m` and with columns as wide as their content."""
     header = lines[0]
     starts = [found.start() for found in re.finditer(r"(?:(?<=   )|^)\S", header)]
     ends = [*starts[1:], None]

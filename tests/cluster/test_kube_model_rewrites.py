@@ -1,5 +1,6 @@
-"""InferenceModelRewrites on a real API server:
-followed with the picker's own rights, and told what became of them."""
+"""InferenceModelRewrites on a real API server.
+The picker follows them with its own rights and writes into their status what became of them.
+"""
 
 from __future__ import annotations
 
@@ -178,8 +179,9 @@ async def test_rewrites_are_followed_as_they_come_change_and_go(
 async def test_each_object_is_told_what_became_of_it(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    """In use, refused, younger than another of its name;
-    then the older one goes and the younger is in use."""
+    """The statuses are: in use, refused, younger than another of the same name.
+    Then the older object goes and the younger is in use.
+    """
     install_crd(cluster)
     documents = [
         rewrite("a-first", "gpt", "llama", namespace=namespace),

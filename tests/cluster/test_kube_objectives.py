@@ -1,8 +1,7 @@
-"""InferenceObjectives of both API groups on a real API server:
-what they say decides, live, which of two waiting requests goes first.
-
-The pool's one server computes a token a second, by the policy's belief, so one prompt keeps it busy;
-a metrics page without a running request says that it is free.
+"""InferenceObjectives of both API groups on a real API server: they decide, live, which of two waiting
+requests goes first.
+By the policy, the only server of the pool computes a token a second, so one prompt keeps it busy; its metrics
+page shows no running request, so the server seems free.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ def crd(group: str) -> dict[str, Any]:
 
 
 class Gateway:
-    """What a gateway asks of the picker of the site."""
+    """The picker of the site as a gateway uses it."""
 
     def __init__(self, site: Site, channel: grpc.aio.Channel) -> None:
         self.site = site
@@ -97,7 +96,7 @@ class Gateway:
         self._asked = 0
 
     async def set_objective(self, priority: int | None, *, group: str = NEW) -> None:
-        """Of the object `people`; None: there is none."""
+        """Set the priority of the object `people`; None deletes the object."""
         site = self.site
         if priority is None:
             site.plane.kubectl("delete", "-n", site.namespace, plural(group), "people")
@@ -111,7 +110,7 @@ class Gateway:
         site.plane.kubectl("apply", "-f", "-", stdin=json.dumps(document))
 
     async def wait_priority(self, priority: int, *, group: str = NEW) -> None:
-        """Until a request that names `people` has it."""
+        """Wait until a request that names `people` has this priority."""
 
         async def so() -> bool:
             async with AsyncExitStack() as stack:
@@ -122,8 +121,9 @@ class Gateway:
         await wait_until(so, what=f"priority {priority}")
 
     async def first_of(self, *, named_first: bool) -> str:
-        """Of two requests that wait, one of which names `people`, the one that goes first.
-        named_first: it comes first."""
+        """Return which of two waiting requests goes first. One of them names `people`.
+        named_first: this request comes first.
+        """
         servers = self.site.servers
         async with AsyncExitStack() as stack:
             servers.running, before = 1, servers.looks
@@ -142,7 +142,7 @@ class Gateway:
             return min(went_at, key=lambda name: went_at[name])
 
     async def _begin(self, stack: AsyncExitStack, *, named: bool, group: str = NEW) -> asyncio.Task[Any]:
-        """A request; the task ends with the picker's answer. The client goes away when the stack ends."""
+        """Begin a request; the task ends with the picker's answer. The client leaves when the stack ends."""
         self._asked += 1
         one = await stack.enter_async_context(exchange(self._channel, mode=DUPLEX))
         body = json.dumps({"model": "m", "prompt": f"{self._asked} " * 80}).encode()
@@ -175,7 +175,8 @@ async def gateway(plane: ControlPlane, namespace: str, folder: Path) -> AsyncIte
     ):
         site.policies.apply("p", **_POLICY)
         await site.wait_policy("p")
-        # The pod comes later than the policy: a server's rate is what the policy says when it comes.
+        # The pod comes later than the policy: the picker takes a server's rate from the policy when the
+        # server comes.
         await site.pool.add(site.hosts(1))
         await site.wait_addresses(f"{site.servers.host(0)}:{site.servers.port}")
         yield Gateway(site, channel)

@@ -1,5 +1,6 @@
-"""PrefixRoutingPolicies on a real API server:
-what kubectl is refused, what is applied while requests come, and what status says."""
+"""PrefixRoutingPolicies on a real API server: which documents kubectl refuses, which changes apply while
+requests come, and what the status says.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def test_kubectl_is_refused_what_makes_no_sense(cluster: ControlPlane, namespace
 
 
 async def ask(site: Site, count: int, *, picker: PickerProcess | None = None) -> None:
-    """So many requests through the picker, as Envoy sends them."""
+    """Send this many requests through the picker, as Envoy sends them."""
     folder = (picker or site.picker).process.stderr.parent
     async with grpc.aio.insecure_channel(f"unix:{folder}/picker.sock") as channel:
         for n in range(count):
@@ -125,7 +126,7 @@ async def test_a_subtle_mistake_is_refused_by_status_and_changes_nothing(
         await site.wait_policy("p", rule="affinity")
         assert await site.picker.metric("epp_kubernetes_policies", state="refused") == 1
 
-        # A picker that starts now was never told the accepted spec: it is in the status.
+        # A picker that starts now never received the accepted spec: it reads the spec from the status.
         async with site.replica("later") as later:
 
             async def caught_up() -> bool:
@@ -139,7 +140,9 @@ async def test_a_subtle_mistake_is_refused_by_status_and_changes_nothing(
 
 
 def events(site: Site) -> dict[str, str]:
-    """Messages of the pool's Events, by reason; those about a policy stand on that policy, too."""
+    """Return the messages of the pool's Events, by reason; Events about a policy stand on that
+    policy, too.
+    """
     found = site.plane.get("events", "-n", site.namespace)["items"]
     on_pool, on_policies = (
         [e for e in found if e["involvedObject"]["kind"] == kind]
@@ -246,8 +249,9 @@ async def test_of_several_workers_of_one_pod_one_writes(
 
 
 async def test_writing_status_wakes_nobody(cluster: ControlPlane, namespace: str, tmp_path: Path) -> None:
-    """The picker sees its own writes come back, and judges nothing anew;
-    what it says already it does not write again."""
+    """The picker receives its own writes and does not judge the policy again.
+    It does not write a status that already says the same.
+    """
     async with running_site(cluster, namespace, tmp_path, pods=1) as site:
         site.policies.apply("p", rule="affinity")
         await site.policies.wait_told("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
@@ -278,7 +282,7 @@ async def test_what_an_operator_must_know_is_told_as_events_of_the_pool(
         await site.pool.add(site.hosts(2))
         await wait_until(lambda: "EndpointsReady" in events(site), what="an Event says that there are some")
         await wait_until(lambda: "PolicyApplied" in events(site), what="an Event says that the policy routes")
-        # One pod moves to where nobody answers its scrapes.
+        # One pod moves to an address where no server answers the picker's scrapes.
         await site.pool.report({"pod-0001": "127.2.0.1"})
         await wait_until(lambda: "EndpointEjected" in events(site), what="an Event says that it is ejected")
         assert "pod-0001" in events(site)["EndpointEjected"]
@@ -304,7 +308,7 @@ async def test_a_policy_that_comes_to_name_a_pool_without_a_picker_no_longer_say
 
 
 Requests = Sequence[tuple[str, str, object]]
-"""Method, path, body."""
+"""Method, path and body."""
 
 
 def of_the_picker(namespace: str) -> Requests:
@@ -364,7 +368,7 @@ def not_the_pickers_business(namespace: str) -> Requests:
 
 
 async def status_of(api: Api, method: str, path: str, body: object) -> int:
-    """What a request is refused with; 0 for success."""
+    """Return the status with which a request is refused; 0 for success."""
     try:
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         await api.request(method, path, body=body, content_type=kind)
@@ -376,7 +380,9 @@ async def status_of(api: Api, method: str, path: str, body: object) -> int:
 async def test_the_service_account_may_do_what_the_picker_does_and_nothing_else(
     cluster: ControlPlane, namespace: str
 ) -> None:
-    """By its own token. That the rules suffice, every other test here shows: their pickers have no others."""
+    """The test uses the account's own token. Every other test here shows that the rules suffice, since their
+    pickers have no other rights.
+    """
     install_policy_crd(cluster)
     account = picker_account(cluster, namespace)
     cluster.kubectl("apply", "-n", namespace, "-f", "-", stdin=policy_document("p"))

@@ -1,5 +1,6 @@
-"""Several models behind one picker on a real API server:
-in three InferencePools that come and go, and in one."""
+"""Several models behind one picker on a real API server: first in three InferencePools that come and go, then
+in one.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ pytestmark = [pytest.mark.cluster]
 
 _POOLS = ["llama", "mistral", "qwen"]
 _PODS = 2
-"""In each pool."""
+"""The pods of each pool."""
 
 
 class Client:
@@ -38,8 +39,9 @@ class Client:
         self._channel = channel
 
     async def where(self, model: str) -> str:
-        """The first destination of a request for the model, or the status of the picker's own answer,
-        and what it says."""
+        """Return the first destination of a request for the model; or the status and the text of the picker's
+        own answer.
+        """
         body = json.dumps({"model": model, "prompt": "x" * 2000}).encode()
         async with exchange(self._channel, mode=BUFFERED) as one:
             await one.send(body)
@@ -90,7 +92,7 @@ async def test_the_model_chooses_among_pools_that_come_and_go(
             grpc.aio.insecure_channel(f"unix:{picker.process.stderr.parent}/picker.sock") as channel,
         ):
             client = Client(channel)
-            for _ in range(8):  # from the first request on, since a start waits for the lists
+            for _ in range(8):  # The check starts with the first request, since a start waits for the lists.
                 assert await client.where("llama-8b") in places("llama")
                 assert await client.where("mistral-8b") in places("mistral")
             assert await client.where("qwen-8b") == "404 model_not_found", "its pool does not exist yet"
@@ -124,7 +126,9 @@ async def test_the_model_chooses_among_pools_that_come_and_go(
 async def test_two_releases_with_two_models_under_one_pool_label_route_48_of_48_rightly_without_annotations(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    """The second release comes while requests run: its pods may not get those for the first one's model."""
+    """The second release comes while requests run: its pods may not get requests for the first release's
+    model.
+    """
     async with running_site(cluster, namespace, tmp_path, servers=4) as site:
         releases = [site.hosts(2), site.hosts(2, start=2)]
         for hosts, model in zip(releases, ("one", "two"), strict=True):
@@ -149,7 +153,7 @@ async def _is(client: Client, models: list[str]) -> bool:
 async def _one_policy_routes_for_all(
     policies: Policies, picker: PickerProcess, cluster: ControlPlane, namespace: str
 ) -> None:
-    """The oldest of any pool; the other's status says who has its place."""
+    """The oldest policy of all pools applies; the status of the other names the policy in its place."""
     for name, pool in (("first", "mistral"), ("second", "llama")):
         document = json.loads(policy_document(name, rule="affinity"))
         document["spec"]["targetRef"]["name"] = pool

@@ -1,4 +1,4 @@
-"""The stand-in kubelet does to pods what a kubelet does, so far as our charts and tests rely on it."""
+"""The stand-in kubelet treats pods as a kubelet does, as far as our charts and tests rely on it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ except urllib.error.HTTPError as error:
 
 
 def telling_pod() -> dict[str, Any]:
-    """Its `main` tells what it has, its `api` what the API server says to its token."""
+    """Return a pod: its `main` prints what it has, its `api` prints what the API server answers
+    to its token.
+    """
     security = {"readOnlyRootFilesystem": True, "runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}}
     refs = {
         "WORD": {"secretKeyRef": {"name": "login", "key": "word"}},
@@ -145,7 +147,9 @@ def test_a_mounted_config_map_follows_the_object_in_one_step(pods: Pods, node: R
 def test_init_containers_run_in_order_and_a_sidecar_outlives_the_main_container(
     pods: Pods, node: RunningNode
 ) -> None:
-    """The emptyDir is where they meet; it is read after the pod has ended from the node's folder."""
+    """The containers meet in the emptyDir; the test reads it from the node's folder after the pod
+    has ended.
+    """
     mount = [{"name": "shared", "mountPath": "/shared"}]
     note = 'note() { echo "$1" >> /shared/notes; }; '
     trapping = note + 'trap "note WHO-ends; exit 0" TERM; note WHO-runs; while true; do sleep 0.1; done'
@@ -266,8 +270,9 @@ time.sleep(1000)
 def test_a_failed_liveness_probe_restarts_the_container_and_a_startup_probe_holds_it_back(
     pods: Pods, node: RunningNode
 ) -> None:
-    """The first life never becomes alive, the second does:
-    the file that the probe wants outlives the container."""
+    """The first life never becomes alive, the second does: the file that the probe asks for outlives the
+    container.
+    """
     mount = [{"name": "shared", "mountPath": "/shared"}]
     script = "if [ -e /shared/lives ]; then touch /shared/alive; fi; touch /shared/lives; trap 'exit 7' TERM; while true; do sleep 0.1; done"
     main = shell(
@@ -338,8 +343,9 @@ def test_a_pod_that_runs_to_its_end_succeeds_or_fails(pods: Pods) -> None:
 def test_nothing_outlives_a_test_run_that_is_killed(
     cluster_tools: ClusterTools, tmp_path: Path, namespace: str
 ) -> None:
-    """Its processes, containers included, its network namespaces and its mounts,
-    looked for from outside of them."""
+    """The test looks from outside for its processes, containers included, its network namespaces and its
+    mounts.
+    """
     launcher = textwrap.dedent(f"""
         import sys
         from pathlib import Path
@@ -384,7 +390,7 @@ def test_nothing_outlives_a_test_run_that_is_killed(
 
 
 def marked_processes(variable: str) -> list[int]:
-    """Those that were started with this variable and have not ended."""
+    """Return the processes that were started with this variable and have not ended."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

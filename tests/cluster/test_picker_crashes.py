@@ -1,5 +1,6 @@
-"""A picker that crashes again and again in every pod of the gateway:
-Envoy serves, the pods stay Ready, no request fails."""
+"""A picker that crashes again and again in every pod of the gateway: Envoy serves, the pods stay Ready, and
+no request fails.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +23,13 @@ pytest_plugins = ["tests.cluster_env.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.envoy, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 CRASHES: Final = 9
-"""The pauses between them come to 37 s:
-a liveness probe that wants a picker at any moment would end the container in 30."""
+"""The pauses between the crashes sum up to 37 s: a liveness probe that asks for a picker at any moment would
+end the container after 30 s.
+"""
 
 
 def since(pod: dict[str, Any]) -> str:
-    """When its readiness changed last."""
+    """Return when the readiness of the pod last changed."""
     (condition,) = [c for c in pod["status"]["conditions"] if c["type"] == "Ready"]
     return str(condition["lastTransitionTime"])
 
@@ -71,7 +73,7 @@ async def test_a_crashing_picker_takes_no_pod_out_of_the_service(
 
 
 async def ask_until_cancelled(node: RunningNode, url: str, statuses: Counter[int]) -> None:
-    """One request after the other, each over a connection of its own through the Service."""
+    """Send one request after the other, each over a new connection through the Service."""
     request = {"model": MODEL, "prompt": "Hello", "max_tokens": 2}
     async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:
         while True:
@@ -86,7 +88,7 @@ async def more_answers(statuses: Counter[int]) -> None:
 
 
 async def killed(node: RunningNode, pod: str) -> None:
-    """As soon as there is a picker to kill."""
+    """Kill the picker as soon as there is one."""
 
     def done() -> bool:
         try:

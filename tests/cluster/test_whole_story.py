@@ -1,9 +1,8 @@
-"""The gateway's life in a cluster, by the charts, under load:
-installed, used, re-programmed, scaled, harmed, upgraded, left alone by its API server, and removed.
-
+"""The gateway's life in a cluster, by the charts, under load: it is installed, used, re-programmed, scaled,
+harmed and upgraded, its API server goes away, and it is removed.
 The control plane, helm, kubectl, Envoy, the picker and the model servers are real; a stand-in kubelet runs
-the pods. One test, because each chapter goes on from the one before; each chapter is a function. No request
-may fail in any of them.
+the pods. This is one test, because each chapter continues from the one before; each chapter is a function.
+No request may fail in any of them.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ async def test_the_gateway_in_a_cluster_from_install_to_uninstall(
 
 
 async def install(site: Installed) -> None:
-    """Both releases, side by side; each is waited for."""
+    """Install both releases side by side and wait for each."""
     await asyncio.gather(
         site.upgrade(
             "servers",
@@ -81,7 +80,8 @@ async def install(site: Installed) -> None:
     async def two_gateways() -> bool:
         return len(await site.pods("gateway", component="gateway")) == 2
 
-    # The Deployment leaves its size to the autoscaler, which takes its time to raise it to the minimum.
+    # The Deployment leaves its replica count to the autoscaler, which needs some time to raise it to the
+    # minimum.
     await wait_until(two_gateways, what="two pods of the gateway", timeout_s=DEADLINE_S)
     await site.rolled_out(GATEWAY)
     assert "Succeeded" in await site.helm("test", "gateway")
@@ -93,7 +93,9 @@ async def service_url(site: Installed) -> str:
 
 
 async def cold_answers(node: RunningNode, url: str, prompt: str, *, count: int) -> int:
-    """How many of so many equal prompts, one after the other, were new to the server that answered."""
+    """Return how many of the equal prompts, sent one after the other, were new to the server that
+    answered.
+    """
     cold = 0
     async with aiohttp.ClientSession(connector=node.connector(force_close=True)) as session:
         for _ in range(count):
@@ -105,7 +107,8 @@ async def cold_answers(node: RunningNode, url: str, prompt: str, *, count: int) 
 
 async def requests_find_warm_servers(node: RunningNode, url: str) -> None:
     """Each of the two pickers may teach one server.
-    A busy machine may be too slow for a pick: then it is tried again."""
+    A busy machine may be too slow for a pick: then the test tries again.
+    """
     seen: list[int] = []
 
     async def warm() -> bool:
@@ -116,7 +119,7 @@ async def requests_find_warm_servers(node: RunningNode, url: str) -> None:
 
 
 async def a_policy_changes_routing(site: Installed, node: RunningNode, url: str) -> None:
-    """Round robin shows every prompt to all three servers; then back."""
+    """Round robin shows every prompt to all three servers; then the old policy comes back."""
     await site.apply(await site.policy("routing", rule="round-robin"))
     await site.wait_policy("routing", "Programmed", status="True")
     seen: list[int] = []
@@ -135,7 +138,7 @@ async def a_policy_changes_routing(site: Installed, node: RunningNode, url: str)
 
 
 async def bad_policies_are_refused(site: Installed) -> None:
-    """What a schema can say, the API server says; the rest stands in the object's status."""
+    """The API server refuses what a schema can express; the status of the object names all other faults."""
     said = await site.refused(await site.policy("other", rule="fastest"))
     assert 'Unsupported value: "fastest"' in said
     said = await site.refused(await site.policy("other", chunks={"sizeBytes": 1024, "laterSizeBytes": 256}))
@@ -182,7 +185,7 @@ async def servers_come_and_go(site: Installed, node: RunningNode, load: SteadyLo
 
 
 async def restarted_once(site: Installed, pod: str, container: str) -> None:
-    """Until a container has ended, and is back in service."""
+    """Wait until a container has ended and is back in service."""
 
     async def so() -> bool:
         status = container_status(await site.get("pod", pod), container)
@@ -192,7 +195,7 @@ async def restarted_once(site: Installed, pod: str, container: str) -> None:
 
 
 async def pods_are(site: Installed, node: RunningNode, release: str, count: int) -> None:
-    """Until so many pods of a release are left, those that were on their way out included."""
+    """Wait until a release has this many pods, including pods that are terminating."""
 
     async def so() -> bool:
         running = [pod for pod in node.running() if pod.startswith(f"{NAMESPACE}/{release}-")]
@@ -231,8 +234,10 @@ async def the_gateway_is_renewed(site: Installed, load: SteadyLoad) -> None:
 
 
 async def the_api_server_is_away(site: Installed, node: RunningNode, load: SteadyLoad) -> str:
-    """Nothing changes but that nothing can be changed; afterwards it can.
-    What the pickers cost in that quiet time."""
+    """While the API server is away nothing can be changed, and nothing else changes; afterwards changes work
+    again.
+    Return what the pickers cost in that quiet time.
+    """
     pickers = [
         f"{NAMESPACE}/{pod['metadata']['name']}" for pod in await site.pods("gateway", component="gateway")
     ]
@@ -254,7 +259,9 @@ async def the_api_server_is_away(site: Installed, node: RunningNode, load: Stead
 
 
 async def uninstall(site: Installed) -> None:
-    """What is left is what the cluster makes in every namespace, and the CRDs."""
+    """After the uninstall only the CRDs and the objects that the cluster makes in every namespace
+    are left.
+    """
     await site.kubectl("delete", "prefixroutingpolicy", "routing")
     await site.helm("uninstall", "gateway", "--wait")
     await site.helm("uninstall", "servers", "--wait")

@@ -44,16 +44,16 @@ _POLL_S: Final = 0.1
 _ATTEMPTS: Final = 3
 _IN_USE: Final = "address already in use"
 _LEADERS: Final = {"kube-controller-manager": "manager", "kube-scheduler": "scheduler"}
-"""Their names, and those of their users."""
+"""The names of the processes that elect leaders, and the names of their users."""
 _MASTERS: Final = "system:masters"
 
 
 class ControlPlaneError(Exception):
-    """It did not start, or died; the message ends with the tail of the log."""
+    """The control plane did not start, or died; the message ends with the tail of the log."""
 
 
 class CommandFailedError(AssertionError):
-    """kubectl or helm did not end as the test expects; the message holds what it said."""
+    """kubectl or helm did not end as the test expects; the message holds their output."""
 
 
 class ControlPlane:
@@ -82,13 +82,15 @@ class ControlPlane:
 
     @property
     def ca_file(self) -> Path:
-        """What clients verify the API server with.
-        The API server writes it, with a fresh key, at its first start."""
+        """The file with which clients verify the API server.
+        The API server writes it, with a fresh key, at its first start.
+        """
         return self.folder / "pki" / "apiserver.crt"
 
     def start(self) -> None:
-        """Return once the scheduler and every controller can work.
-        ControlPlaneError where it cannot be started."""
+        """Start everything; return once the scheduler and every controller can work.
+        Raise ControlPlaneError if the control plane cannot be started.
+        """
         started_at = time.monotonic()
         for attempt in range(_ATTEMPTS):
             try:
@@ -117,10 +119,9 @@ class ControlPlane:
         return [process.pid for process in self._processes.values()]
 
     def kill_api_server(self) -> None:
-        """As a crash would; its port refuses connections until `start_api_server`.
-
-        Controller manager and scheduler end with it:
-        in a real cluster they lose their leases within seconds, end, and are started again.
+        """Kill the API server as a crash would; its port refuses connections until `start_api_server`.
+        Controller manager and scheduler end with it: in a real cluster they lose their leases within seconds,
+        end, and are started again.
         """
         for name in ("kube-apiserver", *_LEADERS):
             process = self._processes.pop(name)
@@ -131,7 +132,7 @@ class ControlPlane:
         self._port_held.bind((_HOST, self._ports[2]))
 
     def start_api_server(self) -> None:
-        """Return once it is ready; on the same port as before, with the same data."""
+        """Start the API server again on the same port, with the same data; return once it is ready."""
         if self._port_held is not None:
             self._port_held.close()
             self._port_held = None
@@ -145,11 +146,11 @@ class ControlPlane:
             self._spawn(name, [self.tools.kube, name, *flags])
 
     def kubectl(self, *arguments: str | Path, stdin: str | None = None) -> str:
-        """What kubectl prints, as the administrator. CommandFailedError where it fails."""
+        """Return what kubectl prints, as the administrator. Raise CommandFailedError if kubectl fails."""
         return self._command([self.tools.kubectl, *arguments], stdin=stdin, fails=False)
 
     def kubectl_fails(self, *arguments: str | Path, stdin: str | None = None) -> str:
-        """What kubectl says against it. CommandFailedError where it succeeds."""
+        """Return kubectl's message when it fails. Raise CommandFailedError if kubectl succeeds."""
         return self._command([self.tools.kubectl, *arguments], stdin=stdin, fails=True)
 
     def helm(self, *arguments: str | Path, stdin: str | None = None) -> str:
@@ -159,7 +160,7 @@ class ControlPlane:
         return self._command([self.tools.helm, *arguments], stdin=stdin, fails=True)
 
     def get(self, *arguments: str) -> Any:
-        """`kubectl get ... -o json`, read."""
+        """Return the parsed output of `kubectl get ... -o json`."""
         return json.loads(self.kubectl("get", *arguments, "-o", "json"))
 
     def kubeconfig_for(self, service_account: str, *, namespace: str) -> Path:
@@ -168,11 +169,11 @@ class ControlPlane:
         return self._write_kubeconfig(f"{namespace}-{service_account}", token, namespace=namespace)
 
     def kubeconfig_for_node(self, node: str) -> Path:
-        """A kubeconfig that may do what the kubelet of this node may do."""
+        """Return a kubeconfig with the rights of the kubelet of this node."""
         return self._acting_as(node, f"system:node:{node}", groups=("system:nodes",))
 
     def kubeconfig_for_proxy(self) -> Path:
-        """A kubeconfig that may do what kube-proxy may do."""
+        """Return a kubeconfig with the rights of kube-proxy."""
         return self._acting_as("proxy", "system:kube-proxy", groups=())
 
     def log_tail(self, name: str, *, lines: int = 30) -> str:
@@ -289,7 +290,7 @@ class ControlPlane:
             time.sleep(_POLL_S)
 
     def _answers(self, path: str) -> bool:
-        """Whether the API server answers a GET with 200."""
+        """Tell whether the API server answers a GET with 200."""
         request = urllib.request.Request(
             self.url + path, headers={"Authorization": f"Bearer {self._tokens['admin']}"}
         )

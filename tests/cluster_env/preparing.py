@@ -1,5 +1,6 @@
-"""What a fresh control plane needs before tests can work on it.
-Called by the fixtures, and by tests with one of their own."""
+"""The steps that prepare a fresh control plane for tests.
+The fixtures call them, and so do tests with their own control plane.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ def install_inference_pool(plane: ControlPlane) -> None:
 
 
 def create_namespace(plane: ControlPlane, name: str, *, timeout_s: float = 60.0) -> None:
-    """Return once its default service account is there, without which no pod is admitted."""
+    """Create a namespace; return once its default service account exists, without which no pod is
+    admitted.
+    """
     plane.kubectl("create", "namespace", name)
     deadline = time.monotonic() + timeout_s
     while True:
