@@ -51,7 +51,8 @@ def fetch(admin: str, *, window_s: int) -> dict[str, Any]:
         with urllib.request.urlopen(url, timeout=_WITHIN_S) as answer:  # noqa: S310 - http, checked above
             return parsed(answer.read(_MOST_BYTES))
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise ConfigError(f"--admin {admin}: {error}") from error
+        why = getattr(error, "reason", error)
+        raise ConfigError(f"--admin {admin}: {why}; name the admin.address of a running picker") from error
 
 
 def parsed(answer: bytes) -> dict[str, Any]:

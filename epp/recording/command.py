@@ -120,7 +120,10 @@ def _answers(url: str, admin: str, *, until_s: float | None) -> Iterator[tuple[b
             raise ConfigError(_refusal(admin, error.code)) from error
         except (OSError, http.client.HTTPException) as error:
             if time.monotonic() - heard_s > _TRY_AGAIN_FOR_S:
-                raise ConfigError(f"--admin {admin}: {error}") from error
+                why = getattr(error, "reason", error)
+                raise ConfigError(
+                    f"--admin {admin}: {why}; name the admin.address of a running picker"
+                ) from error
         else:
             heard_s = time.monotonic()
             yield answer
