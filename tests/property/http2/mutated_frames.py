@@ -96,7 +96,7 @@ class Attack:
         self._streams = Streams(self._picker, self._seen, settings=_SETTINGS, clock=lambda: self._now)
         self._transport = Http2Transport(self._streams, Health(), listen=Listen())
         self._makers: Sequence[Callable[[int], bytes]] = (
-            self._opening, self._opening, self._body, self._body, self._body,
+            self._opening, self._opening, self._body, self._body, self._body, self._pieces, self._pieces,
             reset, lambda n: window_update(self.rng.choice((0, n)), self.rng.randrange(2**31)),
             lambda _: ping(), lambda _: settings_frame([(self.rng.choice(list(Setting)), self.rng.choice((0, 1, 65_535, 2**20)))]),
             lambda n: frame(self.rng.randrange(12), self.rng.randbytes(self.rng.randrange(30)), flags=self.rng.randrange(256), stream_id=n),
@@ -111,6 +111,9 @@ class Attack:
         wire = [hello(window=self.rng.choice((None, 0, 10, 2**20)))]
         next_number = 1
         wire.append(self._opening(next_number))
+        if self.rng.random() < 0.5:  # The answer begins, and its pieces go on as they came.
+            wire += [data(1, grpc(message)) for message in self._messages[1:3]]
+            wire += [self._pieces(1) for _ in range(self.rng.randrange(4))]
         for _ in range(self.rng.randrange(5, 60)):
             if self.rng.random() < 0.3:
                 next_number += 2
@@ -160,6 +163,11 @@ class Attack:
             number, payload[cut:], ends=self.rng.random() < 0.2
         )
 
+    def _pieces(self, number: int) -> bytes:
+        """Whole frames with pieces of an answer, of the first call or another."""
+        payload = grpc(self._messages[3]) * self.rng.randrange(1, 3)
+        return data(self.rng.choice((1, number)), payload) * self.rng.randrange(1, 3)
+
     def _damaged(self, wire: list[bytes]) -> list[bytes]:
         """Frames left out, doubled, swapped and with wrong bytes; then cut into reads."""
         rng = self.rng
@@ -168,14 +176,16 @@ class Attack:
             wire[at], wire[at + 1] = wire[at + 1], wire[at]
         if rng.random() < 0.3:
             wire.insert(rng.randrange(1, len(wire) + 1), rng.choice(wire))
-        joined = bytearray(b"".join(wire))
+        joined, edges = bytearray(b"".join(wire)), set(itertools.accumulate(map(len, wire)))
         if rng.random() < 0.6:
             for _ in range(rng.randrange(1, 4)):
                 joined[rng.randrange(len(joined))] = rng.randrange(256)
         if rng.random() < 0.2:
             del joined[rng.randrange(len(joined)) :]
-        edges = sorted({0, len(joined), *(rng.randrange(len(joined) + 1) for _ in range(rng.randrange(6)))})
-        return [bytes(joined[a:b]) for a, b in itertools.pairwise(edges)] or [b""]
+        if rng.random() < 0.5:
+            edges = {rng.randrange(len(joined) + 1) for _ in range(rng.randrange(6))}
+        ordered = sorted({0, len(joined), *(edge for edge in edges if edge < len(joined))})
+        return [bytes(joined[a:b]) for a, b in itertools.pairwise(ordered)] or [b""]
 
 
 def _messages() -> list[bytes]:
