@@ -302,8 +302,7 @@ class Fleet:
             stale_after_s=spec.scrape.stale_after_seconds,
             now=now,
         )
-        unheard_picks = self.unheard.picks(now=now)
-        if unheard_picks:
+        if self.unheard.any and (unheard_picks := self.unheard.picks(now=now)):
             snapshot = replace(snapshot, unheard_picks=unheard_picks)
         return self.failures.onto(snapshot, model=model, settings=spec.failures, now=now)
 

@@ -19,16 +19,19 @@ _NEGLIGIBLE = 0.01
 
 
 class Unheard:
-    __slots__ = ("_at", "_picks")
+    __slots__ = ("_at", "_picks", "any")
 
     def __init__(self) -> None:
         self._picks = 0.0
         self._at = 0.0
+        self.any = False
+        """Whether any news came, so that pickers share."""
 
     def heard(self, *, age_s: float, now: float) -> None:
         """News came of one request that another picker sent `age_s` ago."""
         self._picks = self.picks(now=now) + min(max(age_s, 0.0), _MOST_AGE_S) / _OVER_S
         self._at = now
+        self.any = True
 
     def picks(self, *, now: float) -> float:
         """The estimate. 0 where pickers do not share."""

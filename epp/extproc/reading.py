@@ -106,13 +106,14 @@ def read_head(
 ) -> RequestHead:
     found, flow = collect(headers), _claimed(spec, read)
     length = found.get("content-length", "")
+    session = found.get(spec.session_header, "")
     return RequestHead(
         path=found.get(":path", ""),
         request_id=found.get(REQUEST_ID, "").strip()[:_MAX_REQUEST_ID_CHARS],
         declared_bytes=int(length) if length.isascii() and length.isdigit() and len(length) < 19 else 0,
         encoded=found.get("content-encoding", "").strip().lower() not in ("", "identity"),
         reserved=_to_remove(found, spec.flow),
-        session=bounded_name(found.get(spec.session_header, "")),
+        session=session and bounded_name(session),
         debug=bool(spec.debug_header) and spec.debug_header in found,
         prescribed=found.get(TEST_SELECTION, ""),
         trace=bounded_trace(found.get(TRACEPARENT, "")),
