@@ -31,14 +31,16 @@ from tests.harness.cached_builds import (
 _REPOSITORY: Final = Path(__file__).parents[1]
 _DECIDING: Final = ("setup.py", "pyproject.toml", "README.md", "requirements/compile.txt")
 _KEPT: Final = 4
-"""Folders that stay: this one, and the youngest of other states and checkouts."""
+"""The number of folders that are kept: this folder, and the youngest folders of other states and
+checkouts.
+"""
 _SHOW: Final = "import sys, epp.picker, epp.process; sys.exit(not epp.process.compiled())"
 
 _say = sayer("compiled-env")
 
 
 def locate() -> Path:
-    """Where the compiled package of this checkout is, or would be."""
+    """Return the place of this checkout's compiled package, whether it exists or not."""
     files = [_REPOSITORY / name for name in _DECIDING] + _sources()
     contents = [part for f in files for part in (str(f.relative_to(_REPOSITORY)).encode(), f.read_bytes())]
     python = f"{sys.implementation.cache_tag} {platform.machine()}".encode()
@@ -52,7 +54,9 @@ def _sources() -> list[Path]:
 
 
 def build(*, progress: Callable[[str], None]) -> Path:
-    """The folder, built where it is missing: some two minutes of one core. BuildFailedError."""
+    """Return the folder; build it first if it is missing: some two minutes of one core. Raise
+    BuildFailedError.
+    """
     final = locate()
     if not final.is_dir():
         with only_builder("compiled", progress=progress):
@@ -80,7 +84,9 @@ def _install(copy: Path, folder: Path) -> None:
 
 
 def variables(folder: Path) -> Mapping[str, str]:
-    """The environment in which Python imports `epp` from `folder` and the rest from this checkout."""
+    """Return the environment in which Python imports `epp` from `folder` and everything else from this
+    checkout.
+    """
     return {"PYTHONSAFEPATH": "1", "PYTHONPATH": f"{folder}{os.pathsep}{_REPOSITORY}"}
 
 

@@ -1,5 +1,6 @@
-"""What holds for every test: which part it runs in by its folder,
-and that Hypothesis never judges how fast this machine was."""
+"""Rules for every test: its folder decides in which part it runs, and Hypothesis never judges how fast this
+machine was.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ _WITH_PROCESSES = tuple(_HERE / name for name in ("integration", "conformance", 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Output that is no UTF-8, which some tests make on purpose, would end a run on several cores:
-    reports travel between processes."""
+    """Output that is not UTF-8, which some tests make on purpose, would end a run on several cores, because
+    reports travel between processes.
+    """
     report = yield
     report.sections = [
         (name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections
@@ -33,8 +35,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 if importlib.util.find_spec("hypothesis") is not None:  # the engine's own environment may go without it
     from hypothesis import HealthCheck, settings
 
-    # By default an example over 0.2 s, or ten that took over 1 s to draw, fail a test:
-    # a busy machine does that.
+    # By default an example over 0.2 s, or ten that took over 1 s to draw, fail a test: a busy machine can be
+    # that slow.
     settings.register_profile(
         "any machine", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )

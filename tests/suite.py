@@ -28,7 +28,7 @@ _AT_ONCE = 2
 _LONG_FILE_S = 60.0
 """Files that take longer are named below the table."""
 _FAILED = 1
-"""pytest's status where tests failed; any other than 0 is a run that could not be made."""
+"""pytest's status when tests failed; any other status than 0 means that the run could not be made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ the second needs nothing that has to be built."""
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one part."""
+    """The result of one part."""
 
     part: Part
     status: int = 0
@@ -116,7 +116,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What pytest's XML says of one run."""
+    """The content of the XML report that pytest writes about one run."""
 
     tests: int = 0
     skipped: int = 0
@@ -158,8 +158,9 @@ def _pytest(part: Part, run: str, *arguments: str) -> tuple[int, Report]:
 
 
 def _run(command: Sequence[str], *, name: str) -> int:
-    """Run a command to its end, its output printed line by line as it comes, with a name before each.
-    Its status."""
+    """Run a command to its end. Print its output line by line as it comes, with a name before each line.
+    Return the command's status.
+    """
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, stdout=pipe, stderr=subprocess.STDOUT, text=True, errors="replace"

@@ -34,8 +34,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _option(config: pytest.Config, name: str) -> str:
-    """Empty where the options are unknown:
-    pytest reads this file too late when it runs every test of the project."""
+    """Return the value of an option; empty if the options are unknown: pytest reads this file too late when
+    it runs every test of the project.
+    """
     return str(config.getoption(name, default="") or "")
 
 
@@ -62,7 +63,7 @@ async def picker(
     tmp_path_factory: pytest.TempPathFactory,
     both_transports: None,  # noqa: F811 - the fixture
 ) -> AsyncIterator[PickerUnderTest]:
-    """The picker under test as its users run it: nothing special switched on, unless it was given so."""
+    """The picker under test as its users run it: no optional feature is on, unless the run asks for it."""
     if _option(request.config, "--picker") and transport() != "http2":
         pytest.skip("a picker given by address has one transport")
     if not _option(request.config, "--picker"):
@@ -93,7 +94,7 @@ async def flagged(
 
 @pytest.fixture(scope="module")
 def controllable(request: pytest.FixtureRequest) -> None:
-    """Skip, visibly, where the picker is not ours to control."""
+    """Skip, visibly, if the run cannot control the picker."""
     if _option(request.config, "--picker"):
         pytest.skip(_CONTROL)
 
@@ -110,7 +111,7 @@ async def ours(
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """One line a row: what it asks, at which level, and what came of its tests."""
+    """Print a line for each row: the requirement, its level, and the result of its tests."""
     outcomes: dict[int, Counter[str]] = {}
     for outcome in ("passed", "failed", "error", "skipped"):
         for report in terminalreporter.stats.get(outcome, []):

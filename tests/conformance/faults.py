@@ -1,7 +1,7 @@
-"""A picker with one fault, to see that the suite notices: our own behind a proxy that spoils what passes.
-
-Each fault changes the requests, the answers or the health service in the way in which pickers really go
-wrong. Used by `test_suite` alone.
+"""A picker with one fault, to check that the suite notices it: our own picker behind a proxy that spoils
+messages.
+Each fault changes the requests, the answers or the health service as pickers really go wrong. Only
+`test_suite` uses this module.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class Fault:
     answer: Callable[[Any], Any] = _as_it_is
     end: grpc.StatusCode = grpc.StatusCode.OK
     healthy: bool = True
-    """The health service is the picker's own; else one that knows no names and cannot watch."""
+    """True: the health service is the picker's. False: the health service knows no names and cannot watch."""
 
 
 def _mutation(answer: Any) -> Any:
-    """The header mutation of any answer; None where there can be none."""
+    """Return the header mutation of any answer; None if the answer cannot have one."""
     kind = answer.WhichOneof("response")
     part = getattr(answer, kind)
     return part.response.header_mutation if hasattr(part, "response") else None
 
 
 def _streamed(answer: Any, direction: str) -> Any:
-    """The echoed piece in an answer; None where it holds none."""
+    """Return the echoed piece in an answer; None if it holds none."""
     if answer.WhichOneof("response") != f"{direction}_body":
         return None
     mutation = getattr(answer, f"{direction}_body").response.body_mutation
@@ -95,7 +95,7 @@ def _no_brackets(answer: Any) -> Any:
 
 
 def _appended(answer: Any) -> Any:
-    """What the client sent stays beside the pick."""
+    """The destination that the client sent stays beside the pick."""
     mutation = _mutation(answer)
     for option in mutation.set_headers if mutation is not None else ():
         option.append_action = _APPEND
@@ -119,7 +119,7 @@ def _no_subset(request: Any) -> Any:
 
 
 def _subset_only_as_list(request: Any) -> Any:
-    """A comma string is not understood, and so no hint at all."""
+    """The picker does not understand a hint as a comma string, and ignores the hint."""
     for hint in request.metadata_context.filter_metadata.values():
         if hint.fields and not hint.fields[f"{DESTINATION}-subset"].HasField("list_value"):
             return _no_subset(request)
@@ -141,7 +141,7 @@ def _empty_subset_is_none(request: Any) -> Any:
 
 
 def _unread_body(request: Any) -> Any:
-    """The prompt is never looked at: its path is hidden."""
+    """The picker never reads the prompt, because the proxy hides the path."""
     for header in request.request_headers.headers.headers:
         if header.key == ":path":
             header.raw_value = b"/unknown"
@@ -169,7 +169,7 @@ def _a_byte_short(answer: Any, *, direction: str) -> Any:
 
 
 def _always_the_end(answer: Any) -> Any:
-    """Every piece says that it is the last."""
+    """The picker marks every piece as the last."""
     piece = _streamed(answer, "request")
     if piece is not None:
         piece.end_of_stream = True
@@ -260,7 +260,7 @@ class _Proxy(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpcio-he
 
 @asynccontextmanager
 async def faulty(picker: PickerUnderTest, fault: Fault) -> AsyncIterator[PickerUnderTest]:
-    """`picker` as if it had the fault."""
+    """Return `picker` as if it had the fault."""
     proxy = _Proxy(picker, fault)
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
     handler: Any = grpc.stream_stream_rpc_method_handler(

@@ -1,7 +1,7 @@
-"""The picker under test: where it is, what it knows, and, for our own, the switches that some rows need.
-
-`PickerUnderTest` is all that a row may use of a picker it did not start.
-`OwnPicker` adds what our admin address shows and the files that steer it.
+"""The picker under test: its address, the options that are on, and, for our own picker, the switches that
+some rows need.
+A row may use only `PickerUnderTest` of a picker that it did not start.
+`OwnPicker` adds the pages of our admin address and the files that steer the picker.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ BODY: Final = b'{"model": "m", "prompt": "hello"}'
 """A completion like any other."""
 
 UNMARKED: Mapping[str, Any] = {"costSeconds": 0, "maxLeftOutShare": 0, "hangSeconds": 0}
-"""What one test says of who failed is nothing to the next one."""
+"""Settings of `failures` with which a server's failures in one test do not matter in the next."""
 CALM: Mapping[str, Any] = {
     "sampling": {"share": 0},
     "scrape": {"failuresToEject": 100},
     "failures": UNMARKED,
 }
-"""A policy that does nothing unasked: no sampled answers,
-no endpoint leaves while the test's loop is busy elsewhere."""
+"""A policy under which the picker does nothing without being asked: it samples no answers, and no endpoint
+leaves while the test's loop is busy elsewhere.
+"""
 ALIAS: Final = "gpt"
-"""What `picker_of_models` replaces by `m`."""
+"""The name that `picker_of_models` replaces by `m`."""
 _APART: Mapping[str, Any] = {
     **CALM,
     "cost": {"stalledRequestWeight": 5},
@@ -48,18 +49,20 @@ _APART: Mapping[str, Any] = {
 
 @dataclass(slots=True)
 class PickerUnderTest:
-    """A picker by its address. `endpoints` are the `ip:port` it may choose from, all of them ready."""
+    """A picker by its address. `endpoints` are the `ip:port` from which it may choose; all of
+    them are ready.
+    """
 
     channel: grpc.aio.Channel
     endpoints: Sequence[str]
     has: frozenset[str] = frozenset()
-    """Optional features that are switched on: `conformance-headers`, `scores`."""
+    """The optional features that are on: `conformance-headers`, `scores`."""
 
     def exchange(self, mode: Mode = BUFFERED) -> AbstractAsyncContextManager[Exchange]:
         return dataplane.exchange(self.channel, mode=mode)
 
     async def route(self, mode: Mode = BUFFERED, body: Any = BODY, **request: Any) -> Exchange:
-        """One request from start to end, answered with 200 by whoever was picked."""
+        """Route one request from start to end; the picked server answers 200."""
         async with self.exchange(mode) as exchange:
             await exchange.send(body, **request)
             if exchange.immediate is None:
@@ -73,14 +76,14 @@ class PickerUnderTest:
         return int(answer.status)
 
     def needs(self, feature: str, *, on: bool = True) -> None:
-        """Skip, visibly, what the picker was not started for."""
+        """Skip, visibly, if the picker was started without these features."""
         if (feature in self.has) != on:
             pytest.skip(f"needs a picker {'with' if on else 'without'} {feature} (--picker-has)")
 
 
 @dataclass(slots=True)
 class OwnPicker(PickerUnderTest):
-    """Ours, as a process of its own, with model servers that the test scripts."""
+    """Our picker as its own process, with model servers that the test scripts."""
 
     process: PickerProcess | None = None
     config: Config | None = None
@@ -98,20 +101,20 @@ class OwnPicker(PickerUnderTest):
         return self.config
 
     async def admin(self, path: str) -> Any:
-        """A JSON page of the admin address."""
+        """Return a JSON page of the admin address."""
         url = self.running.admin_urls[0] + path
         async with aiohttp.ClientSession() as session, session.get(url) as response:
             assert response.status == 200, await response.text()
             return await response.json()
 
     async def endpoint(self, address: str) -> dict[str, Any]:
-        """What the picker knows of one endpoint."""
+        """Return what the picker's page says about one endpoint."""
         listed = (await self.admin("/endpoints"))["endpoints"]
         found: dict[str, Any] = next(e for e in listed if e["address"] == address)
         return found
 
     async def wait_endpoint(self, address: str, **expected: Any) -> None:
-        """Until the picker says so of an endpoint."""
+        """Wait until the picker's page says this about an endpoint."""
 
         async def says_so() -> bool:
             known = await self.endpoint(address)
@@ -138,8 +141,9 @@ async def own_picker(
     policy: Mapping[str, Any] = CALM,
     **fields: Any,
 ) -> AsyncIterator[OwnPicker]:
-    """`epp serve` on a free port, with four model servers of which one has an IPv6 address,
-    or with `backends`."""
+    """Run `epp serve` on a free port, with `backends` or with four model servers, of which one has an IPv6
+    address.
+    """
     address = f"127.0.0.1:{free_port()}"
     listen = {"address": address, **fields.pop("listen", {})}
     config = config_in(directory, listen=listen, policyFile=str(directory / "policy.yaml"), **fields)
@@ -169,8 +173,9 @@ async def own_picker(
 
 @asynccontextmanager
 async def picker_of_models(directory: Path, **fields: Any) -> AsyncIterator[OwnPicker]:
-    """Ours, with an alias, and servers that list one model.
-    The last of them computes prompts for the others, `endpoints`."""
+    """Run our picker with an alias and servers that list one model.
+    The last server computes prompts for the others, `endpoints`.
+    """
     async with own_picker(directory, policy=_APART, **fields) as picker:
         *answering, prefiller = picker.backends
         for backend in picker.backends:

@@ -30,8 +30,9 @@ def with_and_without_body() -> pytest.MarkDecorator:
 @every_mode
 @with_and_without_body()
 async def test_row_03_a_subset_list_binds(picker: PickerUnderTest, mode: Mode, body: bytes | None) -> None:
-    """The data plane may name the endpoints that are allowed, as a list;
-    the pick and its fallbacks are among them."""
+    """The data plane may send a list of the endpoints that are allowed; the pick and its fallbacks are among
+    them.
+    """
     for allowed in (picker.endpoints[:1], picker.endpoints[1:]):
         routed = await picker.route(mode, body, subset=list(allowed))
         assert set(routed.destinations) <= set(allowed)
@@ -42,14 +43,14 @@ async def test_row_03_a_subset_list_binds(picker: PickerUnderTest, mode: Mode, b
 async def test_row_03_a_subset_in_one_comma_string_binds(
     picker: PickerUnderTest, body: bytes | None, separator: str
 ) -> None:
-    """The same hint as one text with commas, which some data planes send."""
+    """The same hint comes as one text with commas, which some data planes send."""
     for allowed in (picker.endpoints[:2], picker.endpoints[-1:]):
         routed = await picker.route(BUFFERED, body, subset=separator.join(allowed))
         assert set(routed.destinations) <= set(allowed)
 
 
 async def test_row_03_the_port_counts(picker: PickerUnderTest) -> None:
-    """Servers on one address differ by port, and a port where none listens matches none."""
+    """Servers on one address differ by port, and a port where no server listens matches none."""
     hosts = [endpoint.rpartition(":")[0] for endpoint in picker.endpoints]
     for endpoint, host in zip(picker.endpoints, hosts, strict=True):
         routed = await picker.route(BUFFERED, BODY, subset=[endpoint])
@@ -72,7 +73,7 @@ async def test_row_03_ipv6_addresses_match_in_brackets(picker: PickerUnderTest) 
 
 
 async def test_row_03_unknown_entries_are_passed_over(picker: PickerUnderTest) -> None:
-    """Entries that name no endpoint of ours take nothing from those that do."""
+    """Entries that name none of our endpoints take nothing from the other entries."""
     wanted = picker.endpoints[0]
     routed = await picker.route(BUFFERED, BODY, subset=[NOWHERE[0], "no address", "", wanted])
     assert routed.destinations == [wanted]
@@ -84,8 +85,9 @@ async def test_row_03_unknown_entries_are_passed_over(picker: PickerUnderTest) -
 async def test_row_03_nobody_eligible_is_503(
     picker: PickerUnderTest, mode: Mode, body: bytes | None, subset: Any
 ) -> None:
-    """Nothing outside the hint is ever chosen, not even where the hint leaves nothing:
-    the client gets 503."""
+    """The picker never chooses an endpoint outside the hint, even if the hint leaves none: then the client
+    gets 503.
+    """
     async with picker.exchange(mode) as exchange:
         await exchange.send(body, subset=subset)
         assert exchange.refused.status == 503
@@ -118,8 +120,9 @@ async def test_row_04_one_answer_carries_both(picker: PickerUnderTest) -> None:
 async def test_row_05_the_pick_is_a_list_of_different_endpoints(
     picker: PickerUnderTest, mode: Mode, body: bytes | None
 ) -> None:
-    """An ordered list with commas, `ip:port` each, no endpoint twice,
-    and more than one where there are more."""
+    """The pick is an ordered list of `ip:port` with commas. It names no endpoint twice, and more than one
+    endpoint if there are more.
+    """
     routed = await picker.route(mode, body)
     assert len(routed.destinations) >= 2
     assert len(set(routed.destinations)) == len(routed.destinations)
@@ -150,7 +153,7 @@ async def test_row_10_the_test_header_steers_the_pick(
 
 
 async def test_row_10_an_address_without_port_names_the_endpoint_there(flagged: PickerUnderTest) -> None:
-    """Test suites know pods by address alone: that means every endpoint on it."""
+    """Test suites know pods by address alone: the address means every endpoint on it."""
     flagged.needs("conformance-headers")
     host = flagged.endpoints[-1].rpartition(":")[0]
     routed = await flagged.route(BUFFERED, BODY, headers=[(SELECTION, host)])
@@ -158,7 +161,7 @@ async def test_row_10_an_address_without_port_names_the_endpoint_there(flagged: 
 
 
 async def test_row_10_a_test_name_that_nobody_has_is_503(flagged: PickerUnderTest) -> None:
-    """A test that names an endpoint which does not exist is told so, not sent elsewhere."""
+    """A test that names an endpoint which does not exist gets an error and no other endpoint."""
     flagged.needs("conformance-headers")
     async with flagged.exchange() as exchange:
         await exchange.send(BODY, headers=[(SELECTION, NOWHERE[0])])
@@ -179,7 +182,7 @@ async def test_row_10_the_answer_reports_who_served(flagged: PickerUnderTest, *,
 
 
 async def test_row_10_without_the_flag_the_test_headers_mean_nothing(picker: PickerUnderTest) -> None:
-    """A client of a picker that is in use cannot choose its server, nor learn which one served."""
+    """A client of a picker in use can neither choose its server nor learn which server served."""
     picker.needs("conformance-headers", on=False)
     for wanted in (*picker.endpoints, NOWHERE[0]):
         async with picker.exchange() as exchange:
@@ -187,7 +190,7 @@ async def test_row_10_without_the_flag_the_test_headers_mean_nothing(picker: Pic
             assert len(exchange.destinations) >= 2
             await exchange.respond(served=picker.endpoints[0])
             assert exchange.response.values("x-conformance-test-served-endpoint") == []
-    # The same prompt goes where it is known already, whatever the header says.
+    # The same prompt goes to the server that knows it already, whatever the header says.
     home = (await picker.route(BUFFERED, BODY, subset=[picker.endpoints[0]])).destination
     named = await picker.route(STREAMED, BODY, headers=[(SELECTION, NOWHERE[0])])
     assert home != NOWHERE[0]
@@ -195,7 +198,9 @@ async def test_row_10_without_the_flag_the_test_headers_mean_nothing(picker: Pic
 
 
 async def test_row_15_the_values_of_a_repeated_header_are_one_list(flagged: PickerUnderTest) -> None:
-    """A header that comes twice means its values in their order, with names in any case."""
+    """A header that comes twice counts as a list of its values in their order; upper and lower case in names
+    are the same.
+    """
     flagged.needs("conformance-headers")
     first, second = flagged.endpoints[1], flagged.endpoints[0]
     headers = [(SELECTION, first), ("Test-EPP-Endpoint-Selection", second)]
@@ -211,8 +216,7 @@ async def test_row_15_the_values_of_a_repeated_header_are_one_list(flagged: Pick
 async def test_row_11_a_destination_that_the_client_sends_is_gone(
     picker: PickerUnderTest, mode: Mode, body: bytes | None, name: str
 ) -> None:
-    """Whatever a client puts into the destination header, once or twice,
-    only the pick is in it afterwards."""
+    """Even if a client sends the destination header, once or twice, the header then holds only the pick."""
     claims = [(name, NOWHERE[0]), (name, f"{NOWHERE[1]},{picker.endpoints[0]}")]
     routed = await picker.route(mode, body, headers=claims)
     assert routed.destination == routed.told_destination
@@ -221,7 +225,7 @@ async def test_row_11_a_destination_that_the_client_sends_is_gone(
 
 @pytest.mark.parametrize("mode", [BUFFERED, DUPLEX], ids=["buffered", "full_duplex"])
 async def test_row_11_a_refused_request_goes_nowhere(picker: PickerUnderTest, mode: Mode) -> None:
-    """A client's claim does not save a request that the picker refuses."""
+    """A destination that the client names does not save a request that the picker refuses."""
     async with picker.exchange(mode) as exchange:
         await exchange.send(BODY, subset=NOWHERE, headers=[(DESTINATION, picker.endpoints[0])])
         assert exchange.refused.status == 503
@@ -236,7 +240,9 @@ async def test_row_11_a_refused_request_goes_nowhere(picker: PickerUnderTest, mo
 async def test_row_16_a_request_id_is_kept_or_made(
     picker: PickerUnderTest, mode: Mode, body: bytes | None
 ) -> None:
-    """The caller's id goes on as it came; a request without one gets one, each its own."""
+    """The picker keeps the caller's id as it came; a request without an id gets a new one, different for each
+    request.
+    """
     kept = await picker.route(mode, body, headers=[("x-request-id", "from-the-caller")])
     assert kept.request.values("x-request-id") == ["from-the-caller"]
     made = [(await picker.route(mode, body)).request.values("x-request-id") for _ in range(2)]
@@ -245,7 +251,9 @@ async def test_row_16_a_request_id_is_kept_or_made(
 
 
 async def test_row_16_the_decision_is_found_by_the_request_id(ours: OwnPicker) -> None:
-    """Why a request went where it went can be asked by its id, the caller's or the one that was made."""
+    """The decision about a request can be looked up by the request's id, which the caller sent or the picker
+    made.
+    """
     kept = await ours.route(BUFFERED, BODY, headers=[("X-Request-ID", "why-there")])
     made = await ours.route(DUPLEX, BODY)
     for routed, wanted in ((kept, "why-there"), (made, made.request.values("x-request-id")[0])):
@@ -279,6 +287,6 @@ async def test_row_18_the_scores_are_told_when_asked_for(flagged: PickerUnderTes
 
 
 async def test_row_18_without_the_flag_there_are_none(picker: PickerUnderTest) -> None:
-    """Nobody pays for scores that nobody asked for."""
+    """Without the flag the picker does not compute scores."""
     picker.needs("scores", on=False)
     assert list((await picker.route(BUFFERED, BODY)).metadata[LB]) == [DESTINATION]

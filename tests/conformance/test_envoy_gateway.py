@@ -1,6 +1,5 @@
-"""Rows through the real Envoy set up as a Gateway does it:
-full duplex both ways, failing closed, a subset hint.
-
+"""Rows through the real Envoy, configured as a Gateway does: full duplex both ways, failing closed, a subset
+hint.
 The picker gets the whole body of requests and answers in pieces and has to send both back.
 """
 
@@ -35,8 +34,9 @@ FAIL_CLOSED: dict[str, Any] = {"holdStreams": False, "envoy": {"failOpen": False
 
 
 def as_a_gateway(document: dict[str, Any]) -> None:
-    """Full duplex, trailers included; and a filter before the picker that turns a header into the subset
-    hint."""
+    """Configure full duplex, trailers included, and a filter before the picker that turns a header into the
+    subset hint.
+    """
     filters = connection_manager(document)["http_filters"]
     mode = filters[0]["typed_config"]["processing_mode"]
     mode.update(
@@ -67,7 +67,7 @@ async def duplex(
 
 @pytest.mark.parametrize("size", [100, 70_000, 3_000_000])
 async def test_row_02_bodies_pass_through_the_picker_unchanged(duplex: Gateway, size: int) -> None:
-    """The server gets every byte that the client sent, though Envoy kept none of them."""
+    """The server gets every byte that the client sent, though Envoy kept no copy."""
     body = json.dumps({"model": "m", "prompt": "".join(chr(97 + n % 26) for n in range(size))}).encode()
     reply = await duplex.client.request("POST", "/v1/completions", body=body)
     assert reply.status == 200
@@ -85,13 +85,13 @@ async def test_row_02_a_streamed_answer_passes_through_the_picker_unchanged(dupl
 
 
 async def test_row_01_requests_without_a_body_pass(duplex: Gateway) -> None:
-    """Full duplex has nothing to stream there; the headers alone are decided on."""
+    """Without a body there is nothing to stream; the picker decides by the headers alone."""
     for method in ("GET", "POST", "HEAD"):
         assert (await duplex.client.request(method, "/v1/models")).status == 200
 
 
 async def test_row_01_many_at_once_pass(duplex: Gateway) -> None:
-    """Streams do not mix: of requests sent together each gets its own answer, and none is refused."""
+    """Streams do not mix: each of the requests sent together gets its own answer, and none is refused."""
     prompts = [f"number {n} " * 500 for n in range(24)]
     replies = await asyncio.gather(*(duplex.client.complete(p) for p in prompts))
     assert [r.status for r in replies] == [200] * 24
@@ -100,7 +100,9 @@ async def test_row_01_many_at_once_pass(duplex: Gateway) -> None:
 
 
 async def test_row_03_the_subset_hint_binds_the_data_plane(duplex: Gateway) -> None:
-    """A filter before the picker allows some servers: only they are reached; none of them, and it is 503."""
+    """A filter before the picker allows some servers, and requests reach only these. If it allows none, the
+    answer is 503.
+    """
     for allowed in (duplex.backends[:1], duplex.backends[1:]):
         hint = {SUBSET_HEADER: ",".join(str(b.address) for b in allowed)}
         replies = [await duplex.client.complete(f"{n}", headers=hint) for n in range(4)]
@@ -115,7 +117,9 @@ async def test_row_03_the_subset_hint_binds_the_data_plane(duplex: Gateway) -> N
 
 
 async def test_row_10_a_conformance_run_steers_and_hears_who_served(duplex: Gateway) -> None:
-    """As a Gateway's own conformance tests do it: they name a server, and the answer says that it served."""
+    """The request is like those of a Gateway's conformance tests: it names a server, and the answer says that
+    this server served.
+    """
     for backend in duplex.backends:
         for name in (str(backend.address), f"{backend.address},{duplex.backends[0].address}"):
             reply = await duplex.client.complete(headers={"test-epp-endpoint-selection": name})
@@ -124,7 +128,7 @@ async def test_row_10_a_conformance_run_steers_and_hears_who_served(duplex: Gate
 
 
 async def test_row_12_a_bad_request_is_refused_before_any_server_sees_it(duplex: Gateway) -> None:
-    """The error comes as JSON with its own status, in full duplex too."""
+    """The client gets the error as JSON with the error's status, in full duplex too."""
     before = sum(len(b.prompts) for b in duplex.backends)
     reply = await duplex.client.request("POST", "/v1/chat/completions", body=b"{}")
     assert (reply.status, reply.json()["error"]["type"]) == (400, "invalid_request_error")
@@ -134,8 +138,9 @@ async def test_row_12_a_bad_request_is_refused_before_any_server_sees_it(duplex:
 async def test_row_14_a_drain_cuts_no_answer_that_passes_through_the_picker(
     tmp_path: Path, both_transports: None
 ) -> None:
-    """Failing closed, a cut stream would be a cut answer:
-    the picker stays until they are over, and answers new ones."""
+    """When the gateway fails closed, a cut stream would be a cut answer. The picker therefore stays until its
+    streams are over, and it answers new ones.
+    """
     async with running_gateway(tmp_path, policy=CALM, edit=as_a_gateway, **FAIL_CLOSED) as gateway:
         for backend in gateway.backends:
             backend.behaviour.chunks = 3

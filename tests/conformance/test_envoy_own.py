@@ -1,4 +1,6 @@
-"""Rows that only a data plane shows, through the real Envoy with the bootstrap that we generate for it."""
+"""Rows that can be seen only with a data plane: the real Envoy, with the bootstrap that we
+generate for it.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,14 @@ async def through(
 
 
 async def decided(gateway: Gateway, reply: Reply) -> list[str]:
-    """The destinations that the picker named for the request of `reply`."""
+    """Return the destinations that the picker named for the request of `reply`."""
     decision = await gateway.picker.decision(reply.headers["x-request-id"])
     assert decision is not None
     return list(decision["destinations"])
 
 
 async def test_row_04_the_first_destination_serves(through: Gateway) -> None:
-    """The data plane goes by the metadata and the server sees the header: both are the pick."""
+    """The data plane uses the metadata and the server sees the header: both hold the pick."""
     for n in range(4):
         reply = await through.client.complete(long(n))
         names = await decided(through, reply)
@@ -58,8 +60,9 @@ async def test_row_04_the_first_destination_serves(through: Gateway) -> None:
 
 
 async def test_row_05_the_next_of_the_list_serves_when_the_first_is_dead(through: Gateway) -> None:
-    """A server that died a moment ago is still named first;
-    its requests are served by the second, none fails."""
+    """A server that died a moment ago is still named first; the second server serves its requests, and none
+    fails.
+    """
     first = through.backend_at((await decided(through, await through.client.complete(long("x"))))[0])
     await first.stop()
     try:
@@ -76,7 +79,9 @@ async def test_row_05_the_next_of_the_list_serves_when_the_first_is_dead(through
 
 
 async def test_row_07_envoy_tells_who_served_after_a_retry(through: Gateway) -> None:
-    """The picker hears from Envoy itself that another endpoint served, and remembers the prompt there."""
+    """Envoy itself tells the picker that another endpoint served, and the picker remembers the
+    prompt there.
+    """
     first = through.backend_at((await decided(through, await through.client.complete(long("y"))))[0])
     first.behaviour.fail_next = 1
     reply = await through.client.complete(long("y"))
@@ -88,7 +93,7 @@ async def test_row_07_envoy_tells_who_served_after_a_retry(through: Gateway) -> 
 
 
 async def test_row_06_no_endpoint_is_503_and_recovers(through: Gateway) -> None:
-    """With every endpoint gone the client gets 503 as JSON; with them back, an answer."""
+    """Without endpoints the client gets 503 as JSON; once they are back, it gets an answer."""
     backends = through.backends
     await through.set_backends([])
 
@@ -108,7 +113,7 @@ async def test_row_06_no_endpoint_is_503_and_recovers(through: Gateway) -> None:
 
 
 async def test_row_11_a_client_does_not_name_its_server(through: Gateway) -> None:
-    """The header of a client decides nothing, and no server ever sees what the client wrote."""
+    """The header of a client does not decide, and no server ever sees the client's value."""
     for backend in through.backends:
         reply = await through.client.complete(headers={DESTINATION: str(backend.address)})
         names = await decided(through, reply)
@@ -117,7 +122,7 @@ async def test_row_11_a_client_does_not_name_its_server(through: Gateway) -> Non
 
 
 async def test_row_12_refusals_reach_the_client_as_json(through: Gateway) -> None:
-    """What the picker refuses, and what Envoy refuses, has the shape that OpenAI's clients parse."""
+    """Refusals of the picker and of Envoy have the shape that OpenAI's clients parse."""
     bad = await through.client.request("POST", "/v1/chat/completions", body=b'{"model": "m"')
     large = await through.client.request("POST", "/v1/chat/completions", body=b" " * (33 * 2**20))
     for reply, status in ((bad, 400), (large, 413)):
@@ -127,7 +132,7 @@ async def test_row_12_refusals_reach_the_client_as_json(through: Gateway) -> Non
 
 
 async def test_row_13_whatever_is_no_inference_is_served(through: Gateway) -> None:
-    """Model lists, empty posts and unknown paths reach a server by load."""
+    """Model lists, posts without a body and unknown paths reach a server by load."""
     for method, path, body in (
         ("GET", "/v1/models", None),
         ("POST", "/v1/chat/completions", None),
@@ -141,7 +146,7 @@ async def test_row_13_whatever_is_no_inference_is_served(through: Gateway) -> No
 
 
 async def test_row_16_the_client_hears_the_request_id(through: Gateway) -> None:
-    """The caller's id, or the one that was made, is in the answer and names the decision."""
+    """The answer carries the caller's id, or the id that the picker made; the id names the decision."""
     kept = await through.client.complete(headers={"x-request-id": "caller-1"})
     assert kept.headers["x-request-id"] == "caller-1"
     assert await decided(through, kept)
@@ -159,7 +164,7 @@ def held(gateway: Gateway) -> int:
 
 @asynccontextmanager
 async def answers_in_flight(gateway: Gateway) -> AsyncIterator[list[OpenReply]]:
-    """Streamed answers that have begun, their last piece held back by the servers."""
+    """Begin streamed answers; the servers hold back their last piece."""
     for backend in gateway.backends:
         backend.behaviour.chunks = 3
         backend.behaviour.before_last.shut()
@@ -171,7 +176,7 @@ async def answers_in_flight(gateway: Gateway) -> AsyncIterator[list[OpenReply]]:
 
 
 async def whole(gateway: Gateway, answers: list[OpenReply]) -> None:
-    """Let the servers go on; every answer arrives to its end."""
+    """Let the servers go on; check that every answer arrives to its end."""
     for backend in gateway.backends:
         backend.behaviour.before_last.open()
     bodies = await asyncio.gather(*(a.rest() for a in answers))
@@ -179,8 +184,9 @@ async def whole(gateway: Gateway, answers: list[OpenReply]) -> None:
 
 
 async def test_row_14_a_killed_picker_cuts_no_answer_and_new_requests_fall_back(tmp_path: Path) -> None:
-    """The picker dies without a word: answers in flight complete,
-    and new requests are spread over the servers."""
+    """The picker is killed with SIGKILL: answers in flight complete, and new requests are spread over the
+    servers.
+    """
     async with running_gateway(tmp_path, policy=CALM) as gateway, answers_in_flight(gateway) as answers:
         gateway.picker.process.kill()
         await gateway.picker.process.wait()
@@ -191,8 +197,9 @@ async def test_row_14_a_killed_picker_cuts_no_answer_and_new_requests_fall_back(
 
 
 async def test_row_11_a_client_does_not_name_its_server_while_the_picker_is_down(tmp_path: Path) -> None:
-    """With nobody to overwrite the header, it must be gone before routing:
-    the fallback policy spreads the requests."""
+    """Since no picker overwrites the header, the header must be removed before routing: the fallback policy
+    spreads the requests.
+    """
     async with running_gateway(tmp_path, policy=CALM) as gateway:
         gateway.picker.process.kill()
         await gateway.picker.process.wait()

@@ -1,4 +1,4 @@
-"""Rows 7 and 9: what the picker learns of its servers, from the data plane and from their metrics."""
+"""Rows 7 and 9: what the picker learns of its servers from the data plane and from the servers' metrics."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ FAST = {**CALM, "scrape": {"intervalSeconds": 0.1, "failuresToEject": 100}}
 
 
 class PagedBackend(Backend):
-    """A model server with a metrics page of its own words."""
+    """A model server with a scripted metrics page."""
 
     page = ""
 
@@ -117,7 +117,7 @@ def prompt(text: str) -> bytes:
 
 
 async def in_flight(picker: OwnPicker) -> dict[str, int]:
-    """By address, those that have any."""
+    """Return the requests in flight by address, for the addresses that have any."""
     listed = (await picker.admin("/endpoints"))["endpoints"]
     return {e["address"]: e["in_flight"] for e in listed if e["in_flight"]}
 
@@ -127,8 +127,9 @@ async def in_flight(picker: OwnPicker) -> dict[str, int]:
 async def test_row_07_the_booking_moves_to_who_served(
     ours: OwnPicker, mode: Mode, *, attribute: bool
 ) -> None:
-    """Where another endpoint served than the first choice, the picker books that one, counts the difference,
-    and expects the prompt to be cached there."""
+    """Another endpoint served than the first choice. The picker books the request there, counts the
+    difference, and expects the prompt in the cache of that endpoint.
+    """
     body = prompt(f"moved by {mode} {attribute}")
     before = await ours.running.metric("epp_served_mismatch_total")
     async with ours.exchange(mode) as exchange:
@@ -145,7 +146,7 @@ async def test_row_07_the_booking_moves_to_who_served(
 
 @how_served_is_told
 async def test_row_07_as_picked_nothing_moves(ours: OwnPicker, *, attribute: bool) -> None:
-    """The first choice served: nothing to count, and the decision says who."""
+    """The first choice served: the picker counts no difference, and the decision names the server."""
     before = await ours.running.metric("epp_served_mismatch_total")
     name = f"as-picked-{attribute}"
     async with ours.exchange() as exchange:
@@ -160,7 +161,9 @@ async def test_row_07_as_picked_nothing_moves(ours: OwnPicker, *, attribute: boo
 
 
 async def test_row_07_a_server_that_is_not_ours_leaves_no_booking(ours: OwnPicker) -> None:
-    """The data plane may have sent it anywhere: what is not ours, or no address, is counted and forgotten."""
+    """The data plane may have sent the request anywhere. An address that is not ours, or not an address, is
+    counted and forgotten.
+    """
     for served in ("203.0.113.7:1", "no address", "[2001:db8::1]:80"):
         async with ours.exchange() as exchange:
             await exchange.send(prompt(served))
@@ -170,7 +173,7 @@ async def test_row_07_a_server_that_is_not_ours_leaves_no_booking(ours: OwnPicke
 
 
 async def test_row_07_the_prompt_is_expected_where_it_was_served(picker: PickerUnderTest) -> None:
-    """Seen from outside: after another endpoint served a prompt, the prompt goes there."""
+    """Seen from outside: after another endpoint served a prompt, the same prompt goes to that endpoint."""
     for n in range(3):
         body = prompt(f"served elsewhere {n}")
         async with picker.exchange() as exchange:
@@ -213,7 +216,7 @@ async def test_row_09_the_servers_metrics_are_understood(
 async def test_row_09_load_that_a_server_tells_steers_the_pick(
     mixed: dict[str, tuple[OwnPicker, PagedBackend]], kind: str
 ) -> None:
-    """The one endpoint whose queue is empty is chosen, whoever sent the others their load."""
+    """The picker chooses the only endpoint whose queue is empty, whoever sent the others their load."""
     picker, idle = mixed[kind]
     busy = {backend: PAGES[name].replace(" 2", " 500") for name, (_, backend) in mixed.items()}
     try:
@@ -241,7 +244,9 @@ async def test_row_09_load_that_a_server_tells_steers_the_pick(
 async def test_row_09_completions_and_chat_are_both_read(
     picker: PickerUnderTest, path: str, body: dict[str, Any]
 ) -> None:
-    """Both of OpenAI's text APIs are read for their prompt: the same prompt again goes where it was."""
+    """The picker reads the prompt in both of OpenAI's text APIs: the same prompt goes to the same endpoint
+    again.
+    """
     for n, home in enumerate(picker.endpoints):
         text = json.dumps({"model": f"model-{n}", **body}).encode()
         await picker.route(BUFFERED, text, path=path, subset=[home])

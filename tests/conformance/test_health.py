@@ -1,4 +1,4 @@
-"""Rows 8 and 14 without a data plane: the health service by its names, TLS, and how the picker stops."""
+"""Rows 8 and 14 without a data plane: the names of the health service, TLS, and how the picker stops."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ NAMES = ["liveness", *READINESS]
 
 
 class Watched:
-    """What a Watch of one service has told, latest last."""
+    """The statuses that a Watch of one service has sent, the latest last."""
 
     def __init__(self, channel: grpc.aio.Channel, service: str) -> None:
         self.told: list[int] = []
         self.error: grpc.StatusCode | None = None
-        """Why it ended; None: it is open, or was stopped."""
+        """The error that ended the Watch; None if it is open or was stopped."""
         self._call: Any = health_pb2_grpc.HealthStub(channel).Watch(
             health_pb2.HealthCheckRequest(service=service)
         )
@@ -60,7 +60,7 @@ class Watched:
 
 @asynccontextmanager
 async def watching(picker: PickerUnderTest, *services: str) -> AsyncIterator[list[Watched]]:
-    """A Watch of each service."""
+    """Open a Watch of each service."""
     watches = [Watched(picker.channel, service) for service in services]
     try:
         yield watches
@@ -70,13 +70,14 @@ async def watching(picker: PickerUnderTest, *services: str) -> AsyncIterator[lis
 
 @pytest.mark.parametrize("service", NAMES)
 async def test_row_08_health_answers_under_its_names(picker: PickerUnderTest, service: str) -> None:
-    """Kubelets ask for liveness and readiness, data planes for the service or for nothing:
-    all are SERVING."""
+    """Kubelets ask for liveness and readiness, data planes for the service or without a name: all are
+    SERVING.
+    """
     assert await picker.health(service) == STATUS.SERVING
 
 
 async def test_row_08_an_unknown_service_is_called_unknown(picker: PickerUnderTest) -> None:
-    """A name that the picker does not have is answered, with SERVICE_UNKNOWN, in Check and in Watch."""
+    """The picker answers SERVICE_UNKNOWN to a name that it does not have, in Check and in Watch."""
     assert await picker.health("no.such.Service") == STATUS.SERVICE_UNKNOWN
     async with watching(picker, "no.such.Service") as (watched,):
         await watched.wait(STATUS.SERVICE_UNKNOWN)
@@ -84,7 +85,7 @@ async def test_row_08_an_unknown_service_is_called_unknown(picker: PickerUnderTe
 
 @pytest.mark.parametrize("service", NAMES)
 async def test_row_08_watch_tells_at_once_and_stays_open(picker: PickerUnderTest, service: str) -> None:
-    """Watch says how things are at once, and stays open to say how they change."""
+    """Watch sends the current status at once and stays open to send changes."""
     async with watching(picker, service) as (watched,):
         await watched.wait(STATUS.SERVING)
         await picker.health(service)
@@ -93,8 +94,9 @@ async def test_row_08_watch_tells_at_once_and_stays_open(picker: PickerUnderTest
 
 @pytest.mark.usefixtures("controllable")
 async def test_row_08_a_drain_says_so_first_and_answers_until_it_ends(tmp_path: Path) -> None:
-    """Told to stop, readiness goes first and liveness stays;
-    streams in flight finish, and new ones are answered."""
+    """After SIGTERM readiness ends first and liveness stays; streams in flight finish, and new ones are
+    answered.
+    """
     async with own_picker(tmp_path) as picker, watching(picker, "liveness", *READINESS) as watches:
         liveness, *readiness = watches
         for watched in watches:
@@ -117,9 +119,10 @@ async def test_row_08_a_drain_says_so_first_and_answers_until_it_ends(tmp_path: 
 
 @pytest.mark.usefixtures("controllable")
 async def test_row_14_a_drain_ends_with_ok_what_has_passed_response_headers(tmp_path: Path) -> None:
-    """A stream that only waits for an answer's end is let go at once, with OK: an error would cut the answer
-    where the gateway fails closed. One whose answer has not begun is kept until it has; so is one whose
-    answer passes through."""
+    """A stream that only waits for an answer's end is closed at once, with OK: an error would cut the answer
+    if the gateway fails closed. A stream whose answer has not begun stays open until it begins; so does a
+    stream through which the answer passes.
+    """
     async with own_picker(tmp_path) as picker, AsyncExitStack() as stack:
 
         async def sent(mode: Mode) -> Exchange:
@@ -145,7 +148,7 @@ async def test_row_14_a_drain_ends_with_ok_what_has_passed_response_headers(tmp_
 
 @pytest.mark.usefixtures("controllable")
 async def test_row_14_streams_that_are_not_held_end_with_ok_after_response_headers(tmp_path: Path) -> None:
-    """For gateways that fail closed the picker holds nothing: its death then finds no answer to cut."""
+    """For gateways that fail closed the picker holds no streams open: its death then cuts no answer."""
     async with own_picker(tmp_path, holdStreams=False, envoy={"failOpen": False}) as picker:
         for mode in (BUFFERED, EARLY, DUPLEX_REQUEST):
             async with picker.exchange(mode) as exchange:
@@ -162,8 +165,9 @@ async def test_row_14_streams_that_are_not_held_end_with_ok_after_response_heade
 @pytest.mark.usefixtures("controllable")
 @pytest.mark.parametrize("mutual", [False, True], ids=["tls", "mtls"])
 async def test_row_01_the_service_speaks_tls(tmp_path: Path, *, mutual: bool) -> None:
-    """Gateways reach pickers across the cluster:
-    with TLS, and with certificates on both sides where asked."""
+    """Gateways reach pickers across the cluster: with TLS, and with certificates on both sides if the
+    operator asks for them.
+    """
     tls = write_tls(tmp_path, mutual=mutual)
     listen = {"tls": {"certFile": tls.cert_file, "keyFile": tls.key_file, "clientCaFile": tls.client_ca_file}}
     async with own_picker(tmp_path, listen=listen) as picker:

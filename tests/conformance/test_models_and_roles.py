@@ -1,5 +1,6 @@
-"""Rows 19 and 20: the models that servers have, names that stand for others,
-and who computes a prompt for whom."""
+"""Rows 19 and 20: the models that servers have, aliases of models, and which server computes a prompt for
+another.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +44,14 @@ def completion(prompt: str = "hello", *, model: str = "m") -> bytes:
 
 @every_reading_mode
 async def test_row_19_a_model_that_nobody_has_is_404(of_models: OwnPicker, mode: Mode) -> None:
-    """Once every server has listed its models, a request for another one goes nowhere."""
+    """Once every server has listed its models, a request for another model gets 404 and no server."""
     refused = (await of_models.route(mode, completion(model="ghost"))).refused
     assert (refused.status, json.loads(refused.body)["error"]["code"]) == (404, "model_not_found")
 
 
 @every_mode
 async def test_row_19_all_models_are_listed_once(of_models: OwnPicker, mode: Mode) -> None:
-    """GET /v1/models is answered by the picker: every model of every server, and every alias."""
+    """The picker itself answers GET /v1/models: every model of every server, and every alias."""
     listed = (await of_models.route(mode, None, method="GET", path="/v1/models")).refused
     assert (listed.status, listed.headers["content-type"]) == (200, "application/json")
     assert [card["id"] for card in json.loads(listed.body)["data"]] == [ALIAS, "m"]
@@ -58,7 +59,7 @@ async def test_row_19_all_models_are_listed_once(of_models: OwnPicker, mode: Mod
 
 @pytest.mark.parametrize("mode", [BUFFERED, DUPLEX], ids=["buffered", "full_duplex"])
 async def test_row_19_an_alias_goes_on_as_its_target(of_models: OwnPicker, mode: Mode) -> None:
-    """Nothing but the name changes in the body, and content-length says the new length."""
+    """Only the name changes in the body, and content-length gives the new length."""
     sent = completion(model=ALIAS)
     routed = await of_models.route(mode, sent, headers=[("content-length", str(len(sent)))])
     assert routed.request.body == completion(model="m")
@@ -70,15 +71,18 @@ async def test_row_19_an_alias_goes_on_as_its_target(of_models: OwnPicker, mode:
 async def test_row_20_a_client_names_no_server_to_call(
     picker: PickerUnderTest, mode: Mode, body: bytes | None
 ) -> None:
-    """Headers by which a server learns whom to call are gone where the picker does not write them itself."""
+    """Some headers tell a server which server to call. The picker removes them if it does not write them
+    itself.
+    """
     routed = await picker.route(mode, body, headers=[(name, NOWHERE) for name in OBEYED])
     assert [name for name in OBEYED if routed.request.values(name.lower())] == []
 
 
 @every_reading_mode
 async def test_row_20_the_prefill_server_is_named(of_models: OwnPicker, mode: Mode) -> None:
-    """Where the servers that answer are busy, a long prompt is computed by another;
-    a client's own header changes nothing."""
+    """If the servers that answer are busy, another server computes a long prompt; a client's header changes
+    nothing.
+    """
     async with AsyncExitStack() as stack:
         for n in range(4 * len(of_models.endpoints)):
             under_way = await stack.enter_async_context(of_models.exchange(mode))

@@ -1,4 +1,6 @@
-"""Rows 1, 2, 15 and 17: how the picker speaks ext_proc, whatever way the data plane hands over a request."""
+"""Rows 1, 2, 15 and 17: how the picker speaks ext_proc in each mode in which a data plane hands over a
+request.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,7 @@ def in_pieces(body: bytes, size: int) -> list[bytes]:
 async def test_row_01_a_request_is_routed_and_its_stream_ends_well(
     picker: PickerUnderTest, mode: Mode
 ) -> None:
-    """Whichever body mode the data plane uses, the request gets an endpoint and the gRPC stream ends with
-    OK."""
+    """The request gets an endpoint and the gRPC stream ends with OK in every body mode of the data plane."""
     routed = await picker.route(mode, completion())
     assert set(routed.destinations) <= set(picker.endpoints)
     assert routed.response.values(":status") == ["200"]
@@ -83,8 +84,9 @@ async def test_row_01_a_client_that_goes_away_in_mid_request_harms_no_other(pick
 async def test_row_02_answers_come_as_headers_then_body_then_trailers(
     picker: PickerUnderTest, mode: Mode, *, trailers: bool
 ) -> None:
-    """In full duplex the data plane takes the answers in the order of the request's parts,
-    each once but for the body."""
+    """In full duplex the data plane takes the answers in the order of the request's parts; each part comes
+    once, except the body.
+    """
     pieces = in_pieces(completion("in order " * 2000), 5000)
     async with picker.exchange(mode) as exchange:
         await exchange.send(pieces, trailers=trailers)
@@ -99,8 +101,9 @@ async def test_row_02_answers_come_as_headers_then_body_then_trailers(
 async def test_row_02_the_body_comes_back_byte_for_byte_in_pieces_that_fit(
     picker: PickerUnderTest, mode: Mode, size: int
 ) -> None:
-    """The data plane keeps no copy, so the picker returns every byte, at most 62,000 in a message,
-    and ends once."""
+    """The data plane keeps no copy, so the picker returns every byte, at most 62,000 in a message, and marks
+    the end once.
+    """
     start, end = b'{"model": "m", "prompt": "', b'"}'
     body = b"7" if size == 1 else start + b"x" * (size - len(start) - len(end)) + end
     path = "/anything" if size == 1 else "/v1/completions"
@@ -138,7 +141,7 @@ async def test_row_02_the_answer_passes_through_unchanged(
         half = exchange.response
         unchanged = half.body == b"".join(
             answer
-        )  # compared apart: pytest explains the difference of 250 KB for two minutes
+        )  # The test compares them separately: pytest needs two minutes to explain a difference of 250 KB
         assert unchanged
         assert max(map(len, half.pieces)) <= MAX_PIECE_BYTES
         assert any(half.ends) is not trailers
@@ -185,7 +188,7 @@ async def test_row_15_a_name_that_comes_twice_is_no_error(picker: PickerUnderTes
 
 
 async def test_row_15_bytes_that_are_no_text_are_no_error(picker: PickerUnderTest) -> None:
-    """Header values are bytes; those outside ASCII and UTF-8 neither end the stream nor change on the way."""
+    """Header values are bytes; bytes outside ASCII and UTF-8 neither end the stream nor change on the way."""
     odd = [("x-odd", "\xff\x80\xc3"), ("x-request-id", "\xe9t\xe9")]
     routed = await picker.route(BUFFERED, completion(), headers=odd)
     assert routed.destinations
@@ -193,13 +196,14 @@ async def test_row_15_bytes_that_are_no_text_are_no_error(picker: PickerUnderTes
 
 
 class Pinned:
-    """Prompts that were each sent, by the subset hint, to an endpoint of their own,
-    so that only reading a prompt tells where it belongs."""
+    """Prompts that the subset hint sent to one endpoint each, so that only reading a prompt tells its
+    endpoint.
+    """
 
     def __init__(self) -> None:
         self.home: dict[str, bytes] = {}
         self._picker: PickerUnderTest | None = None
-        """Who has been sent them: another transport means another picker."""
+        """The picker that received the prompts: another transport means another picker."""
 
     async def fill(self, picker: PickerUnderTest) -> dict[str, bytes]:
         if picker is not self._picker:
@@ -214,7 +218,7 @@ class Pinned:
 
 @pytest.fixture(scope="module")
 def pinned(picker: PickerUnderTest) -> Pinned:
-    """Of each picker: another one has other endpoints."""
+    """Return the pinned prompts of each picker: another picker has other endpoints."""
     return Pinned()
 
 
@@ -226,8 +230,9 @@ def pinned(picker: PickerUnderTest) -> Pinned:
 async def test_row_17_any_cut_of_the_same_bytes_gives_the_same_pick(
     picker: PickerUnderTest, pinned: Pinned, mode: Mode, cuts: list[float], which: int
 ) -> None:
-    """Where the network cuts a body says nothing about the request:
-    a prompt goes where its prefix is, in one piece or in many, also with a cut inside a character."""
+    """The places where the network cuts a body do not matter: a prompt goes to the endpoint that holds its
+    prefix, in one piece or in many, also with a cut inside a character.
+    """
     homes = list((await pinned.fill(picker)).items())
     home, body = homes[which % len(homes)]
     at = sorted({int(cut * len(body)) for cut in cuts} - {0})
@@ -241,8 +246,7 @@ async def test_row_17_any_cut_of_the_same_bytes_gives_the_same_pick(
 async def test_row_17_every_body_mode_finds_the_same_endpoint(
     picker: PickerUnderTest, pinned: Pinned, mode: Mode
 ) -> None:
-    """The mode is the data plane's business:
-    the same prompt goes to the same endpoint through each of them."""
+    """The data plane chooses the mode: the same prompt goes to the same endpoint in every mode."""
     for home, body in (await pinned.fill(picker)).items():
         routed = await picker.route(mode, body)
         assert routed.destinations[0] == home

@@ -1,4 +1,4 @@
-"""Rows 6, 12 and 13: what the picker answers itself, and what it lets pass."""
+"""Rows 6, 12 and 13: which requests the picker answers itself, and which it lets pass."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PASSED: dict[str, tuple[str, str, bytes | None]] = {
 
 
 def check_error(refused: Immediate, *, status: int) -> dict[str, Any]:
-    """OpenAI's shape: an `error` object with a message for people and a type for programs."""
+    """Check for OpenAI's shape: an `error` object with a message for people and a type for programs."""
     assert refused.status == status
     assert refused.headers.get("content-type", "").startswith("application/json")
     error: dict[str, Any] = json.loads(refused.body)["error"]
@@ -62,7 +62,9 @@ def check_error(refused: Immediate, *, status: int) -> dict[str, Any]:
 async def test_row_12_a_request_that_no_server_could_take_is_400(
     picker: PickerUnderTest, mode: Mode, case: str
 ) -> None:
-    """Bad JSON, no model, no messages: the client is told at once, in the shape that its library parses."""
+    """The JSON is bad, or the model or the messages are missing: the client gets the error at once, in the
+    shape that its library parses.
+    """
     path, body = MALFORMED[case]
     async with picker.exchange(mode) as exchange:
         await exchange.send([body[:5], body[5:]], path=path)
@@ -73,7 +75,7 @@ async def test_row_12_a_request_that_no_server_could_take_is_400(
 async def test_row_12_a_body_over_the_limit_is_413(
     flagged: PickerUnderTest, mode: Mode, controllable: None
 ) -> None:
-    """The limit is the picker's own, and its error says that the size is the matter."""
+    """The picker sets the limit, and its error says that the body is too large."""
     async with flagged.exchange(mode) as exchange:
         await exchange.send([b" " * 700_000] * 50, headers=[("content-length", "35000000")])
         check_error(exchange.refused, status=413)
@@ -84,8 +86,9 @@ async def test_row_12_a_body_over_the_limit_is_413(
 async def test_row_13_what_is_not_understood_is_routed(
     picker: PickerUnderTest, mode: Mode, case: str
 ) -> None:
-    """APIs that the picker does not know are the servers' business:
-    it chooses by load and stays out of the way."""
+    """APIs that the picker does not know are the servers' business: it chooses a server by load and changes
+    nothing.
+    """
     method, path, body = PASSED[case]
     routed = await picker.route(mode, body, method=method, path=path)
     assert set(routed.destinations) <= set(picker.endpoints)
@@ -101,8 +104,9 @@ async def test_row_13_a_query_and_a_prefix_of_the_path_do_no_harm(picker: Picker
 
 @pytest.mark.usefixtures("controllable")
 async def test_row_06_no_endpoint_at_all_is_503(tmp_path: Path) -> None:
-    """Without any endpoint every request, with or without a body, is answered 503,
-    and none once there are some."""
+    """Without any endpoint every request, with or without a body, gets 503; once there are endpoints, none
+    does.
+    """
     async with running_backends(2) as backends, own_picker(tmp_path, backends=[]) as picker:
         for mode in MODES.values():
             for body in (BODY, None):
@@ -119,8 +123,9 @@ async def test_row_06_no_endpoint_at_all_is_503(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("controllable")
 async def test_row_06_shedding_is_429_with_a_time_to_come_back(tmp_path: Path) -> None:
-    """Where the policy refuses rather than queues, a saturated fleet answers 429 and says when to try
-    again."""
+    """If the policy refuses requests instead of queueing them, a saturated fleet answers 429 and says when to
+    try again.
+    """
     load = {"maxWaiting": 3, "whenSaturated": "Reject", "retryAfterSeconds": 7}
     scrape = {**CALM["scrape"], "intervalSeconds": 0.1}
     async with (
@@ -145,7 +150,9 @@ async def test_row_06_shedding_is_429_with_a_time_to_come_back(tmp_path: Path) -
 
 @pytest.mark.usefixtures("controllable")
 async def test_row_06_an_endpoint_that_stops_answering_scrapes_is_not_picked(tmp_path: Path) -> None:
-    """Ready means answering: a server whose metrics fail leaves the choice, and returns when they work."""
+    """A ready server answers scrapes: a server whose metrics fail is not picked any more, and is picked again
+    once they work.
+    """
     policy = {"sampling": {"share": 0}, "scrape": {"failuresToEject": 2, "intervalSeconds": 0.1}}
     async with (
         running_backends(2) as backends,

@@ -117,7 +117,7 @@ async def test_what_stands_between_adds_no_fault_of_its_own(flagged: PickerUnder
 
 
 def row_tests() -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Every test of a row, by name."""
+    """Return the names of all tests of a row."""
     found: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
     for path in HERE.glob("test_*.py"):
         for node in ast.parse(path.read_text()).body:
@@ -148,7 +148,9 @@ def test_the_reference_page_has_every_row_and_names_tests_that_exist() -> None:
 
 
 def test_the_driver_knows_no_picker() -> None:
-    """What it may import is the wire: its verdict on another picker must not lean on ours."""
+    """The driver may import only the wire protocol: its verdict on another picker must not depend on our
+    code.
+    """
     imported: set[str] = set()
     for node in ast.walk(ast.parse(DRIVER.read_text())):
         if isinstance(node, ast.Import):

@@ -1,5 +1,6 @@
-"""`python -m epp.conformance`: our picker passes every row in every dialect,
-and one that does not fit is found out."""
+"""`python -m epp.conformance`: our picker passes every row in every dialect, and the command finds a picker
+that does not fit.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ NOT_ASKED = {
     "nginx": 14,
     "gke": 0,
 }
-"""Checks that mean nothing to a gateway: it takes no body back, sends no subset hint, or shows no path."""
+"""Checks that do not apply to a gateway, because it takes no body back, sends no subset hint, or shows no
+path.
+"""
 
 
 def outcomes(results: list[Result], outcome: str) -> list[str]:
@@ -53,7 +56,7 @@ async def test_our_picker_passes_every_row_in_every_dialect(tmp_path: Path, name
 
 
 async def test_a_list_for_a_gateway_that_reads_one_address_is_found_by_the_command(tmp_path: Path) -> None:
-    """The command itself, as its users run it: exit status, table and JUnit."""
+    """The test runs the command as its users do: exit status, table and JUnit."""
     async with own_picker(tmp_path, dialect="gke", envoy=OWN_ENVOY_AWAY) as picker:
         report = tmp_path / "report.xml"
         options = {

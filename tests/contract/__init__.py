@@ -1,2 +1,3 @@
-"""What both sides of the wire rely on: recordings of a real vLLM under `data/`,
-and the rules read from them."""
+"""The facts on which both sides of the wire rely: recordings of a real vLLM under `data/`, and the rules read
+from them.
+"""

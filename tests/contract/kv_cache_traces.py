@@ -26,7 +26,7 @@ SCOPES: tuple[tuple[str, str, str], ...] = (
 
 
 class Prompt(NamedTuple):
-    """`shared` tokens of beginning `family`, then `own` tokens nobody else has."""
+    """The prompt has `shared` tokens of beginning `family`, then `own` tokens that no other prompt has."""
 
     family: int
     shared: int
@@ -42,11 +42,11 @@ class Prompt(NamedTuple):
 class Admit(NamedTuple):
     prompt: Prompt
     budget_tokens: int
-    """How much of what is not cached the first chunk may hold."""
+    """The most tokens outside the cache that the first chunk may hold."""
 
 
 class Go(NamedTuple):
-    """Compute up to so many of the tokens that wait, or where none does, sample a token and compute it."""
+    """Compute up to this many of the waiting tokens. If no token waits, sample a token and compute it."""
 
     request: int
     budget_tokens: int
@@ -60,12 +60,12 @@ Step = Admit | Go | Free
 
 
 class Outcome(NamedTuple):
-    """What a manager did in a step."""
+    """What a manager did in one step."""
 
     hit_tokens: int
-    """-1 where the step looks nothing up."""
+    """-1 if the step looks nothing up."""
     new_blocks: list[int] | None
-    """None: refused for lack of room."""
+    """None if the step was refused for lack of room."""
     free_order: int
     """`order_digest` of the free blocks afterwards."""
 
@@ -87,7 +87,7 @@ def order_digest(block_ids: Iterable[int]) -> int:
 
 
 def next_step(rng: random.Random, *, block_tokens: int, live: list[int], admissions: int) -> Step:
-    """A step that fits what lives: it is drawn while recording, when refusals are known."""
+    """Return a step that fits the live requests: it is drawn while recording, when refusals are known."""
     chance = rng.random()
     if not live or (chance < 0.4 and len(live) < 5):
         prompt = Prompt(
@@ -104,7 +104,7 @@ def next_step(rng: random.Random, *, block_tokens: int, live: list[int], admissi
 
 
 def sampled_token(request: int, position: int) -> int:
-    """Equal prompts give equal answers now and then, so that duplicates come up."""
+    """Return a token. Equal prompts give equal answers now and then, so that duplicates occur."""
     return 7 + (position % 5) + (request % 2)
 
 

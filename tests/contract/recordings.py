@@ -14,7 +14,7 @@ DATA_FOLDER = Path(__file__).parent / "data"
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequest:
-    """A request that was sent while events were recorded, in the order sent."""
+    """A request that was sent while events were recorded, in the order in which it was sent."""
 
     model: str
     cache_salt: str | None
@@ -24,7 +24,9 @@ class RecordedRequest:
 
     @property
     def computed_token_ids(self) -> tuple[int, ...]:
-        """The tokens that have an entry in the KV cache: the answer's last was sampled and never fed back."""
+        """Return the tokens that have an entry in the KV cache: the last token of the answer was sampled and
+        never fed back.
+        """
         return (*self.prompt_token_ids, *self.answer_token_ids[:-1])
 
 
@@ -65,14 +67,14 @@ def read_json(name: str) -> Any:
 
 
 def read_stream(name: str) -> list[dict[str, Any]]:
-    """The JSON chunks of a recorded event stream, without the closing [DONE]."""
+    """Return the JSON chunks of a recorded event stream, without the closing [DONE]."""
     *chunks, last = [block.removeprefix("data: ") for block in read_text(name).strip().split("\n\n")]
     assert last == "[DONE]"
     return [json.loads(chunk) for chunk in chunks]
 
 
 def read_kv_events(hash_algorithm: str) -> KvEventRecording:
-    """The recording of `sha256` (a cache of 64 blocks that evicts) or `sha256_cbor` (2,048 blocks)."""
+    """Return the recording of `sha256` (a cache of 64 blocks that evicts) or `sha256_cbor` (2,048 blocks)."""
     raw = read_json(f"kv_events_{hash_algorithm}.json")
     requests = [
         RecordedRequest(

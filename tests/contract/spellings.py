@@ -1,5 +1,4 @@
-"""Other ways to write a path, for tests that nothing of it gets through.
-
+"""Other ways to write a path, for tests that no spelling of it gets through.
 `single` gives each disguise of a path once; `combined` stacks several, as drawn by a seeded generator.
 """
 
@@ -13,7 +12,7 @@ Disguise = Callable[[str, random.Random], str]
 
 
 def _encoded(text: str, rng: random.Random) -> str:
-    """Some characters percent-encoded, in both cases of hex."""
+    """Return texts with some characters percent-encoded, in both cases of hex."""
     form = rng.choice(("%{:02x}", "%{:02X}"))
     return "".join(form.format(ord(c)) if c != "/" and rng.random() < 0.5 else c for c in text)
 
@@ -40,7 +39,7 @@ def _beginning(prefix: str) -> Disguise:
 
 
 def _in_segment(suffix: str) -> Disguise:
-    """The suffix at the end of the first segment."""
+    """Put the suffix at the end of the first segment."""
 
     def disguise(text: str, _: random.Random) -> str:
         end = text.find("/", 1)
@@ -65,7 +64,7 @@ DISGUISES: Final[tuple[Disguise, ...]] = (
 
 
 def single(path: str) -> Iterator[str]:
-    """The path as it is, and under each disguise alone."""
+    """Return the path as it is, and under each disguise alone."""
     rng = random.Random(path)
     yield path
     for disguise in DISGUISES:
@@ -73,7 +72,7 @@ def single(path: str) -> Iterator[str]:
 
 
 def combined(path: str, *, count: int, seed: int) -> Iterator[str]:
-    """`count` stacks of two to four disguises."""
+    """Return `count` stacks of two to four disguises."""
     rng = random.Random(f"{path} {seed}")
     for _ in range(count):
         text = path

@@ -1,6 +1,5 @@
-"""What is blocked, held against vLLM's own router: no spelling of a path leads it to a page for operators.
-
-The list is recorded; where vLLM is built, vLLM is asked again.
+"""The blocked paths, compared with vLLM's own router: no spelling of a path leads to a page for operators.
+The list is recorded; if vLLM is built, the tests ask vLLM again.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def test_every_route_for_clients_passes() -> None:
 
 
 def test_nothing_is_listed_that_vllm_does_not_serve() -> None:
-    # Of SGLang and older releases of vLLM, and of this repository's model server.
+    # Paths of SGLang, of older releases of vLLM, and of this repository's model server.
     others = {"/resume_kv_cache_memory", "/kv_blocks"}
     unknown = {path for path in BLOCKED_PATHS if not any(s.startswith(path) for s in SAMPLES)}
     assert unknown <= others

@@ -1,5 +1,6 @@
-"""Ours against what vLLM's own KVCacheManager did on 1,000 random traces:
-hits, blocks, refusals, order of eviction."""
+"""Our KV cache against vLLM's own KVCacheManager on 1,000 random traces: hits, blocks, refusals, order of
+eviction.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from tests.contract.kv_cache_traces import (
 
 
 class OurSide:
-    """One cache of ours with its live requests."""
+    """One of our caches with its live requests."""
 
     def __init__(self, trace: Trace, options: CacheOptions) -> None:
         self.manager = KVCacheManager(

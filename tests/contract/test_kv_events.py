@@ -1,5 +1,6 @@
-"""KV events are vLLM's, byte for byte: its recorded messages through our classes,
-and our messages through its own."""
+"""Our KV events are the same as vLLM's, byte for byte: vLLM's recorded messages pass through our classes, and
+our messages through vLLM's.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ def test_recorded_messages_decoded_and_encoded_again_are_the_same_bytes(recordin
 
 
 def serve(cache: KVCacheManager, request: RecordedRequest, number: int) -> None:
-    """What the recorded server did with the request, as far as its cache is concerned."""
+    """Do what the recorded server did with the request, as far as its cache is concerned."""
     adapter = None if request.model == "tiny" else Adapter(request.model, request.model)
     own = Request(
         request_id=RequestId(str(number)),
@@ -74,7 +75,9 @@ def serve(cache: KVCacheManager, request: RecordedRequest, number: int) -> None:
 
 
 def own_messages(recording: KvEventRecording, *, num_blocks: int) -> Iterator[bytes]:
-    """Our cache's messages for the recorded requests, one for each, between the recording's two resets."""
+    """Return our cache's messages for the recorded requests, one for each, between the recording's two
+    resets.
+    """
     algorithm: HashAlgorithm = "sha256" if recording.hash_algorithm == "sha256" else "sha256_cbor"
     cache = KVCacheManager(
         num_blocks=num_blocks,
@@ -162,8 +165,9 @@ def test_vllms_own_classes_read_ours_and_would_have_written_the_same_bytes(
 
 
 def messages_of_tiers(recording: KvEventRecording) -> Iterator[bytes]:
-    """What a store below the cache tells, with tokens where it has just been given them,
-    and without where it reopened."""
+    """Return the messages of a store below the cache: with tokens if the store has just received them, and
+    without tokens if it was reopened.
+    """
     size, log = recording.block_tokens, KvEventLog(block_size_tokens=recording.block_tokens)
     hashes = [BlockHash(bytes([number]) * 32) for number in range(1, 4)]
     salted = PrefixScope(cache_salt="tenant")

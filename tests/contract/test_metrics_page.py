@@ -17,7 +17,7 @@ from epp.types import EndpointMetrics
 from tests.contract.recordings import DATA_FOLDER
 
 PAGES = ("metrics_fresh.txt", "metrics_before_lora.txt", "metrics_after_lora.txt")
-"""In the order in which one server wrote them."""
+"""The pages in the order in which one server wrote them."""
 
 SUMS = {
     "running": "vllm:num_requests_running",

@@ -1,5 +1,6 @@
-"""The recordings say what the picker and the model server take from a real vLLM.
-Nothing runs here but parsers."""
+"""The recordings contain what the picker and the model server take from a real vLLM.
+Only parsers run here.
+"""
 
 from __future__ import annotations
 
@@ -182,7 +183,7 @@ def test_adapters_appear_with_their_first_request_and_old_series_stay() -> None:
     assert {sample.labels["running_lora_adapters"] for sample in series} >= ADAPTERS
     assert all(sample.labels["max_lora"] == "2" for sample in series)
     latest = max(series, key=lambda sample: sample.value)
-    assert latest.labels["running_lora_adapters"] in {"", "beta"}  # beta was asked last
+    assert latest.labels["running_lora_adapters"] in {"", "beta"}  # beta was requested last
 
 
 @pytest.mark.parametrize("name", ["completion", "chat"])

@@ -25,7 +25,9 @@ def block_hashes(
     adapter: tuple[str, str] | None = None,
     cache_salt: str | None = None,
 ) -> list[bytes]:
-    """The hash of each full block of `token_ids`; `adapter` is its name and the path it was loaded from."""
+    """Return the hash of each full block of `token_ids`; `adapter` is its name and the path from which it was
+    loaded.
+    """
     parent = _digest(seed, algorithm=algorithm)
     hashes: list[bytes] = []
     for start in range(0, len(token_ids) - block_tokens + 1, block_tokens):
@@ -39,12 +41,12 @@ def block_hashes(
 
 
 def event_hash(block_hash: bytes) -> int:
-    """How a KV event names the block."""
+    """Return the name of the block in a KV event."""
     return int.from_bytes(block_hash[-8:], "big")
 
 
 def canonical_cbor(value: Hashable) -> bytes:
-    """RFC 8949, section 4.2.1, for the types that a block hash covers."""
+    """Encode by RFC 8949, section 4.2.1, for the types that a block hash covers."""
     match value:
         case None:
             return b"\xf6"
@@ -60,7 +62,7 @@ def canonical_cbor(value: Hashable) -> bytes:
 
 
 def _cbor_head(major: int, argument: int) -> bytes:
-    """The type and the argument in the fewest bytes that hold it."""
+    """Return the type and the argument in the fewest bytes that hold the argument."""
     if argument < 24:
         return bytes([major << 5 | argument])
     size = next(size for size in (1, 2, 4, 8) if argument < 1 << 8 * size)

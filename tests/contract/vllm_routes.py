@@ -27,10 +27,9 @@ PATTERNS = [re.compile(route["pattern"]) for route in OPERATORS]
 
 
 def reaches_operators(target: str) -> bool:
-    """What vLLM would do with a request for `target`.
-
-    Its HTTP server takes off the query and decodes once;
-    its router asks the regular expression of each route.
+    """Tell whether a request for `target` would reach a route for operators in vLLM.
+    vLLM's HTTP server removes the query and decodes once; its router tries the regular expression of each
+    route.
     """
     path = unquote(re.sub(r"^http://[^/]*", "", target).partition("?")[0].partition("#")[0])
     return any(pattern.match(path) for pattern in PATTERNS)

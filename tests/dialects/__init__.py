@@ -1,1 +1,1 @@
-"""The picker behind each gateway of docs/protocol.md, as that gateway sends, reads and fails."""
+"""The picker behind each gateway of docs/protocol.md: the tests send, read and fail as that gateway does."""

@@ -1,6 +1,5 @@
-"""The two gateways that are no Envoy, as far as a picker and a client see them:
-an HTTP server that asks the picker and proxies.
-
+"""The two gateways that are not Envoys, as far as a picker and a client see them: an HTTP server that asks
+the picker and proxies.
 Written after agentgateway's `ext_proc.rs` and NGINX Gateway Fabric's `endpoint_picker.go` and `epp.js`.
 Both run in the test's event loop.
 """
@@ -58,7 +57,9 @@ class Scripted:
 
 
 class AgentGateway(Scripted):
-    """Full duplex both ways over one connection; the header is one socket address; who served is told."""
+    """Full duplex both ways over one connection; the header is one socket address; the gateway tells the
+    picker who served.
+    """
 
     def __init__(self, picker: str, servers: Sequence[str]) -> None:
         super().__init__(picker, servers)
@@ -84,7 +85,7 @@ class AgentGateway(Scripted):
                 server = str(Address.parse(exchange.destination))
             except ValueError:
                 return web.Response(status=500, text="EPP returned invalid address")
-            # The picker's headers go on, those that it removed do not.
+            # The headers that the picker set go on; the headers that it removed do not.
             changed = _plain({name: value for name, value in exchange.request.headers if name[0] != ":"})
             try:
                 async with self._asked(server, request, exchange.request.body, changed) as response:
@@ -95,7 +96,7 @@ class AgentGateway(Scripted):
     async def _through(
         self, call: Any, request: web.Request, response: aiohttp.ClientResponse, server: str
     ) -> web.StreamResponse:
-        """The answer passes the picker, piece by piece."""
+        """Pass the answer through the picker, piece by piece."""
         message = wire.ProcessingRequest()
         part = message.response_headers
         part.headers.headers.add(key=":status", raw_value=str(response.status).encode())
@@ -109,7 +110,7 @@ class AgentGateway(Scripted):
         async with asyncio.TaskGroup() as group:
             group.create_task(self._send(call, response))
             ended = False
-            while not ended:  # what comes back may be cut in other places
+            while not ended:  # the picker may cut the pieces that come back elsewhere
                 streamed = (await call.read()).response_body.response.body_mutation.streamed_response
                 await answer.write(streamed.body)
                 ended = streamed.end_of_stream
@@ -124,8 +125,9 @@ class AgentGateway(Scripted):
 
 
 class NginxGatewayFabric(Scripted):
-    """A connection for each request: plain headers, one body, half-close; reads `raw_value`;
-    goes on whatever the picker says."""
+    """A connection for each request: plain headers, one body, half-close; reads `raw_value`; goes on whatever
+    the picker answers.
+    """
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
@@ -142,7 +144,9 @@ class NginxGatewayFabric(Scripted):
             return web.Response(status=502, text="Bad Gateway")
 
     async def _picked(self, request: web.Request, body: bytes) -> str:
-        """Empty: the request goes to the pool's servers by turns, also where the picker refused it."""
+        """Return the pick. If it is empty, the request goes to the pool's servers by turns, even if the
+        picker refused the request.
+        """
         options = (("grpc.use_local_subchannel_pool", 1),)
         try:
             async with (
@@ -157,7 +161,7 @@ class NginxGatewayFabric(Scripted):
 
 @asynccontextmanager
 async def running_scripted(gateway: Scripted, *, port: int) -> AsyncIterator[str]:
-    """Its URL."""
+    """Run the gateway and return its URL."""
     app = web.Application(client_max_size=2**26)
     app.router.add_route("*", "/{path:.*}", gateway.answer)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.0, handler_cancellation=True)
@@ -171,7 +175,9 @@ async def running_scripted(gateway: Scripted, *, port: int) -> AsyncIterator[str
 
 
 def _plain(headers: Mapping[str, str]) -> dict[str, str]:
-    """Without those that belong to one connection, and without what a client says of the destination."""
+    """Return the headers without those that belong to one connection, and without the destination that a
+    client names.
+    """
     return {
         name: value
         for name, value in headers.items()

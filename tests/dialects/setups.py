@@ -34,11 +34,11 @@ CALM: Final[Mapping[str, Any]] = {
     "scrape": {"intervalSeconds": 0.2, "failuresToEject": 15},
     "failures": {"costSeconds": 0, "maxLeftOutShare": 0, "hangSeconds": 0},
 }
-"""Nothing that one test does to a server is held against it in the next."""
+"""A policy under which nothing that one test does to a server counts against the server in the next test."""
 ADAPTER: Final = "m-sql"
 ALIAS: Final = "gpt"
 REWRITE: Final = {"models": [ALIAS], "targets": [{"model": ADAPTER}]}
-"""A name of the endpoints file for the adapter, which the third server alone has."""
+"""The name that the endpoints file gives the adapter; only the third server has the adapter."""
 SCRIPTED: Final = {"agentgateway": AgentGateway, "nginx": NginxGatewayFabric}
 
 
@@ -56,14 +56,14 @@ class Setup:
         return next(backend for backend in self.backends if backend.name == name)
 
     async def restart_picker(self) -> None:
-        """Another one in place of one that was killed, at the same addresses."""
+        """Start another picker in place of a killed one, at the same addresses."""
         self.picker = await self.stack.enter_async_context(
             running_picker(self.config, directory=self.directory, name="picker-again")
         )
         await self.served()
 
     async def served(self) -> None:
-        """Until the gateway asks the picker again."""
+        """Wait until the gateway asks the picker again."""
 
         async def decided() -> bool:
             reply = await self.client.complete("again?", headers={"x-request-id": "again"})
@@ -73,7 +73,7 @@ class Setup:
         await self.listed()
 
     async def listed(self) -> None:
-        """Until the picker knows what every server has."""
+        """Wait until the picker knows the models of every server."""
 
         async def known() -> bool:
             return await self.picker.metric("epp_endpoints_without_model_list") == 0
@@ -81,7 +81,7 @@ class Setup:
         await wait_until(known, what="every server has listed its models")
 
     async def decision(self, request_id: str, **expected: Any) -> dict[str, Any]:
-        """Of one request, once it says so."""
+        """Return the decision about one request, once it has the values in `expected`."""
         found: dict[str, Any] = {}
 
         async def said() -> bool:
@@ -104,7 +104,9 @@ class Setup:
             return listed
 
     async def use(self, backends: Sequence[Backend], *, roles: Mapping[str, str] | None = None) -> None:
-        """The picker's endpoints file holds these, with `roles` by name; the gateway knows all."""
+        """Put these servers into the picker's endpoints file, with `roles` by name; the gateway knows all
+        servers.
+        """
         write_endpoints(self.config, backends, roles=roles, rewrites=[REWRITE])
         wanted = {str(b.address) for b in backends}
 
@@ -115,7 +117,7 @@ class Setup:
         await self.listed()
 
     async def policy(self, name: str, *, refuses: bool = False, **more: Any) -> None:
-        """Until the picker routes by it, or refuses by it."""
+        """Wait until the picker routes by the policy, or refuses it."""
         before = await self._refused()
         write_policy(self.config, {**CALM, **more}, name=name)
 
@@ -131,8 +133,9 @@ class Setup:
         return await self.picker.metric("epp_refused_total", reason="saturated")
 
     def ideal_hit_ratio(self, marker: str) -> float:
-        """Of the prompts with `marker` in them, the share that its server had seen,
-        had it an endless cache."""
+        """Of the prompts with `marker` in them, return the share that the chosen server had seen, as if its
+        cache were endless.
+        """
         hit = total = 0
         for backend in self.backends:
             seen: list[str] = []
@@ -178,7 +181,7 @@ async def _gateway(
         async with running_scripted(gateway, port=port) as url:
             yield url
         return
-    # The gateway knows the servers by itself, as from its own control plane.
+    # The gateway knows the servers without the picker, as it would from its control plane.
     file = directory / "eds.json"
     EdsFile(file).write(as_endpoints([b.address for b in backends]))
     envoy = msgspec.structs.replace(config.envoy, eds_file=str(file), max_heap_bytes=0)
@@ -190,7 +193,7 @@ async def _gateway(
 
 
 def _shared(first: str, second: str) -> int:
-    """How many characters both begin with."""
+    """Return how many characters both texts share at their beginning."""
     return next(
         (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b),
         min(len(first), len(second)),

@@ -1,5 +1,6 @@
-"""What each gateway does, as its source has it:
-Envoy's configuration for those that are Envoys, and what clients of each see."""
+"""The behaviour of each gateway, as its source has it: Envoy's configuration for gateways that are Envoys,
+and what clients of each gateway see.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class Shape:
     """One line of the table."""
 
     name: str
-    """Of the dialect."""
+    """The name of the dialect."""
     edit: Edit | None = None
     """Makes our own Envoy's configuration that of the gateway.
     None: the gateway is no Envoy, and `scripted` plays it."""
@@ -28,17 +29,18 @@ class Shape:
     duplex: bool = False
     """Bodies pass the picker both ways, and the gateway fails closed."""
     subset: bool = False
-    """Tells the picker which endpoints it may choose from."""
+    """The gateway tells the picker from which endpoints it may choose."""
     tells_served: bool = False
     bare: bool = False
-    """Tells the picker no path, and takes nothing from its answer but the destination:
-    no refusal, header or body."""
+    """The gateway tells the picker no path, and takes only the destination from its answer: no refusal,
+    header or body.
+    """
     abort_is: str = "ended"
-    """The outcome of a request whose client goes in the middle of the answer."""
+    """The outcome of a request whose client leaves in the middle of the answer."""
 
     @property
     def shows_refusals(self) -> bool:
-        """A client sees the picker's own answer."""
+        """A client sees the picker's refusals."""
         return not self.bare
 
 
@@ -66,13 +68,13 @@ def _full_duplex(document: dict[str, Any]) -> None:
 
 
 def _by_header(document: dict[str, Any]) -> None:
-    """The pick is read from the request's header instead of the metadata."""
+    """Read the pick from the request's header instead of the metadata."""
     (policy,) = cluster(document, "model-servers")["load_balancing_policy"]["policies"]
     policy["typed_extension_config"]["typed_config"]["override_host_sources"] = [{"header": DESTINATION}]
 
 
 def _subset(document: dict[str, Any]) -> None:
-    """A filter before the picker turns a header into the subset hint."""
+    """Add a filter before the picker that turns a header into the subset hint."""
     value = {"metadata_namespace": SUBSET_HINT, "key": f"{DESTINATION}-subset", "type": "STRING"}
     hint = {
         "@type": "type.googleapis.com/envoy.extensions.filters.http.header_to_metadata.v3.Config",
@@ -93,10 +95,10 @@ def _envoy_gateway(document: dict[str, Any]) -> None:
 
 
 def _istio(document: dict[str, Any]) -> None:
-    """As istiod writes it (its filters.go, route.go and cluster_builder.go): the filter asks for nothing, the
-    route of an InferencePool switches it on, and the policy that reads the pick notes which server took the
-    request. The pool says FailClose, the API's default: with FailOpen Envoy lets some requests pass without a
-    picker.
+    """The configuration is what istiod writes (its filters.go, route.go and cluster_builder.go): the filter
+    asks for nothing, the route of an InferencePool switches it on, and the policy that reads the pick notes
+    which server took the request. The pool says FailClose, the API's default: with FailOpen Envoy lets some
+    requests pass without a picker.
     """
     chosen = _filter(document)
     caller = chosen["grpc_service"]
@@ -126,7 +128,7 @@ def _istio(document: dict[str, Any]) -> None:
 
 
 def _ai_gateway(document: dict[str, Any]) -> None:
-    """One address in a header, to which Envoy connects whatever it is."""
+    """The header holds one address, to which Envoy connects whatever it is."""
     _full_duplex(document)
     chosen = _filter(document)
     chosen.pop("metadata_options")

@@ -1,5 +1,6 @@
-"""Each gateway with our picker: what its clients see, and what the picker knows afterwards.
-One process set for each gateway."""
+"""Each gateway with our picker: what the gateway's clients see, and what the picker knows afterwards.
+Each gateway has its own set of processes.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ async def setup(
 
 
 async def test_prompts_go_where_their_prefix_is_and_hits_are_as_predicted(setup: Setup) -> None:
-    """What the picker expects in the caches is what endless caches would have held."""
+    """The picker expects in the caches what endless caches would have held."""
     prompts = [f"prefix of user {n % 4}: {WORDS * 120} question {n}" for n in range(24)]
     predicted = total = 0
     for n, prompt in enumerate(prompts):
@@ -104,9 +105,9 @@ async def test_an_alias_is_rewritten_in_the_body_where_the_gateway_takes_one_bac
 
 
 async def test_an_answer_that_passes_the_picker_names_the_model_as_the_client_did(setup: Setup) -> None:
-    """Elsewhere it names the target, as the server does."""
+    """An answer that does not pass the picker names the target, as the server does."""
     if setup.shape.bare:
-        return  # Nothing was renamed.
+        return  # The gateway did not rename the model.
     name = ALIAS if setup.shape.duplex else ADAPTER
     setup.backends[2].behaviour = Behaviour(names_model=True)
     reply = await setup.client.complete("what am I", model=ALIAS)
@@ -121,8 +122,9 @@ async def test_an_answer_that_passes_the_picker_names_the_model_as_the_client_di
 
 
 async def test_a_prefill_server_is_named_to_the_decode_server_and_no_client_names_one(setup: Setup) -> None:
-    """The decode server is busy, so that the prompt is cheaper computed elsewhere.
-    The client's own header never counts."""
+    """The decode server is busy, so another server computes the prompt at a lower cost.
+    The client's header never counts.
+    """
     prefiller, decoder = setup.backends[:2]
     own = {PREFILLER: "203.0.113.9:80", "x-prefiller-url": "203.0.113.9:80"}
 
@@ -166,8 +168,9 @@ async def test_the_picker_names_as_many_servers_as_the_gateway_reads(setup: Setu
 
 
 async def test_a_dead_first_choice_is_passed_over_at_once_or_once_scrapes_have_told(setup: Setup) -> None:
-    """A gateway that reads a list turns to the next.
-    One that reads one address fails until the picker knows."""
+    """A gateway that reads a list turns to the next endpoint.
+    A gateway that reads one address fails until the picker knows of the death.
+    """
     prompt = f"who dies {WORDS * 120}"
     dead = setup.backend((await setup.client.complete(prompt)).served_by)
     await dead.stop()
@@ -325,8 +328,9 @@ async def test_the_picker_hears_who_served_where_the_gateway_tells(setup: Setup)
 
 
 async def test_a_killed_picker_is_as_the_gateway_has_it_and_is_found_again(setup: Setup) -> None:
-    """Where answers do not pass the picker they go on, and new requests do too.
-    Where they do, the gateway fails closed."""
+    """If answers do not pass the picker, they go on, and new requests are served too.
+    If they do, the gateway fails closed.
+    """
     for backend in setup.backends:
         backend.behaviour.before_last.shut()
         backend.behaviour.chunks = 3

@@ -1,4 +1,4 @@
-"""The table of gateways in docs/protocol.md, beside what is tested and what the picker does."""
+"""The table of gateways in docs/protocol.md, compared with the tests and with what the picker does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "protocol.md"
 
 
 def rows() -> dict[str, list[str]]:
-    """Of the table of gateways in docs/protocol.md, by dialect."""
+    """Return the rows of the table of gateways in docs/protocol.md, by dialect."""
     section = DOCUMENT.read_text().partition("## Gateways")[2].partition("\n## ")[0]
     found = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
     return {row[0].strip("`"): row for row in found if len(row) == 6 and row[0] != "`dialect`"}
@@ -30,8 +30,9 @@ def test_the_table_says_what_is_tested(name: str) -> None:
 
 
 def table(heading: str) -> Mapping[str, list[str]]:
-    """The table whose second column has this heading: its other columns by dialect.
-    `all but` names the ones that are left out."""
+    """Return the table whose second column has this heading: its other columns by dialect.
+    `all but` names the dialects that are left out.
+    """
     section = DOCUMENT.read_text().partition("## Gateways")[2].partition("\n## ")[0]
     lines = section.partition(f"| `dialect` | {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
     found = {}

@@ -33,12 +33,12 @@ _VERSION_NAME = re.compile(r"\bName: (?P<version>\S+) ")
 class Symbol:
     name: str
     version: str
-    """Empty where the reference asks for no particular version."""
+    """Empty if the reference asks for no particular version."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedObject:
-    """What one ELF file asks of the loader."""
+    """What one ELF file asks of the loader: names, versions and libraries."""
 
     needed: frozenset[str]
     undefined: frozenset[Symbol]
@@ -68,10 +68,9 @@ def read_shared_object(path: Path) -> SharedObject:
 
 
 def plan(objects: Mapping[str, SharedObject]) -> dict[str, set[Symbol]]:
-    """Which stand-ins `objects` (file name -> what it asks for) need, and what each must define.
-
-    A versioned symbol belongs to the library that its version names. The loader finds one without a version
-    in any library that the asking object loads, so it goes into the first.
+    """Return which stand-ins `objects` (file name -> what it asks for) need, and what each must define.
+    A versioned symbol belongs to the library that its version names. The loader finds a symbol without a
+    version in any library that the asking object loads, so such a symbol goes into the first.
     """
     standins: dict[str, set[Symbol]] = {}
     for shared in objects.values():
@@ -92,12 +91,12 @@ def plan(objects: Mapping[str, SharedObject]) -> dict[str, set[Symbol]]:
 
 
 def source(symbols: set[Symbol]) -> str:
-    """A C file that defines `symbols`."""
+    """Return a C file that defines `symbols`."""
     return "\n".join(["static char handle[4096];", *sorted({_definition(s.name) for s in symbols}), ""])
 
 
 def version_script(symbols: set[Symbol]) -> str:
-    """A linker script that gives each of `symbols` its version."""
+    """Return a linker script that gives each of `symbols` its version."""
     names: defaultdict[str, list[str]] = defaultdict(list)
     for symbol in symbols:
         if symbol.version:
@@ -110,7 +109,7 @@ def version_script(symbols: set[Symbol]) -> str:
 def build(site_packages: Path, *, compiler: str = "gcc") -> list[str]:
     """Compile every stand-in that the torch of `site_packages` needs; return their names."""
     torch_libraries = sorted((site_packages / "torch" / "lib").glob("*.so*"))
-    # One of the folders that the wheel's libraries already search.
+    # This is one of the folders that the wheel's libraries already search.
     folder = site_packages / "nvidia" / "cu13" / "lib"
     folder.mkdir(parents=True, exist_ok=True)
     standins = plan({path.name: read_shared_object(path) for path in torch_libraries})
@@ -139,7 +138,7 @@ def build(site_packages: Path, *, compiler: str = "gcc") -> list[str]:
 def _definition(name: str) -> str:
     if name in {"cudaGetErrorString", "cudaGetErrorName"}:
         return f'const char *{name}(int error) {{ return "no CUDA on this machine"; }}'
-    if name == "__cudaRegisterFatBinary":  # runs as torch loads, and what it returns is handed back to CUDA
+    if name == "__cudaRegisterFatBinary":  # runs as torch loads, and torch hands its result back to CUDA
         return f"void *{name}(void) {{ return handle; }}"
     if name.startswith("__cuda") or name in {"cudaGetLastError", "cudaPeekAtLastError"}:
         return f"int {name}(void) {{ return 0; }}"

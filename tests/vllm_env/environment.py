@@ -37,7 +37,7 @@ LOCK_INPUT = REQUIREMENTS / "vllm.in"
 LOCK_OVERRIDES = REQUIREMENTS / "vllm-overrides.txt"
 
 _RECIPE = b"1"
-"""Raise it when `install` comes to leave something else behind."""
+"""Raise this number when `install` leaves other files behind than before."""
 _SMOKE_TEST = (
     "import logging; logging.disable(); import torch, vllm; assert not torch.cuda.is_available(); (torch.ones(8, 8) @ torch.ones(8, 8)).sum();"
     "print('torch', torch.__version__, 'and vllm', vllm.__version__, 'work')"
@@ -50,7 +50,7 @@ class VllmEnvironmentError(BuildFailedError):
 
 @dataclass(frozen=True, slots=True)
 class VllmEnvironment:
-    """Where a complete environment is."""
+    """The place of a complete environment."""
 
     folder: Path
     model_folder: Path
@@ -66,7 +66,7 @@ class VllmEnvironment:
 
 
 def locate() -> VllmEnvironment:
-    """Where the environment for this checkout and this Python is, or would be."""
+    """Return the place of the environment for this checkout and this Python, whether it exists or not."""
     interpreter = f"{platform.machine()} {sys.version} {sys.base_prefix}"
     environment_key = content_key(
         _RECIPE, interpreter.encode(), LOCK_FILE.read_bytes(), _code_of(cuda_standins.__file__)
@@ -79,7 +79,7 @@ def locate() -> VllmEnvironment:
 
 
 def require() -> VllmEnvironment:
-    """The environment, complete. VllmEnvironmentError where it has not been built."""
+    """Return the complete environment. Raise VllmEnvironmentError if it has not been built."""
     environment = locate()
     if not environment.ready:
         raise VllmEnvironmentError(f"the vLLM environment is not built; build it with `{BUILD_COMMAND}`")
@@ -87,8 +87,9 @@ def require() -> VllmEnvironment:
 
 
 def build(*, progress: Callable[[str], None]) -> VllmEnvironment:
-    """Make what is missing of the environment, telling `progress` each step;
-    at once where nothing is missing."""
+    """Build the missing parts of the environment, and tell `progress` each step; return at once if nothing is
+    missing.
+    """
     environment = locate()
     if environment.ready:
         return environment
@@ -115,17 +116,18 @@ def lock() -> None:
 
 
 def others() -> list[Path]:
-    """Environments of other pins or other Pythons in the cache; another checkout may use them."""
+    """Return the environments of other pins or other Pythons in the cache; another checkout may use them."""
     complete = {python.parents[1] for python in cache_folder().glob("vllm-*/bin/python")}
     return sorted(path for path in complete - {locate().folder} if UNFINISHED not in path.name)
 
 
 def install(folder: Path, lock_file: Path, *, smoke_test: str, progress: Callable[[str], None]) -> None:
-    """A virtual environment in `folder` with the packages of `lock_file`, its torch without CUDA,
-    seen to work."""
+    """Make a virtual environment in `folder` with the packages of `lock_file` and its torch without CUDA, and
+    check that it works.
+    """
     python = folder / "bin" / "python"
     run(*uv(), "venv", "--quiet", "--relocatable", "--python", sys.executable, folder)
-    # Bytecode now, or each server that starts first compiles 20,000 files.
+    # Compile the bytecode now: otherwise each server that starts first compiles 20,000 files.
     options = ("--compile-bytecode", "--no-deps", "--require-hashes")
     run(*uv(), "pip", "install", *options, "--python", python, "-r", lock_file)
     progress("compiling stand-ins for the CUDA libraries that torch links to")
@@ -145,7 +147,7 @@ def check_machine() -> None:
 
 
 def uv() -> tuple[str | Path, ...]:
-    """uv as this interpreter's environment has it, else as PATH has it."""
+    """Return uv from this interpreter's environment, else from PATH."""
     if importlib.util.find_spec("uv") is not None:
         return (sys.executable, "-m", "uv")
     if found := shutil.which("uv"):

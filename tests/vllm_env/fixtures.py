@@ -50,9 +50,8 @@ def _two_servers(
 def vllm_servers(
     _two_servers: tuple[server.VllmServer, server.VllmServer],
 ) -> tuple[server.VllmServer, server.VllmServer]:
-    """Two servers that run, one that an earlier test killed included.
+    """Two servers that run; a server that an earlier test killed runs again.
     Their caches hold what earlier tests sent.
-
     They publish KV events on the topic `kv-events`.
     """
     dead = [one for one in _two_servers if not one.running]
@@ -62,7 +61,9 @@ def vllm_servers(
 
 @pytest.fixture
 def figure(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
-    """Takes a line of what was measured; the lines of all tests stand at the end of the run."""
+    """A function that takes a line about a measurement; the lines of all tests stand at the end
+    of the run.
+    """
     return lambda line: record_property(_FIGURE, line)
 
 

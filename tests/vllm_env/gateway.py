@@ -1,8 +1,8 @@
-"""The gateway over real vLLM servers: Envoy and `epp serve` as processes, and what a test asks of them.
-
-`running_vllm_gateway` starts both on free ports before servers that run already. Requests carry an id of
-their own, so that a reply comes with the picker's decision about it. Called by the tests of the whole gateway
-on vLLM.
+"""The gateway over real vLLM servers: Envoy and `epp serve` as processes, and the requests and pages that
+tests use.
+`running_vllm_gateway` starts both on free ports before servers that run already. Each request carries its own
+id, so that a reply comes with the picker's decision about it. The tests of the whole gateway on vLLM use this
+module.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HITS = "vllm:prefix_cache_hits_total"
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One answer: what the client was told, and what the picker decided."""
+    """One answer: what the client received, and what the picker decided."""
 
     text: str
     prompt_tokens: int
@@ -44,11 +44,11 @@ class Told:
 
     @property
     def predicted_tokens(self) -> int:
-        """Of the prompt, what the chosen server was believed to hold."""
+        """Return how many tokens of the prompt the picker expected in the cache of the chosen server."""
         return int(self.decision["matched_tokens"])
 
     def predicted_anywhere(self) -> int:
-        """The largest match on any server."""
+        """Return the largest match on any server."""
         return max(int(candidate["matched_tokens"]) for candidate in self.decision["candidates"])
 
 
@@ -78,7 +78,9 @@ class VllmGateway:
         )
 
     async def told(self, path: str, *, stream: bool = False, **fields: Any) -> Told:
-        """The same, the answer read: it must be whole and a 200, and the picker's record of it closed."""
+        """Send a request as `ask` does and read the answer. The answer must be whole and a 200, and the
+        picker's record of it closed.
+        """
         request_id, reply = await self.ask(path, stream=stream, **fields)
         assert reply.status == 200, reply.body
         events = _events(reply.body) if stream else [reply.json()]
@@ -95,7 +97,7 @@ class VllmGateway:
         return await self.told(COMPLETIONS, prompt=prompt, stream=stream, **fields)
 
     async def closed_decision(self, request_id: str) -> Mapping[str, Any]:
-        """The decision about a request, once the picker knows how the request ended."""
+        """Return the decision about a request, once the picker knows how the request ended."""
         found: dict[str, Any] = {}
 
         async def closed() -> bool:
@@ -107,7 +109,7 @@ class VllmGateway:
         return found
 
     async def endpoint(self, name: str) -> Mapping[str, Any]:
-        """One endpoint as the picker's admin page shows it."""
+        """Return one endpoint as the picker's admin page shows it."""
         async with self.session.get(f"{self.picker.admin_urls[0]}/endpoints") as response:
             document = await response.json()
         found: Mapping[str, Any] = next(e for e in document["endpoints"] if e["name"] == name)
@@ -127,7 +129,7 @@ class VllmGateway:
         return all(endpoint["scrape_age_s"] is not None for endpoint in shown)
 
     async def counted(self, counter: str) -> float:
-        """A counter of vLLM, summed over the servers."""
+        """Return a counter of vLLM, summed over the servers."""
         each = (asyncio.to_thread(server.counter, counter) for server in self.servers)
         return sum(await asyncio.gather(*each))
 
@@ -139,7 +141,9 @@ class VllmGateway:
 async def running_vllm_gateway(
     directory: Path, servers: Sequence[VllmServer], *, policy: Mapping[str, Any] | None = None
 ) -> AsyncIterator[VllmGateway]:
-    """The picker and Envoy before `servers`; `policy` is the spec where it differs from the defaults."""
+    """Run the picker and Envoy before `servers`; `policy` is the part of the spec that differs from the
+    defaults.
+    """
     config = config_in(directory, policyFile=str(directory / "policy.yaml"))
     write_policy(config, policy or {})
     entries = [
@@ -166,7 +170,7 @@ async def running_vllm_gateway(
 
 
 def _events(body: bytes) -> list[dict[str, Any]]:
-    """The events of a streamed answer, which must have come to its end."""
+    """Return the events of a streamed answer, which must have come to its end."""
     lines = [line.removeprefix(b"data: ") for line in body.splitlines() if line.startswith(b"data: ")]
     assert lines[-1] == b"[DONE]", f"the answer was cut after {lines[-1]!r}"
     return [json.loads(line) for line in lines[:-1]]

@@ -21,7 +21,9 @@ from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 
 class MainMemoryWorker(OffloadingWorker):  # type: ignore[misc] # vLLM is not where types are checked
-    """One chunk is one block, and all layers are in one group, as in the tiny model."""
+    """The worker copies between main memory and main memory. One chunk is one block, and all layers are in
+    one group, as in the tiny model.
+    """
 
     def __init__(self, caches: CanonicalKVCaches, *, num_chunks: int) -> None:
         self._blocks = [cache.tensor for cache in caches.tensors]
@@ -41,7 +43,7 @@ class MainMemoryWorker(OffloadingWorker):  # type: ignore[misc] # vLLM is not wh
         return finished
 
     def wait(self, job_ids: set[int]) -> None:
-        """Each copy ends where it is submitted."""
+        """Return at once: each copy ends when it is submitted."""
 
     def _copy(
         self,

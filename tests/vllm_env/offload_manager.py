@@ -28,10 +28,12 @@ POLICIES = ("lru", "arc", OURS)
 CHUNK_TOKENS = 32
 
 BARE = "bare score"
-"""Ours without the rule that a chunk is worth what stands behind it."""
+"""Our policy without the rule that a chunk is worth what stands behind it."""
 
 Prompt = Sequence[str]
-"""The names of its chunks, head first. As block hashes do, a name says what comes before it."""
+"""A prompt is the names of its chunks, head first. As with block hashes, a name implies all
+chunks before it.
+"""
 
 
 class BareRanking(OffloadRanking):
@@ -84,7 +86,9 @@ def serve(
 
 
 def documents_example(policy: str) -> list[str]:
-    """Chunk A: 1 important token, 3 uses; chunk B: 2 and 2. What makes room for a third one."""
+    """Chunk A has 1 important token and 3 uses, chunk B 2 and 2. Return the chunks that are evicted to make
+    room for a third.
+    """
     manager = manager_with(policy, num_chunks=2)
     for name, tokens in [("A", 1), ("B", 2)] * 2 + [("A", 1)]:
         serve(manager, [name], important=[(7, 7 + tokens)])
@@ -92,13 +96,15 @@ def documents_example(policy: str) -> list[str]:
 
 
 def order_of_eviction() -> list[str]:
-    """By score, whatever was used last; chunks of one prompt from the tail on."""
+    """Return the order of eviction: by score, whatever was used last; chunks of one prompt from
+    the tail on.
+    """
     manager = manager_with(OURS, num_chunks=6)
     prompts = {"w": (["w0", "w1"], 2, [(0, 1)]), "x": (["x"], 3, [(0, 4)]), "y": (["y"], 2, [(0, 5)])}
     for prompt, uses, important in prompts.values():
         for _ in range(uses):
             serve(manager, prompt, important=important)
-    # Nothing is said of these, so that all 32 tokens count; of w1 none does.
+    # The hints do not mention these, so all 32 tokens count; of w1 none does.
     for _ in range(2):
         serve(manager, ["z0", "z1"])
     one = serve(manager, ["new0"], important=[(0, 32)]).evicted
@@ -107,7 +113,9 @@ def order_of_eviction() -> list[str]:
 
 
 def what_is_in_flight() -> dict[str, object]:
-    """Of three chunks one is being read and one is asked for again: no room for two, and nothing changes."""
+    """Of three chunks the first is being read and another is asked for again: the tier has no room for two,
+    and nothing changes.
+    """
     manager = manager_with(OURS, num_chunks=3)
     for name in ("read", "again", "idle"):
         serve(manager, [name])
@@ -138,7 +146,7 @@ def what_is_in_flight() -> dict[str, object]:
 
 
 def score_after_a_reset() -> float:
-    """Of a chunk that a request used, the tier forgot, and the same request uses again."""
+    """Return the score of a chunk that a request used, the tier forgot, and the same request uses again."""
     manager, [key], context = manager_with(OURS, num_chunks=2), keys_of(["a"]), context_of(["a"])
     for _ in range(2):
         manager.prepare_store([key], context)
@@ -149,8 +157,8 @@ def score_after_a_reset() -> float:
 
 
 def what_the_cpu_backend_says() -> str:
-    """To a worker that copies between it and main memory."""
-    spec = CPUOffloadingSpec.__new__(CPUOffloadingSpec)  # what it is told of sizes does not matter
+    """Return what the CPU backend tells a worker that copies between the backend and main memory."""
+    spec = CPUOffloadingSpec.__new__(CPUOffloadingSpec)  # the sizes that it receives do not matter
     spec._worker = None
     try:
         spec.get_worker(None)
@@ -160,8 +168,7 @@ def what_the_cpu_backend_says() -> str:
 
 
 def random_history(*, seed: int, steps: int = 1500) -> int:
-    """Stores and reads that overlap, fail and are reset;
-    the number of chunks that were evicted on the way."""
+    """Make stores and reads that overlap, fail and are reset; return how many chunks were evicted."""
     rng = random.Random(seed)
     manager = manager_with(OURS, num_chunks=24)
     storing: list[tuple[list[OffloadKey], ReqContext]] = []
@@ -203,8 +210,9 @@ def random_history(*, seed: int, steps: int = 1500) -> int:
 
 
 def zipf(*, seed: int, prefixes: int, requests: int, drift: bool) -> Iterator[tuple[int, int]]:
-    """Prefix and question of each request.
-    `drift`: a tenth of the ranks change hands every fiftieth request."""
+    """Return prefix and question of each request.
+    `drift`: a tenth of the ranks change places every fiftieth request.
+    """
     rng = random.Random(seed)
     weights = [1 / (rank + 1) ** 0.9 for rank in range(prefixes)]
     names = list(range(prefixes))
@@ -218,8 +226,9 @@ def zipf(*, seed: int, prefixes: int, requests: int, drift: bool) -> Iterator[tu
 
 
 def trace(policy: str, *, drift: bool, hints: bool) -> dict[str, float]:
-    """Prompts of a shared prefix of 8 to 32 chunks and 2 of their own,
-    in a tier that holds a tenth of the prefixes."""
+    """Return prompts with a shared prefix of 8 to 32 chunks and 2 chunks of their own, in a tier that holds a
+    tenth of the prefixes.
+    """
     rng = random.Random(5)
     prefixes = 120
     lengths = [rng.randrange(8, 33) for _ in range(prefixes)]
@@ -246,13 +255,13 @@ def trace(policy: str, *, drift: bool, hints: bool) -> dict[str, float]:
 
 
 def traces(*, drift: bool) -> dict[str, dict[str, float]]:
-    """vLLM's policies take no notice of hints."""
+    """vLLM's policies ignore hints."""
     silent = {policy: trace(policy, drift=drift, hints=False) for policy in POLICIES}
     return silent | {f"{policy}, told": trace(policy, drift=drift, hints=True) for policy in (OURS, BARE)}
 
 
 def main() -> None:
-    logging.disable()  # the histories say much nonsense about importance
+    logging.disable()  # the histories give many senseless hints about importance
     questions: dict[str, Callable[[], object]] = {
         "example": lambda: {policy: documents_example(policy) for policy in POLICIES},
         "order": order_of_eviction,

@@ -1,8 +1,7 @@
-"""Writes tests/contract/data: what a real vLLM says on the wire, for tests that run without one.
-
-Everything is asked with fixed prompts; times, ids and timestamps are the server's own, so a second recording
-differs in those. Refuses to write anything that names a path of the machine. Called by
-`python -m tests.vllm_env record`.
+"""Writes tests/contract/data: the messages of a real vLLM on the wire, for tests that run without vLLM.
+All prompts are fixed; times, ids and timestamps come from the server, so a second recording differs in them.
+The recorder refuses to write anything that names a path of the machine. `python -m tests.vllm_env record`
+calls it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tests.vllm_env.server import BLOCK_TOKENS, MODEL_NAME, ServerOptions, VllmS
 
 DATA_FOLDER = Path(__file__).parents[1] / "contract" / "data"
 HASH_SEED = "vllm-none-hash"
-"""What vLLM seeds its first block hash with where PYTHONHASHSEED is not set."""
+"""The seed of vLLM's first block hash if PYTHONHASHSEED is not set."""
 EVENT_TIMEOUT_S = 60.0
 CLEARED = b"AllBlocksCleared"
 
@@ -31,7 +30,7 @@ Event = Mapping[str, object]
 
 
 def record_all(environment: VllmEnvironment, *, progress: Callable[[str], None]) -> None:
-    """Start two servers, ask everything, and replace the files of DATA_FOLDER."""
+    """Start two servers, send all requests, and replace the files of DATA_FOLDER."""
     with tempfile.TemporaryDirectory(prefix="vllm-") as name:
         folder = Path(name)
         plain = VllmServer(environment, name="plain", folder=folder, options=_options(folder, "sha256_cbor"))
@@ -62,7 +61,7 @@ def record_all(environment: VllmEnvironment, *, progress: Callable[[str], None])
 
 
 def read_routes(environment: VllmEnvironment) -> list[dict[str, str]]:
-    """Every route of vLLM, in all of its modes; takes a quarter of a minute."""
+    """Return every route of vLLM, in all of its modes; this takes a quarter of a minute."""
     done = subprocess.run(
         [environment.python, "-W", "ignore", str(routes.__file__)],
         capture_output=True,
@@ -75,7 +74,7 @@ def read_routes(environment: VllmEnvironment) -> list[dict[str, str]]:
 
 
 def record_pages(server: VllmServer) -> dict[str, str]:
-    """File name -> content for metrics pages, answers, streams and errors of a fresh server."""
+    """Return file name -> content for metrics pages, answers, streams and errors of a fresh server."""
     files = {"metrics_fresh.txt": server.get("/metrics").body.decode()}
     files["models.json"] = _as_json(server.get("/v1/models").json())
     prompt = prose("recorded prompt", words=120)
@@ -102,7 +101,7 @@ def record_pages(server: VllmServer) -> dict[str, str]:
 def record_errors(
     server: VllmServer, *, completion: dict[str, object], chat: dict[str, object]
 ) -> list[dict[str, object]]:
-    """Requests that vLLM refuses, with its status and body."""
+    """Return the requests that vLLM refuses, with vLLM's status and body."""
     without_messages = {k: v for k, v in chat.items() if k != "messages"}
     too_long = prose("too long", words=server.options.prompt_limit_tokens)
     refused: list[tuple[str, str, Mapping[str, object] | bytes]] = [
@@ -125,7 +124,7 @@ def record_errors(
 
 
 def record_kv_events(environment: VllmEnvironment, server: VllmServer) -> dict[str, object]:
-    """The event batches of a series of requests, and the tokens of each request."""
+    """Return the event batches of a series of requests, and the tokens of each request."""
     assert server.options.kv_events_socket is not None
     requests: list[dict[str, object]] = []
     with _tap(environment, address=f"ipc://{server.options.kv_events_socket}") as events:
@@ -160,7 +159,9 @@ def record_kv_events(environment: VllmEnvironment, server: VllmServer) -> dict[s
 
 
 def _wait_for_subscriber(server: VllmServer, events: queue.Queue[Event]) -> None:
-    """Ask until an event arrives: a publisher drops what it sends before it knows its subscriber."""
+    """Send requests until an event arrives: a publisher drops what it sends before it knows its
+    subscriber.
+    """
     for n in range(100):
         _ask(server, prose(f"is anybody listening {n}", words=40))
         with contextlib.suppress(queue.Empty):
@@ -234,8 +235,9 @@ def _refuse_paths(files: Mapping[str, str], *, private: tuple[Path, ...]) -> Non
 
 
 def _one_item_a_line(value: Mapping[str, object]) -> str:
-    """JSON whose lists at the first level have an item on each line:
-    readable in a diff, and not a token a line."""
+    """Return JSON whose lists at the first level have an item on each line: a diff is readable, and does not
+    spend a line on each token.
+    """
     parts = []
     for key, part in value.items():
         text = json.dumps(part)

@@ -22,9 +22,9 @@ FLAGS = {
 
 
 def all_routes() -> list[dict[str, str]]:
-    """Sorted, each once."""
+    """Return the routes, sorted, each once."""
     os.environ.update(MODES)
-    # Only here: this folder is imported by our own environment too.
+    # Imported only here, since our own environment imports this folder too.
     from vllm.config import ProfilerConfig  # noqa: PLC0415
     from vllm.entrypoints.launchers.app import build_app  # noqa: PLC0415
     from vllm.entrypoints.launchers.cli_args import make_arg_parser  # noqa: PLC0415
@@ -35,7 +35,7 @@ def all_routes() -> list[dict[str, str]]:
     arguments.profiler_config = ProfilerConfig(profiler="torch", torch_profiler_dir="/tmp")
     for name, value in FLAGS.items():
         setattr(arguments, name, value)
-    # As a model that can do everything: what is asked of it only decides which routes are added.
+    # The model claims every ability: the task only decides which routes are added.
     model: Any = SimpleNamespace(
         get_pooling_task=lambda _: "embed", hf_config=SimpleNamespace(num_labels=1), is_cross_encoder=True,
         architecture="", io_processor_plugin=None,

@@ -36,8 +36,9 @@ REQUEST_TIMEOUT_S = 120.0
 POLL_INTERVAL_S = 0.2
 
 _PORTS = range(18000, 28000)
-"""Below the range from which Linux takes ports by itself:
-a server binds seconds after its port was chosen."""
+"""The ports below the range from which Linux takes ports by itself: a server binds seconds after its port was
+chosen.
+"""
 
 
 class VllmServerError(Exception):
@@ -46,23 +47,22 @@ class VllmServerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """How a server differs from the usual one."""
+    """The options in which a server differs from the usual server."""
 
     model: Path | None = None
-    """A model folder, served without LoRA; None: the tiny model with its adapters."""
+    """A model folder, served without LoRA; None means the tiny model with its adapters."""
     cache_blocks: int = 2048
     """65,536 tokens of cache: some 30 prompts of 2,000 tokens."""
     prompt_limit_tokens: int = tiny_model.MAX_TOKENS
-    """Has to fit into the cache."""
+    """The prompts have to fit into the cache."""
     hash_algorithm: str = "sha256"
     kv_events_socket: Path | None = None
-    """Where to publish KV events: a Unix socket, since vLLM binds a TCP port on every address or not at all.
-
-    Missed ones are replayed at a second one, with `.replay` at the end of its name.
+    """The address for KV events: a Unix socket, since vLLM binds a TCP port on every address or not at all.
+    Missed events are replayed at a second socket, with `.replay` at the end of its name.
     """
     adapters: tuple[str, ...] = tiny_model.ADAPTERS
     arguments: tuple[str, ...] = ()
-    """The last of two equal flags is the one that vLLM takes."""
+    """Of two equal flags vLLM takes the last."""
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -120,9 +120,11 @@ class VllmServer:
         self.stop()
 
     def start(self, *, port: int | None = None) -> None:
-        """`port`: one to listen on, as a restarted server keeps its address; None: any that is free."""
+        """Start the server. `port`: the port of a restarted server, which keeps its address; None means any
+        free port.
+        """
         assert not self.running, f"{self.name} runs already"
-        self.kill()  # what a dead leader left of its group
+        self.kill()  # kills what a dead leader left of its group
         self.port = _free_port(self.host) if port is None else port
         self.ready_after_s = None
         self._started_at = time.monotonic()
@@ -135,7 +137,7 @@ class VllmServer:
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command(),
-                cwd=self._environment.model_folder,  # every path it can report is then relative
+                cwd=self._environment.model_folder,  # every path that it can report is then relative
                 env={**_variables(self._environment), **own, **self.options.variables},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -150,12 +152,14 @@ class VllmServer:
         )
 
     def wait_ready(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Return once it is ready. VllmServerError as `poll_ready`."""
+        """Return once the server is ready. Raise VllmServerError as `poll_ready` does."""
         while not self.poll_ready(timeout_s=timeout_s):
             time.sleep(POLL_INTERVAL_S)
 
     def poll_ready(self, *, timeout_s: float = START_TIMEOUT_S) -> bool:
-        """Whether /health answers 200 by now. VllmServerError where the server died or takes too long."""
+        """Tell whether /health answers 200 by now. Raise VllmServerError if the server died or takes too
+        long.
+        """
         if self._healthy():
             self.ready_after_s = self.ready_after_s or time.monotonic() - self._started_at
             return True
@@ -167,7 +171,7 @@ class VllmServer:
         return False
 
     def stop(self, *, timeout_s: float = 10.0) -> None:
-        """End it in order; what has not ended by then is killed."""
+        """Stop the server in order; kill the processes that have not ended by then."""
         if self._process is not None and self.running:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -175,9 +179,9 @@ class VllmServer:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL every process of the server, as a crash would. Harmless where none runs."""
+        """Send SIGKILL to every process of the server, as a crash would. Harmless if none runs."""
         if self._process is None or self._guard is None or self._sockets is None:
-            return  # ended already: its group's number may be another's by now
+            return  # ended already: another group may have its number by now
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -187,14 +191,14 @@ class VllmServer:
         self._sockets.cleanup()
 
     def pids(self) -> list[int]:
-        """All processes of the server."""
+        """Return all processes of the server."""
         if self._process is None:
             return []
         pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
         return [pid for pid in pids if _group_of(pid) == self._process.pid]
 
     def rss_bytes(self) -> int:
-        """Resident memory of all its processes, what they share counted in each."""
+        """Return the resident memory of all its processes; memory that they share counts in each."""
         return sum(_resident_bytes(pid) for pid in self.pids())
 
     def log_tail(self, *, lines: int = 30) -> str:
@@ -208,7 +212,7 @@ class VllmServer:
         return self._request("POST", path, body if isinstance(body, bytes) else json.dumps(body).encode())
 
     def counter(self, name: str) -> float:
-        """The sum over a metric's samples of exactly this name, from the page as it is now."""
+        """Return the sum over a metric's samples of exactly this name, from the page as it is now."""
         text = self.get("/metrics").body.decode()
         samples = [s.value for f in text_string_to_metric_families(text) for s in f.samples if s.name == name]
         if not samples:
@@ -269,7 +273,7 @@ class VllmServer:
 
 
 def start_all(servers: Sequence[VllmServer]) -> None:
-    """Start them side by side and wait for all; on failure none is left running."""
+    """Start all servers side by side and wait for them; on failure none is left running."""
     try:
         for server in servers:
             server.start()

@@ -93,7 +93,9 @@ def write_config(folder: Path) -> None:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """A byte-level BPE, so that it can write every text, trained on Python's own help pages."""
+    """Write a byte-level BPE tokenizer, so that it can encode every text, trained on Python's own
+    help pages.
+    """
     from tokenizers import (  # noqa: PLC0415 - only where the file is written
         Tokenizer,
         decoders,
@@ -150,7 +152,7 @@ def write_weights(folder: Path) -> None:
 
 
 def write_adapter(folder: Path, *, seed: int) -> None:
-    """One adapter in PEFT's format, strong enough to change what the model says."""
+    """Write one adapter in PEFT's format, strong enough to change the model's answers."""
     import numpy as np  # noqa: PLC0415 - only in the vLLM environment
     from safetensors.numpy import save_file  # noqa: PLC0415 - only in the vLLM environment
 
