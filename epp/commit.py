@@ -294,6 +294,7 @@ class Commits:
             place=request.place,
             wait=self._fleet.failures.sent(
                 state,
+                model=decision.model,
                 streams=inference.stream,
                 foretold_s=decision.predicted_s,
                 settings=self._spec.failures,

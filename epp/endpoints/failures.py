@@ -77,12 +77,20 @@ class Failures:
     # -- what happens ----------------------------------------------------------------------------------------
 
     def sent(
-        self, state: EndpointState, *, streams: bool, foretold_s: float, settings: Settings, now: float
+        self,
+        state: EndpointState,
+        *,
+        model: str = "",
+        streams: bool,
+        foretold_s: float,
+        settings: Settings,
+        now: float,
     ) -> Wait:
         """A request was sent to a server that is predicted to need `foretold_s` to its first token."""
         self._picks += 1
+        hang_s = settings.hang_seconds
         return self._first_bytes.sent(
-            state, streams=streams, foretold_s=foretold_s, hang_seconds=settings.hang_seconds, now=now
+            state, model=model, streams=streams, foretold_s=foretold_s, hang_seconds=hang_s, now=now
         )
 
     def began(self, wait: Wait, *, now: float) -> None:
@@ -181,7 +189,12 @@ class Failures:
         """
         for state in self._cuts.whole(now=now):
             self.answered(state, failed=False, whole=True, settings=settings, now=now)
-        found = [state for state in self._first_bytes.suspects(now=now) if self.hangs(state, now=now)]
+        found = []
+        for wait in self._first_bytes.suspects(now=now):
+            if not wait.streams and settings.probe:
+                self._have_probed(wait, now=now)
+            elif self.hangs(wait.state, now=now):
+                found.append(wait.state)
         if self._marks:
             for key in [
                 key for key, mark in self._marks.items() if not mark.out and mark.now(now) < _NOTHING
@@ -190,6 +203,16 @@ class Failures:
                 if not key[1]:
                     self._cuts.forget(key[0])
         return found
+
+    def _have_probed(self, wait: Wait, *, now: float) -> None:
+        """Let a probe decide whether a server hangs. Until then its share is small, however often this is
+        called.
+        """
+        mark = self._marks.setdefault((wait.state, ""), Mark())
+        if not (mark.out or mark.probing):
+            mark.asked_model = wait.model or mark.asked_model
+            mark.share, mark.at = max(mark.now(now), 2 * _NOTHING), now
+            mark.may_stall, mark.verdict = True, None
 
     def page(
         self,
@@ -203,7 +226,7 @@ class Failures:
         """Take in a metrics page. True: it shows that the server hangs, and this was not known before."""
         seen = self._stalls.page(state, before, after, hang_seconds=settings.hang_seconds, now=now)
         mark = self._marks.get((state, ""))
-        if seen == "grew" and mark is not None:
+        if seen == "grew" and mark is not None and after.generated_tokens is not None:
             mark.may_stall = False
             if mark.stalls:
                 mark.recover(now=now)
@@ -256,6 +279,8 @@ class Failures:
         if mark is not probe.mark:
             return  # The probe was sent for an earlier mark.
         mark.probing = False
+        if verdict == "well":
+            mark.may_stall = False
         if verdict == "ill" and mark.may_stall:
             self.hangs(probe.state, now=now)
             mark.may_stall, mark.stalls = False, True

@@ -53,8 +53,8 @@ class Mark:
     """When the last trial was sent, or when the server was first left out."""
     tried_picks: int = 0
     may_stall: bool = False
-    """Whether the counters say that the server hangs while no other server is busy. The next probe
-    decides."""
+    """Whether the server may hang: its counters stand still while no other server is busy, or answers that
+    are not streamed take long and nothing counts their tokens. The next probe decides."""
     asked_model: str = ""
     """The model that the last failed request asked for. Empty: not known."""
     verdict: Verdict | None = None

@@ -56,6 +56,8 @@ class Wait(Entry):
     own_before: int
     """Number of answers of this server at the time when the request was sent."""
     others_before: int
+    model: str
+    """The model that it asks for. Empty: not known."""
     over: bool = False
     """Whether the answer began, or nobody waits for it any more."""
 
@@ -83,7 +85,14 @@ class FirstBytes:
         return len(self._waits)
 
     def sent(
-        self, state: EndpointState, *, streams: bool, foretold_s: float, hang_seconds: float, now: float
+        self,
+        state: EndpointState,
+        *,
+        model: str,
+        streams: bool,
+        foretold_s: float,
+        hang_seconds: float,
+        now: float,
     ) -> Wait:
         """A request was sent to a server that should need `foretold_s` to its first token.
         hang_seconds: the least time after which a first byte is overdue; 0: it never is.
@@ -91,7 +100,7 @@ class FirstBytes:
         An answer that comes whole takes as long as the server generates, so its first byte is never overdue
         if the server counts what it generates: `Stalls` sees whether the counters grow.
         """
-        wait = Wait(state, now, streams, state.answers, self._answers - state.answers)
+        wait = Wait(state, now, streams, state.answers, self._answers - state.answers, model)
         counts = state.metrics is not None and state.metrics.generated_tokens is not None
         if hang_seconds and (streams or not counts):
             patience_s = max(hang_seconds, _TIMES_TYPICAL * self._typical_s[streams])
@@ -111,13 +120,15 @@ class FirstBytes:
         typical = self._typical_s[wait.streams]
         self._typical_s[wait.streams] = typical + _TYPICAL_STEP * (now - wait.sent_at - typical)
 
-    def suspects(self, *, now: float) -> Sequence[EndpointState]:
-        """Servers whose requests became overdue since the last call, if this shows that they hang."""
+    def suspects(self, *, now: float) -> Sequence[Wait]:
+        """Requests that became overdue since the last call, if this suggests that their servers hang. An
+        answer that is not streamed may just be long, so of such a request the server has to be asked.
+        """
         found = []
         while self._waits and self._waits[0][0] <= now:
             wait = heapq.heappop(self._waits)[2]
             if not wait.over and self._suspect(wait):
-                found.append(wait.state)
+                found.append(wait)
         return found
 
     def forget(self, state: EndpointState) -> None:

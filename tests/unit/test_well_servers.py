@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from epp.decision import Pick, PickRequest
+from epp.endpoints.marks import Verdict
 from epp.picker import Picker
 from epp.request.parse import parse_request
 from epp.scraping.metrics_page import parse_page
@@ -151,3 +152,26 @@ def test_sglang_counts_tokens_when_an_answer_is_over_so_long_answers_are_no_stal
         scrape(second + 0.5)
         picker.housekeep(now=second + 0.6)
         assert not picker.left_out(now=second + 0.6)
+
+
+@pytest.mark.parametrize("verdict", ["well", "ill"])
+def test_where_nothing_counts_tokens_a_probe_tells_a_long_answer_from_a_hang(verdict: Verdict) -> None:
+    """Ten long answers, not streamed, on a server whose page has no counter, and short ones on the other."""
+    picker = a_picker(on=endpoints("ab"))
+    longest = [picker.pick(chat(place=1, stream=False), now=0.1 * n) for n in range(10)]
+    busy = longest[0].decision.chosen
+    other = "ab".replace(busy, "")
+    probes = 0
+    for tenth in range(10, 100):
+        now = tenth / 10
+        at(other, chat(place=1, name=f"{tenth}", stream=False), picker, status=200, now=now)
+        for name in "ab":
+            picker.observe(EndpointName(name), EndpointMetrics(scraped_at=now, running=1), now=now)
+        picker.housekeep(now=now)
+        for probe in picker.probes_due(now=now):
+            assert probe.state.endpoint.name == busy
+            picker.probed(probe, verdict, now=now)
+            probes += 1
+        assert verdict == "ill" or not picker.left_out(now=now)
+    assert probes
+    assert bool(picker.left_out(now=10.0)) is (verdict == "ill")
