@@ -111,8 +111,8 @@ def plain_text(value: Raw) -> bytes | None:
 
 
 def text_bytes(value: Raw) -> bytes | None:
-    """The UTF-8 of one JSON value that is a string. None: it is not a string. Raises DecodeError if the
-    string is malformed.
+    """Return the UTF-8 of one JSON value if it is a string, else None. Raise DecodeError if the string is
+    malformed.
     """
     text = plain_text(value)
     if text is not None or first_byte(value) != _QUOTE:

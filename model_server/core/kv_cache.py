@@ -262,13 +262,13 @@ class KVCacheManager:
         self.pool.release(blocks)
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
-        """The copies to make since the last call, in order."""
+        """Return the copies that were ordered since the last call, in their order."""
         copies = tuple(self._copies)
         self._copies.clear()
         return copies
 
     def take_loads(self) -> tuple[PrefixLoad, ...]:
-        """The loads that must be done before anything is computed, since the last call."""
+        """Return the loads that were ordered since the last call. They come before any computing."""
         loads = tuple(self._loads)
         self._loads.clear()
         return loads
@@ -277,7 +277,7 @@ class KVCacheManager:
         self.pool.end_step()
 
     def record_admission(self, *, num_tokens: int, num_hit_tokens: int, num_stored_tokens: int = 0) -> None:
-        """`num_hit_tokens`: found here; `num_stored_tokens`: not found here, but in a store below."""
+        """`num_hit_tokens` were found in this cache, `num_stored_tokens` only in a store below it."""
         self.stats.queries_tokens += num_tokens
         self.stats.hits_tokens += num_hit_tokens
         self.stats.external_queries_tokens += num_tokens - num_hit_tokens

@@ -79,8 +79,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: ended by a signal, or in sync with --once; 1: not in sync, or the status port is taken; 2:
-    bad flags.
+    """Return the exit status. 0: a signal ended the command, or with --once the server is in sync with the
+    file. 1: with --once the server is not in sync, or the status port is taken. 2: the flags are bad.
     """
     if not (args.interval_s > 0 and args.max_backoff_s > 0) or not args.server.startswith(
         ("http://", "https://")

@@ -74,7 +74,7 @@ class Tokenizer:
         return [token for part in _parts(text) for token in map(self._ids.__getitem__, part)]
 
     def register(self, piece: str) -> TokenId:
-        """Make one piece decodable and return its id. ValueError: the text is not exactly one piece."""
+        """Make one piece decodable and return its id. Raise ValueError if the text is not one piece."""
         found = self.encode(piece)
         if len(found) != 1:
             raise ValueError(f"{piece!r} is {len(found)} pieces, not one")

@@ -47,8 +47,9 @@ class Learnt:
     def record(
         self, blocks: Blocks, weights: Sequence[Sequence[float]], *, chosen: Sequence[Iterable[int]] = ()
     ) -> None:
-        """The weights of one request, (layer, token), for the node's first tokens or for all of them, and the
-        tokens that each layer read for it.
+        """Add the attention weights of one request to the node's importance.
+        `weights` (layer, token) are for the node's first tokens or for all of them; `chosen` are the tokens
+        that each layer read for the request.
         """
         importance = self.known(blocks)
         if importance is None:
