@@ -68,7 +68,7 @@ def test_calibrating_what_is_no_model_server_is_one_line(capsys: pytest.CaptureF
     with a_web_page() as url:
         assert main(["calibrate", "--url", url]) == 1
     said = capsys.readouterr().err
-    assert "no list of models" in said
+    assert "not a list of models" in said
     assert said.count("\n") == 1
 
 
