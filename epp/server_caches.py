@@ -385,8 +385,7 @@ def prompt_size(request: InferenceRequest, *, body_bytes: int = 0) -> PromptSize
     A tokenizer makes a token of about four letters of English and of about one of Chinese, so bytes alone
     mislead where both occur. Of a long prompt only a sample is looked at, since this runs on every request.
     """
-    prompt = request.prompt
-    size = len(prompt)
+    prompt, size = request.prompt, len(request.prompt)
     total = size + request.more_prompt_bytes
     if not total:
         if request.opaque:
