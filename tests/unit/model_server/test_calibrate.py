@@ -148,7 +148,7 @@ def test_samples_that_say_nothing_are_refused_with_what_is_missing() -> None:
     with pytest.raises(FitError, match="two batch sizes"):
         fit(same)
     decodes = [DecodeSample(batch, 40.0 * batch + extra, 0.1) for batch in (1, 2) for extra in (0, 99)]
-    with pytest.raises(FitError, match="ask longer prompts"):
+    with pytest.raises(FitError, match="send longer prompts"):
         fit([*decodes, *(PrefillSample(n, 0.1) for n in (10, 20, 30))])
 
 
