@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 from epp.decision import Candidate, Decision, Phase, Pick, PickRequest
 from epp.picker_events import Answered, Began, Ended, RoutedRequest
@@ -58,8 +58,22 @@ def decision(
 
 def pick(of: Decision | None = None) -> Pick:
     made = of or decision()
-    return Pick(
-        decision=made, destinations=made.destinations, sampled=False, phase=Phase.SENT, set_headers=()
+    nothing: Any = None
+    return RoutedRequest(
+        decision=made,
+        destinations=made.destinations,
+        sampled=False,
+        phase=Phase.SENT,
+        set_headers=(),
+        state=nothing,
+        booking=nothing,
+        streams=False,
+        conversation=None,
+        prompt=nothing,
+        recorded=None,
+        table=nothing,
+        process=0,
+        wait=nothing,
     )
 
 
