@@ -87,7 +87,7 @@ class Call:
 
     def reply(self, reply: Reply) -> None:
         """Answer the next messages by `reply`, without the handler, until it has no answer to one."""
-        self._peer.connection.reply(self._stream_id, reply)
+        self._peer.reply(self._stream_id, reply)
 
     def end(self, status: int = OK, details: str = "") -> None:
         self._peer.end(self._stream_id, status, details)
@@ -184,6 +184,11 @@ class Peer(asyncio.Protocol):
             self._beginnings.gone(stream_id)
         self.connection.end(stream_id, status, details)
         self.flush_soon()
+
+    def reply(self, stream_id: int, reply: Reply) -> None:
+        """As `Call.reply`. Messages of the call that wait to be handled must be answered first."""
+        if stream_id not in self._beginnings.calls:
+            self.connection.reply(stream_id, reply)
 
     def waited_s(self) -> float:
         """How long the current message has waited since it arrived."""

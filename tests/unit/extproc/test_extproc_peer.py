@@ -147,6 +147,20 @@ async def test_what_a_reply_answers_comes_to_no_handler() -> None:
     assert wire.written.endswith(data(1, grpc(b"second")))
 
 
+async def test_no_reply_overtakes_the_messages_that_wait_in_the_line() -> None:
+    server = Server(takes_s=0.01)
+    server.services = {PATH: lambda call: Echoing(call, server)}
+    peer, wire = peer_of(server)
+    peer.data_received(begins(1) + data(1, grpc(b"waits")))
+    assert server.handled == [(1, b"first")], "a turn is over, and the second message is still in the line"
+    peer.data_received(data(1, grpc(b"last")))
+    await turns(peer, server)
+    assert server.handled[1:] == [(1, b"waits"), (1, b"last")]
+    assert data(1, grpc(b"last")) not in wire.written
+    peer.data_received(data(1, grpc(b"alone")))
+    assert wire.written.endswith(data(1, grpc(b"alone")))
+
+
 async def test_a_new_call_that_is_reset_in_the_line_is_never_begun() -> None:
     server = Server(takes_s=0.01)
     peer, _ = peer_of(server)
