@@ -19,6 +19,11 @@ _SHRINK_TABLE = b"\x20"
 peer allows."""
 
 
+_MOST_REPLIES = 2_000
+"""The most frames that are answered by replies in one read. They take some 2 ms, after which other
+connections have their turn."""
+
+
 class Sender:
     """Sends frames to the peer in the order of the wire, as far as the peer's windows and frame size allow.
 
@@ -201,14 +206,14 @@ class Windows:
             raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overrun")
 
     def replied(self, data: bytes, streams: Mapping[int, Stream]) -> int:
-        """Answer the frames at the beginning of `data` for which there are replies. Returns where the rest
-        begins.
+        """Answer the frames at the beginning of `data` for which there are replies, but not too many. Returns
+        where the rest begins.
 
         Each of them is a whole DATA frame. Most reads of a full duplex answer have nothing else. The windows
         change as they do for frames that go through `frame_reader`.
         """
-        at, end = 0, len(data)
-        while end - at > HEAD_BYTES:
+        at, end, left = 0, len(data), _MOST_REPLIES
+        while end - at > HEAD_BYTES and left:
             high, low, kind, flags, number = unpack_head(data, at)
             stream = streams.get(number)
             start, size = at + HEAD_BYTES, high << 8 | low
@@ -233,6 +238,7 @@ class Windows:
             stream.window -= size
             self.taken_in(stream, size)
             at = start + size
+            left -= 1
         return at
 
     def taken_in(self, stream: Stream | None, size: int) -> None:
