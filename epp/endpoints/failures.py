@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from epp.config.routing import Failures as Settings
 from epp.endpoints.marks import LONGEST_TRIALS, STEP, Mark, Probe, Verdict
 from epp.endpoints.state import EndpointState
-from epp.endpoints.symptoms import Cuts, FirstBytes, Stalls, Wait
+from epp.endpoints.symptoms import Cuts, FirstBytes, Stalls, Wait, counts_answers
 from epp.scheduling.snapshot import Snapshot
 from epp.types import EndpointMetrics
 
@@ -226,7 +226,7 @@ class Failures:
         """Take in a metrics page. True: it shows that the server hangs, and this was not known before."""
         seen = self._stalls.page(state, before, after, hang_seconds=settings.hang_seconds, now=now)
         mark = self._marks.get((state, ""))
-        if seen == "grew" and mark is not None and after.generated_tokens is not None:
+        if seen == "grew" and mark is not None and counts_answers(after):
             mark.may_stall = False
             if mark.stalls:
                 mark.recover(now=now)
@@ -270,7 +270,8 @@ class Failures:
             if model := about or mark.asked_model or state.answered_model or state.model:
                 mark.probing, mark.probed_at = True, now
                 # A queue explains nothing if the counters stand still for longer than the queue should take.
-                queued = not (mark.stalls or mark.may_stall) and _has_queue(state, now=now)
+                stands = mark.stalls or mark.may_stall
+                queued = _waits_unseen(state) if stands else _has_queue(state, now=now)
                 probes.append(Probe(state, model, about, mark, queued=queued))
         return probes
 
@@ -377,6 +378,12 @@ class Failures:
 def _takes_probes(state: EndpointState) -> bool:
     """Whether the endpoint answers clients itself. Ranks of a server share one address."""
     return state.endpoint.role.answers and state.endpoint.rank is None
+
+
+def _waits_unseen(state: EndpointState) -> bool:
+    """Whether the server has a queue, and its counters would not show that it works on it."""
+    page = state.metrics
+    return page is not None and page.counts_at_end and bool(page.waiting)
 
 
 def _has_queue(state: EndpointState, *, now: float) -> bool:

@@ -98,11 +98,10 @@ class FirstBytes:
         hang_seconds: the least time after which a first byte is overdue; 0: it never is.
 
         An answer that comes whole takes as long as the server generates, so its first byte is never overdue
-        if the server counts what it generates: `Stalls` sees whether the counters grow.
+        if the server counts tokens as it generates them: `Stalls` sees whether the counters grow.
         """
         wait = Wait(state, now, streams, state.answers, self._answers - state.answers, model)
-        counts = state.metrics is not None and state.metrics.generated_tokens is not None
-        if hang_seconds and (streams or not counts):
+        if hang_seconds and (streams or not counts_answers(state.metrics)):
             patience_s = max(hang_seconds, _TIMES_TYPICAL * self._typical_s[streams])
             self._numbers += 1
             due_at = now + patience_s + min(2 * foretold_s, _LONGEST_FORETOLD_S)
@@ -218,11 +217,16 @@ class Stalls:
         self._went_on = [one for one in self._went_on if one[0] is not state]
 
 
+def counts_answers(page: EndpointMetrics | None) -> bool:
+    """Whether the server counts the tokens of an answer while it generates them."""
+    return page is not None and page.generated_tokens is not None and not page.counts_at_end
+
+
 def _grew(before: EndpointMetrics, after: EndpointMetrics) -> bool:
     """Whether the counters grew. A server that does not count answers' tokens while it generates them is
     assumed to work.
     """
-    if before.generated_tokens is None or after.generated_tokens is None or after.counts_at_end:
+    if not (counts_answers(before) and counts_answers(after)):
         return True
     return (before.generated_tokens, before.prompt_tokens, before.finished) != (
         after.generated_tokens,

@@ -175,3 +175,38 @@ def test_where_nothing_counts_tokens_a_probe_tells_a_long_answer_from_a_hang(ver
         assert verdict == "ill" or not picker.left_out(now=now)
     assert probes
     assert bool(picker.left_out(now=10.0)) is (verdict == "ill")
+
+
+@pytest.mark.parametrize("waiting", [0, 5])
+@pytest.mark.parametrize("verdict", ["well", "ill"])
+def test_sglang_is_probed_where_answers_that_are_not_streamed_take_long(
+    verdict: Verdict, waiting: int
+) -> None:
+    """SGLang's counters grow when an answer is over. If requests wait there, so does the probe."""
+    picker = a_picker(on=endpoints("ab"))
+    finished = dict.fromkeys("ab", 1)
+    longest: list[Pick] = []
+    busy = other = ""
+    probes: list[bool] = []
+    for tenth in range(100):
+        now = tenth / 10
+        for name in "ab":
+            page = (
+                f"sglang:num_running_reqs 1\nsglang:num_queue_reqs {waiting}\n"
+                f"sglang:generation_tokens_total {finished[name]}\nsglang:num_requests_total {finished[name]}\n"
+            )
+            picker.observe(EndpointName(name), parse_page(page.encode(), scraped_at=now), now=now)
+        if tenth < 10:
+            longest.append(picker.pick(chat(place=1, stream=False), now=now))
+            busy = longest[0].decision.chosen
+            other = "ab".replace(busy, "")
+        else:
+            at(other, chat(place=1, name=f"{tenth}", stream=False), picker, status=200, now=now)
+            finished[other] += 1
+        picker.housekeep(now=now)
+        for probe in picker.probes_due(now=now):
+            assert probe.state.endpoint.name == busy
+            probes.append(probe.queued)
+            picker.probed(probe, "unclear" if verdict == "ill" and probe.queued else verdict, now=now)
+    assert set(probes) == {waiting > 0}
+    assert bool(picker.left_out(now=10.0)) is (verdict == "ill" and not waiting)
