@@ -338,8 +338,8 @@ class Commits:
             # Once it is left out, the next answers show whether the other one fails.
             suspect = routed.state if routed.prefill is None else routed.prefill.state
             failures.answered(suspect, failed=True, asked_model=model, settings=settings, now=now)
-        elif status == 404 and model and not routed.prompt.size.opaque:
-            # With an opaque prompt the stored response that it names may be what is missing.
+        elif status == 404 and model and not (routed.prompt.size.opaque or routed.decision.unread):
+            # With an opaque or unread body the stored response that it names may be what is missing.
             failures.refused_model(routed.state, model, place=routed.place, settings=settings, now=now)
         elif status < 400 and routed.asks:
             failures.served_model(routed.state, model, place=routed.place, settings=settings, now=now)

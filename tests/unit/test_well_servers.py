@@ -7,7 +7,7 @@ import pytest
 from epp.decision import Pick, PickRequest
 from epp.endpoints.marks import Verdict
 from epp.picker import Picker
-from epp.request.parse import parse_request
+from epp.request.parse import parse_request, skim_request
 from epp.scraping.metrics_page import parse_page
 from epp.types import ApiKind, EndpointMetrics, EndpointName, InferenceRequest
 from tests.unit.picker_questions import a_picker, endpoints, state, text
@@ -66,6 +66,17 @@ def test_a_404_for_a_stored_response_that_the_server_does_not_have_is_the_client
     for _ in range(8):
         follows = asks(b'{"model":"m","input":"go on","previous_response_id":"resp_1"}')
         at("b", follows, picker, status=404, now=1.0)
+    assert price(picker, "b") == 0.0
+
+
+def test_a_404_for_a_body_that_the_picker_did_not_read_is_the_clients() -> None:
+    """Nobody knows whether the body names a stored response."""
+    body = b'{"model":"m","input":"go on","previous_response_id":"resp_1"}'
+    unread = PickRequest("r", skim_request("/v1/responses", body, unread="overload"), len(body), place=1)
+    picker = a_picker(on=endpoints("ab"))
+    at("a", chat(place=1), picker, status=200, now=1.0)
+    for _ in range(8):
+        at("b", unread, picker, status=404, now=1.0)
     assert price(picker, "b") == 0.0
 
 
