@@ -230,6 +230,9 @@ class LeastCost:
         alike = np.absolute(uncached - uncached[first]) <= _ALIKE * weighed.prompt_tokens
         if load_s is not None:
             alike &= load_s == load_s[first]
+        # A candidate that is worse even if the best one gets all unheard requests must not be drawn.
+        unheard_s = weighed.seen.unheard_picks * weighed.prompt_tokens / weighed.seen.rate[first]
+        alike &= score_s <= score_s[first] + unheard_s
         group = np.flatnonzero(alike)
         if len(group) <= few:
             return places

@@ -241,6 +241,12 @@ def test_servers_that_would_have_to_load_the_adapter_do_not_come_before_one_that
     assert {first(seen, seed=seed, adapter="x", unheard_picks=500.0) for seed in range(50)} == {50}
 
 
+def test_no_draw_falls_on_servers_whose_queues_are_longer_than_all_unheard_requests() -> None:
+    seen = [Seen("a"), Seen("b"), Seen("c", backlog=3e6), Seen("d", backlog=3e6)]
+    taken = Counter(first(seen, seed=seed, unheard_picks=20.0) for seed in range(100))
+    assert set(taken) == {0, 1}
+
+
 def test_a_prompt_that_is_cached_whole_still_goes_elsewhere_before_one_server_has_all_of_them() -> None:
     holder, other = Seen("holder", cached=8999, in_flight=190), Seen("other")
     assert order(rule_of("least-cost"), [holder, other], prompt=9000)[0] == "other"
