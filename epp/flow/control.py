@@ -420,6 +420,8 @@ class FlowControl(Generic[T]):
             held.tenant = self._tenant(held.tenant, held.priority, late=True)
             self._demoted.demote(held)
             self._queues.put(held)
+            if (gone := self._turn(held, now=now)) is not None:  # its turn came while it could be in time
+                return gone
             self._alarms.set(held, None, now=now)
         return None
 

@@ -40,3 +40,17 @@ def test_no_demoted_request_waits_beyond_its_last_moment(num_servers: int, arriv
                 assert now + STEP_S <= held.last_at
             else:
                 assert now + STEP_S <= held.deadline
+
+
+def test_a_request_that_is_demoted_after_its_last_moment_goes_at_once() -> None:
+    """Short prompts overtake a long one until it is late. They overtake it no more from then on."""
+    fleet = AFleet(1)
+    gate = Gateway(FlowControl(FlowSettings(order="shortest", ttft_s=6.0, when_late="demote"), fleet), fleet)
+    gate.offer(Ask(1000), now=0.0)
+    long = gate.offer(Ask(2000), now=0.0)
+    now = 0.0
+    while long not in gate.let_go:
+        gate.offer(Ask(500), now=now + 2 * STEP_S)
+        now = gate.run(now=now + 2 * STEP_S, until=now + 2 * STEP_S)
+        assert long in gate.let_go or not long.late or now <= long.last_at
+    assert long.late
