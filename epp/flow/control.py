@@ -161,6 +161,8 @@ class FlowControl(Generic[T]):
         if held.waits:
             self._queues.take(held)
             self._alarms.tidy(len(self._queues))
+        elif self._shed:  # it may have been pushed out, and `next` has not returned it yet
+            self._shed = deque(refused for refused in self._shed if refused.held is not held)
 
     def next(self, *, now: float) -> Verdict[T] | None:
         """The next request that is decided; the most pressing first. None: nothing more can be decided at

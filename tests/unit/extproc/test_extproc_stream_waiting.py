@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from epp.config.flow import Flow
+from epp.config.flow import Flow, Waiting
 from epp.config.routing import Cost
 from epp.extproc.events import (
     Action,
@@ -209,6 +209,16 @@ def test_a_client_that_leaves_gives_up_its_place(how: str) -> None:
     held.free()
     assert held.later == []
     assert held.bench.in_flight() == in_flight
+
+
+def test_a_client_that_leaves_just_after_its_request_was_pushed_out_gets_no_refusal() -> None:
+    held = Held(in_all=Waiting(max_requests=1), objectives={"low": -1})
+    low, _ = held.waits(BUFFERED, ("x-llm-d-inference-objective", "low"))
+    held.waits(BUFFERED)
+    low.close(now=1.001)
+    held.gate.pump(now=1.002)
+    assert held.later == []
+    assert held.gate.waiting == 1
 
 
 def test_more_of_the_request_while_it_waits_makes_no_sense() -> None:
