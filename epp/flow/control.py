@@ -67,6 +67,8 @@ class FlowControl(Generic[T]):
         )
         self._search = Search(settings, self._queues, forecaster, self._headroom, self._demoted)
         self._bounds = Bounds(settings, self._queues, self._elsewhere)
+        self._none_free = False
+        """No server is free for demoted requests, as far as this ring of the alarms has found."""
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -359,8 +361,10 @@ class FlowControl(Generic[T]):
         """
         if now < held.turn_at or self._waits_above(held.priority):
             return None
-        if now < held.last_at and not held.short and self._demoted.busy_s(now=now) > 0:
-            return None
+        if now < held.last_at and not held.short:
+            self._none_free = self._none_free or self._demoted.busy_s(now=now) > 0
+            if self._none_free:
+                return None
         return self._take_and_go(held, self._forecaster.forecast(held.payload, now=now), now=now)
 
     # -- the ends --------------------------------------------------------------------------------------------
@@ -399,6 +403,7 @@ class FlowControl(Generic[T]):
         """Refuse or demote the first request that is too late, or let a demoted request go that has waited
         long enough.
         """
+        self._none_free = False
         for held in self._alarms.due(now=now):
             if now >= held.expires_at:
                 return self._give_up(held, "ttl", now=now)

@@ -12,7 +12,7 @@ from epp.flow.control import FlowControl
 from epp.flow.demoted import Demoted
 from epp.flow.elsewhere import Elsewhere
 from epp.flow.queues import Queues
-from epp.flow.request import Forecast, Held
+from epp.flow.request import Forecast, Held, Pool
 from epp.flow.settings import FlowSettings
 from tests.unit.flow.a_fleet import AFleet, Ask, Gateway
 
@@ -224,3 +224,24 @@ def test_who_is_refused_for_its_length_does_not_make_servers_too_few() -> None:
     gate.offer(SECOND, now=0.0)
     assert [refused.reason for refused in gate.refused] == ["deadline"]
     assert not gate.offer(Ask(500), now=0.0).waits
+
+
+def test_demoted_requests_whose_turn_has_come_ask_once_whether_a_server_is_free_for_them() -> None:
+    class Counting(AFleet):
+        looks = 0
+
+        def pool(self, *, now: float) -> Pool:
+            self.looks += 1
+            return AFleet.pool(self, now=now)
+
+    fleet = Counting(1)
+    gate = Gateway(FlowControl(FlowSettings(headroom_s=None, ttft_s=1.0, when_late="demote"), fleet), fleet)
+    fleet.busy_until = [1e4]
+    held = [gate.offer(Ask(9000), now=0.0) for _ in range(300)]
+    now = held[-1].turn_at
+    gate.pump(now=now)
+    overdue = [each for each in held if each.waits and each.turn_at <= now + 1.0 < each.last_at]
+    assert len(overdue) > 50
+    fleet.looks = 0
+    gate.pump(now=now + 1.0)
+    assert 1 <= fleet.looks <= 10
