@@ -114,11 +114,10 @@ def in_words(error: Exception, *, of: type[msgspec.Struct]) -> str:
 
 def _instead(text: str, *, of: type[msgspec.Struct]) -> str:
     """What the field takes, if a value is of another type or none of its choices."""
-    if text.startswith("Invalid enum value"):
-        found = _AT.search(text)
-        node = _at(inspect.type_info(of), found["path"] if found else "")
-        if isinstance(node, inspect.LiteralType):
-            return f"; values are {_join([str(value) for value in node.values if value])}"
+    found = _AT.search(text)
+    node = _at(inspect.type_info(of), found["path"]) if found else None
+    if isinstance(node, inspect.LiteralType):
+        return f"; values are {_join([str(value) for value in node.values if value])}"
     return next((f"; {words}" for pattern, words in _WRITE if pattern.match(text)), "")
 
 

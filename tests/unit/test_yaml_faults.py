@@ -90,6 +90,7 @@ def test_a_mistake_in_a_policy(text: str, said: str) -> None:
         ("{load: {whenSaturated: reject}}", "values are LeastLoaded, Reject"),
         ("{flow: {claims: [Tenant, Who]}}", "values are BodyPriority, Deadline, Objective, Tenant"),
         ("{rule: least-cots}", "values are affinity, least-cost,"),
+        ("{rule: off}", "values are affinity, least-cost,"),
     ],
 )
 def test_a_value_of_another_kind_gets_told_what_the_field_takes(text: str, said: str) -> None:
