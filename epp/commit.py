@@ -291,7 +291,7 @@ class Commits:
             prompt=prompt,
             recorded=recorded,
             table=self._caches.table,
-            place=request.place,
+            path_hash=request.path_hash,
             wait=self._fleet.failures.sent(
                 state,
                 model=decision.model,
@@ -340,9 +340,11 @@ class Commits:
             failures.answered(suspect, failed=True, asked_model=model, settings=settings, now=now)
         elif status == 404 and model and not (routed.prompt.size.opaque or routed.decision.unread):
             # With an opaque or unread body the stored response that it names may be what is missing.
-            failures.refused_model(routed.state, model, place=routed.place, settings=settings, now=now)
+            failures.refused_model(
+                routed.state, model, path_hash=routed.path_hash, settings=settings, now=now
+            )
         elif status < 400 and routed.asks:
-            failures.served_model(routed.state, model, place=routed.place, settings=settings, now=now)
+            failures.served_model(routed.state, model, path_hash=routed.path_hash, settings=settings, now=now)
 
     def _prefilled(self, job: PrefillJob, *, status: int, now: float) -> None:
         """The answer begins, so the prefill endpoint has finished. After an error this is not known."""

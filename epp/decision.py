@@ -40,7 +40,7 @@ class PickRequest(Struct, frozen=True, gc=False):
     """The caller's trace context as it came, if tracing is on."""
     began_s: float | None = None
     """When the picker began to read the request, by the streams' timer. None: this was not measured."""
-    place: int = 0
+    path_hash: int = 0
     """A hash of the path without its query, to tell whether two requests ask for the same path."""
 
 

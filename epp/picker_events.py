@@ -41,8 +41,8 @@ class RoutedRequest(Pick):
     """The process of the server that got the request. A restarted server holds nothing of it."""
     wait: Wait
     """The wait for its first byte."""
-    place: int = 0
-    """See `PickRequest.place`."""
+    path_hash: int = 0
+    """See `PickRequest.path_hash`."""
     prefill: PrefillJob | None = None
     """The work of a prefill server for it. None: its own server computes the prompt."""
     prefix_lost: bool = False

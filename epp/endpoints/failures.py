@@ -147,21 +147,21 @@ class Failures:
         self._cuts.ended(state, now=now)
 
     def refused_model(
-        self, state: EndpointState, model: str, *, place: int, settings: Settings, now: float
+        self, state: EndpointState, model: str, *, path_hash: int, settings: Settings, now: float
     ) -> None:
         """A server answered 404. It counts where another server has answered for this model at the same path:
         clients also name paths that no server has.
         """
-        if self._served.get((model, place), state) is not state:
+        if self._served.get((model, path_hash), state) is not state:
             self.answered(state, failed=True, model=model, settings=settings, now=now)
 
     def served_model(
-        self, state: EndpointState, model: str, *, place: int, settings: Settings, now: float
+        self, state: EndpointState, model: str, *, path_hash: int, settings: Settings, now: float
     ) -> None:
         """A server answered well for a model, at this path."""
-        self._served[model, place] = state
+        self._served[model, path_hash] = state
         state.answered_model = model
-        self._served.move_to_end((model, place))
+        self._served.move_to_end((model, path_hash))
         while len(self._served) > _SERVED_MODELS:
             self._served.popitem(last=False)
         if self._marks:

@@ -271,7 +271,7 @@ class Asking:
             hurried=self.hurried,
             trace=self._trace,
             began_s=started,
-            place=hash(head.path.partition("?")[0]),
+            path_hash=hash(head.path.partition("?")[0]),
         )
 
     def _can_change_body(self, modes: Modes) -> bool:

@@ -12,20 +12,22 @@ from epp.scraping.metrics_page import parse_page
 from epp.types import ApiKind, EndpointMetrics, EndpointName, InferenceRequest
 from tests.unit.picker_questions import a_picker, endpoints, state, text
 
-HEALTH = PickRequest("r", InferenceRequest(kind=ApiKind.OTHER), place=1)
-MISSING = PickRequest("r", InferenceRequest(kind=ApiKind.OTHER), place=2)
+HEALTH = PickRequest("r", InferenceRequest(kind=ApiKind.OTHER), path_hash=1)
+MISSING = PickRequest("r", InferenceRequest(kind=ApiKind.OTHER), path_hash=2)
 
 
-def chat(*, place: int, name: str = "a", stream: bool = True) -> PickRequest:
+def chat(*, path_hash: int, name: str = "a", stream: bool = True) -> PickRequest:
     prompt = text(name)
     inference = InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=prompt, stream=stream)
-    return PickRequest("r", inference, body_bytes=len(prompt), place=place)
+    return PickRequest("r", inference, body_bytes=len(prompt), path_hash=path_hash)
 
 
 def at(server: str, request: PickRequest, picker: Picker, *, status: int, now: float) -> None:
     """One request to a certain server, answered at once."""
     address = state(picker, server).endpoint.address
-    one = PickRequest("r", request.inference, request.body_bytes, frozenset({address}), place=request.place)
+    one = PickRequest(
+        "r", request.inference, request.body_bytes, frozenset({address}), path_hash=request.path_hash
+    )
     pick = picker.pick(one, now=now)
     picker.on_response_headers(pick, status=status, served=address, now=now)
     picker.end(pick, outcome="ended", now=now)
@@ -33,7 +35,7 @@ def at(server: str, request: PickRequest, picker: Picker, *, status: int, now: f
 
 def price(picker: Picker, server: str) -> float:
     """What the failures of the server cost it in the score of a request for the model, in seconds."""
-    pick = picker.pick(chat(place=1), now=1.0)
+    pick = picker.pick(chat(path_hash=1), now=1.0)
     picker.end(pick, outcome="aborted", now=1.0)
     found = next(each for each in pick.decision.candidates if each.name == server)
     return found.parts_s["failing"]
@@ -41,11 +43,11 @@ def price(picker: Picker, server: str) -> float:
 
 def test_a_404_for_a_path_that_no_server_has_answered_is_the_clients() -> None:
     picker = a_picker(on=endpoints("ab"))
-    at("a", chat(place=1), picker, status=200, now=1.0)
+    at("a", chat(path_hash=1), picker, status=200, now=1.0)
     for _ in range(8):
-        at("b", chat(place=2), picker, status=404, now=1.0)
+        at("b", chat(path_hash=2), picker, status=404, now=1.0)
     assert price(picker, "b") == 0.0
-    at("b", chat(place=1), picker, status=404, now=1.0)
+    at("b", chat(path_hash=1), picker, status=404, now=1.0)
     assert price(picker, "b") > 0.0
 
 
@@ -59,7 +61,7 @@ def test_a_404_for_no_model_is_the_clients() -> None:
 
 def test_a_404_for_a_stored_response_that_the_server_does_not_have_is_the_clients() -> None:
     def asks(body: bytes) -> PickRequest:
-        return PickRequest("r", parse_request("/v1/responses", body), len(body), place=1)
+        return PickRequest("r", parse_request("/v1/responses", body), len(body), path_hash=1)
 
     picker = a_picker(on=endpoints("ab"))
     at("a", asks(b'{"model":"m","input":"hello"}'), picker, status=200, now=1.0)
@@ -72,9 +74,9 @@ def test_a_404_for_a_stored_response_that_the_server_does_not_have_is_the_client
 def test_a_404_for_a_body_that_the_picker_did_not_read_is_the_clients() -> None:
     """Nobody knows whether the body names a stored response."""
     body = b'{"model":"m","input":"go on","previous_response_id":"resp_1"}'
-    unread = PickRequest("r", skim_request("/v1/responses", body, unread="overload"), len(body), place=1)
+    unread = PickRequest("r", skim_request("/v1/responses", body, unread="overload"), len(body), path_hash=1)
     picker = a_picker(on=endpoints("ab"))
-    at("a", chat(place=1), picker, status=200, now=1.0)
+    at("a", chat(path_hash=1), picker, status=200, now=1.0)
     for _ in range(8):
         at("b", unread, picker, status=404, now=1.0)
     assert price(picker, "b") == 0.0
@@ -83,14 +85,14 @@ def test_a_404_for_a_body_that_the_picker_did_not_read_is_the_clients() -> None:
 def test_an_api_that_a_model_does_not_have_is_the_clients_mistake() -> None:
     picker = a_picker(on=endpoints("ab"))
     for _ in range(8):
-        at("b", chat(place=1), picker, status=501, now=1.0)
+        at("b", chat(path_hash=1), picker, status=501, now=1.0)
     assert price(picker, "b") == 0.0
 
 
 def test_health_checks_of_a_load_balancer_bring_no_sick_server_back() -> None:
     picker = a_picker(on=endpoints("ab"))
     for _ in range(6):
-        at("b", chat(place=1), picker, status=500, now=1.0)
+        at("b", chat(path_hash=1), picker, status=500, now=1.0)
     assert picker.left_out(now=1.0)
     before = price(picker, "b")
     for _ in range(6):
@@ -99,7 +101,7 @@ def test_health_checks_of_a_load_balancer_bring_no_sick_server_back() -> None:
     assert picker.left_out(now=3.0)
     assert price(picker, "b") == before
     for _ in range(3):
-        at("b", chat(place=1), picker, status=200, now=1.0)
+        at("b", chat(path_hash=1), picker, status=200, now=1.0)
     assert not picker.left_out(now=1.0)
 
 
@@ -115,13 +117,13 @@ def test_answers_that_come_whole_take_as_long_as_the_server_computes(*, stands_s
             picker.observe(EndpointName(name), page, now=now)
 
     scrape(0.0)
-    longest: list[Pick] = [picker.pick(chat(place=1, stream=False), now=0.1) for _ in range(2)]
+    longest: list[Pick] = [picker.pick(chat(path_hash=1, stream=False), now=0.1) for _ in range(2)]
     busy = longest[0].decision.chosen
     assert busy == longest[1].decision.chosen
     other = "ab".replace(busy, "")
     for tenth in range(1, 100):
         now = tenth / 10
-        at(other, chat(place=1, name=f"{tenth}", stream=False), picker, status=200, now=now)
+        at(other, chat(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now)
         if tenth % 10 == 5:
             counted[other] += 10.0
             counted[busy] += 0.0 if stands_still else 50.0
@@ -154,11 +156,11 @@ def test_sglang_counts_tokens_when_an_answer_is_over_so_long_answers_are_no_stal
             picker.observe(EndpointName(name), parse_page(page.encode(), scraped_at=now), now=now)
 
     scrape(0.0)
-    long = picker.pick(chat(place=1), now=0.1)
+    long = picker.pick(chat(path_hash=1), now=0.1)
     picker.on_response_headers(long, status=200, served=long.destinations[0], now=0.2)
     other = "ab".replace(long.decision.chosen, "")
     for second in range(1, 20):
-        at(other, chat(place=1, name=f"{second}"), picker, status=200, now=float(second))
+        at(other, chat(path_hash=1, name=f"{second}"), picker, status=200, now=float(second))
         finished[other] += 1
         scrape(second + 0.5)
         picker.housekeep(now=second + 0.6)
@@ -169,13 +171,13 @@ def test_sglang_counts_tokens_when_an_answer_is_over_so_long_answers_are_no_stal
 def test_where_nothing_counts_tokens_a_probe_tells_a_long_answer_from_a_hang(verdict: Verdict) -> None:
     """Ten long answers, not streamed, on a server whose page has no counter, and short ones on the other."""
     picker = a_picker(on=endpoints("ab"))
-    longest = [picker.pick(chat(place=1, stream=False), now=0.1 * n) for n in range(10)]
+    longest = [picker.pick(chat(path_hash=1, stream=False), now=0.1 * n) for n in range(10)]
     busy = longest[0].decision.chosen
     other = "ab".replace(busy, "")
     probes = 0
     for tenth in range(10, 100):
         now = tenth / 10
-        at(other, chat(place=1, name=f"{tenth}", stream=False), picker, status=200, now=now)
+        at(other, chat(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now)
         for name in "ab":
             picker.observe(EndpointName(name), EndpointMetrics(scraped_at=now, running=1), now=now)
         picker.housekeep(now=now)
@@ -208,11 +210,11 @@ def test_sglang_is_probed_where_answers_that_are_not_streamed_take_long(
             )
             picker.observe(EndpointName(name), parse_page(page.encode(), scraped_at=now), now=now)
         if tenth < 10:
-            longest.append(picker.pick(chat(place=1, stream=False), now=now))
+            longest.append(picker.pick(chat(path_hash=1, stream=False), now=now))
             busy = longest[0].decision.chosen
             other = "ab".replace(busy, "")
         else:
-            at(other, chat(place=1, name=f"{tenth}", stream=False), picker, status=200, now=now)
+            at(other, chat(path_hash=1, name=f"{tenth}", stream=False), picker, status=200, now=now)
             finished[other] += 1
         picker.housekeep(now=now)
         for probe in picker.probes_due(now=now):
