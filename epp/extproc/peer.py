@@ -33,6 +33,8 @@ connection.
 """
 _TURN_FRAMES: Final = 16
 """Frames that are handled between two looks at the clock."""
+_TURN_MESSAGES: Final = 256
+"""The most messages that are handled between two looks at the clock. One frame may hold thousands."""
 _UNREAD_S: Final = 30.0
 """A peer that reads none of our bytes for this time is cut off."""
 _CLOSING_S: Final = 1.0
@@ -334,6 +336,12 @@ class Peer(asyncio.Protocol):
 
     def _handle(self, events: list[Event], *, now: float) -> None:
         beginnings = self._beginnings
+        if len(events) > _TURN_MESSAGES:
+            self._handle(events[:_TURN_MESSAGES], now=now)
+            events = events[_TURN_MESSAGES:]
+            beginnings.calls.update(
+                [one.stream_id for one in events if isinstance(one, Message | HalfClosed)]
+            )
         for event in events:
             if type(event) is Message or type(event) is HalfClosed:
                 if event.stream_id not in beginnings.calls:
