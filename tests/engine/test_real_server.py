@@ -126,7 +126,7 @@ async def test_a_conversation_is_read_through_the_models_own_template(
     assert answer["choices"][0]["message"]["content"] == expected
     assert answer["usage"]["prompt_tokens"] == len(tokens)
     refused = await running.refused("/detokenize", tokens=[tiny_model.VOCABULARY])
-    assert "none of this model's" in refused["message"]
+    assert "does not exist" in refused["message"]
 
 
 async def test_a_repeated_prompt_is_a_hit_and_says_the_same(running: Running) -> None:
