@@ -335,13 +335,15 @@ class Peer(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _handle(self, events: list[Event], *, now: float) -> None:
-        beginnings = self._beginnings
         if len(events) > _TURN_MESSAGES:
-            self._handle(events[:_TURN_MESSAGES], now=now)
+            self._handle_some(events[:_TURN_MESSAGES], now=now)
             events = events[_TURN_MESSAGES:]
-            beginnings.calls.update(
-                [one.stream_id for one in events if isinstance(one, Message | HalfClosed)]
-            )
+            waiting = [one.stream_id for one in events if isinstance(one, Message | HalfClosed)]
+            self._beginnings.calls.update(waiting)
+        self._handle_some(events, now=now)
+
+    def _handle_some(self, events: list[Event], *, now: float) -> None:
+        beginnings = self._beginnings
         for event in events:
             if type(event) is Message or type(event) is HalfClosed:
                 if event.stream_id not in beginnings.calls:
