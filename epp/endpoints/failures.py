@@ -54,6 +54,7 @@ _MOST_PROBES: Final = 32
 _QUEUE_S: Final = 0.5
 """Time that a server needs for its undone prompt tokens, above which a probe may have to wait for it."""
 _SERVED_MODELS: Final = 256
+"""The most pairs of a model and a path for which the last good answer is remembered."""
 _MOST_MARKS: Final = 4096
 
 
@@ -137,7 +138,7 @@ class Failures:
             mark.allow_trial(settings.trial_seconds, now=now)  # with the next request
 
     def answer_cut(self, state: EndpointState, *, settings: Settings, now: float) -> None:
-        """An answer that began well broke off midway; this picker or another one was told so."""
+        """An answer began well and was cut. This picker or another one has reported this."""
         if not state.gone:
             self._cuts.cut(state)
             self.answered(state, failed=True, settings=settings, now=now)
