@@ -11,7 +11,6 @@ Invariant: a request that waits is decided once, by its `Decided`, or leaves.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from heapq import nlargest
 from math import inf
 from typing import Final
@@ -25,11 +24,12 @@ from epp.endpoints.served_models import forget_models
 from epp.errors import FlowRefusedError, PickError
 from epp.flow.elsewhere import FlowKey, Row, Telling
 from epp.flow.queues import OTHERS, Load
-from epp.flow.request import Held, LetGo, RefusedFor, Verdict
+from epp.flow.request import LetGo, QueueItem, RefusedFor, Verdict
 from epp.flow.shares import OTHER
 from epp.flow.status import FlowStatus, WaitingTenant
 from epp.model_queue import Decided, ModelQueue, WaitingRequest, forecast_of, settings_of
 from epp.picker import Picker
+from epp.types import Value
 
 _MOST_TENANTS: Final = 32
 """Most waiting tenants that are shown to people."""
@@ -40,8 +40,7 @@ _MESSAGES: Mapping[RefusedFor, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Value, frozen=True):
     """What a request's headers claim for flow control."""
 
     objective: str = ""
@@ -144,7 +143,7 @@ class Gate:
         if passed is not None:
             return picker.commit(considered, queued=Queued(0.0, *passed, would), now=now)
         waiting = WaitingRequest(request, considered.prompt, model, decided, since=now)
-        waiting.held, verdict = control.offer(
+        waiting.item, verdict = control.offer(
             waiting,
             forecast,
             priority=priority,
@@ -163,8 +162,8 @@ class Gate:
     def leave(self, waiting: WaitingRequest) -> None:
         """Remove a waiting request, because its client is gone."""
         flow = self._flows.get(waiting.model)
-        if flow is not None and waiting.held is not None:
-            flow.control.leave(waiting.held)
+        if flow is not None and waiting.item is not None:
+            flow.control.leave(waiting.item)
 
     def pump(self, *, now: float) -> None:
         """Decide all requests that can be decided now."""
@@ -291,7 +290,7 @@ class Gate:
         claim = claim.within(spec)
         left_s = (spec.deadline_seconds or inf) if claim.ttft_s is None else claim.ttft_s
         demoted = flow.control.demoted
-        held, verdict = flow.control.offer(
+        item, verdict = flow.control.offer(
             WaitingRequest(request, considered.prompt, considered.base_model, _nobody, since=now),
             forecast_of(considered, left_s=left_s),
             priority=self._priority(spec, claim, request),
@@ -301,7 +300,7 @@ class Gate:
             longest_s=longest_s,
             now=now,
         )
-        flow.control.leave(held)
+        flow.control.leave(item)
         if isinstance(verdict, LetGo):
             fate = "go"
         elif verdict is not None:
@@ -329,13 +328,13 @@ class Gate:
         return -request.inference.priority if "BodyPriority" in spec.claims else 0
 
     def _carry_out(self, flow: ModelQueue, verdict: Verdict[WaitingRequest], *, now: float) -> None:
-        waiting = verdict.held.payload
+        waiting = verdict.item.payload
         if not isinstance(verdict, LetGo):
-            waited_s = now - verdict.held.arrived_at
+            waited_s = now - verdict.item.arrived_at
             waiting.decided(_refusal(verdict.reason, verdict.retry_after_s, waited_s=waited_s), now)
             return
         try:
-            queued = _queued(verdict.held, waiting.would, now=now)
+            queued = _queued(verdict.item, waiting.would, now=now)
             pick = self._picker.commit(flow.considered(waiting, now=now), queued=queued, now=now)
         except PickError as error:
             waiting.decided(error, now)
@@ -385,8 +384,8 @@ def _nobody(_fate: Pick | PickError, _now: float) -> None:
     """Is never called, since no request waits in a dry run."""
 
 
-def _queued(held: Held[WaitingRequest], would: str, *, now: float) -> Queued:
-    return Queued(now - held.arrived_at, held.priority, held.tenant, would)
+def _queued(item: QueueItem[WaitingRequest], would: str, *, now: float) -> Queued:
+    return Queued(now - item.arrived_at, item.priority, item.tenant, would)
 
 
 def _refusal(reason: RefusedFor, retry_after_s: int, *, waited_s: float) -> FlowRefusedError:

@@ -15,7 +15,7 @@ from epp.config.flow import Flow, Waiting
 from epp.decision import Pick, PickRequest
 from epp.errors import PickError
 from epp.flow.control import FlowControl
-from epp.flow.request import Forecast, Held, Pool
+from epp.flow.request import Forecast, Pool, QueueItem
 from epp.flow.settings import Bound, FlowSettings, Order, WhenLate
 from epp.picker import Picker
 from epp.server_caches import Prompt
@@ -32,7 +32,7 @@ _WHEN_LATE: Mapping[str, WhenLate] = {"Refuse": "refuse", "Demote": "demote"}
 class WaitingRequest:
     """A waiting request. Pass it to `Gate.leave` if the client leaves."""
 
-    __slots__ = ("decided", "held", "model", "prompt", "request", "since", "would")
+    __slots__ = ("decided", "item", "model", "prompt", "request", "since", "would")
 
     def __init__(
         self, request: PickRequest, prompt: Prompt, model: str, decided: Decided, *, since: float
@@ -42,7 +42,7 @@ class WaitingRequest:
         self.model = model
         self.decided = decided
         self.since = since
-        self.held: Held[WaitingRequest] | None = None
+        self.item: QueueItem[WaitingRequest] | None = None
         self.would = ""
         """What the flow control of a policy in dry run would have done with this request."""
 
@@ -71,7 +71,7 @@ class ModelQueue:
         except PickError:
             return Forecast(0.0, 0.0, 0.0, 1)
         self._last = (payload, considered)
-        left_s = payload.held.deadline - now if payload.held is not None else 0.0
+        left_s = payload.item.deadline - now if payload.item is not None else 0.0
         return forecast_of(considered, left_s=left_s)
 
     def considered(self, waiting: WaitingRequest, *, now: float) -> Considered:

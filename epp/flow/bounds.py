@@ -14,7 +14,7 @@ from typing import Generic
 
 from epp.flow.elsewhere import Elsewhere
 from epp.flow.queues import NOTHING, Load, Queues
-from epp.flow.request import Held, T
+from epp.flow.request import QueueItem, T
 from epp.flow.settings import FlowSettings
 
 _MAX_SHED = 64
@@ -32,27 +32,27 @@ class Bounds(Generic[T]):
         self._elsewhere = elsewhere
         self._pool_shed_at = 0.0
 
-    def admit(self, held: Held[T]) -> list[Held[T]]:
+    def admit(self, item: QueueItem[T]) -> list[QueueItem[T]]:
         """Let the new request wait. If this exceeds a bound, take out the requests that are worth least. If
         the new request itself is worth least, take out only the new request.
         """
-        self._queues.put(held)
-        victims: list[Held[T]] = []
-        for scope in ((held.priority, held.tenant), (held.priority, None), (None, None)):
-            while self.over(*scope) or self._too_many_in_pool(held, victims, scope):
+        self._queues.put(item)
+        victims: list[QueueItem[T]] = []
+        for scope in ((item.priority, item.tenant), (item.priority, None), (None, None)):
+            while self.over(*scope) or self._too_many_in_pool(item, victims, scope):
                 worst = self._queues.worst(priority=scope[0], tenant=scope[1])
                 assert worst is not None
-                if worst is held or len(victims) == _MAX_SHED:
-                    self._queues.take(held)
+                if worst is item or len(victims) == _MAX_SHED:
+                    self._queues.take(item)
                     for victim in victims:
                         self._queues.put(victim)
-                    return [held]
+                    return [item]
                 self._queues.take(worst)
                 victims.append(worst)
         return victims
 
     def _too_many_in_pool(
-        self, held: Held[T], victims: Sequence[Held[T]], scope: tuple[int | None, str | None]
+        self, item: QueueItem[T], victims: Sequence[QueueItem[T]], scope: tuple[int | None, str | None]
     ) -> bool:
         """Whether too many requests wait at all pickers together, so that the new request must still make
         room for itself. The new request makes room for itself only: the other pickers take out what they
@@ -62,12 +62,12 @@ class Bounds(Generic[T]):
         others = self._elsewhere.of(*scope)
         if not others.requests or not self.over(*scope, others=others):
             return False
-        if victims and sum(victim.size_bytes for victim in victims) >= held.size_bytes:
+        if victims and sum(victim.size_bytes for victim in victims) >= item.size_bytes:
             return False
         worst, lowest = self._queues.worst(priority=scope[0], tenant=scope[1]), self._elsewhere.lowest
         return worst is None or scope[0] is not None or lowest is None or worst.priority <= lowest
 
-    def over_in_pool(self, *, now: float) -> Iterator[Held[T]]:
+    def over_in_pool(self, *, now: float) -> Iterator[QueueItem[T]]:
         """If too many requests wait at all pickers together, take out this picker's share of the excess. Only
         requests of the lowest priority of all pickers are taken out.
         """
@@ -92,7 +92,7 @@ class Bounds(Generic[T]):
             self._queues.take(victim)
             yield victim
 
-    def over_by_settings(self) -> Iterator[Held[T]]:
+    def over_by_settings(self) -> Iterator[QueueItem[T]]:
         """Take out the requests that exceed a bound because the settings now have a smaller bound."""
         for scope in self.scopes_over():
             while self.over(*scope):

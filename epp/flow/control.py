@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from math import ceil, inf
 from typing import Generic
@@ -31,21 +30,12 @@ from epp.flow.expected import Expected
 from epp.flow.headroom import Headroom
 from epp.flow.pace import Pace
 from epp.flow.queues import Flow, Load, Queues
-from epp.flow.request import Forecast, Forecaster, Held, LetGo, Refused, RefusedFor, T, Verdict
+from epp.flow.request import Forecast, Forecaster, LetGo, QueueItem, Refused, RefusedFor, T, Verdict
 from epp.flow.search import Search
 from epp.flow.settings import FlowSettings
 from epp.flow.shares import Shares
 
 _MAX_RETRY_AFTER_S = 3600
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """The requests that wait at one priority, for people and metrics."""
-
-    requests: int
-    size_bytes: int
-    tokens: int
 
 
 class FlowControl(Generic[T]):
@@ -117,7 +107,7 @@ class FlowControl(Generic[T]):
         ttft_s: float | None = None,
         longest_s: float = inf,
         now: float,
-    ) -> tuple[Held[T], Verdict[T] | None]:
+    ) -> tuple[QueueItem[T], Verdict[T] | None]:
         """Take a new request, and return what is decided at once. None: the request waits, and `next` returns
         it later. ttft_s: the request's own deadline, in seconds from now. longest_s: the longest time that
         the request can wait, whatever the settings say. A new request that waits may push out others: `next`
@@ -128,7 +118,7 @@ class FlowControl(Generic[T]):
         if passed is not None:
             priority, tenant = passed
         hopeless = forecast.soonest_s > (settings.ttft_s if ttft_s is None else ttft_s)
-        held = self._newcomer(
+        item = self._newcomer(
             payload,
             forecast,
             priority=priority,
@@ -140,31 +130,31 @@ class FlowControl(Generic[T]):
             now=now,
         )
         if passed is not None:
-            return held, LetGo(held)
+            return item, LetGo(item)
         if hopeless:
-            self._count_late(forecast, due_s=held.deadline - now, now=now)
-        if hopeless and not held.late:
-            return held, self._refusal(held, "deadline", now=now)
+            self._count_late(forecast, due_s=item.deadline - now, now=now)
+        if hopeless and not item.late:
+            return item, self._refusal(item, "deadline", now=now)
         if settings.when_late == "demote":
-            self._demoted.place(held, forecast, now=now)
-            if held.late:
-                self._demoted.demote(held)
-        victims = self._bounds.admit(held)
-        if held in victims:
-            return held, self._refusal(held, "full", now=now)
+            self._demoted.place(item, forecast, now=now)
+            if item.late:
+                self._demoted.demote(item)
+        victims = self._bounds.admit(item)
+        if item in victims:
+            return item, self._refusal(item, "full", now=now)
         self._demoted.came(forecast, now=now)
         self._shed.extend([self._refusal(victim, "full", now=now) for victim in victims])
-        self._alarms.set(held, forecast, now=now)
+        self._alarms.set(item, forecast, now=now)
         self._search.due_at = min(self._search.due_at, now)
-        return held, None
+        return item, None
 
-    def leave(self, held: Held[T]) -> None:
+    def leave(self, item: QueueItem[T]) -> None:
         """The client is gone. Does nothing if the request no longer waits."""
-        if held.waits:
-            self._queues.take(held)
+        if item.waits:
+            self._queues.take(item)
             self._alarms.tidy(len(self._queues))
         elif self._shed:  # it may have been pushed out, and `next` has not returned it yet
-            self._shed = deque(refused for refused in self._shed if refused.held is not held)
+            self._shed = deque(refused for refused in self._shed if refused.item is not item)
 
     def next(self, *, now: float) -> Verdict[T] | None:
         """The next request that is decided; the most pressing first. None: nothing more can be decided at
@@ -243,9 +233,9 @@ class FlowControl(Generic[T]):
 
     # -- figures ---------------------------------------------------------------------------------------------
 
-    def waiting(self) -> Mapping[int, Waiting]:
-        """The waiting requests, by priority."""
-        return {of: Waiting(*load.as_tuple()) for of, load in self._queues.by_priority.items()}
+    def waiting(self) -> Mapping[int, Load]:
+        """The waiting requests, by priority. Callers must not change the loads."""
+        return self._queues.by_priority
 
     @property
     def shares(self) -> Shares:
@@ -261,7 +251,7 @@ class FlowControl(Generic[T]):
         """The age of the request that has waited longest. This looks at every request, so call it for a
         scrape, not for each request.
         """
-        return max((now - held.arrived_at for held in self._queues), default=0.0)
+        return max((now - item.arrived_at for item in self._queues), default=0.0)
 
     def saturation(self, *, now: float) -> float:
         """0: idle. 1: a new request waits as long as the goal says. Above 1: the fleet is too small for its
@@ -296,10 +286,10 @@ class FlowControl(Generic[T]):
         longest_s: float,
         late: bool,
         now: float,
-    ) -> Held[T]:
+    ) -> QueueItem[T]:
         settings, queues = self._settings, self._queues
         priority = queues.priority(priority, max_priorities=settings.max_priorities)
-        held = Held(
+        item = QueueItem(
             payload,
             number=next(self._numbers),
             priority=priority,
@@ -310,10 +300,10 @@ class FlowControl(Generic[T]):
             deadline=now + (settings.ttft_s if ttft_s is None else ttft_s),
             expires_at=now + min(longest_s, settings.ttl_of(priority)),
         )
-        held.late = late
-        self._expected.came(priority, held.tenant, now=now)
-        held.key = (self._place(held, own_s=forecast.own_s), held.number)
-        return held
+        item.late = late
+        self._expected.came(priority, item.tenant, now=now)
+        item.key = (self._place(item, own_s=forecast.own_s), item.number)
+        return item
 
     def _tenant(self, tenant: str, priority: int, *, late: bool) -> str:
         """The name under which the requests of this tenant are kept."""
@@ -321,13 +311,13 @@ class FlowControl(Generic[T]):
             tenant, priority=priority, late=late, max_tenants=self._settings.max_tenants
         )
 
-    def _place(self, held: Held[T], *, own_s: float) -> float:
+    def _place(self, item: QueueItem[T], *, own_s: float) -> float:
         settings = self._settings
         if settings.order == "deadline":
-            return held.deadline
+            return item.deadline
         if settings.order == "shortest":
-            return held.arrived_at + settings.patience * own_s
-        return held.arrived_at
+            return item.arrived_at + settings.patience * own_s
+        return item.arrived_at
 
     # -- what was demoted ------------------------------------------------------------------------------------
 
@@ -337,12 +327,12 @@ class FlowControl(Generic[T]):
         """
         return headroom_s == inf and self._demoted.busy_s(now=now) == 0
 
-    def _goes_late(self, held: Held[T], *, now: float) -> bool:
+    def _goes_late(self, item: QueueItem[T], *, now: float) -> bool:
         """The same for a request that has waited, if so little waits that order of arrival is kept."""
-        if self._waits_above(held.priority) or not self._demoted.helps_little(now=now):
+        if self._waits_above(item.priority) or not self._demoted.helps_little(now=now):
             return False
-        band = self._queues.band(held.priority, late=False)
-        key = (-held.priority, False)
+        band = self._queues.band(item.priority, late=False)
+        key = (-item.priority, False)
         headroom_s = self._headroom.of_band(key, band, band.tokens, band.first_tag(), now=now)
         return self._may_be_late(headroom_s, now=now)
 
@@ -355,29 +345,31 @@ class FlowControl(Generic[T]):
             if self._settings.when_late == "demote":
                 self._demoted.could_be_in_time(forecast, now=now)
 
-    def _turn(self, held: Held[T], *, now: float) -> LetGo[T] | None:
+    def _turn(self, item: QueueItem[T], *, now: float) -> LetGo[T] | None:
         """Let a demoted request go if its turn has come and a server is free for demoted requests. Once it
         has waited for its longest time, it goes even if no such server is free.
         """
-        if now < held.turn_at or self._waits_above(held.priority):
+        if now < item.turn_at or self._waits_above(item.priority):
             return None
-        if now < held.last_at and not held.short:
+        if now < item.last_at and not item.short:
             self._none_free = self._none_free or self._demoted.busy_s(now=now) > 0
             if self._none_free:
                 return None
-        return self._take_and_go(held, self._forecaster.forecast(held.payload, now=now), now=now)
+        return self._take_and_go(item, self._forecaster.forecast(item.payload, now=now), now=now)
 
     # -- the ends --------------------------------------------------------------------------------------------
 
-    def _take_and_go(self, held: Held[T], forecast: Forecast, *, late: bool = False, now: float) -> LetGo[T]:
+    def _take_and_go(
+        self, item: QueueItem[T], forecast: Forecast, *, late: bool = False, now: float
+    ) -> LetGo[T]:
         """late: the request goes late although it was not demoted."""
         # The tenant is charged before the request is taken. So a tenant whose only request waited is still
         # known to have had less than others.
-        band = self._queues.band(held.priority, late=held.late)
-        self._charge(band.flow(held.tenant), forecast, late=late or held.late, now=now)
-        self._queues.take(held)
+        band = self._queues.band(item.priority, late=item.late)
+        self._charge(band.flow(item.tenant), forecast, late=late or item.late, now=now)
+        self._queues.take(item)
         self._alarms.tidy(len(self._queues))
-        return LetGo(held)
+        return LetGo(item)
 
     def _charge(self, flow: Flow[T], forecast: Forecast, *, late: bool, now: float) -> None:
         """Charge the tenant for a request that goes now."""
@@ -390,12 +382,12 @@ class FlowControl(Generic[T]):
         self._pace.let_go(tokens, now=now)
         self._shares.add(flow.band.priority, flow.tenant, tokens, late=late)
 
-    def _refusal(self, held: Held[T], reason: RefusedFor, *, now: float) -> Refused[T]:
-        before = self._queues.tokens_before(held.priority) + self._elsewhere.tokens_before(held.priority)
-        drain_s = self._pace.drain_s(before + held.tokens, now=now)
-        self._pace.refused(held.tokens, now=now)
+    def _refusal(self, item: QueueItem[T], reason: RefusedFor, *, now: float) -> Refused[T]:
+        before = self._queues.tokens_before(item.priority) + self._elsewhere.tokens_before(item.priority)
+        drain_s = self._pace.drain_s(before + item.tokens, now=now)
+        self._pace.refused(item.tokens, now=now)
         seconds = min(_MAX_RETRY_AFTER_S, ceil(drain_s)) if drain_s is not None else 1
-        return Refused(held, reason, max(1, seconds))
+        return Refused(item, reason, max(1, seconds))
 
     # -- deadlines and ends of life --------------------------------------------------------------------------
 
@@ -404,39 +396,39 @@ class FlowControl(Generic[T]):
         long enough.
         """
         self._none_free = False
-        for held in self._alarms.due(now=now):
-            if now >= held.expires_at:
-                return self._give_up(held, "ttl", now=now)
-            if held.late:
-                if (gone := self._turn(held, now=now)) is not None:
+        for item in self._alarms.due(now=now):
+            if now >= item.expires_at:
+                return self._give_up(item, "ttl", now=now)
+            if item.late:
+                if (gone := self._turn(item, now=now)) is not None:
                     return gone
-                self._alarms.set(held, None, now=now)
+                self._alarms.set(item, None, now=now)
                 continue
-            forecast = self._forecaster.forecast(held.payload, now=now)
-            if now + forecast.soonest_s <= held.deadline:
-                self._alarms.set(held, forecast, now=now)
+            forecast = self._forecaster.forecast(item.payload, now=now)
+            if now + forecast.soonest_s <= item.deadline:
+                self._alarms.set(item, forecast, now=now)
                 continue
-            self._count_late(forecast, due_s=held.deadline - held.arrived_at, now=now)
+            self._count_late(forecast, due_s=item.deadline - item.arrived_at, now=now)
             if self._settings.when_late == "refuse":
-                return self._give_up(held, "deadline", now=now)
-            if self._goes_late(held, now=now):
-                return self._take_and_go(held, forecast, late=True, now=now)
-            self._queues.take(held)
-            if not held.turn_at:  # the request came while the policy said `Refuse`
-                self._demoted.place(held, forecast, now=now)
-            held.tenant = self._tenant(held.tenant, held.priority, late=True)
-            self._demoted.demote(held)
-            self._queues.put(held)
-            if (gone := self._turn(held, now=now)) is not None:  # its turn came while it could be in time
+                return self._give_up(item, "deadline", now=now)
+            if self._goes_late(item, now=now):
+                return self._take_and_go(item, forecast, late=True, now=now)
+            self._queues.take(item)
+            if not item.turn_at:  # the request came while the policy said `Refuse`
+                self._demoted.place(item, forecast, now=now)
+            item.tenant = self._tenant(item.tenant, item.priority, late=True)
+            self._demoted.demote(item)
+            self._queues.put(item)
+            if (gone := self._turn(item, now=now)) is not None:  # its turn came while it could be in time
                 return gone
-            self._alarms.set(held, None, now=now)
+            self._alarms.set(item, None, now=now)
         return None
 
     def _waits_above(self, priority: int) -> bool:
         """Whether a request of a higher priority waits, here or elsewhere."""
         return max(self._queues.by_priority) > priority or self._elsewhere.waits_before((-priority, False))
 
-    def _give_up(self, held: Held[T], reason: RefusedFor, *, now: float) -> Refused[T]:
-        self._queues.take(held)
+    def _give_up(self, item: QueueItem[T], reason: RefusedFor, *, now: float) -> Refused[T]:
+        self._queues.take(item)
         self._alarms.tidy(len(self._queues))
-        return self._refusal(held, reason, now=now)
+        return self._refusal(item, reason, now=now)

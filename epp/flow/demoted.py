@@ -14,7 +14,7 @@ from typing import Generic
 from epp.flow.elsewhere import Elsewhere
 from epp.flow.pace import Rate
 from epp.flow.queues import Queues
-from epp.flow.request import Forecast, Forecaster, Held, Pool, T
+from epp.flow.request import Forecast, Forecaster, Pool, QueueItem, T
 from epp.flow.settings import FlowSettings
 
 _MOST_TIMES_ITS_OWN = 4.0
@@ -86,7 +86,7 @@ class Demoted(Generic[T]):
         self._in_order_s = max(0.0, self._in_order_s - (now - self._at))
         self._at = now
 
-    def place(self, held: Held[T], forecast: Forecast, *, now: float) -> None:
+    def place(self, item: QueueItem[T], forecast: Forecast, *, now: float) -> None:
         """Set the turn and the longest wait of a new request that will wait. They count once it is demoted.
 
         From its turn on, no request of its priority overtakes it. The turn is the time at which the request
@@ -97,13 +97,13 @@ class Demoted(Generic[T]):
         in_order_s = self._wait_in_order_s(self._forecaster.pool(now=now), now=now)
         later_s = min(_MOST_TIMES_ITS_OWN, own_s / goal_s) * own_s
         turn_s = max(0.0, in_order_s - forecast.wait_s) + min(later_s, _MOST_TIMES_THE_WAIT * in_order_s)
-        held.turn_at, held.last_at = now + turn_s, now + _AT_LAST * turn_s
-        held.short = self.is_short(forecast)
+        item.turn_at, item.last_at = now + turn_s, now + _AT_LAST * turn_s
+        item.short = self.is_short(forecast)
 
-    def demote(self, held: Held[T]) -> None:
+    def demote(self, item: QueueItem[T]) -> None:
         """The request can no longer be in time. The caller moves it to its new queue."""
         self.requests += 1
-        held.late, held.key = True, (held.turn_at, held.number)
+        item.late, item.key = True, (item.turn_at, item.number)
 
     def is_short(self, forecast: Forecast) -> bool:
         """Whether the request may use every server."""

@@ -20,7 +20,7 @@ from math import inf
 from operator import attrgetter
 from typing import Generic
 
-from epp.flow.request import Held, T
+from epp.flow.request import QueueItem, T
 
 OTHERS = "\0others"
 """The name of the tenants beyond the limit, who share one queue. No header can carry this name."""
@@ -46,10 +46,10 @@ class Load:
         self.size_bytes += sign * load.size_bytes
         self.tokens += sign * load.tokens
 
-    def add(self, held: Held[T], sign: int) -> None:
+    def add(self, item: QueueItem[T], sign: int) -> None:
         self.requests += sign
-        self.size_bytes += sign * held.size_bytes
-        self.tokens += sign * held.tokens
+        self.size_bytes += sign * item.size_bytes
+        self.tokens += sign * item.tokens
 
     def as_tuple(self) -> tuple[int, int, int]:
         return self.requests, self.size_bytes, self.tokens
@@ -70,7 +70,7 @@ class Flow(Generic[T]):
     def __init__(self, band: Band[T], tenant: str) -> None:
         self.band = band
         self.tenant = tenant
-        self.items: list[Held[T]] = []
+        self.items: list[QueueItem[T]] = []
         """Sorted by `key`."""
         self.load = Load()
         self.tag = band.floor
@@ -147,7 +147,7 @@ class Band(Generic[T]):
         waiting = [flow for flow in self.flows.values() if flow.items]
         return nsmallest(most, waiting, key=attrgetter("tag"))
 
-    def worst(self, tenant: str | None) -> Held[T] | None:
+    def worst(self, tenant: str | None) -> QueueItem[T] | None:
         """The last request of the tenant that is furthest over its share; with `tenant`, the last request of
         that tenant.
         """
@@ -175,7 +175,7 @@ class Queues(Generic[T]):
     def __len__(self) -> int:
         return self.in_all.requests
 
-    def __iter__(self) -> Iterator[Held[T]]:
+    def __iter__(self) -> Iterator[QueueItem[T]]:
         for key in self._order:
             for flow in self._bands[key].flows.values():
                 yield from flow.items
@@ -218,26 +218,26 @@ class Queues(Generic[T]):
         """The name under which the requests of the tenant are kept."""
         return tenant if self.band(priority, late=late).knows(tenant, max_tenants=max_tenants) else OTHERS
 
-    def put(self, held: Held[T]) -> None:
-        band = self.band(held.priority, late=held.late)
-        band.tokens += held.tokens
-        flow = band.flow(held.tenant)
-        insort(flow.items, held, key=_BY_KEY)
-        flow.load.add(held, 1)
-        held.waits = True
-        self._count(held, 1)
+    def put(self, item: QueueItem[T]) -> None:
+        band = self.band(item.priority, late=item.late)
+        band.tokens += item.tokens
+        flow = band.flow(item.tenant)
+        insort(flow.items, item, key=_BY_KEY)
+        flow.load.add(item, 1)
+        item.waits = True
+        self._count(item, 1)
 
-    def take(self, held: Held[T]) -> None:
+    def take(self, item: QueueItem[T]) -> None:
         """Remove a request from its queue, for whatever reason."""
-        band = self.band(held.priority, late=held.late)
-        band.tokens -= held.tokens
-        flow = band.flows[held.tenant]
-        at = bisect_left(flow.items, held.key, key=_BY_KEY)
-        assert flow.items[at] is held
+        band = self.band(item.priority, late=item.late)
+        band.tokens -= item.tokens
+        flow = band.flows[item.tenant]
+        at = bisect_left(flow.items, item.key, key=_BY_KEY)
+        assert flow.items[at] is item
         del flow.items[at]
-        flow.load.add(held, -1)
-        held.waits = False
-        self._count(held, -1)
+        flow.load.add(item, -1)
+        item.waits = False
+        self._count(item, -1)
 
     def charge(self, priority: int, tenant: str, tokens: int, *, late: bool) -> None:
         """Count these tokens, which this band got, for the tenant."""
@@ -255,15 +255,15 @@ class Queues(Generic[T]):
             return flow
         return band.flow(tenant if band.knows(tenant, max_tenants=max_tenants) else OTHERS)
 
-    def worst(self, *, priority: int | None = None, tenant: str | None = None) -> Held[T] | None:
+    def worst(self, *, priority: int | None = None, tenant: str | None = None) -> QueueItem[T] | None:
         """The request that is worth least: of the lowest priority, demoted rather than in time, of the tenant
         furthest over its share, the newest.
         """
         for key in reversed(self._order):
             if priority is None or key[0] == -priority:
-                held = self._bands[key].worst(tenant)
-                if held is not None:
-                    return held
+                item = self._bands[key].worst(tenant)
+                if item is not None:
+                    return item
         return None
 
     def tokens_before(self, priority: int) -> int:
@@ -277,13 +277,13 @@ class Queues(Generic[T]):
                 del self._bands[key]
                 self._order.remove(key)
 
-    def _count(self, held: Held[T], sign: int) -> None:
-        self.in_all.add(held, sign)
-        flow = (held.priority, held.tenant)
-        self.by_priority.setdefault(held.priority, Load()).add(held, sign)
-        self.by_tenant.setdefault(flow, Load()).add(held, sign)
-        if not self.by_priority[held.priority].requests:
-            del self.by_priority[held.priority]
+    def _count(self, item: QueueItem[T], sign: int) -> None:
+        self.in_all.add(item, sign)
+        flow = (item.priority, item.tenant)
+        self.by_priority.setdefault(item.priority, Load()).add(item, sign)
+        self.by_tenant.setdefault(flow, Load()).add(item, sign)
+        if not self.by_priority[item.priority].requests:
+            del self.by_priority[item.priority]
         if not self.by_tenant[flow].requests:
             del self.by_tenant[flow]
 
@@ -295,12 +295,12 @@ class Queues(Generic[T]):
             for tenant, flow in band.flows.items():
                 assert [h.key for h in flow.items] == sorted(h.key for h in flow.items)
                 assert flow.load.tokens == sum(h.tokens for h in flow.items)
-                for held in flow.items:
-                    assert (held.waits, held.late) == (True, late)
-                    assert (held.priority, held.tenant) == (-below, tenant)
+                for item in flow.items:
+                    assert (item.waits, item.late) == (True, late)
+                    assert (item.priority, item.tenant) == (-below, tenant)
                     assert flow.tag >= 0
-                    for scope in (None, held.priority, (held.priority, tenant)):
-                        counted.setdefault(scope, Load()).add(held, 1)
+                    for scope in (None, item.priority, (item.priority, tenant)):
+                        counted.setdefault(scope, Load()).add(item, 1)
         kept: list[tuple[object, Load]] = [
             (None, self.in_all),
             *self.by_priority.items(),

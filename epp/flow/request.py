@@ -1,10 +1,10 @@
-"""One request at the gate: the question to the picker, the record while it waits, and its outcome."""
+"""One request at the gate: the question to the picker, its item in the queue, and its outcome."""
 
 from __future__ import annotations
 
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
-from msgspec import Struct
+from epp.types import Value
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -15,7 +15,7 @@ was reached, and the request was worth least.
 """
 
 
-class Forecast(Struct, frozen=True):
+class Forecast(Value, frozen=True):
     """The predicted course of a request if it were sent now."""
 
     wait_s: float
@@ -60,7 +60,7 @@ class Forecaster(Protocol[T_contra]):
         """
 
 
-class Held(Generic[T]):
+class QueueItem(Generic[T]):
     """A request that waits, or has waited. Every module may read it; only `control` and `queues` write it."""
 
     __slots__ = (
@@ -120,16 +120,16 @@ class Held(Generic[T]):
         self.waits = False
 
 
-class LetGo(Struct, Generic[T], frozen=True):
+class LetGo(Value, Generic[T], frozen=True):
     """Send this request now, before the next call: the next decision has to count the booking of this
     request.
     """
 
-    held: Held[T]
+    item: QueueItem[T]
 
 
-class Refused(Struct, Generic[T], frozen=True):
-    held: Held[T]
+class Refused(Value, Generic[T], frozen=True):
+    item: QueueItem[T]
     reason: RefusedFor
     retry_after_s: int
 

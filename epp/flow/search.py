@@ -13,7 +13,7 @@ from typing import Generic
 from epp.flow.demoted import Demoted
 from epp.flow.headroom import Headroom
 from epp.flow.queues import Band, Queues
-from epp.flow.request import Forecast, Forecaster, Held, T
+from epp.flow.request import Forecast, Forecaster, QueueItem, T
 from epp.flow.settings import LEAST_DELAY_S, LONGEST_DELAY_S, FlowSettings
 
 
@@ -34,15 +34,15 @@ class Search(Generic[T]):
         self.due_at = 0.0
         """The latest time of the next search. Whoever brings a request sets this time to now."""
 
-    def first_of_all(self, *, now: float) -> tuple[Held[T], Forecast] | None:
+    def first_of_all(self, *, now: float) -> tuple[QueueItem[T], Forecast] | None:
         """The request that is first in order, whatever the servers compute."""
         for _, band in self._queues.bands():
             for flow in band.by_share(1):
-                held = flow.items[0]
-                return held, self._forecaster.forecast(held.payload, now=now)
+                item = flow.items[0]
+                return item, self._forecaster.forecast(item.payload, now=now)
         return None
 
-    def first_that_may_go(self, *, now: float) -> tuple[Held[T], Forecast] | None:
+    def first_that_may_go(self, *, now: float) -> tuple[QueueItem[T], Forecast] | None:
         settings = self.settings
         least_s = self._forecaster.least_wait_s(now=now)
         bands = [
@@ -74,20 +74,20 @@ class Search(Generic[T]):
 
     def _first_of_band(
         self, band: Band[T], headroom_s: float, looks: int, *, short: bool, now: float
-    ) -> tuple[tuple[Held[T], Forecast] | None, int, float]:
+    ) -> tuple[tuple[QueueItem[T], Forecast] | None, int, float]:
         """Which request of the band may go, how many looks are left, and how long until the next of the
         examined requests may go. short: consider only requests with few tokens to compute.
         """
         settings, missing_s = self.settings, inf
         for flow in band.by_share(looks):
-            for held in flow.items[: min(looks, settings.looks)]:
-                forecast = self._forecaster.forecast(held.payload, now=now)
+            for item in flow.items[: min(looks, settings.looks)]:
+                forecast = self._forecaster.forecast(item.payload, now=now)
                 first = looks == settings.max_looks
-                left_s = held.deadline - now
+                left_s = item.deadline - now
                 room_s = self._headroom.of_request(forecast, headroom_s, left_s=left_s, first=first)
                 fits = not short or self._demoted.is_short(forecast)
                 if forecast.wait_s <= room_s and fits:
-                    return (held, forecast), looks, missing_s
+                    return (item, forecast), looks, missing_s
                 looks -= 1
                 if fits:
                     missing_s = min(missing_s, forecast.wait_s - room_s)

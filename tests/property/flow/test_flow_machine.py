@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from epp.flow.control import FlowControl
 from epp.flow.elsewhere import Row
-from epp.flow.request import Held, LetGo, Verdict
+from epp.flow.request import LetGo, QueueItem, Verdict
 from epp.flow.settings import SHORT_S, Bound, FlowSettings
 from tests.unit.flow.a_fleet import RATE, AFleet, Ask, Gateway
 
@@ -62,7 +62,7 @@ class FlowMachine(RuleBasedStateMachine):
         self.fleet = AFleet(2)
         self.settings = FlowSettings(looks=MANY, max_looks=MANY)
         self.flow: FlowControl[Ask] = FlowControl(self.settings, self.fleet)
-        self.waiting: dict[int, Held[Ask]] = {}
+        self.waiting: dict[int, QueueItem[Ask]] = {}
         self.fates: Counter[str] = Counter()
         self.offered = 0
         self.draining = False
@@ -119,7 +119,7 @@ class FlowMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.offered += 1
             forecast = self.fleet.forecast(ask, now=self.now)
-            held, verdict = self.flow.offer(
+            item, verdict = self.flow.offer(
                 ask,
                 forecast,
                 priority=priority,
@@ -128,9 +128,9 @@ class FlowMachine(RuleBasedStateMachine):
                 ttft_s=ttft_s,
                 now=self.now,
             )
-            self.waiting[held.number] = held
+            self.waiting[item.number] = item
             if verdict is not None:
-                assert verdict.held is held
+                assert verdict.item is item
                 self.decided(verdict)
             self.pump()
 
@@ -138,9 +138,9 @@ class FlowMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_client_leaves(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(self.waiting)))
-        held = self.waiting.pop(number)
-        self.flow.leave(held)
-        self.flow.leave(held)
+        item = self.waiting.pop(number)
+        self.flow.leave(item)
+        self.flow.leave(item)
         self.fates["left"] += 1
 
     @rule()
@@ -158,26 +158,26 @@ class FlowMachine(RuleBasedStateMachine):
     # -- what must be true of a verdict ----------------------------------------------------------------------
 
     def decided(self, verdict: Verdict[Ask]) -> None:
-        held = self.waiting.pop(verdict.held.number)
-        assert held is verdict.held
-        assert not held.waits
+        item = self.waiting.pop(verdict.item.number)
+        assert item is verdict.item
+        assert not item.waits
         if isinstance(verdict, LetGo):
             self.fates["let go"] += 1
-            self.check_order(held)
-            self.fleet.take(held.payload, now=self.now)
+            self.check_order(item)
+            self.fleet.take(item.payload, now=self.now)
             return
         self.fates["refused"] += 1
         assert not self.draining
         assert 1 <= verdict.retry_after_s <= 3600
-        forecast = self.fleet.forecast(held.payload, now=self.now)
+        forecast = self.fleet.forecast(item.payload, now=self.now)
         if verdict.reason == "deadline":
-            assert self.now + forecast.soonest_s > held.deadline
+            assert self.now + forecast.soonest_s > item.deadline
         elif verdict.reason == "ttl":
-            assert self.now >= held.expires_at
+            assert self.now >= item.expires_at
         else:
-            self.check_worth(held)
+            self.check_worth(item)
 
-    def check_order(self, gone: Held[Ask]) -> None:
+    def check_order(self, gone: QueueItem[Ask]) -> None:
         """Room was there, and nobody was passed by who stands before it and could have gone.
 
         Beside other pickers it is not for this one alone to say whose turn it is.
@@ -200,7 +200,7 @@ class FlowMachine(RuleBasedStateMachine):
                 wait_s = self.fleet.forecast(other.payload, now=self.now).wait_s
                 assert wait_s > (SHORT_S if headroom_s is None else headroom_s), (other.number, gone.number)
 
-    def check_worth(self, refused: Held[Ask]) -> None:
+    def check_worth(self, refused: QueueItem[Ask]) -> None:
         """Where only the bound in all can have been passed, nobody of a lower priority waits on."""
         if (self.settings.per_priority, self.settings.per_tenant) != (Bound(), Bound()):
             return
@@ -229,9 +229,9 @@ class FlowMachine(RuleBasedStateMachine):
             for tenant in {h.tenant for h in of_priority}:
                 self.check_bound(self.settings.per_tenant, [h for h in of_priority if h.tenant == tenant])
 
-    def check_bound(self, bound: Bound, waiting: list[Held[Ask]]) -> None:
+    def check_bound(self, bound: Bound, waiting: list[QueueItem[Ask]]) -> None:
         assert len(waiting) <= bound.requests
-        assert sum(held.size_bytes for held in waiting) <= bound.size_bytes
+        assert sum(item.size_bytes for item in waiting) <= bound.size_bytes
 
     @invariant()
     def it_is_woken_while_somebody_waits(self) -> None:
@@ -272,9 +272,9 @@ def test_the_lead_of_a_tenant_over_one_that_waits_is_bounded(sizes: list[list[in
                 gate.offer(Ask(tokens[number]), tenant=f"tenant-{n}", now=0.0)
     gate.run(now=0.0, until=seconds)
     had: Counter[str] = Counter(dict.fromkeys(left, 0))
-    for held in gate.let_go:
-        had[held.tenant] += held.payload.tokens
-        left[held.tenant] -= 1
+    for item in gate.let_go:
+        had[item.tenant] += item.payload.tokens
+        left[item.tenant] -= 1
         if min(left.values()) == 0:
             break
         assert max(had.values()) - min(had.values()) <= 2000
@@ -287,9 +287,9 @@ def test_with_order_shortest_a_request_waits_for_a_bounded_time(patience: float,
     fleet = AFleet(1)
     gate = Gateway(FlowControl(FlowSettings(order="shortest", patience=patience), fleet), fleet)
     gate.offer(Ask(1000), now=0.0)
-    held = gate.offer(Ask(tokens), now=0.0)
+    item = gate.offer(Ask(tokens), now=0.0)
     now = 0.0
-    while held.waits:  # twice what the server can do, for as long as it waits
+    while item.waits:  # twice what the server can do, for as long as it waits
         for _ in range(2):
             gate.offer(Ask(100), now=now)
         gate.run(now=now, until=now + 0.1)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.flow.control import FlowControl
-from epp.flow.request import Held
+from epp.flow.request import QueueItem
 from epp.flow.settings import FlowSettings
 from tests.unit.flow.a_fleet import AFleet, Ask, Gateway
 
@@ -24,7 +24,7 @@ def test_no_demoted_request_waits_beyond_its_last_moment(num_servers: int, arriv
     """Its last moment is fixed when it is demoted, from its wait in order of arrival and its length."""
     fleet = AFleet(num_servers)
     gate = Gateway(FlowControl(FlowSettings(headroom_s=None, ttft_s=2.0, when_late="demote"), fleet), fleet)
-    waiting: list[Held[Ask]] = []
+    waiting: list[QueueItem[Ask]] = []
     last_at: dict[int, float] = {}
     number = 0
     while waiting or number < len(arrivals):
@@ -33,13 +33,13 @@ def test_no_demoted_request_waits_beyond_its_last_moment(num_servers: int, arriv
             waiting.append(gate.offer(Ask(tokens), now=now))
         gate.run(now=now, until=now + STEP_S)
         number += 1
-        waiting = [held for held in waiting if held.waits]
-        for held in waiting:
-            if held.late:
-                assert last_at.setdefault(held.number, held.last_at) == held.last_at
-                assert now + STEP_S <= held.last_at
+        waiting = [item for item in waiting if item.waits]
+        for item in waiting:
+            if item.late:
+                assert last_at.setdefault(item.number, item.last_at) == item.last_at
+                assert now + STEP_S <= item.last_at
             else:
-                assert now + STEP_S <= held.deadline
+                assert now + STEP_S <= item.deadline
 
 
 def test_a_request_that_is_demoted_after_its_last_moment_goes_at_once() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from epp.flow.control import FlowControl
-from epp.flow.request import Forecast, Held, LetGo, Pool, Refused, Verdict
+from epp.flow.request import Forecast, LetGo, Pool, QueueItem, Refused, Verdict
 
 RATE = 1000.0
 
@@ -69,7 +69,7 @@ class Gateway:
     def __init__(self, flow: FlowControl[Ask], fleet: AFleet) -> None:
         self.flow = flow
         self.fleet = fleet
-        self.let_go: list[Held[Ask]] = []
+        self.let_go: list[QueueItem[Ask]] = []
         self.refused: list[Refused[Ask]] = []
 
     def offer(
@@ -81,8 +81,8 @@ class Gateway:
         tenant: str = "",
         size_bytes: int = 0,
         ttft_s: float | None = None,
-    ) -> Held[Ask]:
-        held, verdict = self.flow.offer(
+    ) -> QueueItem[Ask]:
+        item, verdict = self.flow.offer(
             ask,
             self.fleet.forecast(ask, now=now),
             priority=priority,
@@ -92,7 +92,7 @@ class Gateway:
             now=now,
         )
         self.carry_out(verdict, now=now)
-        return held
+        return item
 
     def pump(self, *, now: float) -> int:
         """All that is decided at this moment; how many."""
@@ -113,7 +113,7 @@ class Gateway:
 
     def carry_out(self, verdict: Verdict[Ask] | None, *, now: float) -> None:
         if isinstance(verdict, LetGo):
-            self.fleet.take(verdict.held.payload, now=now)
-            self.let_go.append(verdict.held)
+            self.fleet.take(verdict.item.payload, now=now)
+            self.let_go.append(verdict.item)
         elif verdict is not None:
             self.refused.append(verdict)

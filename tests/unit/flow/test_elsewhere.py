@@ -58,8 +58,8 @@ class Pool:
     def let_go_tokens(self) -> Counter[str]:
         had: Counter[str] = Counter()
         for gate in self.gates:
-            for held in gate.let_go:
-                had[held.tenant] += held.payload.tokens
+            for item in gate.let_go:
+                had[item.tenant] += item.payload.tokens
         return had
 
 

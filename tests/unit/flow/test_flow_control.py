@@ -31,8 +31,8 @@ def reasons(gate: Gateway) -> list[str]:
 class TestGoing:
     def test_a_request_for_an_idle_server_goes_at_once(self) -> None:
         gate = gateway()
-        held = gate.offer(SECOND, now=0.0)
-        assert gate.let_go == [held]
+        item = gate.offer(SECOND, now=0.0)
+        assert gate.let_go == [item]
         assert gate.flow.due_at == inf
 
     def test_a_request_for_a_busy_fleet_waits_until_the_headroom(self) -> None:
@@ -123,8 +123,8 @@ class TestFairness:
             gate.offer(Ask(100), tenant="many and short", now=0.0)
         gate.run(now=0.0, until=20.0)
         had: Counter[str] = Counter()
-        for held in gate.let_go:
-            had[held.tenant] += held.payload.tokens
+        for item in gate.let_go:
+            had[item.tenant] += item.payload.tokens
         assert abs(had["few and long"] - had["many and short"]) <= 2000
 
     def test_who_comes_back_has_saved_nothing_up(self) -> None:
@@ -137,7 +137,7 @@ class TestFairness:
             gate.offer(Ask(100), tenant="back", now=2.0)
             gate.offer(Ask(100), tenant="busy", now=2.0)
         gate.run(now=2.0, until=3.0)
-        late = Counter(held.tenant for held in gate.let_go[20:])
+        late = Counter(item.tenant for item in gate.let_go[20:])
         assert late["busy"] >= 4, late
 
     def test_tenants_beyond_the_limit_share_one_queue(self) -> None:
@@ -201,7 +201,7 @@ class TestRefusing:
         gate.offer(Ask(10), priority=1, now=0.0)
         gate.run(now=0.0, until=1.0)
         assert reasons(gate) == ["ttl"]
-        assert gate.refused[0].held.priority == 7
+        assert gate.refused[0].item.priority == 7
 
     @pytest.mark.parametrize(
         "settings",
@@ -220,7 +220,7 @@ class TestRefusing:
         gate.offer(SECOND, now=0.0)
         waiting = [gate.offer(SECOND, size_bytes=10, now=0.0) for _ in range(3)]
         assert reasons(gate) == ["full"]
-        assert gate.refused[0].held is waiting[2]
+        assert gate.refused[0].item is waiting[2]
 
     def test_at_a_bound_the_lowest_priority_is_shed_first_and_then_who_is_furthest_over_its_share(
         self,
@@ -232,7 +232,7 @@ class TestRefusing:
         gate.offer(SECOND, tenant="light", now=0.0)
         gate.offer(SECOND, tenant="light", now=0.0)
         gate.pump(now=0.0)
-        assert [refused.held for refused in gate.refused] == [low, greedy[2]]
+        assert [refused.item for refused in gate.refused] == [low, greedy[2]]
 
     def test_nobody_is_shed_for_a_newcomer_that_is_refused_in_the_end(self) -> None:
         gate = gateway(FlowSettings(in_all=Bound(size_bytes=100)))
@@ -241,7 +241,7 @@ class TestRefusing:
             gate.offer(SECOND, priority=priority, size_bytes=50, now=0.0)
         large = gate.offer(SECOND, priority=1, size_bytes=90, now=0.0)
         gate.pump(now=0.0)
-        assert [refused.held for refused in gate.refused] == [large]
+        assert [refused.item for refused in gate.refused] == [large]
         assert len(gate.flow) == 2
         gate.flow.check_integrity()
 
@@ -251,7 +251,7 @@ class TestRefusing:
         waiting = [gate.offer(SECOND, priority=n, now=0.0) for n in (3, 1, 2)]
         gate.flow.apply(FlowSettings(in_all=Bound(requests=1)), now=0.0)
         gate.pump(now=0.0)
-        assert [refused.held for refused in gate.refused] == [waiting[1], waiting[2]]
+        assert [refused.item for refused in gate.refused] == [waiting[1], waiting[2]]
 
     def test_a_client_that_leaves_frees_its_place(self) -> None:
         gate = gateway(FlowSettings(in_all=Bound(requests=1)))

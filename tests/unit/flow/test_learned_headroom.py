@@ -12,7 +12,7 @@ from epp.flow.control import FlowControl
 from epp.flow.demoted import Demoted
 from epp.flow.elsewhere import Elsewhere
 from epp.flow.queues import Queues
-from epp.flow.request import Forecast, Held, Pool
+from epp.flow.request import Forecast, Pool, QueueItem
 from epp.flow.settings import FlowSettings
 from tests.unit.flow.a_fleet import AFleet, Ask, Gateway
 
@@ -42,10 +42,10 @@ def test_where_nobody_more_pressing_is_expected_every_request_goes_at_once() -> 
 def test_who_may_be_overtaken_waits_until_a_server_is_free(other: dict[str, Any]) -> None:
     gate = gateway()
     gate.offer(SECOND, now=0.0, **other)
-    held = gate.offer(SECOND, now=0.0)
-    assert held.waits
+    item = gate.offer(SECOND, now=0.0)
+    assert item.waits
     gate.run(now=0.0, until=0.95)
-    assert gate.let_go[-1] is held
+    assert gate.let_go[-1] is item
 
 
 def test_who_has_not_come_for_long_is_not_expected_any_more() -> None:
@@ -78,7 +78,7 @@ def test_demoted_requests_leave_servers_to_those_in_time() -> None:
     for _ in range(8):
         gate.offer(Ask(9000), now=10.0)
     gate.run(now=10.0, until=10.5)
-    assert sum(held.payload.tokens == 9000 for held in gate.let_go) == 2
+    assert sum(item.payload.tokens == 9000 for item in gate.let_go) == 2
     for n in range(8):
         in_time = gate.offer(Ask(500), now=10.5 + 0.25 * n)
         gate.pump(now=10.5 + 0.25 * n)
@@ -101,7 +101,7 @@ def test_the_turn_of_a_demoted_request_is_later_the_longer_its_prompt_takes(
 ) -> None:
     """Nine seconds in order of arrival; at most four times its ten seconds of waiting later."""
     demoted = demoted_before(busy_s=10.0)
-    held = Held(
+    item = QueueItem(
         SECOND,
         number=0,
         priority=0,
@@ -112,20 +112,20 @@ def test_the_turn_of_a_demoted_request_is_later_the_longer_its_prompt_takes(
         deadline=2.0,
         expires_at=inf,
     )
-    demoted.place(held, Forecast(1.0, 1.0 + own_s, own_s, 1), now=0.0)
-    assert (held.turn_at, held.last_at) == (turn_s, 1.5 * turn_s)
+    demoted.place(item, Forecast(1.0, 1.0 + own_s, own_s, 1), now=0.0)
+    assert (item.turn_at, item.last_at) == (turn_s, 1.5 * turn_s)
 
 
 def test_a_request_that_is_demoted_later_has_its_turn_from_when_it_came() -> None:
     gate = gateway(ttft_s=2.0, when_late="demote")
     gate.offer(Ask(100), priority=1, now=0.0)
     gate.fleet.busy_until = [1.5]
-    held = gate.offer(Ask(400), now=0.0)
+    item = gate.offer(Ask(400), now=0.0)
     gate.fleet.busy_until = [10.0]  # others have sent to that server
     gate.offer(Ask(400), priority=1, now=0.4)
     gate.pump(now=0.5)
-    assert held.late
-    assert held.turn_at < 0.5
+    assert item.late
+    assert item.turn_at < 0.5
 
 
 def test_while_all_would_begin_in_time_in_order_of_arrival_no_server_is_kept_from_demoted_requests() -> None:
@@ -212,10 +212,10 @@ def test_while_servers_are_too_few_requests_wait_here_and_not_at_them() -> None:
     for _ in range(3):
         gate.offer(SECOND, now=0.0)
     assert [refused.reason for refused in gate.refused] == ["deadline"]
-    held = gate.offer(Ask(500), now=1.0)
-    assert held.waits, "its server is busy for another second"
+    item = gate.offer(Ask(500), now=1.0)
+    assert item.waits, "its server is busy for another second"
     gate.run(now=1.0, until=1.75)
-    assert gate.let_go[-1] is held
+    assert gate.let_go[-1] is item
 
 
 def test_who_is_refused_for_its_length_does_not_make_servers_too_few() -> None:
@@ -237,10 +237,10 @@ def test_demoted_requests_whose_turn_has_come_ask_once_whether_a_server_is_free_
     fleet = Counting(1)
     gate = Gateway(FlowControl(FlowSettings(headroom_s=None, ttft_s=1.0, when_late="demote"), fleet), fleet)
     fleet.busy_until = [1e4]
-    held = [gate.offer(Ask(9000), now=0.0) for _ in range(300)]
-    now = held[-1].turn_at
+    items = [gate.offer(Ask(9000), now=0.0) for _ in range(300)]
+    now = items[-1].turn_at
     gate.pump(now=now)
-    overdue = [each for each in held if each.waits and each.turn_at <= now + 1.0 < each.last_at]
+    overdue = [each for each in items if each.waits and each.turn_at <= now + 1.0 < each.last_at]
     assert len(overdue) > 50
     fleet.looks = 0
     gate.pump(now=now + 1.0)
