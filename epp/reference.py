@@ -11,6 +11,7 @@ import msgspec
 
 from epp.config.policy import API_VERSION, KIND, PolicySpec
 from epp.config.settings import Config
+from epp.config.strict import Strict, definitions
 from epp.kube.crd import crd_yaml
 from epp.kube.rbac import rules_yaml
 from epp.telemetry.reference import metrics_reference
@@ -30,12 +31,12 @@ and the prefix table is kept unless `chunks` changed. A bad policy is refused, a
 """
 
 
-def _type_of(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
+def _type_of(schema: Mapping[str, Any]) -> str:
     """The allowed values of a field, in a few words."""
     if "enum" in schema:
         return ", ".join(f"`{v}`" for v in schema["enum"])
     if "anyOf" in schema:
-        return " or ".join(_type_of(s, definitions) for s in schema["anyOf"])
+        return " or ".join(_type_of(s) for s in schema["anyOf"])
     text = str(schema.get("type", ""))
     low = schema.get("minimum", schema.get("exclusiveMinimum"))
     high = schema.get("maximum")
@@ -46,11 +47,6 @@ def _type_of(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
     return text
 
 
-def _in_a_line(text: str) -> str:
-    """The text in one line, since a row of a table may have no line breaks."""
-    return " ".join(text.split())
-
-
 def _referred(schema: Mapping[str, Any]) -> str:
     """Name of the struct that a field holds, if it holds one."""
     for part in (schema, *schema.get("anyOf", ()), *schema.get("allOf", ())):
@@ -59,27 +55,24 @@ def _referred(schema: Mapping[str, Any]) -> str:
     return ""
 
 
-def _rows(name: str, definitions: Mapping[str, Any], path: str) -> list[str]:
-    struct = definitions[name]
+def _rows(name: str, sections: Mapping[str, Any], path: str) -> list[str]:
+    struct = sections[name]
     rows = []
     for field, schema in struct["properties"].items():
         here = f"{path}.{field}" if path else field
         inner, items = _referred(schema), _referred(schema.get("items", {}))
         if inner or items:
-            rows += _rows(inner or items, definitions, here if inner else f"{here}[]")
+            rows += _rows(inner or items, sections, here if inner else f"{here}[]")
             continue
         required = field in struct.get("required", ())
         default = "required" if required else f"`{msgspec.json.encode(schema.get('default')).decode()}`"
-        rows.append(
-            f"| `{here}` | {_type_of(schema, definitions)} | {default} | {_in_a_line(schema.get('description', ''))} |"
-        )
+        rows.append(f"| `{here}` | {_type_of(schema)} | {default} | {schema.get('description', '')} |")
     return rows
 
 
-def _page(intro: str, struct: type[msgspec.Struct]) -> str:
-    _, definitions = msgspec.json.schema_components([struct])
+def _page(intro: str, struct: type[Strict]) -> str:
     lines = [intro, "| field | value | default | meaning |", "| --- | --- | --- | --- |"]
-    return "\n".join([*lines, *_rows(struct.__name__, definitions, "")]) + "\n"
+    return "\n".join([*lines, *_rows(struct.__name__, definitions(struct), "")]) + "\n"
 
 
 PAGES: Mapping[str, Callable[[], str]] = {

@@ -13,50 +13,21 @@ from epp.errors import ConfigError
 class ExactModel(Strict, frozen=True):
     """How the servers of one base model turn prompts into tokens and name their blocks."""
 
-    tokenizer_folder: Annotated[
-        str,
-        Meta(
-            min_length=1,
-            description="Folder with the model's `tokenizer.json`, `tokenizer_config.json` and chat template.",
-        ),
-    ]
-    model: Annotated[
-        str,
-        Meta(
-            max_length=1024,
-            description="Base model, as in the `model` of the endpoints. Empty means every other model.",
-        ),
-    ] = ""
-    chat_template_file: Annotated[
-        str,
-        Meta(
-            description="The file that the servers use with `--chat-template`. Empty means that they do not use this option."
-        ),
-    ] = ""
-    chat_template_arguments: Annotated[
-        dict[str, Any],
-        Meta(description="The value that the servers have for `--default-chat-template-kwargs`, if any."),
-    ] = {}
-    hash_algorithm: Annotated[
-        Literal["auto", "sha256", "sha256_cbor", "xxhash", "xxhash_cbor"],
-        Meta(
-            description="`--prefix-caching-hash-algo` of the servers. auto: the picker learns it from their events."
-        ),
-    ] = "auto"
-    hash_seed: Annotated[
-        str,
-        Meta(
-            max_length=1024, description="PYTHONHASHSEED of the servers. Empty means that they do not set it."
-        ),
-    ] = ""
-    adapters: Annotated[
-        dict[str, str],
-        Meta(
-            max_length=4096,
-            description="Path from which the servers load each LoRA adapter, by adapter name. The servers "
-            "use this path in the names of the adapter's blocks.",
-        ),
-    ] = {}
+    tokenizer_folder: Annotated[str, Meta(min_length=1)]
+    """Folder with the model's `tokenizer.json`, `tokenizer_config.json` and chat template."""
+    model: Annotated[str, Meta(max_length=1024)] = ""
+    """Base model, as in the `model` of the endpoints. Empty means every other model."""
+    chat_template_file: str = ""
+    """The file that the servers use with `--chat-template`. Empty means that they do not use this option."""
+    chat_template_arguments: dict[str, Any] = {}
+    """The value that the servers have for `--default-chat-template-kwargs`, if any."""
+    hash_algorithm: Literal["auto", "sha256", "sha256_cbor", "xxhash", "xxhash_cbor"] = "auto"
+    """`--prefix-caching-hash-algo` of the servers. auto: the picker learns it from their events."""
+    hash_seed: Annotated[str, Meta(max_length=1024)] = ""
+    """PYTHONHASHSEED of the servers. Empty means that they do not set it."""
+    adapters: Annotated[dict[str, str], Meta(max_length=4096)] = {}
+    """Path from which the servers load each LoRA adapter, by adapter name. The servers use this path in the
+    names of the adapter's blocks."""
 
 
 _Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -68,51 +39,22 @@ class ExactMode(Strict, frozen=True):
     """
 
     models: Annotated[tuple[ExactModel, ...], Meta(min_length=1, max_length=256)]
-    events_port: Annotated[
-        _Port,
-        Meta(
-            description="Port on which servers publish events (ZeroMQ), unless their entry in `endpointsFile` names an address. 0 means none."
-        ),
-    ] = 5557
-    replay_port: Annotated[
-        _Port,
-        Meta(
-            description="Port on which servers replay missed events. 0 means none: after each gap the picker "
-            "then forgets what it knew of the server."
-        ),
-    ] = 5558
-    topic: Annotated[str, Meta(max_length=255, description="Topic of the events.")] = ""
-    max_blocks: Annotated[
-        int,
-        Meta(
-            ge=1000,
-            le=10**9,
-            description="Largest number of blocks to follow on all servers together. A block takes about 90 "
-            "bytes of memory.",
-        ),
-    ] = 2_000_000
-    max_chunks: Annotated[
-        int,
-        Meta(
-            ge=1000,
-            le=10**8,
-            description="Largest number of chunks of routed prompts to follow. A chunk takes about 1 KB of "
-            "memory.",
-        ),
-    ] = 100_000
-    max_queued_prompts: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=10**6,
-            description="Largest number of prompts that may wait for exact mode. Exact mode skips further "
-            "prompts.",
-        ),
-    ] = 1000
-    max_queued_bytes: Annotated[
-        int,
-        Meta(ge=65536, le=2**34, description="Largest size of all prompt text that is kept for exact mode."),
-    ] = 64 * 2**20
+    events_port: _Port = 5557
+    """Port on which servers publish events (ZeroMQ), unless their entry in `endpointsFile` names an address.
+    0 means none."""
+    replay_port: _Port = 5558
+    """Port on which servers replay missed events. 0 means none: after each gap the picker then forgets what
+    it knew of the server."""
+    topic: Annotated[str, Meta(max_length=255)] = ""
+    """Topic of the events."""
+    max_blocks: Annotated[int, Meta(ge=1000, le=10**9)] = 2_000_000
+    """Largest number of blocks to follow on all servers together. A block takes about 90 bytes of memory."""
+    max_chunks: Annotated[int, Meta(ge=1000, le=10**8)] = 100_000
+    """Largest number of chunks of routed prompts to follow. A chunk takes about 1 KB of memory."""
+    max_queued_prompts: Annotated[int, Meta(ge=1, le=10**6)] = 1000
+    """Largest number of prompts that may wait for exact mode. Exact mode skips further prompts."""
+    max_queued_bytes: Annotated[int, Meta(ge=65536, le=2**34)] = 64 * 2**20
+    """Largest size of all prompt text that is kept for exact mode."""
 
     def validate(self) -> None:
         """Check what the types cannot check. The ConfigError names the field at fault."""

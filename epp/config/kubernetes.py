@@ -19,101 +19,47 @@ _LabelValue = Annotated[str, Meta(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-
 class KubernetesStatus(Strict, frozen=True):
     """Which picker writes the status of policies, and how often. Picking itself needs no leader."""
 
-    lease_name: Annotated[
-        str,
-        Meta(
-            max_length=253,
-            description="Name of the Lease that decides which picker writes the status. Empty means "
-            "`prefix-gateway-` followed by the name of the (first) pool.",
-        ),
-    ] = ""
-    lease_seconds: Annotated[
-        int,
-        Meta(
-            ge=3,
-            le=3600,
-            description="Another picker takes the Lease if its holder has not renewed it for this long.",
-        ),
-    ] = 15
-    interval_seconds: Annotated[
-        float,
-        Meta(ge=1, le=3600, description="Shortest time between two writes of the live numbers of a policy."),
-    ] = 10.0
-    events: Annotated[
-        bool, Meta(description="Write Kubernetes Events about what an operator of the pool should know.")
-    ] = True
+    lease_name: Annotated[str, Meta(max_length=253)] = ""
+    """Name of the Lease that decides which picker writes the status. Empty means `prefix-gateway-` followed
+    by the name of the (first) pool."""
+    lease_seconds: Annotated[int, Meta(ge=3, le=3600)] = 15
+    """Another picker takes the Lease if its holder has not renewed it for this long."""
+    interval_seconds: Annotated[float, Meta(ge=1, le=3600)] = 10.0
+    """Shortest time between two writes of the live numbers of a policy."""
+    events: bool = True
+    """Write Kubernetes Events about what an operator of the pool should know."""
 
 
 class Kubernetes(Strict, frozen=True):
     """Read endpoints and policy from a Kubernetes cluster instead of `endpointsFile`."""
 
-    pool: Annotated[
-        str,
-        Meta(
-            max_length=253,
-            pattern=_NAME_OR_NONE,
-            description="Name of the InferencePool whose pods are the endpoints. Policies name this pool in "
-            "`targetRef`. With `selector` the pool does not have to exist.",
-        ),
-    ] = ""
-    pools: Annotated[
-        tuple[DnsName, ...],
-        Meta(
-            max_length=32,
-            description="Names of several InferencePools, instead of `pool`. The model in the body of a "
-            "request decides which of their servers may take it (docs/models.md).",
-        ),
-    ] = ()
-    namespace: Annotated[
-        str,
-        Meta(
-            max_length=63,
-            description="Namespace of the pool, its pods and policies. Empty means the namespace of the picker.",
-        ),
-    ] = ""
-    selector: Annotated[
-        dict[_LabelKey, _LabelValue],
-        Meta(
-            max_length=16,
-            description="Labels of the pods, for clusters without InferencePools. Empty means the selector of the pool.",
-        ),
-    ] = {}
-    target_ports: Annotated[
-        tuple[Annotated[int, Meta(ge=1, le=65535)], ...],
-        Meta(
-            max_length=8,
-            description="Ports of the pods, together with `selector`. Each port is an endpoint of its own.",
-        ),
-    ] = ()
-    address_family: Annotated[
-        Literal["Primary", "IPv4", "IPv6"],
-        Meta(
-            description="Which address of a dual-stack pod to use. A pod that has no address of this family "
-            "is reached at its primary address."
-        ),
-    ] = "Primary"
-    kubeconfig: Annotated[
-        str,
-        Meta(
-            description="Kubeconfig file to reach the cluster with. Empty means the service account of the pod."
-        ),
-    ] = ""
+    pool: Annotated[str, Meta(max_length=253, pattern=_NAME_OR_NONE)] = ""
+    """Name of the InferencePool whose pods are the endpoints. Policies name this pool in `targetRef`. With
+    `selector` the pool does not have to exist."""
+    pools: Annotated[tuple[DnsName, ...], Meta(max_length=32)] = ()
+    """Names of several InferencePools, instead of `pool`. The model in the body of a request decides which of
+    their servers may take it (docs/models.md)."""
+    namespace: Annotated[str, Meta(max_length=63)] = ""
+    """Namespace of the pool, its pods and policies. Empty means the namespace of the picker."""
+    selector: Annotated[dict[_LabelKey, _LabelValue], Meta(max_length=16)] = {}
+    """Labels of the pods, for clusters without InferencePools. Empty means the selector of the pool."""
+    target_ports: Annotated[tuple[Annotated[int, Meta(ge=1, le=65535)], ...], Meta(max_length=8)] = ()
+    """Ports of the pods, together with `selector`. Each port is an endpoint of its own."""
+    address_family: Literal["Primary", "IPv4", "IPv6"] = "Primary"
+    """Which address of a dual-stack pod to use. A pod that has no address of this family is reached at its
+    primary address."""
+    kubeconfig: str = ""
+    """Kubeconfig file to reach the cluster with. Empty means the service account of the pod."""
     objectives: Annotated[
-        tuple[Literal["llm-d.ai", "inference.networking.x-k8s.io"], ...],
-        Meta(
-            max_length=2,
-            description="API groups of the InferenceObjectives that give requests a priority for flow "
-            "control. The cluster needs the CRDs of these groups.",
-        ),
+        tuple[Literal["llm-d.ai", "inference.networking.x-k8s.io"], ...], Meta(max_length=2)
     ] = ()
+    """API groups of the InferenceObjectives that give requests a priority for flow control. The cluster needs
+    the CRDs of these groups."""
     rewrites: Annotated[
-        tuple[Literal["llm-d.ai", "inference.networking.x-k8s.io"], ...],
-        Meta(
-            max_length=2,
-            description="API groups of the InferenceModelRewrites that give models other names "
-            "(docs/models.md). The cluster needs the CRDs of these groups.",
-        ),
+        tuple[Literal["llm-d.ai", "inference.networking.x-k8s.io"], ...], Meta(max_length=2)
     ] = ()
+    """API groups of the InferenceModelRewrites that give models other names (docs/models.md). The cluster
+    needs the CRDs of these groups."""
     status: KubernetesStatus = KubernetesStatus()
 
     @property

@@ -14,29 +14,17 @@ from epp.types import Address
 class Listen(Strict, frozen=True):
     """Where the picker listens for Envoy."""
 
-    address: Annotated[
-        str,
-        Meta(
-            description="`ip:port`, or `unix:/path`. Each worker has an address of its own: the next port, or the path with `.N` added."
-        ),
-    ] = "127.0.0.1:9002"
-    transport: Annotated[
-        Literal["http2", "grpcio"],
-        Meta(
-            description="Server that carries the ext_proc streams. http2: the picker's own HTTP/2, on the "
-            "event loop. grpcio: the server of the library grpcio, which takes two to three times the CPU "
-            "and can tell only late when the picker is overloaded."
-        ),
-    ] = "http2"
+    address: str = "127.0.0.1:9002"
+    """`ip:port`, or `unix:/path`. Each worker has an address of its own: the next port, or the path with `.N`
+    added."""
+    transport: Literal["http2", "grpcio"] = "http2"
+    """Server that carries the ext_proc streams. http2: the picker's own HTTP/2, on the event loop. grpcio:
+    the server of the library grpcio, which takes two to three times the CPU and can tell only late when the
+    picker is overloaded."""
     tls: Tls | None = None
-    socket_mode: Annotated[
-        str,
-        Meta(
-            pattern="^[0-7]{3,4}$",
-            description="Permissions of a unix socket, as a quoted octal number. Envoy may run as another user, so restrict access by the "
-            "permissions of the directory.",
-        ),
-    ] = "0666"
+    socket_mode: Annotated[str, Meta(pattern="^[0-7]{3,4}$")] = "0666"
+    """Permissions of a unix socket, as a quoted octal number. Envoy may run as another user, so restrict
+    access by the permissions of the directory."""
 
     def addresses(self, *, workers: int) -> tuple[str, ...]:
         """Where each worker listens. A single worker listens at the address itself. Several workers each have
@@ -52,33 +40,23 @@ class Listen(Strict, frozen=True):
 class Admin(Strict, frozen=True):
     """Address of metrics, health and decisions. Do not expose it to clients of the gateway."""
 
-    address: Annotated[str, Meta(description="`ip:port`. Worker N listens on port + N.")] = "127.0.0.1:9090"
-    keep_decisions: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=100_000,
-            description="Number of decisions that the picker keeps for the page `/decisions`; the newest are kept.",
-        ),
-    ] = 1000
+    address: str = "127.0.0.1:9090"
+    """`ip:port`. Worker N listens on port + N."""
+    keep_decisions: Annotated[int, Meta(ge=0, le=100_000)] = 1000
+    """Number of decisions that the picker keeps for the page `/decisions`; the newest are kept."""
     hosts: Annotated[
         tuple[Annotated[str, Meta(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")], ...],
-        Meta(
-            max_length=64,
-            description="DNS names by which clients may ask for the admin pages. IP addresses and "
-            "`localhost` are always allowed. A request for any other name gets 421.",
-        ),
+        Meta(max_length=64),
     ] = ()
+    """DNS names by which clients may ask for the admin pages. IP addresses and `localhost` are always
+    allowed. A request for any other name gets 421."""
 
     peers: Annotated[
         tuple[Annotated[str, Meta(max_length=300, pattern=r"^[^/@\s]+:[0-9]{1,5}$")], ...],
-        Meta(
-            max_length=16,
-            description="`host:port` of the admin pages of other pickers. The live page shows their requests "
-            "and missed tokens too. A name with several addresses, such as a headless Service, stands for "
-            "all of them.",
-        ),
+        Meta(max_length=16),
     ] = ()
+    """`host:port` of the admin pages of other pickers. The live page shows their requests and missed tokens
+    too. A name with several addresses, such as a headless Service, stands for all of them."""
 
     def addresses(self, *, workers: int) -> tuple[Address, ...]:
         """The admin address of each worker. ValueError: there are not enough ports."""

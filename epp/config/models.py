@@ -12,28 +12,15 @@ from epp.config.strict import Strict
 class Models(Strict, frozen=True):
     """Which models the servers have, by their own answers at `/v1/models` (docs/models.md)."""
 
-    ask: Annotated[
-        bool,
-        Meta(
-            description="Ask each server at `/v1/models` which models it has. If false, the picker knows "
-            "models only from the endpoints file or from annotations of the pods."
-        ),
-    ] = True
-    interval_seconds: Annotated[
-        float, Meta(ge=5, le=86400, description="Time between two such questions to one server.")
-    ] = 60.0
-    unknown: Annotated[
-        Literal["NotFound", "Route"],
-        Meta(
-            description="What to do with a request for a model that no server lists. NotFound: answer 404, "
-            "once the list of every server is known. Route: send the request to any server; this is for "
-            "servers that load an adapter when a request asks for it."
-        ),
-    ] = "NotFound"
-    answer_list: Annotated[
-        bool,
-        Meta(
-            description="Answer `GET /v1/models` with the models of all servers. If false, the request goes "
-            "to one server, which answers with its own models."
-        ),
-    ] = True
+    ask: bool = True
+    """Ask each server at `/v1/models` which models it has. If false, the picker knows models only from the
+    endpoints file or from annotations of the pods."""
+    interval_seconds: Annotated[float, Meta(ge=5, le=86400)] = 60.0
+    """Time between two such questions to one server."""
+    unknown: Literal["NotFound", "Route"] = "NotFound"
+    """What to do with a request for a model that no server lists. NotFound: answer 404, once the list of
+    every server is known. Route: send the request to any server; this is for servers that load an adapter
+    when a request asks for it."""
+    answer_list: bool = True
+    """Answer `GET /v1/models` with the models of all servers. If false, the request goes to one server, which
+    answers with its own models."""

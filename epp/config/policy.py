@@ -60,62 +60,32 @@ class TargetRef(Strict, frozen=True):
     target.
     """
 
-    name: Annotated[
-        str,
-        Meta(
-            min_length=1,
-            max_length=253,
-            pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$",
-            description="Name of the InferencePool.",
-        ),
-    ]
-    group: Annotated[Literal["inference.networking.k8s.io"], Meta(description="API group of the target.")] = (
-        "inference.networking.k8s.io"
-    )
-    kind: Annotated[Literal["InferencePool"], Meta(description="Kind of the target.")] = "InferencePool"
+    name: Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+    """Name of the InferencePool."""
+    group: Literal["inference.networking.k8s.io"] = "inference.networking.k8s.io"
+    """API group of the target."""
+    kind: Literal["InferencePool"] = "InferencePool"
+    """Kind of the target."""
 
 
 class PolicySpec(Strict, frozen=True):
     """How the picker routes requests."""
 
     target_ref: TargetRef | None = None
-    mode: Annotated[
-        Literal["Enforce", "DryRun"],
-        Meta(
-            description="Enforce: route by this policy. DryRun: only record what this policy would pick; "
-            "requests are routed by the last accepted policy, or by the default policy."
-        ),
-    ] = "Enforce"
-    rule: Annotated[RuleName, Meta(description="The rule that chooses an endpoint among the candidates.")] = (
-        "least-cost"
-    )
-    max_destinations: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=MOST_DESTINATIONS,
-            description="Largest number of destinations in the answer to the data plane: the chosen endpoint "
-            "and its fallbacks, best first. A gateway that can read only one address gets one, whatever this "
-            "value is (`dialect` in the configuration).",
-        ),
-    ] = 3
-    session_header: Annotated[
-        str,
-        Meta(
-            pattern="^[a-z0-9-]+$",
-            max_length=64,
-            description="Request header with the name of the session, for the rule `session`.",
-        ),
-    ] = "x-session-id"
-    debug_header: Annotated[
-        str,
-        Meta(
-            pattern="^[a-z0-9-]*$",
-            max_length=64,
-            description="The answer to a request with this header shows the decision in a response header. "
-            "Empty turns this off.",
-        ),
-    ] = ""
+    mode: Literal["Enforce", "DryRun"] = "Enforce"
+    """Enforce: route by this policy. DryRun: only record what this policy would pick; requests are routed by
+    the last accepted policy, or by the default policy."""
+    rule: RuleName = "least-cost"
+    """The rule that chooses an endpoint among the candidates."""
+    max_destinations: Annotated[int, Meta(ge=1, le=MOST_DESTINATIONS)] = 3
+    """Largest number of destinations in the answer to the data plane: the chosen endpoint and its fallbacks,
+    best first. A gateway that can read only one address gets one, whatever this value is (`dialect` in the
+    configuration)."""
+    session_header: Annotated[str, Meta(pattern="^[a-z0-9-]+$", max_length=64)] = "x-session-id"
+    """Request header with the name of the session, for the rule `session`."""
+    debug_header: Annotated[str, Meta(pattern="^[a-z0-9-]*$", max_length=64)] = ""
+    """The answer to a request with this header shows the decision in a response header. Empty turns this off.
+    """
     chunks: Chunks = Chunks()
     gain: Gain = Gain()
     load: Load = Load()

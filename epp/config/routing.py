@@ -12,20 +12,10 @@ from epp.config.strict import Ratio, Strict
 class Gain(Strict, frozen=True):
     """When the expected saving is too small, a pick ignores cached prefixes."""
 
-    min_match_tokens: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=10**7,
-            description="Ignore cached prefixes if the longest one has fewer tokens than this.",
-        ),
-    ] = 64
-    min_match_ratio: Annotated[
-        Ratio,
-        Meta(
-            description="Ignore cached prefixes if the longest one is a smaller share of the prompt than this."
-        ),
-    ] = 0.0
+    min_match_tokens: Annotated[int, Meta(ge=0, le=10**7)] = 64
+    """Ignore cached prefixes if the longest one has fewer tokens than this."""
+    min_match_ratio: Ratio = 0.0
+    """Ignore cached prefixes if the longest one is a smaller share of the prompt than this."""
 
 
 class Load(Strict, frozen=True):
@@ -33,42 +23,20 @@ class Load(Strict, frozen=True):
     remains.
     """
 
-    max_waiting: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=10**6,
-            description="Largest number of requests that may wait in the queue of a server, by its metrics. "
-            "A server with more is over this threshold.",
-        ),
-    ] = 128
-    max_kv_usage: Annotated[
-        Ratio,
-        Meta(
-            description="Largest share of a server's KV cache that running requests may hold. 1 means no "
-            "limit. This is best in most fleets: with a limit, another server would have to compute the "
-            "prefixes that the full server has cached, and would fill up next."
-        ),
-    ] = 1.0
-    max_undone_tokens: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=10**9,
-            description="Largest number of prompt tokens that may wait to be computed on an endpoint. 0 "
-            "means no limit.",
-        ),
-    ] = 0
-    when_saturated: Annotated[
-        Literal["LeastLoaded", "Reject"],
-        Meta(
-            description="What to do when every endpoint is over a threshold. LeastLoaded: send the request "
-            "anyway. Reject: answer 429."
-        ),
-    ] = "LeastLoaded"
-    retry_after_seconds: Annotated[
-        int, Meta(ge=1, le=3600, description="Value of the Retry-After header of a 429 answer.")
-    ] = 1
+    max_waiting: Annotated[int, Meta(ge=0, le=10**6)] = 128
+    """Largest number of requests that may wait in the queue of a server, by its metrics. A server with more
+    is over this threshold."""
+    max_kv_usage: Ratio = 1.0
+    """Largest share of a server's KV cache that running requests may hold. 1 means no limit. This is best in
+    most fleets: with a limit, another server would have to compute the prefixes that the full server has
+    cached, and would fill up next."""
+    max_undone_tokens: Annotated[int, Meta(ge=0, le=10**9)] = 0
+    """Largest number of prompt tokens that may wait to be computed on an endpoint. 0 means no limit."""
+    when_saturated: Literal["LeastLoaded", "Reject"] = "LeastLoaded"
+    """What to do when every endpoint is over a threshold. LeastLoaded: send the request anyway. Reject:
+    answer 429."""
+    retry_after_seconds: Annotated[int, Meta(ge=1, le=3600)] = 1
+    """Value of the Retry-After header of a 429 answer."""
 
 
 class Failures(Strict, frozen=True):
@@ -76,81 +44,35 @@ class Failures(Strict, frozen=True):
     when trial requests succeed.
     """
 
-    share_to_leave_out: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=1,
-            description="A server is left out when this share of its recent answers has failed (5xx, 429, "
-            "connections that broke before the answer, or answers that broke off midway), and when it fails "
-            "more than the other servers do. "
-            "Four failures in a row reach 0.5.",
-        ),
-    ] = 0.5
-    max_left_out_share: Annotated[
-        Ratio,
-        Meta(
-            description="At most this share of the candidates is left out because of failures. 0: no server "
-            "is ever left out."
-        ),
-    ] = 0.5
-    cost_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=600,
-            description="Cost of a failed answer in the least-cost score, in seconds. The score of a server "
-            "grows by this, times the share of its recent answers that failed.",
-        ),
-    ] = 1.0
-    trial_seconds: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=600,
-            description="Shortest time between two trial requests, and between two probes, to a server that is left "
-            "out. Where requests are few, a trial comes after four times as long, unless a probe has just failed.",
-        ),
-    ] = 2.0
-    probe: Annotated[
-        bool,
-        Meta(
-            description="The picker itself asks a server that has failed for one token (POST /v1/completions), to learn sooner "
-            "than from clients' requests whether it fails and when it has recovered."
-        ),
-    ] = True
-    hang_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=600,
-            description="A server counts as hanging when its requests wait for their first byte longer than "
-            "each of these: this time, three times the time that other servers took, and the time that its "
-            "queue explains. 0 means that the picker does not look for hanging servers.",
-        ),
-    ] = 1.0
+    share_to_leave_out: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    """A server is left out when this share of its recent answers has failed (5xx, 429, connections that broke
+    before the answer, or answers that broke off midway), and when it fails more than the other servers do.
+    Four failures in a row reach 0.5."""
+    max_left_out_share: Ratio = 0.5
+    """At most this share of the candidates is left out because of failures. 0: no server is ever left out."""
+    cost_seconds: Annotated[float, Meta(ge=0, le=600)] = 1.0
+    """Cost of a failed answer in the least-cost score, in seconds. The score of a server grows by this, times
+    the share of its recent answers that failed."""
+    trial_seconds: Annotated[float, Meta(gt=0, le=600)] = 2.0
+    """Shortest time between two trial requests, and between two probes, to a server that is left out. Where
+    requests are few, a trial comes after four times as long, unless a probe has just failed."""
+    probe: bool = True
+    """The picker itself asks a server that has failed for one token (POST /v1/completions), to learn sooner
+    than from clients' requests whether it fails and when it has recovered."""
+    hang_seconds: Annotated[float, Meta(ge=0, le=600)] = 1.0
+    """A server counts as hanging when its requests wait for their first byte longer than each of these: this
+    time, three times the time that other servers took, and the time that its queue explains. 0 means that the
+    picker does not look for hanging servers."""
 
 
 class Lora(Strict, frozen=True):
     """LoRA adapters. Requests prefer endpoints that have their adapter loaded."""
 
-    slots_per_endpoint: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=1024,
-            description="Number of adapters that a server can hold at once, if its metrics do not state it.",
-        ),
-    ] = 4
-    load_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=600,
-            description="T: extra time to first token, in seconds, when the adapter has to be loaded first. "
-            "The time counts twice if another adapter has to be dropped for it.",
-        ),
-    ] = 0.5
+    slots_per_endpoint: Annotated[int, Meta(ge=1, le=1024)] = 4
+    """Number of adapters that a server can hold at once, if its metrics do not state it."""
+    load_seconds: Annotated[float, Meta(ge=0, le=600)] = 0.5
+    """T: extra time to first token, in seconds, when the adapter has to be loaded first. The time counts
+    twice if another adapter has to be dropped for it."""
 
 
 class Cost(Strict, frozen=True):
@@ -158,64 +80,27 @@ class Cost(Strict, frozen=True):
     The score is in seconds and the smallest wins: (B + (U + T V) (w + k L) + c L) / V.
     """
 
-    uncached_token_weight: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=100,
-            description="w: price of computing one prompt token. A value above 1 favors endpoints that hold "
-            "the prefix.",
-        ),
-    ] = 1.0
-    stalled_request_weight: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=100,
-            description="k: extra price of a prompt token for each request in flight on the endpoint, because prefill delays their answers.",
-        ),
-    ] = 0.15
-    running_request_tokens: Annotated[
-        float, Meta(ge=0, le=10**6, description="c: price of one request in flight, in prompt tokens.")
-    ] = 50.0
-    prefill_tokens_per_second: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=10**7,
-            description="V: the prefill rate that the picker assumes until it has learned the real rate. A "
-            "change applies only to models that the picker has not seen yet.",
-        ),
-    ] = 8000.0
+    uncached_token_weight: Annotated[float, Meta(ge=0, le=100)] = 1.0
+    """w: price of computing one prompt token. A value above 1 favors endpoints that hold the prefix."""
+    stalled_request_weight: Annotated[float, Meta(ge=0, le=100)] = 0.15
+    """k: extra price of a prompt token for each request in flight on the endpoint, because prefill delays
+    their answers."""
+    running_request_tokens: Annotated[float, Meta(ge=0, le=10**6)] = 50.0
+    """c: price of one request in flight, in prompt tokens."""
+    prefill_tokens_per_second: Annotated[float, Meta(gt=0, le=10**7)] = 8000.0
+    """V: the prefill rate that the picker assumes until it has learned the real rate. A change applies only
+    to models that the picker has not seen yet."""
 
 
 class PrefixHash(Strict, frozen=True):
     """Settings of the rule `prefix-hash`: consistent hashing of a prompt's beginning, with bounded loads."""
 
-    size_bytes: Annotated[
-        int,
-        Meta(
-            ge=16,
-            le=1_048_576,
-            description="Prompts whose first bytes are equal go to the same endpoint. This is the number of "
-            "bytes. It is rounded down to whole chunks, but to one chunk at least.",
-        ),
-    ] = 1024
-    max_load_ratio: Annotated[
-        float,
-        Meta(
-            ge=1,
-            le=100,
-            description="If an endpoint has more requests in flight than this many times the mean, its new "
-            "requests go to the next endpoint.",
-        ),
-    ] = 1.25
-    min_in_flight: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=100_000,
-            description="An endpoint with fewer requests in flight than this keeps all prompts that are "
-            "assigned to it, whatever the mean is.",
-        ),
-    ] = 4
+    size_bytes: Annotated[int, Meta(ge=16, le=1_048_576)] = 1024
+    """Prompts whose first bytes are equal go to the same endpoint. This is the number of bytes. It is rounded
+    down to whole chunks, but to one chunk at least."""
+    max_load_ratio: Annotated[float, Meta(ge=1, le=100)] = 1.25
+    """If an endpoint has more requests in flight than this many times the mean, its new requests go to the
+    next endpoint."""
+    min_in_flight: Annotated[int, Meta(ge=1, le=100_000)] = 4
+    """An endpoint with fewer requests in flight than this keeps all prompts that are assigned to it, whatever
+    the mean is."""

@@ -32,16 +32,10 @@ BodyModeName = Literal["NONE", "STREAMED", "BUFFERED", "BUFFERED_PARTIAL", "FULL
 class AssumedModes(Strict, frozen=True):
     """How a data plane sends bodies if it does not tell its processing mode."""
 
-    request_body: Annotated[
-        BodyModeName,
-        Meta(
-            description="Mode of request bodies that the picker assumes if the data plane sends no "
-            "`protocol_config`."
-        ),
-    ] = "FULL_DUPLEX_STREAMED"
-    response_body: Annotated[BodyModeName, Meta(description="The same for response bodies.")] = (
-        "FULL_DUPLEX_STREAMED"
-    )
+    request_body: BodyModeName = "FULL_DUPLEX_STREAMED"
+    """Mode of request bodies that the picker assumes if the data plane sends no `protocol_config`."""
+    response_body: BodyModeName = "FULL_DUPLEX_STREAMED"
+    """The same for response bodies."""
 
 
 class Streams(Strict, frozen=True):
@@ -49,38 +43,22 @@ class Streams(Strict, frozen=True):
     envoy-config`.
     """
 
-    max_held_body_bytes: Annotated[
-        int,
-        Meta(
-            ge=2**20,
-            le=2**40,
-            description="Largest size of all unfinished request bodies that one worker holds together. A "
-            "request over the bound is routed by load without its body, or gets 429 if the policy has "
-            "`whenSaturated: Reject`. The same bound holds for unfinished messages of the data plane. Beyond "
-            "the bound the data plane goes on without the picker.",
-        ),
-    ] = 256 * 2**20
+    max_held_body_bytes: Annotated[int, Meta(ge=2**20, le=2**40)] = 256 * 2**20
+    """Largest size of all unfinished request bodies that one worker holds together. A request over the bound
+    is routed by load without its body, or gets 429 if the policy has `whenSaturated: Reject`. The same bound
+    holds for unfinished messages of the data plane. Beyond the bound the data plane goes on without the
+    picker."""
     assumed_modes: AssumedModes = AssumedModes()
-    mode_override: Annotated[
-        bool,
-        Meta(
-            description="Ask the data plane to send the body of sampled answers to the picker. This has no "
-            "effect where the data plane does not allow such a request."
-        ),
-    ] = True
+    mode_override: bool = True
+    """Ask the data plane to send the body of sampled answers to the picker. This has no effect where the data
+    plane does not allow such a request."""
 
 
 class Log(Strict, frozen=True):
-    level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        Meta(description="Messages below this level are not logged."),
-    ] = "info"
-    format: Annotated[
-        Literal["json", "text"],
-        Meta(
-            description="json: each line is one JSON object. text: lines for people. Both go to standard error."
-        ),
-    ] = "json"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Messages below this level are not logged."""
+    format: Literal["json", "text"] = "json"
+    """json: each line is one JSON object. text: lines for people. Both go to standard error."""
 
 
 class Recording(Strict, frozen=True):
@@ -88,138 +66,69 @@ class Recording(Strict, frozen=True):
     never any text (docs/replay.md).
     """
 
-    file: Annotated[
-        str,
-        Meta(
-            min_length=1,
-            description="File to write. Where there are several workers, worker N adds `.wN` to the name.",
-        ),
-    ]
-    max_bytes: Annotated[
-        int,
-        Meta(
-            ge=2**16,
-            le=2**40,
-            description="Largest size of the file and of the file before it (`FILE.1`) together. Beyond this "
-            "the oldest lines are lost.",
-        ),
-    ] = 256 * 2**20
+    file: Annotated[str, Meta(min_length=1)]
+    """File to write. Where there are several workers, worker N adds `.wN` to the name."""
+    max_bytes: Annotated[int, Meta(ge=2**16, le=2**40)] = 256 * 2**20
+    """Largest size of the file and of the file before it (`FILE.1`) together. Beyond this the oldest lines
+    are lost."""
 
 
 class Config(Strict, frozen=True):
     """Configuration of one endpoint picker and its workers."""
 
-    endpoints_file: Annotated[
-        str,
-        Meta(
-            description="YAML file that lists the model servers. The picker reads it again when it changes. "
-            "Set either this or `kubernetes`."
-        ),
-    ] = ""
-    policy_file: Annotated[
-        str,
-        Meta(
-            description="File with a PrefixRoutingPolicy. The picker reads it again when it changes. Empty "
-            "means the default policy. With `kubernetes` this policy is used while no policy object applies."
-        ),
-    ] = ""
+    endpoints_file: str = ""
+    """YAML file that lists the model servers. The picker reads it again when it changes. Set either this or
+    `kubernetes`."""
+    policy_file: str = ""
+    """File with a PrefixRoutingPolicy. The picker reads it again when it changes. Empty means the default
+    policy. With `kubernetes` this policy is used while no policy object applies."""
     kubernetes: Kubernetes | None = None
     models: Models = Models()
-    hash_secret_file: Annotated[
-        str,
-        Meta(
-            description="File with a secret of 16 bytes or more, the same for all pickers of a pool. Prompts "
-            "are hashed with this secret, so that no client can make a text whose hash equals that of a "
-            "cached text. Empty: the secret is derived from `sharing.redis.signingKeyFile`. Without a "
-            "signing key the pickers make a secret at start and agree on it over Redis.",
-        ),
-    ] = ""
+    hash_secret_file: str = ""
+    """File with a secret of 16 bytes or more, the same for all pickers of a pool. Prompts are hashed with
+    this secret, so that no client can make a text whose hash equals that of a cached text. Empty: the secret
+    is derived from `sharing.redis.signingKeyFile`. Without a signing key the pickers make a secret at start
+    and agree on it over Redis."""
     listen: Listen = Listen()
-    workers: Annotated[
-        int, Meta(ge=1, le=64, description="Number of worker processes. Each has a socket of its own.")
-    ] = 1
-    dialect: Annotated[
-        DialectName,
-        Meta(
-            description="Gateway that calls the picker (docs/protocol.md). This setting decides how many "
-            "destinations an answer names, and the default of `holdStreams`. auto: if `envoy.edsFile` is "
-            "set, the gateway is the Envoy of `epp envoy-config`; otherwise an answer names one destination, "
-            "which every gateway can read."
-        ),
-    ] = "auto"
-    hold_streams: Annotated[
-        bool | None,
-        Meta(
-            description="Keep each ext_proc stream open until the answer ends, so that the picker counts "
-            "requests in flight exactly. Set this to false where the gateway fails closed (fails the request "
-            "if the picker dies). null: false for the dialect ai-gateway, true for all others."
-        ),
-    ] = None
-    drain_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=86400,
-            description="Longest time that the picker waits for the streams in flight after SIGTERM.",
-        ),
-    ] = 30.0
-    blocked_paths: Annotated[
-        tuple[Annotated[str, Meta(pattern="^(/[A-Za-z0-9._~-]+)+$")], ...],
-        Meta(
-            description="A request gets 404 if its path begins with one of these, in any spelling. The "
-            "picker answers so behind any gateway. The Envoy of `epp envoy-config` answers so too, also "
-            "while the picker is away. A list here replaces the default list."
-        ),
-    ] = BLOCKED_PATHS
-    allowed_paths: Annotated[
-        tuple[str, ...],
-        Meta(
-            description="Entries of `blockedPaths` that clients may use, such as `/version`. So the rest of "
-            "the default list stays in force."
-        ),
-    ] = ()
-    conformance_headers: Annotated[
-        bool,
-        Meta(
-            description="Obey the header `test-epp-endpoint-selection`. Only for conformance runs, because clients can then choose the endpoint."
-        ),
-    ] = False
-    scores_metadata: Annotated[
-        bool,
-        Meta(
-            description="Add the scores of the candidates to the dynamic metadata of the answer to the data plane."
-        ),
-    ] = False
-    cost_metadata: Annotated[
-        bool,
-        Meta(
-            description="Add three numbers to the dynamic metadata, for rate limits and access logs of the "
-            "gateway (docs/protocol.md): the estimated tokens of the prompt, the tokens of the prompt that "
-            "the picker expects in the server's cache, and the predicted seconds until the server begins its "
-            "answer."
-        ),
-    ] = False
+    workers: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Number of worker processes. Each has a socket of its own."""
+    dialect: DialectName = "auto"
+    """Gateway that calls the picker (docs/protocol.md). This setting decides how many destinations an answer
+    names, and the default of `holdStreams`. auto: if `envoy.edsFile` is set, the gateway is the Envoy of `epp
+    envoy-config`; otherwise an answer names one destination, which every gateway can read."""
+    hold_streams: bool | None = None
+    """Keep each ext_proc stream open until the answer ends, so that the picker counts requests in flight
+    exactly. Set this to false where the gateway fails closed (fails the request if the picker dies). null:
+    false for the dialect ai-gateway, true for all others."""
+    drain_seconds: Annotated[float, Meta(ge=0, le=86400)] = 30.0
+    """Longest time that the picker waits for the streams in flight after SIGTERM."""
+    blocked_paths: tuple[Annotated[str, Meta(pattern="^(/[A-Za-z0-9._~-]+)+$")], ...] = BLOCKED_PATHS
+    """A request gets 404 if its path begins with one of these, in any spelling. The picker answers so behind
+    any gateway. The Envoy of `epp envoy-config` answers so too, also while the picker is away. A list here
+    replaces the default list."""
+    allowed_paths: tuple[str, ...] = ()
+    """Entries of `blockedPaths` that clients may use, such as `/version`. So the rest of the default list
+    stays in force."""
+    conformance_headers: bool = False
+    """Obey the header `test-epp-endpoint-selection`. Only for conformance runs, because clients can then
+    choose the endpoint."""
+    scores_metadata: bool = False
+    """Add the scores of the candidates to the dynamic metadata of the answer to the data plane."""
+    cost_metadata: bool = False
+    """Add three numbers to the dynamic metadata, for rate limits and access logs of the gateway
+    (docs/protocol.md): the estimated tokens of the prompt, the tokens of the prompt that the picker expects
+    in the server's cache, and the predicted seconds until the server begins its answer."""
     admin: Admin = Admin()
     envoy: Envoy = Envoy()
     streams: Streams = Streams()
     sharing: Sharing = Sharing()
-    exact_mode: Annotated[
-        ExactMode | None,
-        Meta(
-            description="Follow the KV events of the servers. Without this section the prefix table stays approximate."
-        ),
-    ] = None
-    recording: Annotated[
-        Recording | None, Meta(description="Record requests. Without this section nothing is recorded.")
-    ] = None
-    tracing: Annotated[
-        bool,
-        Meta(
-            description="Send a span for each sampled pick to an OpenTelemetry collector. The environment "
-            "variables `OTEL_*` name the collector and the share of picks to sample (docs/tracing.md). Needs "
-            "the extra `tracing`."
-        ),
-    ] = False
+    exact_mode: ExactMode | None = None
+    """Follow the KV events of the servers. Without this section the prefix table stays approximate."""
+    recording: Recording | None = None
+    """Record requests. Without this section nothing is recorded."""
+    tracing: bool = False
+    """Send a span for each sampled pick to an OpenTelemetry collector. The environment variables `OTEL_*`
+    name the collector and the share of picks to sample (docs/tracing.md). Needs the extra `tracing`."""
     log: Log = Log()
 
     @property

@@ -80,65 +80,41 @@ def _host_and_port(text: str, default: int) -> tuple[str, int]:
 class RedisTls(Strict, frozen=True):
     """TLS settings for `rediss` URLs. The files are read at each connection, so renewed files are used."""
 
-    ca_file: Annotated[
-        str,
-        Meta(
-            description="PEM file with the CA to trust. Empty means the certificate authorities of the system."
-        ),
-    ] = ""
-    cert_file: Annotated[
-        str,
-        Meta(description="File with the certificate of the picker, if Redis asks for one. Needs `keyFile`."),
-    ] = ""
-    key_file: Annotated[str, Meta(description="File with the private key of `certFile`.")] = ""
-    check_hostname: Annotated[
-        bool,
-        Meta(
-            description="Whether the certificate of Redis must name the host of the URL. The chain of "
-            "certificates is always verified."
-        ),
-    ] = True
+    ca_file: str = ""
+    """PEM file with the CA to trust. Empty means the certificate authorities of the system."""
+    cert_file: str = ""
+    """File with the certificate of the picker, if Redis asks for one. Needs `keyFile`."""
+    key_file: str = ""
+    """File with the private key of `certFile`."""
+    check_hostname: bool = True
+    """Whether the certificate of Redis must name the host of the URL. The chain of certificates is always
+    verified."""
 
 
 class Redis(Strict, frozen=True):
     """The server over which the pickers of one pool share: Redis 6.2 or newer, or Valkey."""
 
-    url: Annotated[
-        str,
-        Meta(
-            description="`redis://host:6379/0`, `redis+cluster://a:6379,b:6379`, or "
-            "`redis+sentinel://a:26379,b:26379/MASTER/0`; `rediss` for TLS; `valkey` and `valkeys` mean the "
-            "same. Write no password here, because the URL is shown to operators."
-        ),
-    ]
-    username: Annotated[str, Meta(description="Name of an ACL user. Empty means the default user.")] = ""
-    password_file: Annotated[
-        str,
-        Meta(
-            description="File with the password. The picker reads it at each connection. Empty means that "
-            "the picker sends no password."
-        ),
-    ] = ""
-    sentinel_username: Annotated[str, Meta(description="User name for the sentinels.")] = ""
-    sentinel_password_file: Annotated[str, Meta(description="File with the password for the sentinels.")] = ""
-    signing_key_file: Annotated[
-        str,
-        Meta(
-            description="File with the signing key of the pool, 16 bytes or more, the same for all pickers "
-            "of the pool. The picker signs its messages with this key, and refuses messages that were not "
-            "signed with it. The file is read at start. Empty means that messages are not signed."
-        ),
-    ] = ""
+    url: str
+    """`redis://host:6379/0`, `redis+cluster://a:6379,b:6379`, or `redis+sentinel://a:26379,b:26379/MASTER/0`;
+    `rediss` for TLS; `valkey` and `valkeys` mean the same. Write no password here, because the URL is shown
+    to operators."""
+    username: str = ""
+    """Name of an ACL user. Empty means the default user."""
+    password_file: str = ""
+    """File with the password. The picker reads it at each connection. Empty means that the picker sends no
+    password."""
+    sentinel_username: str = ""
+    """User name for the sentinels."""
+    sentinel_password_file: str = ""
+    """File with the password for the sentinels."""
+    signing_key_file: str = ""
+    """File with the signing key of the pool, 16 bytes or more, the same for all pickers of the pool. The
+    picker signs its messages with this key, and refuses messages that were not signed with it. The file is
+    read at start. Empty means that messages are not signed."""
     tls: RedisTls = RedisTls()
-    stream_entries: Annotated[
-        int,
-        Meta(
-            ge=100,
-            le=1_000_000,
-            description="About how many batches the stream keeps; older batches are removed. One batch holds "
-            "the events of one picker in one flush interval.",
-        ),
-    ] = 10_000
+    stream_entries: Annotated[int, Meta(ge=100, le=1_000_000)] = 10_000
+    """About how many batches the stream keeps; older batches are removed. One batch holds the events of one
+    picker in one flush interval."""
 
     @property
     def target(self) -> RedisTarget:
@@ -149,60 +125,23 @@ class Redis(Strict, frozen=True):
 class Sharing(Strict, frozen=True):
     """Pickers share which server holds which prefix, and which requests are in flight on which server."""
 
-    pool: Annotated[
-        str,
-        Meta(
-            pattern="^[A-Za-z0-9._:/-]{1,200}$",
-            description="Pickers with the same pool name share. Pools with different names on one Redis never mix.",
-        ),
-    ] = "default"
+    pool: Annotated[str, Meta(pattern="^[A-Za-z0-9._:/-]{1,200}$")] = "default"
+    """Pickers with the same pool name share. Pools with different names on one Redis never mix."""
     redis: Redis | None = None
-    workers: Annotated[
-        bool,
-        Meta(description="Without `redis`, the workers of one machine share over a local socket."),
-    ] = True
-    flush_interval_seconds: Annotated[
-        float,
-        Meta(
-            ge=0.005,
-            le=5,
-            description="How long the picker collects events before it sends them to the other pickers.",
-        ),
-    ] = 0.05
-    outbox_bytes: Annotated[
-        int,
-        Meta(
-            ge=2**16,
-            le=2**30,
-            description="How many bytes of events may wait while Redis is slow or away. Beyond this the "
-            "oldest events are dropped and counted.",
-        ),
-    ] = 16 * 2**20
-    peer_timeout_seconds: Annotated[
-        float,
-        Meta(
-            ge=1,
-            le=300,
-            description="A picker that has sent nothing for this long is considered dead. Its requests in "
-            "flight no longer count.",
-        ),
-    ] = 5.0
-    snapshot_interval_seconds: Annotated[
-        float,
-        Meta(
-            ge=1,
-            le=3600,
-            description="How often one of the pickers stores its table for pickers that start later.",
-        ),
-    ] = 10.0
-    warmup_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=60,
-            description="At start, longest wait for the table of the other pickers before the picker reports ready.",
-        ),
-    ] = 2.0
+    workers: bool = True
+    """Without `redis`, the workers of one machine share over a local socket."""
+    flush_interval_seconds: Annotated[float, Meta(ge=0.005, le=5)] = 0.05
+    """How long the picker collects events before it sends them to the other pickers."""
+    outbox_bytes: Annotated[int, Meta(ge=2**16, le=2**30)] = 16 * 2**20
+    """How many bytes of events may wait while Redis is slow or away. Beyond this the oldest events are
+    dropped and counted."""
+    peer_timeout_seconds: Annotated[float, Meta(ge=1, le=300)] = 5.0
+    """A picker that has sent nothing for this long is considered dead. Its requests in flight no longer
+    count."""
+    snapshot_interval_seconds: Annotated[float, Meta(ge=1, le=3600)] = 10.0
+    """How often one of the pickers stores its table for pickers that start later."""
+    warmup_seconds: Annotated[float, Meta(ge=0, le=60)] = 2.0
+    """At start, longest wait for the table of the other pickers before the picker reports ready."""
 
     def validate(self) -> None:
         """Check what the types cannot check. The ConfigError names the field at fault."""

@@ -1,8 +1,14 @@
-"""The base of every section of the configuration and of the policy."""
+"""The base of every section of the configuration and of the policy. `definitions` describes the sections for
+the reference pages and the Kubernetes schema.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import ast
+import inspect
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -11,4 +17,27 @@ Ratio = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Frozen, with fields in camelCase. An unknown field is refused."""
+    """Frozen, with fields in camelCase. An unknown field is refused. The text below a field describes it."""
+
+
+def definitions(root: type[Strict]) -> Mapping[str, Any]:
+    """The JSON schema of `root` and of every section in it, by the name of the class."""
+    _, found = msgspec.json.schema_components([root])
+    for section in Strict.__subclasses__():
+        if section.__name__ in found:
+            for field, text in _texts(section).items():
+                found[section.__name__]["properties"][field]["description"] = text
+    return found
+
+
+def _texts(section: type[Strict]) -> Mapping[str, str]:
+    """The string below each field, in one line. Python drops such strings, so they are read in the source."""
+    yaml_names = dict(zip(section.__struct_fields__, section.__struct_encode_fields__, strict=True))
+    [tree] = ast.parse(inspect.getsource(section)).body
+    assert isinstance(tree, ast.ClassDef)
+    texts = {}
+    for field, below in pairwise(tree.body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                texts[yaml_names[name]] = " ".join(text.split())
+    return texts

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-import msgspec
 import yaml
 
 from epp.config.policy import API_VERSION, KIND, PolicySpec
+from epp.config.strict import definitions
 
 GROUP, VERSION = API_VERSION.split("/")
 PLURAL: Final = "prefixroutingpolicies"
@@ -95,8 +95,7 @@ def crd_yaml() -> str:
 
 
 def _schema() -> dict[str, Any]:
-    _, definitions = msgspec.json.schema_components([PolicySpec])
-    spec = _object("PolicySpec", definitions)
+    spec = _object("PolicySpec", definitions(PolicySpec))
     spec["required"] = ["targetRef"]  # a policy in a file needs no target, an object does
     return {
         "type": "object",
@@ -112,13 +111,13 @@ def _schema() -> dict[str, Any]:
     }
 
 
-def _object(name: str, definitions: Mapping[str, Any]) -> dict[str, Any]:
+def _object(name: str, sections: Mapping[str, Any]) -> dict[str, Any]:
     """A struct's schema, with all references replaced by their content, as Kubernetes needs it."""
-    struct = definitions[name]
+    struct = sections[name]
     made: dict[str, Any] = {
         "type": "object",
         "description": " ".join(struct["description"].split()),  # a docstring has line breaks
-        "properties": {field: _field(schema, definitions) for field, schema in struct["properties"].items()},
+        "properties": {field: _field(schema, sections) for field, schema in struct["properties"].items()},
     }
     if struct["required"]:
         made["required"] = list(struct["required"])
@@ -141,19 +140,19 @@ def _at_least(larger: str, smaller: str, fields: Mapping[str, Any], struct: Mapp
     return f"{value(larger)} >= {value(smaller)}"
 
 
-def _field(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+def _field(schema: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
     refers = [part["$ref"] for part in (schema, *schema.get("anyOf", ())) if "$ref" in part]
     if refers:
-        return _object(refers[0].rsplit("/", 1)[1], definitions)
+        return _object(refers[0].rsplit("/", 1)[1], sections)
     made = {"description": schema["description"]} if "description" in schema else {}
     made |= {key: schema[key] for key in _COPIED if key in schema}
     if "exclusiveMinimum" in schema:  # a number in JSON schema, a flag beside `minimum` in OpenAPI 3.0
         made |= {"minimum": schema["exclusiveMinimum"], "exclusiveMinimum": True}
     if "items" in schema:
-        made |= {"items": _field(schema["items"], definitions), "maxItems": schema["maxItems"]}
+        made |= {"items": _field(schema["items"], sections), "maxItems": schema["maxItems"]}
     if isinstance(schema.get("additionalProperties"), dict):
         made |= {
-            "additionalProperties": _field(schema["additionalProperties"], definitions),
+            "additionalProperties": _field(schema["additionalProperties"], sections),
             "maxProperties": schema["maxProperties"],
         }
     if "enum" in schema:

@@ -57,7 +57,7 @@ FIELD: list[Edit] = [
     (
         "epp/config/routing.py",
         "class Gain(Strict, frozen=True):\n",
-        'class Gain(Strict, frozen=True):\n    new_share: Annotated[Ratio, Meta(description="A share.")] = 0.5\n',
+        'class Gain(Strict, frozen=True):\n    new_share: Ratio = 0.5\n    """A share."""\n',
     ),
     (
         "epp/scheduling/schedule.py",
