@@ -1,6 +1,8 @@
-"""Declares a metric as the annotation of the field or property that holds its number.
+"""Declares a metric as the default of the field that holds its number.
 
-`in_flight: Annotated[int, gauge("epp_endpoint_in_flight", "Requests ...")]` is a whole declaration.
+`in_flight: int = gauge("epp_endpoint_in_flight", "Requests ...", default=0)` is a whole declaration in a
+dataclass. `default` and `default_factory` mean what they mean to `dataclasses.field`. A property declares its
+metric in the annotation of its return: `-> Annotated[bool, Metric("epp_...", "gauge", "...")]`.
 `telemetry.catalog` says where the objects with such fields are, and `telemetry.exposition` reads them. A
 field may hold:
 - a number; None means that there is nothing to show;
@@ -11,8 +13,8 @@ field may hold:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +28,16 @@ class Metric:
     """Labels of the values of this field. The labels of its object come before them."""
 
 
-def counter(name: str, text: str, *labels: str) -> Metric:
+def counter(name: str, text: str, *labels: str, **default: Any) -> Any:
     """A number that only grows."""
-    return Metric(name, "counter", text, labels)
+    return field(metadata={"metric": Metric(name, "counter", text, labels)}, **default)
 
 
-def gauge(name: str, text: str, *labels: str) -> Metric:
+def gauge(name: str, text: str, *labels: str, **default: Any) -> Any:
     """A number that may grow and shrink."""
-    return Metric(name, "gauge", text, labels)
+    return field(metadata={"metric": Metric(name, "gauge", text, labels)}, **default)
 
 
-def histogram(name: str, text: str) -> Metric:
+def histogram(name: str, text: str, **default: Any) -> Any:
     """How many values were at most each bound. The field is a `telemetry.counts.Distribution`."""
-    return Metric(name, "histogram", text)
+    return field(metadata={"metric": Metric(name, "histogram", text)}, **default)

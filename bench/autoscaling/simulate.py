@@ -51,7 +51,9 @@ def _waiting(pool: PoolStatus, servers: Sequence[EndpointStatus]) -> float:
 SIGNALS: Mapping[str, Signal] = {
     "saturation": Signal("epp_pool_saturation", lambda pool, _: pool.saturation, 0.5),
     "busy": Signal("epp_pool_busy_share", lambda pool, _: pool.busy, 0.7),
-    "undone": Signal("epp_pool_undone_seconds / goal", lambda pool, _: pool.undone_s / pool.goal_s, 0.7),
+    "undone": Signal(
+        "epp_pool_undone_seconds / goal", lambda pool, _: pool.waiting_s["servers"] / pool.goal_s, 0.7
+    ),
     "waiting": Signal("requests that wait, a server", _waiting, 1.0),
     "kv": Signal("share of the KV cache in use", lambda pool, _: pool.kv_usage, 0.7),
 }

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated
+from dataclasses import dataclass
 
 from epp.metric import counter, gauge
 
@@ -25,52 +24,35 @@ class FlowStatus:
     """The requests that wait for one base model."""
 
     model: str
-    saturation: Annotated[
-        float,
-        gauge(
-            "epp_flow_saturation",
-            "0: the servers of the base model are idle. 1: a new request waits as long as flow.goalSeconds "
-            "says. Above 1: there are too few servers. Only while flow control is on.",
-        ),
-    ]
-    oldest_s: Annotated[
-        float,
-        gauge(
-            "epp_flow_oldest_seconds",
-            "How long the oldest request that flow control holds has waited.",
-        ),
-    ]
-    requests: Annotated[
-        Mapping[int, int],
-        gauge(
-            "epp_flow_waiting_requests",
-            "Requests that flow control holds, by base model and priority.",
-            "priority",
-        ),
-    ]
-    tokens: Annotated[
-        Mapping[int, int],
-        gauge(
-            "epp_flow_waiting_tokens",
-            "Uncached prompt tokens of the requests that flow control holds, by base model and priority.",
-            "priority",
-        ),
-    ]
+    saturation: float = gauge(
+        "epp_flow_saturation",
+        "0: the servers of the base model are idle. 1: a new request waits as long as flow.goalSeconds "
+        "says. Above 1: there are too few servers. Only while flow control is on.",
+    )
+    oldest_s: float = gauge(
+        "epp_flow_oldest_seconds", "How long the oldest request that flow control holds has waited."
+    )
+    requests: Mapping[int, int] = gauge(
+        "epp_flow_waiting_requests",
+        "Requests that flow control holds, by base model and priority.",
+        "priority",
+    )
+    tokens: Mapping[int, int] = gauge(
+        "epp_flow_waiting_tokens",
+        "Uncached prompt tokens of the requests that flow control holds, by base model and priority.",
+        "priority",
+    )
     tenants: Sequence[WaitingTenant] = ()
     """The tenants with the most waiting tokens."""
-    let_go_tokens: Annotated[
-        Mapping[str, int],
-        counter(
-            "epp_flow_let_go_tokens_total",
-            "Uncached prompt tokens of the requests that flow control let go, by base model and tenant. The "
-            "first 32 tenants have a label of their own. All others share the label `(others)`.",
-            "tenant",
-        ),
-    ] = field(default_factory=dict)
-    demoted: Annotated[
-        int,
-        counter(
-            "epp_flow_demoted_requests_total",
-            "Requests that flow control put last because they could not meet their deadline.",
-        ),
-    ] = 0
+    let_go_tokens: Mapping[str, int] = counter(
+        "epp_flow_let_go_tokens_total",
+        "Uncached prompt tokens of the requests that flow control let go, by base model and tenant. The "
+        "first 32 tenants have a label of their own. All others share the label `(others)`.",
+        "tenant",
+        default_factory=dict,
+    )
+    demoted: int = counter(
+        "epp_flow_demoted_requests_total",
+        "Requests that flow control put last because they could not meet their deadline.",
+        default=0,
+    )

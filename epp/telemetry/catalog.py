@@ -1,6 +1,6 @@
 """Lists the classes that declare metrics, and says where their objects are.
 
-To add a metric, add a field to one of these classes, annotated as `epp.metric` says, and a line that fills
+To add a metric, add a field to one of these classes, declared as `epp.metric` says, and a line that fills
 the field in.
 """
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
 
 from epp.metric import counter, gauge
 from epp.types import EndpointName
@@ -14,54 +13,38 @@ from epp.types import EndpointName
 class ExactModelStatus:
     """The state of exact mode for the prompts of one base model."""
 
-    state: Annotated[
-        str,
-        gauge(
-            "epp_exact_model",
-            "Always 1. The label gives the state of exact mode for a base model: waiting (for the first "
-            "event), checking (whether routed prompts appear in the events), on or off. After an "
-            "unexpected error exact mode is off for every model until it starts again; the log has the "
-            "error.",
-            "state",
-        ),
-    ]
+    state: str = gauge(
+        "epp_exact_model",
+        "Always 1. The label gives the state of exact mode for a base model: waiting (for the first "
+        "event), checking (whether routed prompts appear in the events), on or off. After an unexpected "
+        "error exact mode is off for every model until it starts again; the log has the error.",
+        "state",
+    )
     reason: str
-    prompts: Annotated[
-        Mapping[str, int],
-        counter(
-            "epp_exact_prompts_total",
-            "Routed prompts, by what exact mode did with them. mapped: the prompt was mapped to blocks. "
-            "matched or missed: its blocks did or did not appear on the server. Any other value says why "
-            "the prompt was not mapped: adapter, arguments, content, error, template, tokenizer, waiting, "
-            "model, off.",
-            "result",
-        ),
-    ]
+    prompts: Mapping[str, int] = counter(
+        "epp_exact_prompts_total",
+        "Routed prompts, by what exact mode did with them. mapped: the prompt was mapped to blocks. "
+        "matched or missed: its blocks did or did not appear on the server. Any other value says why the "
+        "prompt was not mapped: adapter, arguments, content, error, template, tokenizer, waiting, model, "
+        "off.",
+        "result",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactServerStatus:
     """What exact mode knows of one server."""
 
-    state: Annotated[
-        str,
-        gauge(
-            "epp_exact_endpoint",
-            "Always 1. The label says what the picker knows of the cache of the endpoint: following "
-            "(everything), partly (what was stored since the picker connected) or off.",
-            "state",
-        ),
-    ]
+    state: str = gauge(
+        "epp_exact_endpoint",
+        "Always 1. The label says what the picker knows of the cache of the endpoint: following "
+        "(everything), partly (what was stored since the picker connected) or off.",
+        "state",
+    )
     reason: str
-    blocks: Annotated[
-        int, gauge("epp_exact_endpoint_blocks", "Blocks that the endpoint holds, by its KV events.")
-    ]
-    chunks: Annotated[
-        int, gauge("epp_exact_endpoint_chunks", "Chunks of routed prompts that these blocks cover.")
-    ]
-    events: Annotated[
-        int, counter("epp_exact_endpoint_events_total", "KV events received from the endpoint.")
-    ]
+    blocks: int = gauge("epp_exact_endpoint_blocks", "Blocks that the endpoint holds, by its KV events.")
+    chunks: int = gauge("epp_exact_endpoint_chunks", "Chunks of routed prompts that these blocks cover.")
+    events: int = counter("epp_exact_endpoint_events_total", "KV events received from the endpoint.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,31 +55,20 @@ class ExactStatus:
 
     models: Mapping[str, ExactModelStatus]
     servers: Mapping[EndpointName, ExactServerStatus]
-    dropped_prompts: Annotated[
-        int,
-        counter(
-            "epp_exact_dropped_prompts_total",
-            "Routed prompts that exact mode skipped because too many were waiting.",
-        ),
-    ]
-    gaps: Annotated[
-        Mapping[str, int],
-        counter(
-            "epp_exact_gaps_total",
-            "How often messages of a server were missing. found: all gaps. lost: gaps that the replay did "
-            "not fill.",
-            "kind",
-        ),
-    ]
-    malformed: Annotated[
-        int, counter("epp_exact_malformed_total", "Messages that could not be read as KV events.")
-    ]
-    corrections: Annotated[
-        Mapping[str, int],
-        counter(
-            "epp_exact_corrections_total",
-            "Corrections of the prefix table by KV events. credited: chains added for a server that holds "
-            "them. forgotten: entries removed for a server that does not hold them.",
-            "kind",
-        ),
-    ]
+    dropped_prompts: int = counter(
+        "epp_exact_dropped_prompts_total",
+        "Routed prompts that exact mode skipped because too many were waiting.",
+    )
+    gaps: Mapping[str, int] = counter(
+        "epp_exact_gaps_total",
+        "How often messages of a server were missing. found: all gaps. lost: gaps that the replay did not "
+        "fill.",
+        "kind",
+    )
+    malformed: int = counter("epp_exact_malformed_total", "Messages that could not be read as KV events.")
+    corrections: Mapping[str, int] = counter(
+        "epp_exact_corrections_total",
+        "Corrections of the prefix table by KV events. credited: chains added for a server that holds "
+        "them. forgotten: entries removed for a server that does not hold them.",
+        "kind",
+    )

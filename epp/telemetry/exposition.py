@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from math import inf
-from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Generic, TypeVar, get_type_hints
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.core import Metric as Family
@@ -33,19 +33,14 @@ class Group(Generic[S]):
 
     def metrics(self) -> Iterator[tuple[str, Metric]]:
         """The declared metrics by field or property, in the class's order. The object's labels come first."""
-        for name, hint in get_type_hints(self.of, include_extras=True).items():
-            yield from self._declared(name, hint)
+        declared = [(each.name, each.metadata.get("metric")) for each in fields(self.of)]
         for name, member in vars(self.of).items():
-            if isinstance(member, property) and member.fget is not None:
-                yield from self._declared(name, get_type_hints(member.fget, include_extras=True)["return"])
-
-    def _declared(self, name: str, hint: Any) -> Iterator[tuple[str, Metric]]:
-        if get_origin(hint) is Annotated:
-            for declared in (each for each in get_args(hint) if isinstance(each, Metric)):
-                yield (
-                    name,
-                    Metric(declared.name, declared.kind, declared.help, (*self.labels, *declared.labels)),
-                )
+            if isinstance(member, property):
+                hint = get_type_hints(member.fget, include_extras=True)["return"]
+                declared.append((name, next(iter(getattr(hint, "__metadata__", ())), None)))
+        for name, metric in declared:
+            if metric is not None:
+                yield name, replace(metric, labels=(*self.labels, *metric.labels))
 
 
 class Exposition(Collector, Generic[S]):

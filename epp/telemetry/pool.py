@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from statistics import mean
 
 from epp.flow.status import FlowStatus
 from epp.metric import gauge
@@ -20,64 +20,35 @@ class PoolStatus:
     model: str
     pool: str
     """Empty where endpoints come from a file."""
-    servers: Annotated[
-        int,
-        gauge(
-            "epp_pool_servers",
-            "Ready servers of the base model in the InferencePool. The label pool is empty where endpoints "
-            "come from a file.",
-        ),
-    ]
-    undone_s: float
-    """Prompt tokens that were sent to the servers and are not computed yet, divided by the tokens that all of
-    them compute per second.
-    """
-    queued_s: float
-    """The same for the tokens of the requests that flow control holds in this picker."""
+    servers: int = gauge(
+        "epp_pool_servers",
+        "Ready servers of the base model in the InferencePool. The label pool is empty where endpoints "
+        "come from a file.",
+    )
+    busy: float = gauge(
+        "epp_pool_busy_share",
+        "Prompt tokens per second that the ready servers of the base model computed lately, divided by the "
+        "tokens per second that they can compute. Computed tokens come from the counters of the servers; "
+        "prefix hits do not count.",
+    )
+    waiting_s: Mapping[str, float] = gauge(
+        "epp_pool_undone_seconds",
+        "Prompt tokens that are not computed yet, divided by the tokens that all ready servers of the base "
+        "model compute per second. servers: tokens that were sent to servers; every replica reports them for "
+        "the whole pool. queue: tokens of the requests that flow control holds in this replica.",
+        "where",
+    )
     kv_usage: float
     """Mean share of the KV cache that running requests use. 0 where no server states its share."""
-    busy: Annotated[
-        float,
-        gauge(
-            "epp_pool_busy_share",
-            "Prompt tokens per second that the ready servers of the base model computed lately, divided by "
-            "the tokens per second that they can compute. Computed tokens come from the counters of the "
-            "servers; prefix hits do not count.",
-        ),
-    ]
     goal_s: float
-
-    @property
-    def waiting_s(
-        self,
-    ) -> Annotated[
-        Mapping[str, float],
-        gauge(
-            "epp_pool_undone_seconds",
-            "Prompt tokens that are not computed yet, divided by the tokens that all ready servers of the "
-            "base model compute per second. servers: tokens that were sent to servers; every replica reports "
-            "them for the whole pool. queue: tokens of the requests that flow control holds in this replica.",
-            "where",
-        ),
-    ]:
-        return {"servers": self.undone_s, "queue": self.queued_s}
-
-    @property
-    def saturation(
-        self,
-    ) -> Annotated[
-        float,
-        gauge(
-            "epp_pool_saturation",
-            "The largest of three numbers: epp_pool_busy_share, epp_pool_undone_seconds divided by "
-            "flow.goalSeconds, and the mean share of the KV caches that running requests use. At 1 there are "
-            "too few servers of the base model. This metric is for autoscalers and does not need flow control.",
-        ),
-    ]:
-        """At 1 a new request waits as long as the goal says, or the servers compute prompts all the time, or
-        running requests fill the caches.
-        """
-        return max(self.kv_usage, self.busy, (self.undone_s + self.queued_s) / self.goal_s)
+    saturation: float = gauge(
+        "epp_pool_saturation",
+        "The largest of three numbers: epp_pool_busy_share, epp_pool_undone_seconds divided by "
+        "flow.goalSeconds, and the mean share of the KV caches that running requests use. At 1 there are too "
+        "few servers of the base model. This metric is for autoscalers and does not need flow control.",
+    )
+    """At 1 a new request waits as long as the goal says, or the servers compute prompts all the time, or
+    running requests fill the caches."""
 
 
 def pools_of(
@@ -105,15 +76,18 @@ def _pool(
 ) -> PoolStatus:
     rate = sum(server.prefill_tokens_per_s or 0.0 for server in servers)
     usages = [server.kv_usage for server in servers if server.kv_usage is not None]
+    kv_usage = mean(usages) if usages else 0.0
+    busy = sum(map(_computed_per_s, servers)) / rate
+    undone_s = sum(server.backlog_tokens for server in servers) / rate
     return PoolStatus(
         model=model,
         pool=pool,
         servers=len(servers),
-        undone_s=sum(server.backlog_tokens for server in servers) / rate,
-        queued_s=queued_s,
-        kv_usage=sum(usages) / len(usages) if usages else 0.0,
-        busy=sum(map(_computed_per_s, servers)) / rate,
+        busy=busy,
+        waiting_s={"servers": undone_s, "queue": queued_s},
+        kv_usage=kv_usage,
         goal_s=goal_s,
+        saturation=max(kv_usage, busy, (undone_s + queued_s) / goal_s),
     )
 
 

@@ -1,19 +1,19 @@
 """The state of the picker as people and Prometheus see it: plain values, made anew for each report.
 
 `state_report` fills these classes from the picker and the scraper. The admin pages show them, and Prometheus
-reads the fields that have a metric annotation. None in any field means that the server does not state the
+reads the fields that declare a metric. None in any field means that the server does not state the
 value, or that no fresh value is known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from epp.endpoints.marks import Verdict
 from epp.flow.status import FlowStatus
-from epp.metric import counter, gauge
+from epp.metric import Metric, counter, gauge
 from epp.telemetry.exact_status import ExactStatus
 from epp.telemetry.sharing_status import SharingStatus
 from epp.types import Address, EndpointName
@@ -30,127 +30,111 @@ class EndpointStatus:
     """The InferencePool of the endpoint. Empty: endpoints come from a file."""
     adapters: tuple[str, ...] = ()
     """LoRA adapters that the picker believes to be loaded there."""
-    ready: Annotated[bool, gauge("epp_endpoint_ready", "1 while requests may go to the endpoint.")] = True
-    in_flight: Annotated[
-        int, gauge("epp_endpoint_in_flight", "Requests that this picker has in flight on the endpoint.")
-    ] = 0
-    peers_in_flight: Annotated[
-        int,
-        gauge(
-            "epp_endpoint_peers_in_flight", "Requests that other pickers report in flight on the endpoint."
-        ),
-    ] = 0
-    backlog_tokens: Annotated[
-        float,
-        gauge(
-            "epp_endpoint_backlog_tokens",
-            "Estimated prompt tokens that were sent to the endpoint and are not computed yet.",
-        ),
-    ] = 0.0
+    ready: bool = gauge("epp_endpoint_ready", "1 while requests may go to the endpoint.", default=True)
+    in_flight: int = gauge(
+        "epp_endpoint_in_flight", "Requests that this picker has in flight on the endpoint.", default=0
+    )
+    peers_in_flight: int = gauge(
+        "epp_endpoint_peers_in_flight",
+        "Requests that other pickers report in flight on the endpoint.",
+        default=0,
+    )
+    backlog_tokens: float = gauge(
+        "epp_endpoint_backlog_tokens",
+        "Estimated prompt tokens that were sent to the endpoint and are not computed yet.",
+        default=0.0,
+    )
     computed_tokens_per_s: float = 0.0
     """Prompt tokens per second that the endpoint computed recently."""
-    prefill_tokens_per_s: Annotated[
-        float | None,
-        gauge(
-            "epp_endpoint_prefill_tokens_per_second",
-            "Prefill rate of the endpoint, learned from its own timing metrics.",
-        ),
-    ] = None
-    running: Annotated[
-        int | None, gauge("epp_endpoint_running", "Requests running on the endpoint, from its metrics.")
-    ] = None
-    waiting: Annotated[
-        int | None,
-        gauge("epp_endpoint_waiting", "Requests waiting in the queue of the endpoint, from its metrics."),
-    ] = None
-    kv_usage: Annotated[
-        float | None,
-        gauge(
-            "epp_endpoint_kv_usage_ratio", "Share of the KV cache in use on the endpoint, from its metrics."
-        ),
-    ] = None
-    prefix_queries_tokens: Annotated[
-        float | None,
-        counter(
-            "epp_endpoint_prefix_queries_tokens_total",
-            "Prompt tokens that the server looked up in its prefix cache, from its metrics.",
-        ),
-    ] = None
-    prefix_hits_tokens: Annotated[
-        float | None,
-        counter(
-            "epp_endpoint_prefix_hits_tokens_total",
-            "Prompt tokens that the server found in its prefix cache, from its metrics. Divided by "
-            "epp_endpoint_prefix_queries_tokens_total this is the real hit rate. The predicted hit rate is "
-            "epp_matched_tokens_total / epp_prompt_tokens_total.",
-        ),
-    ] = None
-    predicted_tokens: Annotated[
-        int,
-        counter(
-            "epp_endpoint_predicted_tokens_total",
-            "Prompt tokens sent to the endpoint that the picker expected in its cache. Compare with "
-            "epp_endpoint_prefix_hits_tokens_total, which also counts requests of other pickers.",
-        ),
-    ] = 0
-    capacity_tokens: Annotated[
-        int | None,
-        gauge("epp_endpoint_capacity_tokens", "Size of the KV cache of the endpoint, from its metrics."),
-    ] = None
-    cache_size_ratio: Annotated[
-        float,
-        gauge(
-            "epp_endpoint_cache_size_ratio",
-            "Cache size that the picker has learned, divided by the size that the metrics state or the "
-            "policy assumes. The picker learns this ratio for each model.",
-        ),
-    ] = 1.0
-    bytes_per_token: Annotated[
-        float | None,
-        gauge(
-            "epp_endpoint_bytes_per_token",
-            "Bytes of prompt text for each token. The picker learns this number for each model.",
-        ),
-    ] = None
-    table_entries: Annotated[
-        int, gauge("epp_table_entries", "Entries of the prefix table for the endpoint.")
-    ] = 0
-    table_bytes: Annotated[
-        int,
-        gauge(
-            "epp_table_bytes", "Bytes of prompt text that the picker expects in the cache of the endpoint."
-        ),
-    ] = 0
-    table_capacity_bytes: Annotated[
-        int, gauge("epp_table_capacity_bytes", "Upper bound of epp_table_bytes.")
-    ] = 0
-    table_evictions: Annotated[
-        int, counter("epp_table_evictions_total", "Table entries of the endpoint that were evicted.")
-    ] = 0
-    scrape_age_s: Annotated[
-        float | None,
-        gauge(
-            "epp_endpoint_scrape_age_seconds",
-            "Age of the last successful scrape of the endpoint. The series is absent before the first "
-            "successful scrape.",
-        ),
-    ] = None
+    prefill_tokens_per_s: float | None = gauge(
+        "epp_endpoint_prefill_tokens_per_second",
+        "Prefill rate of the endpoint, learned from its own timing metrics.",
+        default=None,
+    )
+    running: int | None = gauge(
+        "epp_endpoint_running", "Requests running on the endpoint, from its metrics.", default=None
+    )
+    waiting: int | None = gauge(
+        "epp_endpoint_waiting",
+        "Requests waiting in the queue of the endpoint, from its metrics.",
+        default=None,
+    )
+    kv_usage: float | None = gauge(
+        "epp_endpoint_kv_usage_ratio",
+        "Share of the KV cache in use on the endpoint, from its metrics.",
+        default=None,
+    )
+    prefix_queries_tokens: float | None = counter(
+        "epp_endpoint_prefix_queries_tokens_total",
+        "Prompt tokens that the server looked up in its prefix cache, from its metrics.",
+        default=None,
+    )
+    prefix_hits_tokens: float | None = counter(
+        "epp_endpoint_prefix_hits_tokens_total",
+        "Prompt tokens that the server found in its prefix cache, from its metrics. Divided by "
+        "epp_endpoint_prefix_queries_tokens_total this is the real hit rate. The predicted hit rate is "
+        "epp_matched_tokens_total / epp_prompt_tokens_total.",
+        default=None,
+    )
+    predicted_tokens: int = counter(
+        "epp_endpoint_predicted_tokens_total",
+        "Prompt tokens sent to the endpoint that the picker expected in its cache. Compare with "
+        "epp_endpoint_prefix_hits_tokens_total, which also counts requests of other pickers.",
+        default=0,
+    )
+    capacity_tokens: int | None = gauge(
+        "epp_endpoint_capacity_tokens",
+        "Size of the KV cache of the endpoint, from its metrics.",
+        default=None,
+    )
+    cache_size_ratio: float = gauge(
+        "epp_endpoint_cache_size_ratio",
+        "Cache size that the picker has learned, divided by the size that the metrics state or the policy "
+        "assumes. The picker learns this ratio for each model.",
+        default=1.0,
+    )
+    bytes_per_token: float | None = gauge(
+        "epp_endpoint_bytes_per_token",
+        "Bytes of prompt text for each token. The picker learns this number for each model.",
+        default=None,
+    )
+    table_entries: int = gauge(
+        "epp_table_entries", "Entries of the prefix table for the endpoint.", default=0
+    )
+    table_bytes: int = gauge(
+        "epp_table_bytes",
+        "Bytes of prompt text that the picker expects in the cache of the endpoint.",
+        default=0,
+    )
+    table_capacity_bytes: int = gauge(
+        "epp_table_capacity_bytes", "Upper bound of epp_table_bytes.", default=0
+    )
+    table_evictions: int = counter(
+        "epp_table_evictions_total", "Table entries of the endpoint that were evicted.", default=0
+    )
+    scrape_age_s: float | None = gauge(
+        "epp_endpoint_scrape_age_seconds",
+        "Age of the last successful scrape of the endpoint. The series is absent before the first "
+        "successful scrape.",
+        default=None,
+    )
     scrape_error: str = ""
-    failure_share: Annotated[
-        float,
-        gauge(
-            "epp_endpoint_failure_share",
-            "Share of the endpoint's recent answers that failed, as a moving average. Failures are 5xx, 429, "
-            "connections that broke before the answer, and answers that broke off midway. The share is 1 for an endpoint whose requests hang.",
-        ),
-    ] = 0.0
+    failure_share: float = gauge(
+        "epp_endpoint_failure_share",
+        "Share of the endpoint's recent answers that failed, as a moving average. Failures are 5xx, 429, "
+        "connections that broke before the answer, and answers that broke off midway. The share is 1 for "
+        "an endpoint whose requests hang.",
+        default=0.0,
+    )
     left_out: str = ""
     """Why the endpoint gets only trial requests. Empty: it is not left out."""
 
     @property
     def scrape_ok(
         self,
-    ) -> Annotated[bool, gauge("epp_endpoint_scrape_ok", "1 if the last scrape of the endpoint succeeded.")]:
+    ) -> Annotated[
+        bool, Metric("epp_endpoint_scrape_ok", "gauge", "1 if the last scrape of the endpoint succeeded.")
+    ]:
         return self.scrape_age_s is not None and not self.scrape_error
 
     @property
@@ -158,10 +142,11 @@ class EndpointStatus:
         self,
     ) -> Annotated[
         bool,
-        gauge(
+        Metric(
             "epp_endpoint_left_out",
-            "1 while the endpoint gets only trial requests, because its answers fail or break off, or its requests "
-            "get no answer.",
+            "gauge",
+            "1 while the endpoint gets only trial requests, because its answers fail or break off, or its "
+            "requests get no answer.",
         ),
     ]:
         return bool(self.left_out)
@@ -172,88 +157,72 @@ class PickerStatus:
     """The current state of the whole picker."""
 
     endpoints: tuple[EndpointStatus, ...] = ()
-    table_entries: Annotated[
-        int, gauge("epp_table_size_entries", "Entries of the prefix table for all endpoints.")
-    ] = 0
+    table_entries: int = gauge(
+        "epp_table_size_entries", "Entries of the prefix table for all endpoints.", default=0
+    )
     """A chunk that several endpoints hold counts once for each of them."""
     policy: str = ""
     rule: str = ""
-    draining: Annotated[bool, gauge("epp_draining", "1 while the picker drains after SIGTERM.")] = False
-    without_model_list: Annotated[
-        int,
-        gauge(
-            "epp_endpoints_without_model_list",
-            "Endpoints whose list of models (`/v1/models`) the picker has not read yet. While there are any, "
-            "the picker refuses no model as unknown (docs/models.md).",
-        ),
-    ] = 0
-    held_body_bytes: Annotated[
-        int,
-        gauge(
-            "epp_held_body_bytes",
-            "Bytes of unfinished request bodies that this worker holds. `streams.maxHeldBodyBytes` is the "
-            "upper bound.",
-        ),
-    ] = 0
-    overload_ratio: Annotated[
-        float,
-        gauge(
-            "epp_overload_ratio",
-            "Share of new requests that the picker routes by load without reading them, because the picker "
-            "itself is overloaded.",
-        ),
-    ] = 0.0
+    draining: bool = gauge("epp_draining", "1 while the picker drains after SIGTERM.", default=False)
+    without_model_list: int = gauge(
+        "epp_endpoints_without_model_list",
+        "Endpoints whose list of models (`/v1/models`) the picker has not read yet. While there are any, "
+        "the picker refuses no model as unknown (docs/models.md).",
+        default=0,
+    )
+    held_body_bytes: int = gauge(
+        "epp_held_body_bytes",
+        "Bytes of unfinished request bodies that this worker holds. `streams.maxHeldBodyBytes` is the "
+        "upper bound.",
+        default=0,
+    )
+    overload_ratio: float = gauge(
+        "epp_overload_ratio",
+        "Share of new requests that the picker routes by load without reading them, because the picker "
+        "itself is overloaded.",
+        default=0.0,
+    )
     goal_s: float = 2.0
     """Wait at which a pool counts as saturated, by the policy."""
     flow: Sequence[FlowStatus] = ()
     """What flow control holds, by base model. Empty where flow control is off."""
-    source_failures: Annotated[
-        Mapping[str, int],
-        counter(
-            "epp_source_failures_total",
-            "Unexpected failures of the picker's background loops, by source: scrape, file, kubernetes, "
-            "sharing, exact, probes, explain, page, recording, housekeeping, readiness. After each failure the loop "
-            "is started again after a pause. The log says why it failed.",
-            "source",
-        ),
-    ] = field(default_factory=dict)
-    probes: Annotated[
-        Mapping[Verdict, int],
-        counter(
-            "epp_probes_total",
-            "Requests of one token that the picker itself sent to servers whose answers had failed, by verdict: well, "
-            "ill, unclear (the server refuses such requests, or could not be connected to).",
-            "verdict",
-        ),
-    ] = field(default_factory=dict)
-    log_lines_left_out: Annotated[
-        Mapping[str, int],
-        counter(
-            "epp_log_lines_left_out_total",
-            "Log lines that were not written, by reason: dropped (standard error was not read fast enough), "
-            "repeated (one place in the code logged more than 100 lines in 10 s; one summary line says how "
-            "many were left out).",
-            "reason",
-        ),
-    ] = field(default_factory=dict)
-    recorded: Annotated[
-        Mapping[str, int],
-        counter(
-            "epp_recorded_requests_total",
-            "Requests that were to be recorded, by result: written, dropped (the disk was too slow), failed "
-            "(the line could not be written). Only with `recording`.",
-            "result",
-        ),
-    ] = field(default_factory=dict)
-    spans: Annotated[
-        Mapping[str, int],
-        counter(
-            "epp_trace_spans_total",
-            "Spans of sampled picks, by result: sent, failed (the collector did not take them), dropped (too "
-            "many were waiting for the collector). Only with `tracing`.",
-            "result",
-        ),
-    ] = field(default_factory=dict)
+    source_failures: Mapping[str, int] = counter(
+        "epp_source_failures_total",
+        "Unexpected failures of the picker's background loops, by source: scrape, file, kubernetes, "
+        "sharing, exact, probes, explain, page, recording, housekeeping, readiness. After each failure the "
+        "loop is started again after a pause. The log says why it failed.",
+        "source",
+        default_factory=dict,
+    )
+    probes: Mapping[Verdict, int] = counter(
+        "epp_probes_total",
+        "Requests of one token that the picker itself sent to servers whose answers had failed, by "
+        "verdict: well, ill, unclear (the server refuses such requests, or could not be connected to).",
+        "verdict",
+        default_factory=dict,
+    )
+    log_lines_left_out: Mapping[str, int] = counter(
+        "epp_log_lines_left_out_total",
+        "Log lines that were not written, by reason: dropped (standard error was not read fast enough), "
+        "repeated (one place in the code logged more than 100 lines in 10 s; one summary line says how "
+        "many were left out).",
+        "reason",
+        default_factory=dict,
+    )
+    recorded: Mapping[str, int] = counter(
+        "epp_recorded_requests_total",
+        "Requests that were to be recorded, by result: written, dropped (the disk was too slow), failed "
+        "(the line could not be written). Only with `recording`.",
+        "result",
+        default_factory=dict,
+    )
+    spans: Mapping[str, int] = counter(
+        "epp_trace_spans_total",
+        "Spans of sampled picks, by result: sent, failed (the collector did not take them), dropped (too "
+        "many were waiting for the collector). Only with `tracing`.",
+        "result",
+        default_factory=dict,
+    )
     sharing: SharingStatus | None = None
     """None: this picker shares with no other picker."""
     exact: ExactStatus | None = None
@@ -264,8 +233,11 @@ class PickerStatus:
         self,
     ) -> Annotated[
         Mapping[tuple[str, str], int],
-        gauge(
-            "epp_policy_info", "Always 1. The labels name the policy and the rule in use.", "policy", "rule"
+        Metric(
+            "epp_policy_info",
+            "gauge",
+            "Always 1. The labels name the policy and the rule in use.",
+            ("policy", "rule"),
         ),
     ]:
         return {(self.policy, self.rule): 1}

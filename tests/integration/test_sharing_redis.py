@@ -60,13 +60,13 @@ async def test_replicas_agree_on_an_autoscalers_signals_within_five_percent(tmp_
         for number in range(60):
             sharers[number % 3].pick(text(f"p{number}", 160_000))
         first = seen_pool(sharers[0], now=began)
-        sent_s = 3 * first.undone_s
+        sent_s = 3 * first.waiting_s["servers"]
         assert sent_s > 40, "more than drains while the test waits"
 
         def agree() -> bool:
             now = time.monotonic()
             pools = [seen_pool(sharer, now=now) for sharer in sharers]
-            told = [pool.undone_s for pool in pools]
+            told = [pool.waiting_s["servers"] for pool in pools]
             gauges = [pool.saturation for pool in pools]
             whole = min(told) >= 0.95 * (sent_s - (now - began))
             return whole and max(told) <= 1.05 * min(told) and max(gauges) <= 1.05 * min(gauges)

@@ -45,7 +45,7 @@ METRIC: list[Edit] = [
     (
         "epp/telemetry/state.py",
         '    scrape_error: str = ""\n',
-        '    scrape_error: str = ""\n    slots: Annotated[int, gauge("epp_endpoint_slots", "Slots for adapters.")] = 0\n',
+        '    scrape_error: str = ""\n    slots: int = gauge("epp_endpoint_slots", "Slots for adapters.", default=0)\n',
     ),
     (
         "epp/state_report.py",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from epp.metric import counter, gauge, histogram
+from epp.metric import Metric, counter, gauge, histogram
 from epp.telemetry.counts import Distribution
 from epp.telemetry.exposition import Exposition, Group
 
@@ -24,23 +24,21 @@ VALUES = st.floats(0, 100) | BOUNDS | BOUNDS.map(lambda b: math.nextafter(b, 2 *
 
 @dataclass
 class Counted:
-    things: Annotated[int, counter("t_things_total", "Things.")] = 0
-    now: Annotated[int, gauge("t_now", "Things now.")] = 0
-    seconds: Annotated[Distribution, histogram("t_seconds", "Time.")] = field(
-        default_factory=lambda: Distribution(BUCKETS)
-    )
+    things: int = counter("t_things_total", "Things.", default=0)
+    now: int = gauge("t_now", "Things now.", default=0)
+    seconds: Distribution = histogram("t_seconds", "Time.", default_factory=lambda: Distribution(BUCKETS))
     not_shown: int = 9
 
 
 @dataclass
 class Server:
-    speed: Annotated[float | None, gauge("t_speed", "Speed.")]
-    state: Annotated[str, gauge("t_state", "Always 1.", "state")]
-    answers: Annotated[Mapping[str, int], counter("t_answers_total", "Answers.", "class")]
-    pairs: Annotated[Mapping[tuple[str, str], int], counter("t_pairs_total", "Pairs.", "left", "right")]
+    speed: float | None = gauge("t_speed", "Speed.")
+    state: str = gauge("t_state", "Always 1.", "state")
+    answers: Mapping[str, int] = counter("t_answers_total", "Answers.", "class")
+    pairs: Mapping[tuple[str, str], int] = counter("t_pairs_total", "Pairs.", "left", "right")
 
     @property
-    def is_fast(self) -> Annotated[bool, gauge("t_fast", "1 where it is fast.")]:
+    def is_fast(self) -> Annotated[bool, Metric("t_fast", "gauge", "1 where it is fast.")]:
         return (self.speed or 0) > 5
 
 

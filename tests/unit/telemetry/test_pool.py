@@ -41,7 +41,7 @@ def held(tokens: int, *, model: str = "m") -> FlowStatus:
 
 def test_undone_work_counts_in_seconds_of_all_servers_together() -> None:
     (pool,) = pools_of([server("a", backlog=3000), server("b", rate=2000)], [held(600)], goal_s=2.0)
-    assert (pool.servers, pool.undone_s, pool.queued_s) == (2, 1.0, 0.2)
+    assert (pool.servers, pool.waiting_s) == (2, {"servers": 1.0, "queue": 0.2})
     assert pool.saturation == pytest.approx(0.6)
 
 
@@ -86,7 +86,7 @@ def test_two_pools_of_one_model_have_their_own_numbers_and_share_what_waits() ->
         server("x", model="n"),
     ]
     told = pools_of(servers, [held(800)], goal_s=1.0)
-    assert [(p.model, p.pool, p.servers, p.undone_s, p.queued_s) for p in told] == [
+    assert [(p.model, p.pool, p.servers, *p.waiting_s.values()) for p in told] == [
         ("m", "old", 1, 0.5, 0.2),
         ("m", "new", 1, 0.0, 0.2),
         ("n", "", 1, 0.0, 0.0),
