@@ -12,6 +12,7 @@ import pytest
 from epp.types import Address
 from tests.harness.client import http_client
 from tests.harness.gateway import Bench, running_bootstrap
+from tests.harness.listening import accepting
 from tests.harness.ports import free_port
 from tests.harness.processes import ManagedProcess, connects, managed_process, wait_until
 
@@ -111,9 +112,7 @@ async def test_an_envoy_that_does_not_say_how_many_requests_it_has_is_waited_for
         writer.write(says)
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
+    async with accepting(answer) as port:
         command: list[str | Path] = ["bash", HOOK, str(port), "0", str(FOREVER)]
         async with managed_process("hook", command, directory=tmp_path) as hook:
             await wait_until(lambda: asked > 5, what="it asks again and again")

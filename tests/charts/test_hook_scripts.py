@@ -13,6 +13,7 @@ import pytest
 
 from tests.charts.rendering import GATEWAY, MODEL_SERVER
 from tests.harness.backend import running_backend
+from tests.harness.listening import accepting
 from tests.harness.ports import free_port
 from tests.harness.processes import managed_process, wait_until
 
@@ -77,9 +78,7 @@ async def test_a_server_that_is_too_busy_to_say_is_waited_for(tmp_path: Path) ->
             writer.write(b"HTTP/1.0 200 OK\r\n\r\nvllm:num_requests_running 0.0\n")
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
+    async with accepting(answer) as port:
         command: list[str | Path] = [sys.executable, "-I", DRAIN, str(port), "0", FOREVER]
         async with managed_process("hook", command, directory=tmp_path) as hook:
             await wait_until(lambda: asked > 3, what="it asks again and again")

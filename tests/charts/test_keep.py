@@ -13,6 +13,7 @@ import pytest
 
 from tests.charts.rendering import GATEWAY
 from tests.harness.gateway import config_in, running_picker, write_endpoints
+from tests.harness.listening import accepting
 from tests.harness.ports import free_port
 from tests.harness.processes import managed_process, wait_until
 
@@ -95,8 +96,8 @@ async def probe(port: int, directory: Path) -> int:
     ids=["well", "not well", "dies over it"],
 )
 async def test_the_probe_believes_what_the_picker_says(tmp_path: Path, text: bytes, status: int) -> None:
-    async with await asyncio.start_server(saying(text), "127.0.0.1", 0) as server:
-        assert await probe(server.sockets[0].getsockname()[1], tmp_path) == status
+    async with accepting(saying(text)) as port:
+        assert await probe(port, tmp_path) == status
 
 
 async def test_the_probe_fails_for_a_picker_that_hangs_and_not_for_one_that_is_away(tmp_path: Path) -> None:
@@ -107,8 +108,8 @@ async def test_the_probe_fails_for_a_picker_that_hangs_and_not_for_one_that_is_a
         await over.wait()
         writer.close()
 
-    async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
-        assert await probe(server.sockets[0].getsockname()[1], tmp_path) == 1
+    async with accepting(hang) as port:
+        assert await probe(port, tmp_path) == 1
         over.set()
 
 

@@ -20,6 +20,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as wire
 from epp.conformance import dataplane
 from epp.conformance.dataplane import DESTINATION, LB, Immediate
 from epp.types import Address
+from tests.harness.listening import serving
 
 _HOP_BY_HOP: Final = {
     "connection",
@@ -164,13 +165,10 @@ async def running_scripted(gateway: Scripted, *, port: int) -> AsyncIterator[str
     """Run the gateway and return its URL."""
     app = web.Application(client_max_size=2**26)
     app.router.add_route("*", "/{path:.*}", gateway.answer)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.0, handler_cancellation=True)
-    await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-        yield f"http://127.0.0.1:{port}"
+        async with serving(app, port=port):
+            yield f"http://127.0.0.1:{port}"
     finally:
-        await runner.cleanup()
         await gateway.close()
 
 

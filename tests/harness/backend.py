@@ -18,6 +18,7 @@ from aiohttp import web
 
 from epp.types import Address
 from tests.harness.client import SERVED_BY
+from tests.harness.listening import WebServer
 from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
 
@@ -125,7 +126,7 @@ class Backend:
         """What it tells pickers that ask for its models; empty: it does not list them."""
         self.more_metrics = ""
         """Further lines of the normal page."""
-        self._runner: web.AppRunner | None = None
+        self._server: WebServer | None = None
 
     @property
     def prompts(self) -> list[Received]:
@@ -138,30 +139,19 @@ class Backend:
         return sum(r.method == "POST" and r.headers.get("user-agent") == PICKER for r in self.received)
 
     async def start(self) -> None:
-        assert self._runner is None
+        assert self._server is None
         app = web.Application(client_max_size=2**31)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/ws", self._websocket)
         app.router.add_route("*", "/{path:.*}", self._answer)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.0, handler_cancellation=True)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, self.address.host, self.address.port, backlog=4096).start()
+        self._server = WebServer(app)
+        await self._server.listen(self.address.host, self.address.port)
 
     async def stop(self) -> None:
-        """As a killed server: connections cut, the port closed."""
-        if self._runner:
-            runner, self._runner = self._runner, None
-            assert runner.server
-            for site in list(runner.sites):
-                await site.stop()
-            # A connection that is being accepted is one of the server's some turns of the loop later: the
-            # task, the transport, the protocol. A time instead may pass in one turn on a busy machine.
-            for _ in range(8):
-                await asyncio.sleep(0)
-            for connection in list(runner.server.connections):
-                if connection.transport:
-                    connection.transport.abort()
-            await runner.cleanup()
+        """Act as a killed server: cut the connections and close the port."""
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.stop()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.path == "/v1/models" and request.headers.get("user-agent") == PICKER:

@@ -20,6 +20,7 @@ import yaml
 from aiohttp import web
 
 from tests.harness.cached_builds import built_elsewhere, cache_folder, content_key, only_builder, run
+from tests.harness.listening import WebServer
 from tests.harness.ports import free_ports
 from tests.harness.processes import connects, managed_process, wait_until
 
@@ -82,7 +83,7 @@ class Collector:
 @asynccontextmanager
 async def running_collector(directory: Path) -> AsyncIterator[Collector]:
     program = collector_program()
-    grpc_port, http_port, sink_port = free_ports(3)
+    grpc_port, http_port = free_ports(2)
     collector = Collector(grpc_port, http_port)
 
     async def take(request: web.Request) -> web.Response:
@@ -93,9 +94,8 @@ async def running_collector(directory: Path) -> AsyncIterator[Collector]:
 
     app = web.Application(client_max_size=2**26)
     app.router.add_post("/v1/traces", take)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", sink_port).start()
+    sink = WebServer(app)
+    sink_port = await sink.listen()
     config = directory / "collector.yaml"
     config.write_text(yaml.safe_dump(_config(grpc_port, http_port, sink_port)))
     try:
@@ -109,7 +109,7 @@ async def running_collector(directory: Path) -> AsyncIterator[Collector]:
             await process.wait_ready(ready)
             yield collector
     finally:
-        await runner.cleanup()
+        await sink.stop()
 
 
 def _config(grpc_port: int, http_port: int, sink_port: int) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import json
 import random
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -24,6 +23,7 @@ from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.extproc.server import ExtProcServer
 from epp.picker import Picker
 from epp.types import Address, Endpoint, EndpointName
+from tests.harness.listening import WebServer
 from tests.harness.seen import Seen
 
 _EXT = "type.googleapis.com/envoy.extensions"
@@ -63,12 +63,6 @@ class Rig:
             while self.server.streams or len(self.seen.over) < len(self.seen.picks):  # noqa: ASYNC110 - it is in the product
                 await asyncio.sleep(0.01)
         assert all(s.in_flight == 0 for s in self.picker.fleet.states())
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 TOLD = web.AppKey("told", asyncio.Event)
@@ -231,15 +225,11 @@ async def running_upstreams(count: int, *, told: asyncio.Event | None = None) ->
     app = web.Application(client_max_size=64 * 2**20)
     app.router.add_route("*", "/{tail:.*}", serve_upstream)
     app[TOLD] = told or asyncio.Event()
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    ports = [free_port() for _ in range(count)]
-    for port in ports:
-        await web.TCPSite(runner, "127.0.0.1", port).start()
+    server = WebServer(app)
     try:
-        yield ports
+        yield [await server.listen() for _ in range(count)]
     finally:
-        await runner.cleanup()
+        await server.stop()
 
 
 def make_picker(ports: list[int], *, share: float = 0.0, debug_header: str = "x-debug-pick") -> Picker:

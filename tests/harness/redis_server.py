@@ -20,6 +20,7 @@ from typing import Any, Final, Literal
 import redis.asyncio as aredis
 from redis.exceptions import RedisError
 
+from tests.harness.listening import accepting
 from tests.harness.ports import free_port
 from tests.harness.processes import ManagedProcess, managed_process, wait_until
 
@@ -202,8 +203,5 @@ async def tls_in_front(
         await asyncio.gather(copy(reader, inside_writer), copy(inside_reader, writer))
 
     port = free_port()
-    front = await asyncio.start_server(accept, ["127.0.0.1", "127.0.0.2"], port, ssl=context)
-    try:
+    async with accepting(accept, ["127.0.0.1", "127.0.0.2"], port, ssl=context):
         yield port
-    finally:
-        front.close()

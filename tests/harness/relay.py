@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from tests.harness.listening import stop_listening
 from tests.harness.ports import free_port
 
 _READ_BYTES = 2**16
@@ -24,11 +25,11 @@ class Relay:
     async def mend(self) -> None:
         self._listener = await asyncio.start_server(self._connected, "127.0.0.1", self.port)
 
-    def cut(self) -> None:
-        """Every connection breaks, and new ones are refused."""
+    async def cut(self) -> None:
+        """Break every connection, and refuse new ones."""
         if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+            listener, self._listener = self._listener, None
+            await stop_listening(listener)
         for writer in self._writers:
             writer.transport.abort()
 
@@ -65,4 +66,4 @@ async def running_relay(host: str, port: int) -> AsyncIterator[Relay]:
     try:
         yield relay
     finally:
-        relay.cut()
+        await relay.cut()

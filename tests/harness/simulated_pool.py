@@ -12,7 +12,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from epp.kube.api import Api, ApiError
 from epp.kube.crd import PLURAL, crd_yaml
 from epp.kube.rbac import rules
 from tests.cluster_env.control_plane import CommandFailedError, ControlPlane
+from tests.harness.listening import WebServer
 from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
 
@@ -117,13 +118,13 @@ async def running_servers(count: int) -> AsyncIterator[Servers]:
     application = web.Application()
     application.router.add_get("/metrics", servers.page)
     application.router.add_get("/v1/models", servers.list_models)
-    runner = web.AppRunner(application, access_log=None)
-    await runner.setup()
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(runner.cleanup)
+    server = WebServer(application)
+    try:
         for number in range(count):
-            await web.TCPSite(runner, servers.host(number), servers.port, backlog=64).start()
+            await server.listen(servers.host(number), servers.port)
         yield servers
+    finally:
+        await server.stop()
 
 
 class SimulatedPool:

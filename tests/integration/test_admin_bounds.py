@@ -18,6 +18,7 @@ from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import PickerStatus
 from epp.types import Address
+from tests.harness.listening import stop_listening
 from tests.harness.live_page import a_board
 from tests.harness.raw_http import ask, connection
 
@@ -39,7 +40,7 @@ async def listening(factory: Callable[[], asyncio.Protocol]) -> AsyncIterator[Ad
     try:
         yield Address("127.0.0.1", server.sockets[0].getsockname()[1])
     finally:
-        server.close()
+        await stop_listening(server)
 
 
 async def test_the_oldest_connection_makes_room_for_a_new_one() -> None:

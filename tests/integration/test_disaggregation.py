@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.harness.envoy import running_envoy
 from tests.harness.gateway import PickerProcess, config_in, running_picker, write_policy
 from tests.harness.http_model_server import starting
+from tests.harness.listening import accepting
 from tests.harness.model_servers import MODEL, ModelServer, running_model_servers
 from tests.harness.processes import wait_until
 
@@ -112,9 +113,7 @@ async def test_a_clients_own_header_makes_no_server_call_anybody(tmp_path: Path)
             called.set()
             writer.close()
 
-        trap = await asyncio.start_server(listen, "127.0.0.1", 0)
-        async with trap:
-            port = trap.sockets[0].getsockname()[1]
+        async with accepting(listen) as port:
             for name in ("x-prefiller-host-port", "X-LLM-D-Prefiller-Host-Port"):
                 await site.complete("short", **{name: f"127.0.0.1:{port}"})
         assert not called.is_set()

@@ -28,11 +28,11 @@ from tests.harness.extproc_rig import (
     READS_BODY,
     Rig,
     bootstrap,
-    free_port,
     make_picker,
     running_envoy,
     running_upstreams,
 )
+from tests.harness.ports import free_port
 from tests.harness.seen import Seen
 from tests.harness.transport import transport
 from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture

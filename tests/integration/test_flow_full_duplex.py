@@ -25,10 +25,10 @@ from tests.harness.extproc_rig import (
     MAX_BODY_BYTES,
     Rig,
     bootstrap,
-    free_port,
     running_envoy,
     running_upstreams,
 )
+from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
 from tests.harness.seen import Seen
 from tests.harness.transport import transport

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from epp.config.kubernetes import Kubernetes
 from epp.kube.api import Api, ApiError
+from tests.harness.listening import serving
 
 pytest.importorskip("kubernetes")
 
@@ -42,13 +43,9 @@ async def server() -> AsyncIterator[Server]:
     made = Server()
     app = web.Application()
     app.router.add_get("/api/v1/pods", made.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield made
-    await runner.cleanup()
+    async with serving(app) as port:
+        made.url = f"http://127.0.0.1:{port}"
+        yield made
 
 
 def by_file(token: Path) -> dict[str, Any]:

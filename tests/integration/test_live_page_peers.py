@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 
 from epp.telemetry.board import COLUMNS, part_of
+from tests.harness.listening import serving
 from tests.harness.live_page import Scene, live_page
-from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
 
 
@@ -35,14 +35,8 @@ async def answering(body: bytes) -> AsyncIterator[str]:
 
     app = web.Application()
     app.router.add_get("/live", answer)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    port = free_port()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    try:
+    async with serving(app) as port:
         yield f"127.0.0.1:{port}"
-    finally:
-        await runner.cleanup()
 
 
 async def test_the_part_of_a_picker_of_many_servers_is_added() -> None:

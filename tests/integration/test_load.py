@@ -23,6 +23,7 @@ from bench.demo.serving import made_up
 from bench.load.figures import RunRecord
 from epp.replay.reading import read
 from tests.harness.envoy import ENVOY
+from tests.harness.listening import stop_listening
 from tests.harness.ports import free_port
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -220,7 +221,7 @@ async def serving(handle: Any) -> AsyncIterator[tuple[str, asyncio.Server]]:
     try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", server
     finally:
-        server.close()
+        await stop_listening(server)
 
 
 async def test_every_kind_of_failure_has_its_class_and_fails_the_command(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from aiohttp import web
 from epp.config.models import Models
 from epp.scraping.model_lists import ModelLists, soon_s
 from epp.types import Address, Endpoint, EndpointName, ModelList
-from tests.harness.ports import free_port
+from tests.harness.listening import serving
 from tests.harness.processes import wait_until
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -24,14 +24,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 async def a_server(handler: Handler) -> AsyncIterator[Address]:
     app = web.Application()
     app.router.add_get("/v1/models", handler)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    port = free_port()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    try:
+    async with serving(app) as port:
         yield Address("127.0.0.1", port)
-    finally:
-        await runner.cleanup()
 
 
 class Heard:

@@ -16,6 +16,7 @@ from epp.endpoints.state import EndpointState
 from epp.scraping.probes import Probes
 from epp.scraping.sessions import session_for_questions
 from epp.types import Address, Endpoint, EndpointName
+from tests.harness.listening import serving
 from tests.harness.ports import free_port
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -81,14 +82,8 @@ async def verdict_on(address: Address, *, about: str = "", queued: bool = False)
 async def a_server(handler: Handler) -> AsyncIterator[Address]:
     app = web.Application()
     app.router.add_route("*", "/v1/completions", handler)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
-    await runner.setup()
-    port = free_port()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    try:
+    async with serving(app) as port:
         yield Address("127.0.0.1", port)
-    finally:
-        await runner.cleanup()
 
 
 @pytest.mark.parametrize(

@@ -368,7 +368,7 @@ async def much_breaks(site: Site) -> set[str]:
 
 async def no_server_is_left(site: Site) -> set[str]:
     write_endpoints(site.gateway.config, [])
-    site.second.relay.cut()
+    await site.second.relay.cut()
     fired = await site.prometheus.wait_firing(WITHOUT_SERVERS | WITH_THE_WAY_CUT)
     await have_data(site.prometheus, [each for each in asked_by_panels() if after_a_fault(each)])
     write_endpoints(site.gateway.config, site.gateway.backends)

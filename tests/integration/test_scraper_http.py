@@ -19,6 +19,7 @@ from epp.config.observing import Scrape
 from epp.scraping.scraper import Scraper
 from epp.sources import Sources
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
+from tests.harness.listening import accepting
 from tests.harness.processes import wait_until
 
 Reader: TypeAlias = asyncio.StreamReader
@@ -55,12 +56,11 @@ class Server:
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
-        server = await asyncio.start_server(connected, "127.0.0.1", port)
-        self.address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
         try:
-            yield self
+            async with accepting(connected, port=port) as taken:
+                self.address = Address("127.0.0.1", taken)
+                yield self
         finally:
-            server.close()
             for task in list(tasks):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

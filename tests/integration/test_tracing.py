@@ -4,6 +4,7 @@ and collectors that are away or hang."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from tests.harness.collector import Span, running_collector
 from tests.harness.gateway import Gateway, running_gateway
+from tests.harness.listening import accepting
 from tests.harness.ports import free_port
 from tests.harness.processes import wait_until
 
@@ -144,28 +146,24 @@ async def test_a_collector_that_is_away_delays_no_answer_and_no_end(
         writer.close()
 
     port = free_port()
-    server = await asyncio.start_server(hang, "127.0.0.1", port) if collector == "hangs" else None
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "4")
-    try:
-        async with running_gateway(tmp_path, backends=1, tracing=True) as gateway:
-            for _ in range(12):
-                assert (await gateway.client.complete("hi")).status == 200
-            if server is not None:
-                await asyncio.wait_for(accepted.wait(), 60)
-            for _ in range(12):
-                assert (await gateway.client.complete("hi")).status == 200
+    hanging = accepting(hang, port=port) if collector == "hangs" else contextlib.nullcontext(port)
+    async with hanging, running_gateway(tmp_path, backends=1, tracing=True) as gateway:
+        for _ in range(12):
+            assert (await gateway.client.complete("hi")).status == 200
+        if collector == "hangs":
+            await asyncio.wait_for(accepted.wait(), 60)
+        for _ in range(12):
+            assert (await gateway.client.complete("hi")).status == 200
 
-            async def dropped() -> bool:
-                return await gateway.picker.metric("epp_trace_spans_total", result="dropped") > 0
+        async def dropped() -> bool:
+            return await gateway.picker.metric("epp_trace_spans_total", result="dropped") > 0
 
-            await wait_until(dropped, what="spans are dropped and counted")
-            assert await gateway.envoy.bypassed() == 0
-            assert await gateway.picker.process.terminate(timeout_s=60) == 0
-    finally:
-        if server is not None:
-            server.close()
+        await wait_until(dropped, what="spans are dropped and counted")
+        assert await gateway.envoy.bypassed() == 0
+        assert await gateway.picker.process.terminate(timeout_s=60) == 0
 
 
 def test_off_nothing_of_opentelemetry_is_imported() -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import io
 import math
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
@@ -15,6 +17,7 @@ from bench.demo.counters import CpuMeter, read_counters
 from bench.demo.load import Answer, Run, ask, drive, read_events
 from bench.demo.progress import Progress, line
 from bench.demo.workload import Shape, make_workload
+from tests.harness.listening import serving
 
 EVENTS = (
     b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
@@ -33,7 +36,8 @@ vllm:request_success_total{finished_reason="length"} 3.0
 """
 
 
-async def serve(body: bytes, *, status: int = 200, cut: bool = False) -> tuple[web.AppRunner, str]:
+@asynccontextmanager
+async def gateway(body: bytes, *, status: int = 200, cut: bool = False) -> AsyncIterator[str]:
     """A gateway that answers everything so; `cut`: closes the connection before the end."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -48,18 +52,13 @@ async def serve(body: bytes, *, status: int = 200, cut: bool = False) -> tuple[w
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with serving(app) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 async def asked(body: bytes, *, status: int = 200, cut: bool = False) -> Answer:
-    runner, url = await serve(body, status=status, cut=cut)
-    async with aiohttp.ClientSession() as session:
-        answer = await ask(session, f"{url}/v1/chat/completions", b"{}")
-    await runner.cleanup()
-    return answer
+    async with gateway(body, status=status, cut=cut) as url, aiohttp.ClientSession() as session:
+        return await ask(session, f"{url}/v1/chat/completions", b"{}")
 
 
 def test_the_text_of_an_answer_is_put_together_from_its_events() -> None:
@@ -93,12 +92,10 @@ async def test_each_users_first_request_is_not_timed_and_a_user_goes_on_after_a_
     workload = make_workload(shape, seed=1)
     good, failing = Run(total=9, started_at=0.0), Run(total=9, started_at=0.0)
     async with aiohttp.ClientSession() as session:
-        runner, url = await serve(EVENTS + DONE)
-        await drive(workload, good, url=url, nonce="n", session=session)
-        await runner.cleanup()
-        runner, url = await serve(b"no", status=500)
-        await drive(workload, failing, url=url, nonce="n", session=session)
-        await runner.cleanup()
+        async with gateway(EVENTS + DONE) as url:
+            await drive(workload, good, url=url, nonce="n", session=session)
+        async with gateway(b"no", status=500) as url:
+            await drive(workload, failing, url=url, nonce="n", session=session)
     assert (good.sent, good.done, len(good.ttfts_s), good.failures) == (9, 9, 6, [])
     assert good.last_request_id == "r-1"
     assert (failing.done, len(failing.failures), failing.ttfts_s) == (9, 9, [])
