@@ -55,7 +55,8 @@ class Http2Server:
         self.after_writing = after_writing
         self.lateness = Lateness(clock, time.thread_time)
         self._listener: socket.socket | None = None
-        self._accepting: asyncio.Task[None] | None = None
+        self._context: Callable[[], ssl.SSLContext] | None = None
+        self._resuming: asyncio.TimerHandle | None = None
         self._arriving: set[asyncio.Task[None]] = set()
         """Connections that are accepted but not served yet. With TLS, these are in their handshake."""
         self._ticking: asyncio.TimerHandle | None = None
@@ -65,21 +66,25 @@ class Http2Server:
         connection.
         """
         sock.setblocking(False)
-        self._listener = sock
-        self._accepting = asyncio.get_running_loop().create_task(self._accept(sock, context), name="accept")
+        self._listener, self._context = sock, context
+        self._listen(sock)
         self._tick()
 
     async def stop(self, grace_s: float) -> None:
         """Accept no more connections, ask peers to leave, and close the remaining connections after
         `grace_s`.
         """
-        if self._accepting is None or self._listener is None:
+        if self._listener is None:
             return
-        tasks, self._accepting = (self._accepting, *self._arriving), None
-        for task in tasks:
+        listener, self._listener = self._listener, None
+        asyncio.get_running_loop().remove_reader(listener)
+        listener.close()
+        if self._resuming is not None:
+            self._resuming.cancel()
+        await asyncio.sleep(0)  # A task that is cancelled before it begins does not close its socket.
+        for task in self._arriving:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._listener.close()
+        await asyncio.gather(*self._arriving, return_exceptions=True)
         if grace_s > 0:
             for peer in list(self.peers):
                 peer.leave()
@@ -99,31 +104,37 @@ class Http2Server:
                 while self.peers:  # noqa: ASYNC110 - peers say nothing when they are gone
                     await asyncio.sleep(0.01)
 
-    async def _accept(self, listener: socket.socket, context: Callable[[], ssl.SSLContext] | None) -> None:
-        """Accept one connection after the other, for ever.
+    def _listen(self, listener: socket.socket) -> None:
+        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Accept one connection. asyncio's own `sock_accept` loses a connection that arrives while its task
+        is cancelled.
 
         Connections beyond the limit are refused at once, so that file descriptors remain for everything else.
         """
         loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, _ = await loop.sock_accept(listener)
-            except OSError as error:
-                self.fault("accept_failed")
-                _log.warning("a connection could not be accepted: %s", error.strerror)
-                await asyncio.sleep(_RETRY_S)
-                continue
-            if len(self.peers) + len(self._arriving) >= self.max_peers:
-                self.fault("too_many_connections")
-                sock.close()
-                continue
-            task = loop.create_task(self._welcome(sock, context), name="connection")
-            self._arriving.add(task)
-            task.add_done_callback(self._arriving.discard)
-            await asyncio.sleep(0)  # the connection has begun, and owns its socket
+        try:
+            sock, _ = listener.accept()
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self.fault("accept_failed")
+            _log.warning("a connection could not be accepted: %s", error.strerror)
+            loop.remove_reader(listener)
+            self._resuming = loop.call_later(_RETRY_S, self._listen, listener)
+            return
+        if len(self.peers) + len(self._arriving) >= self.max_peers:
+            self.fault("too_many_connections")
+            sock.close()
+            return
+        sock.setblocking(False)
+        task = loop.create_task(self._welcome(sock), name="connection")
+        self._arriving.add(task)
+        task.add_done_callback(self._arriving.discard)
 
-    async def _welcome(self, sock: socket.socket, context: Callable[[], ssl.SSLContext] | None) -> None:
-        loop = asyncio.get_running_loop()
+    async def _welcome(self, sock: socket.socket) -> None:
+        loop, context = asyncio.get_running_loop(), self._context
         try:
             if context is None:
                 await loop.connect_accepted_socket(lambda: Peer(self), sock)

@@ -5,43 +5,14 @@ happen.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
-import socket
-import warnings
-from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
 from epp.types import Address
+from tests.harness.arriving import TURNS, connect_and_stop
 from tests.harness.backend import Backend
 from tests.harness.listening import stop_listening
 from tests.harness.ports import free_port
-
-TURNS = range(6)
-"""asyncio needs fewer turns than this to take a connection and to serve it."""
-
-
-@contextlib.contextmanager
-def no_socket_is_lost() -> Iterator[None]:
-    gc.collect()
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        yield
-        gc.collect()
-    assert [str(warning.message) for warning in seen] == []
-
-
-async def connect_and_stop(address: Address, stop: Callable[[], Awaitable[None]], *, turns: int) -> None:
-    """The kernel accepts the connection at once. `turns` turns of the loop later the server stops."""
-    with no_socket_is_lost(), socket.create_connection((address.host, address.port)) as client:
-        client.setblocking(False)
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        await stop()
-        received = asyncio.get_running_loop().sock_recv(client, 1)
-        with contextlib.suppress(ConnectionResetError):
-            assert await asyncio.wait_for(received, 10) == b"", "the server has ended the connection"
 
 
 @pytest.mark.parametrize("turns", TURNS)

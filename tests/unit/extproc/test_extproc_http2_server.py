@@ -1,0 +1,36 @@
+"""The server of our own HTTP/2, on a real socket: what happens to a connection that arrives at a stop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+
+import pytest
+
+from epp.extproc.http2_server import Http2Server
+from epp.http2.limits import Limits
+from epp.types import Address
+from tests.harness.arriving import TURNS, connect_and_stop
+
+
+@pytest.mark.parametrize("turns", TURNS)
+async def test_a_connection_that_arrives_at_a_stop_is_closed_without_an_error(turns: int) -> None:
+    faults: list[str] = []
+    errors: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    server = Http2Server(
+        {},
+        limits=Limits(max_message_bytes=2**20),
+        max_held_bytes=2**20,
+        max_peers=10,
+        clock=time.monotonic,
+        on_fault=faults.append,
+        after_writing=lambda: None,
+    )
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = Address(*listener.getsockname())
+    server.start(listener)
+    await connect_and_stop(address, lambda: server.stop(0.0), turns=turns)
+    await asyncio.sleep(0)  # A peer hears in the next turn that its connection is closed.
+    assert (server.peers, faults, errors) == (set(), [], [])
