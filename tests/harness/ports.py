@@ -1,32 +1,62 @@
-"""Free ports, for processes that cannot choose one themselves and report it."""
+"""Free ports, for processes that cannot choose one themselves and report it.
+
+A port that is only looked up could be taken by the tests of another process before its server listens. So
+each process hands out ports of a part of the range that it has locked for itself, one after the other.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
+import itertools
+import os
 import random
 import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
-# Below the range from which the kernel takes ports for outgoing connections:
-# a free port in that range could be taken a moment later.
 _FIRST: Final = 12_000
-_LAST: Final = 31_000
+_PART: Final = 200
+_PARTS: Final = 45
+# The ports end at 21,000. A node of a Redis cluster also takes the port that is 10,000 higher. Both are below
+# the range from which the kernel takes ports for outgoing connections.
+
+
+@functools.cache
+def _own_part() -> Iterator[int]:
+    """Return the ports of this process, again and again. The lock ends with the process."""
+    folder = Path(tempfile.gettempdir()) / "prefix-gateway-ports"
+    folder.mkdir(exist_ok=True)
+    parts = list(range(_PARTS))
+    random.SystemRandom().shuffle(parts)  # Not the seeded generator: processes begin at different parts.
+    for part in parts:
+        lock = os.open(folder / str(part), os.O_CREAT | os.O_RDWR)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+        else:
+            return itertools.cycle(range(_FIRST + part * _PART, _FIRST + (part + 1) * _PART))
+    raise AssertionError(f"{_PARTS} processes with tests run already")
+
+
+def _socket(host: str) -> socket.socket:
+    return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
 
 
 def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
-    """`count` different free ports."""
+    """Return `count` different free ports."""
+    assert count <= _PART, "more ports than one process has"
     ports: list[int] = []
     with contextlib.ExitStack() as held:
         while len(ports) < count:
-            probe = held.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
-            port = random.SystemRandom().randint(
-                _FIRST, _LAST
-            )  # not the seeded generator: parallel runs must differ
-            try:
+            probe, port = held.enter_context(_socket(host)), next(_own_part())
+            with contextlib.suppress(OSError):
                 probe.bind((host, port))
-            except OSError:
-                continue
-            ports.append(port)
+                ports.append(port)
     return ports
 
 
@@ -35,16 +65,8 @@ def free_port(*, host: str = "127.0.0.1") -> int:
 
 
 def free_run(count: int, *, host: str = "127.0.0.1") -> int:
-    """The first of `count` neighbouring free ports, for workers that count up from one."""
+    """Return the first of `count` neighbouring free ports, for workers that count up from this port."""
     while True:
-        first = free_port(host=host)
-        with contextlib.ExitStack() as held:
-            try:
-                for port in range(first, first + count):
-                    probe = held.enter_context(
-                        socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-                    )
-                    probe.bind((host, port))
-            except OSError:
-                continue
-            return first
+        ports = free_ports(count, host=host)
+        if ports[-1] - ports[0] == count - 1:
+            return ports[0]
