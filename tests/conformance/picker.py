@@ -72,7 +72,7 @@ class PickerUnderTest:
 
     async def health(self, service: str) -> int:
         request = health_pb2.HealthCheckRequest(service=service)
-        answer = await health_pb2_grpc.HealthStub(self.channel).Check(request, timeout=10)
+        answer = await health_pb2_grpc.HealthStub(self.channel).Check(request, timeout=60)
         return int(answer.status)
 
     def needs(self, feature: str, *, on: bool = True) -> None:

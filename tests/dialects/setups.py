@@ -90,7 +90,7 @@ class Setup:
             return bool(found) and all(found[name] == value for name, value in expected.items())
 
         try:
-            await wait_until(said, what="", timeout_s=30)
+            await wait_until(said, what="")
         except AssertionError:
             raise AssertionError(f"decision {request_id}: wanted {expected}, found {found}") from None
         return found

@@ -59,7 +59,7 @@ class Rig:
 
     async def settled(self) -> None:
         """Wait until every pick is over and every stream is gone."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.server.streams or len(self.seen.over) < len(self.seen.picks):  # noqa: ASYNC110 - it is in the product
                 await asyncio.sleep(0.01)
         assert all(s.in_flight == 0 for s in self.picker.fleet.states())
@@ -205,7 +205,7 @@ async def running_envoy(config: dict[str, Any], folder: Path, *, port: int) -> A
             *command, "--concurrency", "1", stdout=out, stderr=out, start_new_session=True
         )
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 assert process.returncode is None, log.read_text()
                 with contextlib.suppress(OSError):

@@ -109,6 +109,6 @@ async def starting() -> AsyncIterator[Start]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  # the engine has no event for it, by design
             await asyncio.sleep(0.002)

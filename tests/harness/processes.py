@@ -159,4 +159,4 @@ async def managed_process(
     finally:
         process.thaw()
         process.kill()
-        popen.wait(timeout=10)
+        popen.wait(timeout=60)  # a large process on a busy machine

@@ -194,7 +194,7 @@ async def test_it_goes_on_looking_by_itself(path: Path) -> None:
     follower = Follower(path)
     task = asyncio.create_task(follower.watcher.run())
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             for content in (b"one", b"two", b"three"):
                 follower.took.clear()
                 path.write_bytes(content)
