@@ -115,7 +115,8 @@ class Commits:
             at_unix_s=now + self._unix_offset_s,
         )
         if queued is not DIRECT:
-            decision.waited_s, decision.priority, decision.tenant, _ = queued
+            decision.waited_s, decision.priority = queued.waited_s, queued.priority
+            decision.tenant = queued.tenant
         chosen = choice.places[0]
         state = self._fleet.in_slot(snapshot.slots[chosen])
         if choice.reason == "trial":

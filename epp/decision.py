@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, Protocol
 
 from msgspec import Struct
 
@@ -44,17 +44,17 @@ class PickRequest(Struct, frozen=True, gc=False):
     """A hash of the path without its query, to tell whether two requests ask for the same path."""
 
 
-class Queued(NamedTuple):
+class Queued(Struct, frozen=True, gc=False):
     """What flow control did with a request that goes to a server."""
 
-    waited_s: float
-    priority: int
-    tenant: str
-    would: str
+    waited_s: float = 0.0
+    priority: int = 0
+    tenant: str = ""
+    would: str = ""
     """What the flow control of a policy in dry run would have done. Empty: there is none."""
 
 
-DIRECT: Final = Queued(0.0, 0, "", "")
+DIRECT: Final = Queued()
 """Without flow control."""
 
 

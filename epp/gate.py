@@ -130,9 +130,7 @@ class Gate:
             would = self._try(considered, claim, request, size_bytes=size_bytes, longest_s=longest_s, now=now)
         spec = policy.spec.flow
         if spec.mode != "Hold":
-            return picker.commit(
-                considered, queued=DIRECT._replace(would=would) if would else DIRECT, now=now
-            )
+            return picker.commit(considered, queued=Queued(would=would) if would else DIRECT, now=now)
         model, ttft_s = considered.base_model, claim.ttft_s
         control = (self._flows.get(model) or self._flow(model)).control
         forecast = forecast_of(
@@ -141,8 +139,9 @@ class Gate:
         priority = self._priority(spec, claim, request)
         passed = control.passes(forecast, priority=priority, tenant=claim.tenant, ttft_s=ttft_s, now=now)
         if passed is not None:
-            return picker.commit(considered, queued=Queued(0.0, *passed, would), now=now)
-        waiting = WaitingRequest(request, considered.prompt, model, decided, since=now)
+            queued = Queued(0.0, passed.band.priority, passed.tenant, would)
+            return picker.commit(considered, queued=queued, now=now)
+        waiting = WaitingRequest(request, considered.prompt, model, decided)
         waiting.item, verdict = control.offer(
             waiting,
             forecast,
@@ -291,7 +290,7 @@ class Gate:
         left_s = (spec.deadline_seconds or inf) if claim.ttft_s is None else claim.ttft_s
         demoted = flow.control.demoted
         item, verdict = flow.control.offer(
-            WaitingRequest(request, considered.prompt, considered.base_model, _nobody, since=now),
+            WaitingRequest(request, considered.prompt, considered.base_model, _nobody),
             forecast_of(considered, left_s=left_s),
             priority=self._priority(spec, claim, request),
             tenant=claim.tenant,

@@ -32,16 +32,13 @@ _WHEN_LATE: Mapping[str, WhenLate] = {"Refuse": "refuse", "Demote": "demote"}
 class WaitingRequest:
     """A waiting request. Pass it to `Gate.leave` if the client leaves."""
 
-    __slots__ = ("decided", "item", "model", "prompt", "request", "since", "would")
+    __slots__ = ("decided", "item", "model", "prompt", "request", "would")
 
-    def __init__(
-        self, request: PickRequest, prompt: Prompt, model: str, decided: Decided, *, since: float
-    ) -> None:
+    def __init__(self, request: PickRequest, prompt: Prompt, model: str, decided: Decided) -> None:
         self.request = request
         self.prompt = prompt
         self.model = model
         self.decided = decided
-        self.since = since
         self.item: QueueItem[WaitingRequest] | None = None
         self.would = ""
         """What the flow control of a policy in dry run would have done with this request."""

@@ -67,9 +67,9 @@ class FlowControl(Generic[T]):
 
     def passes(
         self, forecast: Forecast, *, priority: int, tenant: str, ttft_s: float | None, now: float
-    ) -> tuple[int, str] | None:
-        """Let a new request go at once if it need not wait; most requests need not. Returns the priority and
-        the tenant under which the request is counted. None: call `offer`; nothing is counted yet.
+    ) -> Flow[T] | None:
+        """Let a new request go at once if it need not wait; most requests need not. Returns the flow of the
+        tenant that is charged for it. None: call `offer`; nothing is charged yet.
         """
         queues, settings = self._queues, self._settings
         if queues.in_all.requests and not self._draining:
@@ -81,8 +81,8 @@ class FlowControl(Generic[T]):
         flow = queues.flow(
             priority, tenant, max_priorities=settings.max_priorities, max_tenants=settings.max_tenants
         )
-        priority, tenant = flow.band.priority, flow.tenant
-        self._expected.came(priority, tenant, now=now)
+        priority = flow.band.priority
+        self._expected.came(priority, flow.tenant, now=now)
         if (hopeless or forecast.wait_s > 0 or self._elsewhere.in_all.requests) and not self._draining:
             headroom_s = self._headroom.of_band((-priority, False), flow.band, 0, flow.tag, now=now)
             if hopeless:
@@ -94,18 +94,18 @@ class FlowControl(Generic[T]):
         if settings.when_late == "demote":
             self._demoted.came(forecast, now=now)
         self._charge(flow, forecast, late=hopeless, now=now)
-        return priority, tenant
+        return flow
 
     def offer(
         self,
         payload: T,
         forecast: Forecast,
         *,
-        priority: int = 0,
-        tenant: str = "",
-        size_bytes: int = 0,
-        ttft_s: float | None = None,
-        longest_s: float = inf,
+        priority: int,
+        tenant: str,
+        size_bytes: int,
+        ttft_s: float | None,
+        longest_s: float,
         now: float,
     ) -> tuple[QueueItem[T], Verdict[T] | None]:
         """Take a new request, and return what is decided at once. None: the request waits, and `next` returns
@@ -116,7 +116,7 @@ class FlowControl(Generic[T]):
         settings = self._settings
         passed = self.passes(forecast, priority=priority, tenant=tenant, ttft_s=ttft_s, now=now)
         if passed is not None:
-            priority, tenant = passed
+            priority, tenant = passed.band.priority, passed.tenant
         hopeless = forecast.soonest_s > (settings.ttft_s if ttft_s is None else ttft_s)
         item = self._newcomer(
             payload,
@@ -220,7 +220,7 @@ class FlowControl(Generic[T]):
                     row.tenant, priority=priority, late=row.late, max_tenants=settings.max_tenants
                 )
                 queues.charge(priority, tenant, row.let_go_tokens, late=row.late)
-                self._pace.let_go_elsewhere(row.let_go_tokens, now=now)
+                self._pace.elsewhere.add(row.let_go_tokens, now=now)
             self._elsewhere.hear(picker, row._replace(priority=priority), now=now)
         self._search.due_at = min(self._search.due_at, now)
         if not self._draining:
@@ -379,7 +379,7 @@ class FlowControl(Generic[T]):
             self._demoted.went_late(forecast, now=now)
         elif self._settings.when_late == "demote":
             self._demoted.could_be_in_time(forecast, now=now)
-        self._pace.let_go(tokens, now=now)
+        self._pace.let_go.add(tokens, now=now)
         self._shares.add(flow.band.priority, flow.tenant, tokens, late=late)
 
     def _refusal(self, item: QueueItem[T], reason: RefusedFor, *, now: float) -> Refused[T]:

@@ -53,21 +53,16 @@ class Rate:
 
 
 class Pace:
-    __slots__ = ("_elsewhere", "_let_go", "_refused", "_too_late")
+    __slots__ = ("_refused", "_too_late", "elsewhere", "let_go")
 
     def __init__(self) -> None:
-        self._let_go = Rate()
-        self._elsewhere = Rate()
+        self.let_go = Rate()
+        """Tokens that this picker let go."""
+        self.elsewhere = Rate()
         """Tokens that other pickers let go."""
         self._refused = Rate()
         self._too_late = Rate()
         """Tokens that could not be in time, although an idle server would have served them in time."""
-
-    def let_go(self, tokens: int, *, now: float) -> None:
-        self._let_go.add(tokens, now=now)
-
-    def let_go_elsewhere(self, tokens: int, *, now: float) -> None:
-        self._elsewhere.add(tokens, now=now)
 
     def refused(self, tokens: int, *, now: float) -> None:
         self._refused.add(max(1, tokens), now=now)
@@ -78,15 +73,15 @@ class Pace:
 
     def servers_too_few(self, *, now: float) -> bool:
         """Whether recently more than a tenth of the new tokens could not be in time for that reason."""
-        return self._too_late.per_s(now=now) > _TOO_FEW * self._let_go.per_s(now=now)
+        return self._too_late.per_s(now=now) > _TOO_FEW * self.let_go.per_s(now=now)
 
     def rests(self, *, now: float) -> bool:
         """Whether no picker has let a request go for a second."""
-        return now - max(self._let_go.last_at, self._elsewhere.last_at) >= LONGEST_DELAY_S
+        return now - max(self.let_go.last_at, self.elsewhere.last_at) >= LONGEST_DELAY_S
 
     def tokens_per_s(self, *, now: float) -> float:
         """Tokens per second that all pickers together let go."""
-        return self._let_go.per_s(now=now) + self._elsewhere.per_s(now=now)
+        return self.let_go.per_s(now=now) + self.elsewhere.per_s(now=now)
 
     def drain_s(self, tokens: float, *, now: float) -> float | None:
         """How long it takes until all pickers together have let this many tokens go. None: unknown, since no
@@ -99,6 +94,6 @@ class Pace:
         """Tokens that came recently, divided by the tokens that could be let go. 1: nothing was refused."""
         if now - self._refused.last_at > _WINDOW_S:
             return 1.0  # if no request comes any more, both rates fall alike, and their ratio would stay
-        let_go = self._let_go.per_s(now=now)
+        let_go = self.let_go.per_s(now=now)
         refused = self._refused.per_s(now=now)
         return 1 + refused / max(let_go, 1e-3) if refused > 1e-3 * let_go else 1.0

@@ -13,7 +13,7 @@ needed; counts equal sums.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import nsmallest
 from itertools import islice
 from math import inf
@@ -180,9 +180,9 @@ class Queues(Generic[T]):
             for flow in self._bands[key].flows.values():
                 yield from flow.items
 
-    def bands(self) -> Iterator[tuple[BandKey, Band[T]]]:
+    def bands(self) -> Sequence[tuple[BandKey, Band[T]]]:
         """The bands in order. The first band goes first."""
-        return ((key, self._bands[key]) for key in self._order)
+        return [(key, self._bands[key]) for key in self._order]
 
     def flows(self) -> Iterator[tuple[BandKey, str, Load]]:
         """The waiting requests, by band and tenant."""
@@ -247,12 +247,10 @@ class Queues(Generic[T]):
         """The flow in which a request in time of this priority and tenant would wait. If the request need not
         wait, this flow is charged.
         """
-        band = self._bands.get((-priority, False))
-        if band is None:
+        try:
+            return self._bands[-priority, False].flows[tenant]
+        except KeyError:  # the first request of this priority or tenant
             band = self.band(self.priority(priority, max_priorities=max_priorities), late=False)
-        flow = band.flows.get(tenant)
-        if flow is not None:
-            return flow
         return band.flow(tenant if band.knows(tenant, max_tenants=max_tenants) else OTHERS)
 
     def worst(self, *, priority: int | None = None, tenant: str | None = None) -> QueueItem[T] | None:

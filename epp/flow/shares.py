@@ -27,10 +27,8 @@ class Shares:
 
     def add(self, priority: int, tenant: str, tokens: int, *, late: bool) -> None:
         mine = self._tokens
-        if tenant not in mine and len(mine) >= _MOST:
-            mine[OTHER] = mine.get(OTHER, 0) + tokens
-        else:
-            mine[tenant] = mine.get(tenant, 0) + tokens
+        named = tenant if tenant in mine or len(mine) < _MOST else OTHER
+        mine[named] = mine.get(named, 0) + tokens
         untold = self._untold
         if untold is not None and len(untold) < _MOST_UNTOLD:
             key = (priority, tenant, late)

@@ -126,6 +126,7 @@ class FlowMachine(RuleBasedStateMachine):
                 tenant=tenant,
                 size_bytes=size_bytes,
                 ttft_s=ttft_s,
+                longest_s=inf,
                 now=self.now,
             )
             self.waiting[item.number] = item

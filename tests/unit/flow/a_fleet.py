@@ -4,6 +4,7 @@ prompts that one of them has in part."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from epp.flow.control import FlowControl
 from epp.flow.request import Forecast, LetGo, Pool, QueueItem, Refused, Verdict
@@ -89,6 +90,7 @@ class Gateway:
             tenant=tenant,
             size_bytes=size_bytes,
             ttft_s=ttft_s,
+            longest_s=inf,
             now=now,
         )
         self.carry_out(verdict, now=now)

@@ -10,7 +10,6 @@ import pytest
 
 from epp.flow.control import FlowControl
 from epp.flow.queues import OTHERS
-from epp.flow.request import LetGo
 from epp.flow.settings import Bound, FlowSettings
 from epp.flow.shares import OTHER, Shares
 from tests.unit.flow.a_fleet import AFleet, Ask, Gateway
@@ -355,6 +354,6 @@ def test_demoted_requests_are_counted() -> None:
 
 def test_a_request_that_goes_at_once_is_let_go_by_offer_itself() -> None:
     fleet = AFleet(1)
-    flow = FlowControl(FlowSettings(), fleet)
-    _, verdict = flow.offer(SECOND, fleet.forecast(SECOND, now=0.0), now=0.0)
-    assert isinstance(verdict, LetGo)
+    gate = Gateway(FlowControl(FlowSettings(), fleet), fleet)
+    item = gate.offer(SECOND, now=0.0)
+    assert gate.let_go == [item]

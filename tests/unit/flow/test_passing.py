@@ -25,7 +25,8 @@ def passes(
     gate: Gateway, *, now: float, tenant: str = "t", ttft_s: float | None = None
 ) -> tuple[int, str] | None:
     forecast = gate.fleet.forecast(SECOND, now=now)
-    return gate.flow.passes(forecast, priority=3, tenant=tenant, ttft_s=ttft_s, now=now)
+    flow = gate.flow.passes(forecast, priority=3, tenant=tenant, ttft_s=ttft_s, now=now)
+    return None if flow is None else (flow.band.priority, flow.tenant)
 
 
 def test_one_that_passes_is_charged_to_its_tenant_and_told_to_other_pickers() -> None:
