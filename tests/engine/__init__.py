@@ -1,2 +1,3 @@
-"""Tests of what computes with torch: they run in the environment of `tests.engine_env`,
-by `make test-engine`."""
+"""Tests of code that computes with torch. They run in the environment of `tests.engine_env`, by `make
+test-engine`.
+"""

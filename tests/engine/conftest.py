@@ -1,5 +1,6 @@
-"""Where torch is missing these tests are not collected:
-`make test-engine` runs them, and `make test` runs that."""
+"""Where torch is missing, these tests are not collected. `make test-engine` runs them, and `make test`
+calls it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine around a model that keeps its logits, and the plain model's to compare them with."""
+"""An engine around a model that keeps its logits, and the plain model to compare the logits with."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ def run(engine: Engine) -> None:
 
 
 def plain_logits(module: Any, sequence: Sequence[int]) -> torch.Tensor:
-    """(positions, vocabulary) of the whole sequence, computed at once by the unchanged model."""
+    """Return logits of shape (positions, vocabulary). The unchanged model computes the whole sequence at
+    once.
+    """
     with torch.inference_mode():
         logits: torch.Tensor = module(input_ids=torch.tensor([list(sequence)])).logits[0]
     return logits
@@ -90,7 +92,7 @@ def plain_logits(module: Any, sequence: Sequence[int]) -> torch.Tensor:
 def check_against_plain(
     runner: Recorded, plain: Any, requests: Sequence[Request], *, atol: float = 1e-4
 ) -> None:
-    """Every sampled token's logits, and that it was the likeliest."""
+    """Compare the logits of every sampled token, and check that the likeliest token was taken."""
     for request in requests:
         expected = plain_logits(plain, request.token_ids)
         for end in range(request.num_prompt_tokens, len(request.token_ids)):

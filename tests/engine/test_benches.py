@@ -1,5 +1,6 @@
-"""The benchmarks that need torch, on tiny random models:
-they run, and the engines they compare do the same work."""
+"""The benchmarks that need torch run on tiny random models, and the engines that they compare do the same
+work.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +84,7 @@ def test_a_gpu_that_is_not_there_is_said_so(
 def test_000_6_the_reports_question_is_found_each_time_and_is_8_percent_of_all_tokens_with_56_answered() -> (
     None
 ):
-    """Its 8.14 % are answers of 56.4 tokens."""
+    """The report's 8.14 % follow from answers of 56.4 tokens."""
     bench = runs.prepare_shape("tiny", device_name="cpu", num_blocks=1024)
     told = report_rows.gain_by_answer(
         bench, runs.Kept({}), bench.question, (2, 56), repeats=1, say=print, row="000-6-by-answer"
@@ -110,7 +111,7 @@ def test_001_6_prompts_of_uneven_lengths_hit_49_percent_in_full_blocks(count: in
 
 
 def test_003_5_both_batched_modes_compute_each_distinct_prompt_once_and_answer_alike() -> None:
-    """13 requests over 3 prompts: a 4.33rd, as in the document."""
+    """13 requests share 3 prompts, which is one in 4.33, as in the document."""
     bench = replace(runs.prepare_shape("tiny", device_name="cpu", num_blocks=1024), requests=13)
     told = rows.prompt_modes(bench, runs.Kept({}), repeats=1, say=print)
     assert [line["mode"] for line in told["rows"]] == ["naive", "offline", "online"]

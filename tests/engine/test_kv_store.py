@@ -1,5 +1,6 @@
-"""A server with a KV store below its cache:
-what is loaded says the same as what is computed, whatever happened in between."""
+"""A server with a KV store below its cache. Loaded prefixes give the same answers as computed ones,
+whatever happened in between.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from tests.engine.test_real_server import Running
 from tests.vllm_env import tiny_model
 
 BLOCKS = 24
-"""Of 16 tokens: two of the prompts below do not fit together with their answers."""
+"""Blocks of 16 tokens. Two of the prompts below do not fit together with their answers."""
 FIRST = "An import statement finds a module, and binds its name in the scope. " * 20
 SECOND = "Exceptions are a means of breaking out of the normal flow of control. " * 20
 
@@ -45,11 +46,11 @@ class Stored(Running):
         return tiers
 
     async def ask(self, prompt: str, **body: Any) -> tuple[str, int]:
-        """The greedy answer, and how many prompt tokens were found in the cache or the store."""
+        """Return the greedy answer, and how many prompt tokens were found in the cache or the store."""
         answer = await self.complete(prompt, **body)
         thread = self.server.backend.step_thread
         assert thread is not None
-        await asyncio.wrap_future(thread.submit(int))  # what was left to it has come to the writer
+        await asyncio.wrap_future(thread.submit(int))  # the writer has received its work
         assert await asyncio.to_thread(self.tiers.writer.drain, timeout_s=60)
         self.server.engine.check_integrity()
         self.tiers.store.check_integrity()
@@ -58,13 +59,13 @@ class Stored(Running):
         return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     async def loader_idle(self) -> None:
-        """What was left to the loader's thread is done, and what it told has arrived."""
+        """Wait until the loader's thread has done its work and its results have arrived."""
         assert self.server.staging is not None
         await asyncio.wrap_future(self.server.staging._loader.submit(int))
         await asyncio.sleep(0)
 
     def listen(self) -> KvEventLog:
-        """What a subscriber would be sent, without the socket."""
+        """Collect the events that a subscriber would get, without a socket."""
         assert self.server.staging is not None
         log = self.server.engine.kv_cache.observer = KvEventLog(block_size_tokens=16)
         self.server.staging.tell(log, lambda: None)
@@ -283,8 +284,9 @@ async def test_an_adapters_prefixes_are_its_own_and_are_gone_when_its_file_has_c
 async def test_many_requests_at_once_say_what_they_say_alone(
     serve: Serve, tmp_path: Path, ratio: float
 ) -> None:
-    """With a pool that holds a few of them, so that prefixes come and go, and requests are preempted. With a
-    ratio near 1 every layer of this model loads everything, and what is read selectively is exact too."""
+    """The pool holds a few of the requests. So prefixes come and go, and requests are preempted. With a
+    ratio near 1 every layer of this model loads everything, so selective reads are exact too.
+    """
     texts = [FIRST[: 250 + 90 * number] + SECOND[: 60 * (number % 3)] for number in range(8)]
     async with serve(folder=tmp_path / "other", num_blocks=128) as server:
         expected = [(await server.ask(text))[0] for text in texts]

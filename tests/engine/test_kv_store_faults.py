@@ -1,5 +1,6 @@
-"""A KV store that fails never fails a request:
-what cannot be loaded is computed, what cannot be written is not stored."""
+"""A KV store that fails never fails a request. Prefixes that cannot be loaded are computed, and blocks
+that cannot be written are not stored.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ __all__ = ["folder", "serve"]
 
 @contextmanager
 def files_up_to(size_bytes: int) -> Iterator[None]:
-    """What a full disk does to a longer file, to root too."""
+    """Limit the length of files. A full disk has the same effect, and the limit holds for root too."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
     try:
@@ -45,12 +46,12 @@ def files_up_to(size_bytes: int) -> Iterator[None]:
 
 
 def stop_clocks(server: Stored) -> None:
-    """A pause after a failure does not end, however slow the machine."""
+    """The pause after a failure does not end, however slow the machine is."""
     server.tiers._clock = server.tiers.writer._clock = lambda: 0.0
 
 
 def damage(server: Stored) -> None:
-    """One byte in the middle of every segment's data, under the running server."""
+    """Change one byte in the middle of every segment's data, while the server runs."""
     for segment in server.tiers.store.segments():
         with segment.path.open("r+b") as file:
             file.seek(-(segment.size_bytes // 3), 2)
@@ -78,7 +79,7 @@ async def test_a_full_disk_is_left_alone_and_requests_go_on(serve: Serve, tmp_pa
 async def test_a_disk_that_cannot_be_read_is_left_alone_for_longer_each_time_by_selective_loads_too(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They read in the middle of a step, after the fetch."""
+    """Selective loads read in the middle of a step, after the fetch."""
     async with serve() as server:
         expected, _ = await server.ask(FIRST)
     async with serve(ratio=0.5, cpu_bytes=0, reorder_share=0) as server:
@@ -185,7 +186,7 @@ async def test_a_store_smaller_than_a_prefix_stores_nothing_of_it(serve: Serve) 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.5])
 async def test_a_damaged_prefix_is_computed_dropped_and_stored_again(serve: Serve, ratio: float) -> None:
-    """With a ratio the damage is found in the middle of a step; the answer is exact then."""
+    """With a ratio the damage is found in the middle of a step. The answer is exact then."""
     async with serve() as server:
         expected, _ = await server.ask(FIRST)
         await server.ask(SECOND)
@@ -225,7 +226,7 @@ def serving(folder: Path, store: Path, *flags: str) -> list[str]:
 
 @contextmanager
 def started(folder: Path, store: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """The server's process and its port; killed where a test fails."""
+    """Start the server in a process and return its port. A failed test kills the process."""
     with subprocess.Popen(serving(folder, store), stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

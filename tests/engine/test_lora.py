@@ -1,4 +1,4 @@
-"""LoRA adapters, several in one batch, against models into whose weights the adapter was merged."""
+"""LoRA adapters, several in one batch, compared with models whose weights have the adapter merged in."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def projections(module: Any, family: str) -> dict[str, Any]:
 
 
 def write_adapter(folder: Path, module: Any, family: str, *, seed: int, **config: Any) -> Adapter:
-    """Random, in PEFT's format, for the attention projections of every layer."""
+    """Write a random adapter in PEFT's format, for the attention projections of every layer."""
     folder.mkdir(exist_ok=True)
     fields = {"peft_type": "LORA", "r": RANK, "lora_alpha": 6, "bias": "none", **config}
     (folder / "adapter_config.json").write_text(json.dumps(fields))

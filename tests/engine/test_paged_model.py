@@ -1,4 +1,4 @@
-"""The paged model against the same transformers model computing each sequence whole, plainly."""
+"""The paged model is compared with the same transformers model, which computes each sequence at once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_requests_in_one_batch_get_the_logits_of_the_plain_model(family: str, *,
 
 
 def test_long_and_short_contexts_in_one_step_get_the_logits_of_the_plain_model() -> None:
-    """Long ones are attended one at a time, short ones together, all through the same memory."""
+    """Long contexts are attended one at a time and short ones together, all in the same memory."""
     module = tiny("llama")
     plain = copy.deepcopy(module)
     engine, runner = engine_around(module, num_blocks=128, budget=1000)
@@ -162,7 +162,7 @@ def test_a_saved_block_put_back_elsewhere_serves_the_same_prefix() -> None:
 
 
 class Window:
-    """Lets a request see its first token and the last few: the hook that a selective store uses."""
+    """Lets a request see its first token and the last few. A selective store uses the same hook."""
 
     def __init__(self, width: int) -> None:
         self._width = width
@@ -179,7 +179,7 @@ class Window:
 
 
 def window(start: int, end: int, width: int) -> torch.Tensor:
-    """(queries, tokens)"""
+    """Return a mask of shape (queries, tokens)."""
     queries, positions = torch.arange(start, end)[:, None], torch.arange(end)[None, :]
     return (positions <= queries) & ((positions > queries - width) | (positions == 0))
 
@@ -222,14 +222,14 @@ def test_attention_that_is_more_than_causal_is_refused() -> None:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_large_temporary_tensors_use_the_memory_of_those_before_them() -> None:
-    """Without it the system hands out the pages anew each time, 245,000 of them here."""
+    """Otherwise the system hands out the pages again each time, 245,000 of them here."""
     assert keep_freed_memory()
 
     def step() -> None:
         held = [torch.empty(2 << 20).fill_(1) for _ in range(12)]  # 8 MiB each
         del held
 
-    step()  # the first one makes the heap grow
+    step()  # the first tensor makes the heap grow
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(10):
         step()

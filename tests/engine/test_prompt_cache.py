@@ -1,5 +1,6 @@
-"""Whole prompts kept by a real model's runner:
-no forward pass for one that is there, and the same draws from its logits."""
+"""A real model's runner keeps whole prompts. A kept prompt needs no forward pass, and its logits give the
+same draws.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def ask(name: str, prompt: list[int], *, temperature: float, seed: int) -> Reque
 
 
 def run(engine: Engine, *requests: Request) -> list[int]:
-    """How many tokens each step computed."""
+    """Return how many tokens each step computed."""
     computed = []
     for request in requests:
         engine.add(request)
@@ -64,8 +65,9 @@ def test_003_1_a_kept_prompt_is_answered_as_one_that_is_computed(temperature: fl
 
 
 def test_003_3_after_a_kept_tail_is_copied_every_logit_is_that_of_the_plain_model() -> None:
-    """Two requests write into copies of one kept block of 5 tokens, at the same time,
-    and go on with different tokens."""
+    """Two requests write into copies of one kept block of 5 tokens at the same time. They go on with
+    different tokens.
+    """
     prompt = tokens(21, seed=1)
     engine = engine_of(entries=4)
     run(engine, ask("first", prompt, temperature=0.0, seed=1))

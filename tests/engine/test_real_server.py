@@ -222,7 +222,9 @@ async def test_a_stop_string_ends_the_answer_and_its_blocks_are_free(running: Ru
 
 
 async def test_streamed_pieces_never_cut_a_character(running: Running) -> None:
-    """A random model says bytes that are no text, too; what is shown is what the whole decodes to."""
+    """A random model also writes bytes that are not text. The pieces together are what the whole answer
+    decodes to.
+    """
     asked = {"prompt": "é", "temperature": 1.5, "seed": 3, "max_tokens": 60, "ignore_eos": True}
     events = await running.streamed("/v1/completions", **asked)
     pieces = [event["choices"][0]["text"] for event in events]
@@ -360,6 +362,6 @@ async def test_a_client_that_goes_away_leaves_no_adapter_half_loaded_or_half_gon
 
 
 def _occupy(is_computing: threading.Event, goes_on: threading.Event) -> None:
-    """What a long step does to those who wait for its thread."""
+    """Keep the thread busy, as a long step does."""
     is_computing.set()
     goes_on.wait(60)

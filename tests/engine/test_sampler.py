@@ -1,4 +1,4 @@
-"""Drawing a token: each as often as its probability says, and only of those that may come."""
+"""Sampling: each token comes as often as its probability says, and only tokens that are allowed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def made_up(vocabulary: int, *, spread: float) -> torch.Tensor:
 
 
 def allowed(logits: torch.Tensor, params: SamplingParams) -> dict[int, float]:
-    """The tokens that may come with their probabilities, one by one as the parameters say."""
+    """Return the allowed tokens with their probabilities, one by one as the parameters say."""
     probabilities = (logits.double() / params.temperature).softmax(-1).tolist()
     likely = sorted(enumerate(probabilities), key=lambda pair: -pair[1])[: params.top_k or None]
     whole, before, kept = sum(p for _, p in likely), 0.0, dict[int, float]()

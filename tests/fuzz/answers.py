@@ -1,4 +1,4 @@
-"""What model servers answer to requests, where the picker reads it, and what other pickers answer."""
+"""Answers of model servers that the picker reads, and answers of other pickers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ _TYPES = ("text/event-stream", "application/json")
 
 
 class SampledAnswers(OfBytes):
-    """Each input is an answer, read in pieces as every API's, and given the name that the client sent."""
+    """Each input is an answer. It is read in pieces, as an answer of every API, and with the model name
+    that the client sent.
+    """
 
     words: Sequence[bytes] = (
         *(
@@ -80,8 +82,7 @@ class SampledAnswers(OfBytes):
 
 
 class PickerPages:
-    """What another picker, or whoever has its address, says of itself: for the live page
-    and `epp explain`."""
+    """The page of another picker, or of anyone at its address, for the live page and `epp explain`."""
 
     words: Sequence[bytes] = (
         b'"picker":',

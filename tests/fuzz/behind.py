@@ -1,4 +1,4 @@
-"""What stands behind an entry: a small picker, and that it still picks."""
+"""A small picker behind an entry, and the check that the picker still picks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def small_picker() -> Picker:
 
 
 def one_pick(picker: Picker, *, now: float) -> None:
-    """What came in has left a picker that picks, or says why not."""
+    """After the input the picker still picks, or gives a reason."""
     inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=b"some prompt " * 50)
     with contextlib.suppress(PickError):
         pick = picker.pick(PickRequest(request_id="r", inference=inference), now=now)
@@ -40,7 +40,7 @@ def one_pick(picker: Picker, *, now: float) -> None:
 
 
 class OfBytes:
-    """An entry whose input is no document."""
+    """An entry whose input is not a document."""
 
     documents: Sequence[object] = ()
 

@@ -1,4 +1,4 @@
-"""What the API server says."""
+"""Input from the API server."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.unit.kube.test_model_rewrites import rewrite, rule
 
 
 class ClusterObjects:
-    """Pods, pools, policies, rewrites of models and objectives, as lists and as lines of a watch."""
+    """Pods, pools, policies, model rewrites and objectives, as lists and as lines of a watch."""
 
     words: Sequence[bytes] = (
         *(
@@ -102,7 +102,7 @@ class ClusterObjects:
         ):
             for reader in (_Reader(page=data), _Reader(line=data)):
                 taken |= await _follow(reader, kind, sink)
-        # Of these one way is enough: pages and lines are read as for the others.
+        # One way is enough for these: their pages and lines are read like those of the others.
         one_way = {"page" if b'"items"' in data else "line": data}
         taken |= await _follow(_Reader(**one_way), ModelRewrite, self._rewrites)
         taken |= await _follow(_Reader(**one_way), Objective, self._objectives)
@@ -128,7 +128,7 @@ class ClusterObjects:
 
 
 class _Pools:
-    """What the watch of the pool does with it."""
+    """Does what the watch of the pool does with an object."""
 
     def __init__(self, discovery: Discovery) -> None:
         self._discovery = discovery
@@ -144,7 +144,7 @@ class _Pools:
 
 
 class _Reader:
-    """An API server that says one thing, and then hangs."""
+    """An API server that sends one answer and then hangs."""
 
     def __init__(
         self, *, page: bytes = b'{"metadata":{"resourceVersion":"1"},"items":[]}', line: bytes = b""
@@ -171,7 +171,7 @@ class _Reader:
 
 
 async def _follow(reader: _Reader, kind: Any, sink: Any) -> bool:
-    """True: it was taken, and the watch goes on."""
+    """Return True if the answer was accepted and the watch goes on."""
     states: list[bool] = []
     reflector = Reflector(
         reader,
@@ -195,7 +195,7 @@ async def _follow(reader: _Reader, kind: Any, sink: Any) -> bool:
 
 
 class _NoPauses(random.Random):
-    """So that a refused answer is asked for again at once."""
+    """Without pauses, a refused answer is asked for again at once."""
 
     def uniform(self, a: float, b: float) -> float:
         return 0.0

@@ -1,4 +1,4 @@
-"""What the data plane says over ext_proc."""
+"""Input from the data plane over ext_proc."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.fuzz.behind import OfBytes, one_pick, small_picker
 
 
 class ExtProcMessages(OfBytes):
-    """The data plane's messages, through the codec into the state machine of a request."""
+    """Messages of the data plane. They go through the codec into the state machine of a request."""
 
     words: Sequence[bytes] = (
         *(
@@ -88,7 +88,7 @@ class ExtProcMessages(OfBytes):
 
 
 class _Seen:
-    """Counts picks whose end nobody heard of."""
+    """Counts picks whose end was never reported."""
 
     open = 0
 
@@ -101,7 +101,7 @@ class _Seen:
 
 
 def talk() -> list[bytes]:
-    """The messages of one request, as Envoy sends them."""
+    """Return the messages of one request, as Envoy sends them."""
     from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc  # noqa: PLC0415 - a second to import
 
     made = []
@@ -127,7 +127,7 @@ def talk() -> list[bytes]:
 
 
 class AccessLogMessages(OfBytes):
-    """What Envoy's access log says of answers, as messages of a call."""
+    """Messages in which Envoy's access log reports answers."""
 
     words: Sequence[bytes] = (
         *(
@@ -167,7 +167,9 @@ class AccessLogMessages(OfBytes):
 
 
 def access_log_messages() -> list[bytes]:
-    """Of a cut answer, of one that ended, and of both with what a log may say besides."""
+    """Return messages about a cut answer, about one that ended, and about both, with other fields that a
+    log may have.
+    """
     from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage  # noqa: PLC0415 - as above
 
     made = []

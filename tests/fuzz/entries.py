@@ -1,4 +1,4 @@
-"""The picker's entries that need no socket: bytes go straight into the code that the edge calls."""
+"""The picker's entries that need no socket. The bytes go directly into the code that the edge calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an entry is, to the fuzzer."""
+"""The interface of an entry, for the fuzzer."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from typing import Protocol
 
 
 class Entry(Protocol):
-    """One way into the picker, with what is behind it."""
+    """One way into the picker, with the parts behind it."""
 
     seeds: Sequence[bytes]
     """Valid inputs."""
     words: Sequence[bytes]
-    """Pieces that mean something here."""
+    """Pieces that have a meaning at this entry."""
 
     documents: Sequence[object]
-    """Valid inputs as values of JSON or msgpack; none where the entry has no such format."""
+    """Valid inputs as values of JSON or msgpack. Empty if the entry has no such format."""
 
     def encode(self, document: object, /) -> bytes:
-        """A document as this entry has it."""
+        """Return a document in the format of this entry."""
 
     async def feed(self, data: bytes) -> bool:
-        """True: it was taken; False: refused with the error that is this entry's own.
-        Anything else is a finding."""
+        """Return True if the input was accepted, False if it was refused with this entry's own error.
+        Anything else is a finding.
+        """
 
     async def check(self) -> None:
-        """Assert the invariants of what is behind it, and the bounds of what it holds."""
+        """Assert the invariants of the parts behind the entry, and the bounds of what they hold."""

@@ -1,5 +1,4 @@
-"""What is read from files and pages: a model server's metrics and models, the endpoints file,
-the policy file."""
+"""Input from files and pages: a model server's metrics and models, the endpoints file, the policy file."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ vllm:prompt_tokens_total{engine="0",model_name="m"} 1000.0
 
 
 class MetricsPages(OfBytes):
-    """A model server's page, scraped."""
+    """A model server's metrics page, as the scraper reads it."""
 
     words: Sequence[bytes] = (
         *(

@@ -15,7 +15,7 @@ from tests.fuzz.trees import as_msgpack
 
 
 class KvEvents:
-    """A server's KV events, behind the order of its messages."""
+    """A server's KV events, after their messages were put in order."""
 
     words: Sequence[bytes] = (
         b"BlockStored",
@@ -75,7 +75,7 @@ class KvEvents:
         self._exact.check_integrity()
         if (
             self._exact.servers()[A].state == "off"
-        ):  # as by a server that says too much; the next process is heard anew
+        ):  # as for a server that sends too much; the next process is followed again
             self._exact.drop(A)
             self._exact.add(A, model="m")
         one_pick(self._picker, now=next(self._now))

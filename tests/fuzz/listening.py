@@ -1,5 +1,6 @@
-"""The picker's entries that listen or read from a connection:
-admin pages, the workers' hub, what Redis holds."""
+"""The picker's entries that listen or read from a connection: the admin pages, the workers' hub, the
+values in Redis.
+"""
 
 from __future__ import annotations
 
@@ -70,8 +71,9 @@ class AdminPages(OfBytes):
         assert answer.startswith(b"HTTP/1.1 200"), answer[:200]
 
     async def _exchange(self, data: bytes, *, end: bool) -> bytes:
-        """What comes back until the server closes.
-        end: say that no more comes, since the request may be half of one."""
+        """Return what comes back until the server closes. `end`: tell the server that no more comes, since
+        the request may be incomplete.
+        """
         reader, writer = await asyncio.open_connection(self._address.host, self._address.port)
         answer = b""
         try:
@@ -112,7 +114,7 @@ async def admin_pages(_: Path) -> AsyncIterator[Entry]:
 
 
 class HubFrames(OfBytes):
-    """Raw bytes on the workers' socket, while two workers of good will go on."""
+    """Raw bytes on the workers' socket, while two correct workers go on."""
 
     seeds: Sequence[bytes] = [
         frame(b"J", b"channel") + frame(b"S", b"batch") + frame(b"T", b"table") + frame(b"G"),
@@ -138,13 +140,13 @@ class HubFrames(OfBytes):
         return True
 
     async def check(self) -> None:
-        """What one worker says reaches the other."""
+        """A message of one worker reaches the other."""
         said = b"said %d" % next(self._numbers)
         await self._one.say(said)
         async with asyncio.timeout(_WAIT_S):
             while said not in {received.data for received in await self._other.read()}:
                 pass
-        with contextlib.suppress(LinkError):  # what is stored may be anybody's
+        with contextlib.suppress(LinkError):  # anybody may have stored the value
             await self._one.stored()
 
 
@@ -165,7 +167,7 @@ async def hub_frames(folder: Path) -> AsyncIterator[Entry]:
 
 
 class RedisValues(OfBytes):
-    """What a Redis that others write to has under our keys."""
+    """Values that a Redis holds under our keys and that others may write."""
 
     words: Sequence[bytes] = (
         b"1-0\n",
@@ -202,14 +204,12 @@ class RedisValues(OfBytes):
 
 
 class _FakeRedis:
-    """As much of a client as is asked here."""
+    """The part of a Redis client that is used here."""
 
     value = b""
 
     async def getrange(self, _: str, start: int, end: int) -> Any:
-        await asyncio.sleep(
-            0
-        )  # as over a network: the loop forgets timers that were called off only when it runs
+        await asyncio.sleep(0)  # as over a network; the loop forgets cancelled timers only when it runs
         return self.value[start : end + 1]
 
 

@@ -51,7 +51,7 @@ _OPENERS = (b"[", b"{", b'{"a":', b"\x91", b"\x81\xa1a", b"- ", b"\x0a\x02")
 def mutants(
     rng: random.Random, seeds: Sequence[bytes], *, words: Sequence[bytes] = ()
 ) -> Callable[[], bytes]:
-    """A maker of inputs. `words` are pieces that mean something at this entry."""
+    """Return a function that makes inputs. `words` are pieces that have a meaning at this entry."""
     pieces = (*_USUAL, *words, *words)
 
     def made() -> bytes:

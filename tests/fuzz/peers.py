@@ -1,4 +1,4 @@
-"""What other pickers say: batches, and the table that is kept for those who join."""
+"""Input from other pickers: batches, and the table that is stored for pickers that join."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.unit.sharing.pickers import Replica, meet, text
 
 
 class PeerBatches:
-    """Batches of other pickers: from Redis, or from the workers' hub."""
+    """Batches of other pickers, from Redis or from the workers' hub."""
 
     words: Sequence[bytes] = (b"\x95\x02", b"\x97\x01", b"\xc4\x08" + b"\1" * 8, b"other", b"third", bytes(8))
 
@@ -58,7 +58,7 @@ class PeerBatches:
 
 
 class StoredTables:
-    """The table that Redis or the hub keeps for those who join."""
+    """The table that Redis or the hub stores for pickers that join."""
 
     words: Sequence[bytes] = PeerBatches.words
 
@@ -93,7 +93,7 @@ class StoredTables:
 
 
 def spoken() -> list[bytes]:
-    """What a real picker says."""
+    """Return what a real picker sends."""
     one, other = Replica(8), Replica(9)
     meet([one, other], now=0.0)
     said: list[bytes] = []
@@ -106,7 +106,7 @@ def spoken() -> list[bytes]:
 
 
 def hand_made(replica: Replica) -> list[bytes]:
-    """Batches that fit together, of every kind of event."""
+    """Return batches that fit together, with every kind of event."""
     identity = identity_of(next(iter(replica.picker.fleet.states())))
     chain, last = pack_hashes([1, 2, 3]), pack_hashes([3])
     events: list[Event] = [

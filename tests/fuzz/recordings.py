@@ -20,12 +20,12 @@ from epp.replay.trace import ReplayError, Trace
 from tests.unit.replay.recordings import record
 
 _RUN = 6
-"""Requests of a recording that are run on simulated servers."""
+"""Requests of a recording that run on simulated servers."""
 _RUN_S = 600.0
 
 
 class Recordings:
-    """Each input is a file. What is read is replayed too, some requests of it."""
+    """Each input is a file. If it can be read, some of its requests are replayed."""
 
     words: Sequence[bytes] = (
         *(b'{"line":"recording","version":1', b'{"line":"request"', b'"chunks":"AAAA"', b'"at_unix_s":'),
@@ -70,7 +70,7 @@ class Recordings:
         return True
 
     async def check(self) -> None:
-        """Of those that were read, the last one is run."""
+        """Run the last recording that was read."""
         if self._trace is None:
             return
         trace, self._trace = self._trace, None

@@ -1,4 +1,4 @@
-"""Feeds one entry until so many bytes are through, with checks in between."""
+"""Feeds one entry until a number of bytes is reached, and checks the entry from time to time."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from tests.fuzz.trees import tree_mutants
 SEEDS: Final = Path(__file__).parent / "seeds"
 _CHECK_EVERY: Final = 50
 _DOCUMENTS: Final = 0.5
-"""Share of the inputs."""
+"""The share of inputs that are changed documents."""
 _BLOCKS_AN_INPUT: Final = 4.0
-"""Allocated blocks by which an entry may grow for each input of the second half:
-caches fill, and leaks are larger."""
+"""Memory blocks by which an entry may grow for each input of the second half. Caches fill; leaks are
+larger.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +36,25 @@ class Fed:
 
 
 class FindingError(AssertionError):
-    """An input that did what no input should; the message says how to feed it again."""
+    """An input had an effect that no input should have. The message says how to feed the input again."""
 
 
 def kept_inputs(name: str) -> Sequence[bytes]:
-    """What failed once."""
+    """Return inputs that failed once."""
     return [path.read_bytes() for path in sorted((SEEDS / name).glob("*"))]
 
 
 async def feed(name: str, entry: Entry, *, seed: int, size_bytes: int, folder: Path | None = None) -> Fed:
-    """FindingError at the first input that ends in anything but a typed error, or breaks an invariant."""
+    """Raises FindingError at the first input that raises anything but a typed error, or breaks an
+    invariant.
+    """
     with quiet():
         return await _feed(name, entry, seed=seed, size_bytes=size_bytes, folder=folder)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No logs: nearly every input is a complaint."""
+    """Switch logs off, because nearly every input causes a warning."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -104,7 +107,7 @@ async def _check(name: str, entry: Entry, recent: Sequence[bytes], *, folder: Pa
 
 
 def _keep(name: str, inputs: Sequence[bytes], error: Exception, *, folder: Path | None) -> str:
-    """Write the inputs where they can be fed again. How to say so."""
+    """Write the inputs into files. Return how to feed them again."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         for data in inputs:

@@ -1,5 +1,6 @@
-"""Generated input at all entries, ten million bytes each:
-typed errors only, state that stays sound, nothing grows."""
+"""Generated input at all entries, ten million bytes each. Errors are typed, the state stays valid, and
+nothing grows.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tests.fuzz.mutating import MOST_BYTES, mutants
 from tests.fuzz.run import SEEDS, FindingError, feed
 
 BYTES = 10_000_000
-"""For each entry: some two minutes for all sixteen on one core."""
+"""Bytes for each entry: about two minutes for all sixteen on one core."""
 SEED = 1
 
 
@@ -52,7 +53,7 @@ def test_a_seed_gives_the_same_inputs_again() -> None:
 
 
 class Faulty(OfBytes):
-    """Fails on one byte, and keeps another."""
+    """Fails at one byte value, and keeps another in memory."""
 
     seeds: Sequence[bytes] = (b"abcdef" * 20,)
     words: Sequence[bytes] = ()

@@ -1,5 +1,6 @@
-"""Documents with one value exchanged, added or left out:
-what a change of bytes seldom makes, since most of them are no document."""
+"""Documents with one value changed, added or left out. Changes of bytes seldom give these, since most
+changed bytes are not a document.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +73,7 @@ _TAGS: Final = {"@bool": "!!bool x", "@int": "!!int ''", "@time": "!!timestamp x
 def tree_mutants(
     rng: random.Random, documents: Sequence[object], encode: Encode
 ) -> Callable[[], bytes | None]:
-    """A maker of inputs; None where the format has no bytes for a document."""
+    """Return a function that makes inputs. It returns None where the format cannot write a document."""
 
     def made() -> bytes | None:
         document = copy.deepcopy(rng.choice(documents))
@@ -130,7 +131,7 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 
 
 def as_msgpack(document: object) -> bytes:
-    """With its own writer for what is nested too deeply for the usual one."""
+    """Write msgpack. Documents that are nested too deeply for the usual writer have their own writer."""
     try:
         return msgspec.msgpack.encode(document)
     except RecursionError:
@@ -157,18 +158,18 @@ def _deep_msgpack(document: Any) -> list[bytes]:
 
 
 def _check_size(pieces: Sequence[object]) -> None:
-    """Every piece has a byte at the least."""
+    """Every piece has at least one byte."""
     if len(pieces) > _MOST_BYTES:
         raise ValueError
 
 
 def as_json(document: object) -> bytes:
-    """JSON, however deep."""
+    """Write JSON of any depth."""
     return "".join(_json(document)).encode("utf-8", "surrogatepass")
 
 
 def as_yaml(document: object) -> bytes:
-    """JSON is YAML; some texts stand for values with tags that do not fit them."""
+    """JSON is YAML too. Some texts stand for values with tags that do not fit."""
     text = "".join(_json(document))
     for mark, tag in _TAGS.items():
         text = text.replace(json.dumps(mark), tag)
@@ -176,13 +177,13 @@ def as_yaml(document: object) -> bytes:
 
 
 class _Said(str):
-    """Text that is part of the document as it is."""
+    """Text that goes into the document as it is."""
 
     __slots__ = ()
 
 
 def _json(document: Any) -> list[str]:
-    """With its own writer for what is nested too deeply for the usual one."""
+    """Write JSON. Documents that are nested too deeply for the usual writer have their own writer."""
     try:
         return [json.dumps(document, default=lambda value: value.decode("latin-1"))]
     except RecursionError:

@@ -1,5 +1,6 @@
-"""Access log calls on both transports: one answer at the end of each, a bound on how many are open, and
-nothing left behind."""
+"""Access log calls on both transports. Each call gets one answer, at its end. The number of open calls is
+bounded, and nothing is left behind.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from tests.unit.extproc.test_extproc_access_log import entry, message
 
 pytestmark = pytest.mark.usefixtures("both_transports")
 E1 = "10.0.0.1"
-"""Of the first endpoint of `serving`."""
+"""The address of the first endpoint of `serving`."""
 
 
 def call(channel: grpc.aio.Channel, *, method: str = METHOD) -> Any:
@@ -39,7 +40,7 @@ async def test_each_cut_counts_and_the_call_is_answered_at_its_end() -> None:
         await asked.done_writing()
         assert await asked == b""
         assert await asked.code() is grpc.StatusCode.OK
-        assert share(rig) == pytest.approx(0.59, abs=0.01), "four failures"
+        assert share(rig) == pytest.approx(0.59, abs=0.01), "each of the four cuts counts as a failure"
         assert rig.seen.faults == ["access_log_unreadable"]
 
 

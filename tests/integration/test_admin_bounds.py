@@ -1,4 +1,4 @@
-"""What clients that do not finish can take of the admin address, over real sockets."""
+"""How much of the admin address clients can hold that never finish a request, over real sockets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WHOLE = HALF + b"\r\n"
 
 
 class Echo(asyncio.Protocol):
-    """Says `ready` to whoever comes."""
+    """Sends `ready` on each new connection."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -86,7 +86,7 @@ async def running_admin() -> AsyncIterator[Address]:
 
 
 def hostile(rng: random.Random) -> bytes:
-    """Some 10 KB: a request with parts of it replaced, or bytes of any kind."""
+    """Make about 10 KB: a request of which parts are replaced, or any bytes."""
     noise = rng.randbytes(rng.randrange(1, 20_000))
     form = rng.randrange(5)
     if form == 0:

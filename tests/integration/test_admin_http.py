@@ -34,7 +34,7 @@ HOSTILE = "<script>alert(1)</script>\"'&"
 
 
 class Tags(HTMLParser):
-    """The elements of a page, to see what a browser would make of it."""
+    """The elements of a page. The test reads from them what a browser would load."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ async def test_metrics_are_in_prometheus_text_format(admin: Admin) -> None:
 
 
 async def test_the_metrics_of_many_servers_leave_the_loop_to_others_in_between(admin: Admin) -> None:
-    """A page of 1,000 servers takes 0.14 s, and whoever reaches this address sets the pace."""
+    """A page of 1,000 servers takes 0.14 s to make, and clients decide how often the page is made."""
     turns = 0
 
     async def count() -> None:
@@ -261,7 +261,9 @@ async def asked_as(admin: Admin, host: str) -> int:
 
 
 async def test_a_name_that_nobody_has_allowed_is_refused() -> None:
-    """A web page that has its own name point here would read these pages through an operator's browser."""
+    """A web page could point its own name at this address. It would then read these pages through an
+    operator's browser.
+    """
     config = Config(endpoints_file="endpoints.yaml", admin=AdminConfig(hosts=("picker.gateway.svc",)))
     async with Admin(config=config).running() as admin:
         allowed = (

@@ -19,8 +19,9 @@ FLAGS = ("--max-prompt-tokens", "600", "--max-batch", "4", "--repeats", "1")
 def test_a_server_is_measured_over_http_and_its_file_is_what_serve_reads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Wall-clock times of a busy machine:
-    how close the figures are is a unit test's business, on a virtual clock."""
+    """The times are those of a busy machine's clock. A unit test with a virtual clock checks how close the
+    figures are.
+    """
     file = tmp_path / "costs.yaml"
     with serving("--prefill-tokens-per-s", "700", "--decode-step-ms", "10", "--model", "m") as (_, port):
         assert main(["calibrate", "--url", f"http://127.0.0.1:{port}", "--out", str(file), *FLAGS]) == 0

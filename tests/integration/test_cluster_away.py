@@ -1,5 +1,6 @@
-"""A picker that is to follow a cluster and cannot reach it:
-it runs, is not ready, and leaves alone what Envoy knows."""
+"""A picker that should follow a cluster and cannot reach the cluster. The picker runs and is not ready, and
+it does not change the endpoints that Envoy knows.
+"""
 
 from __future__ import annotations
 
@@ -64,5 +65,7 @@ async def test_it_waits_and_envoy_keeps_what_it_was_told(tmp_path: Path, known: 
         if known:
             assert eds.read_bytes() == before
         else:
-            assert b"10.0.0" not in eds.read_bytes(), "an empty one: Envoy does not start without"
+            assert b"10.0.0" not in eds.read_bytes(), (
+                "the file is empty, since Envoy does not start without a file"
+            )
         assert await process.terminate() == 0

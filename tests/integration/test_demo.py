@@ -1,5 +1,6 @@
-"""`python -m bench.demo` as a user starts it:
-the table, the visit, every way to end it, and what it says when it cannot go on."""
+"""`python -m bench.demo` as a user starts it: its table, its live phase, every way to end it, and its
+messages when it cannot go on.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.envoy
 
 
 class Demo:
-    """A running demo, its output read line by line."""
+    """A running demo. The test reads its output line by line."""
 
     def __init__(self, popen: subprocess.Popen[str]) -> None:
         self._popen = popen
@@ -36,7 +37,7 @@ class Demo:
         self.said = ""
 
     def read_until(self, pattern: str) -> str:
-        """Its output up to the line that matches."""
+        """Return its output up to the line that matches."""
         assert self._popen.stdout is not None
         for text in self._popen.stdout:
             self.said += text
@@ -51,7 +52,7 @@ class Demo:
         self._popen.send_signal(number)
 
     def end(self) -> int:
-        """Read the rest; its exit status."""
+        """Read the rest of the output. Return the exit status."""
         rest, _ = self._popen.communicate(timeout=120)
         self.said += rest
         return self._popen.returncode
@@ -59,7 +60,7 @@ class Demo:
 
 @contextmanager
 def demo(*options: str, tmp: Path) -> Iterator[Demo]:
-    """Started with `tmp` for its temporary files."""
+    """Run a demo that has `tmp` for its temporary files."""
     with subprocess.Popen(
         [sys.executable, "-m", "bench.demo", *options],
         stdout=subprocess.PIPE,
@@ -75,8 +76,9 @@ def demo(*options: str, tmp: Path) -> Iterator[Demo]:
 
 @pytest.fixture
 def short_tmp() -> Iterator[Path]:
-    """A short path: a unix socket's may have some hundred characters,
-    which pytest's own directories come near."""
+    """Return a folder with a short path. The path of a unix socket may have about a hundred characters, and
+    pytest's own folders come near that.
+    """
     with tempfile.TemporaryDirectory(prefix="demo-") as directory:
         yield Path(directory)
 
@@ -128,12 +130,14 @@ def test_the_same_work_by_both_rules_fails_nowhere_and_hits_more_by_least_cost(
         assert 0 < entry["ttft_p50_s"] <= entry["ttft_p90_s"]
         assert entry["picker_cpu_s"] > 0
     assert by_turn["requests_by_server"] == [18, 18]
-    # The same prompts, but for the nonces, whose letters may be a token more or less.
+    # The prompts are the same except for the nonces. The letters of a nonce may make one token more or less.
     assert by_turn["queried_tokens"] == pytest.approx(by_cost["queried_tokens"], rel=0.001)
     assert by_cost["token_hit_rate"] > by_turn["token_hit_rate"]
 
     recorded = read([recording])
-    assert 66 <= len(recorded.calls) <= 72, "the demo kills the picker, whose last half second is lost"
+    assert 66 <= len(recorded.calls) <= 72, (
+        "the demo kills the picker, so the last half second may be missing"
+    )
     assert recorded.policy is not None
     assert recorded.policy.spec.rule == "least-cost"
     assert [server.name for server in recorded.servers] == ["server-1", "server-2"]

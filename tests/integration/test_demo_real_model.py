@@ -1,5 +1,6 @@
-"""`make run MODEL=...`, with a tiny random model in the place of SmolLM2:
-it computes, and its words come through the gateway."""
+"""`make run MODEL=...` with a tiny random model in place of SmolLM2. The model computes, and its words come
+back through the gateway.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.envoy, pytest.mark.vllm]
 
 @pytest.fixture
 def tiny(vllm_environment: VllmEnvironment) -> Path:
-    """Its files were written for vLLM; any engine computes them."""
+    """Return the files of a tiny model. They were written for vLLM, and any engine can compute the model."""
     prepared(engine.require, required_by=REQUIRED)
     return vllm_environment.model_folder / tiny_model.MODEL
 

@@ -1,5 +1,6 @@
-"""Prefill and decode apart, on real Envoy:
-the picker names a prefill endpoint, and the decode server has the prompt computed there."""
+"""Prefill and decode on different servers, behind a real Envoy. The picker names a prefill endpoint, and the
+decode server lets that endpoint compute the prompt.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ FLAGS = ("--kv-transfer", "--prefill-tokens-per-s", "8000")
 
 @dataclass(slots=True)
 class Apart:
-    """One server that answers, one that computes prompts, Envoy and the picker before them."""
+    """A server that answers, a server that computes prompts, and Envoy and the picker in front of both."""
 
     url: str
     decoder: ModelServer
@@ -47,7 +48,7 @@ class Apart:
             return document
 
     async def computed_tokens(self, server: ModelServer) -> float:
-        """Prompt tokens that it computed itself."""
+        """Return how many prompt tokens the server computed itself."""
         async with self.session.get(f"{server.url}/metrics") as response:
             page = await response.text()
         values = {s.name: s.value for f in text_string_to_metric_families(page) for s in f.samples}
@@ -55,7 +56,9 @@ class Apart:
 
     @asynccontextmanager
     async def an_answer_under_way(self) -> AsyncIterator[None]:
-        """Without one a prefill stalls nobody, and the decode server does as well."""
+        """Keep an answer running on the decode server. Without a running answer a prefill delays nobody
+        there, and the decode server would compute the prompt itself.
+        """
         body = {"model": MODEL, "prompt": "short", "max_tokens": 4000, "ignore_eos": True, "stream": True}
         async with self.session.post(f"{self.url}/v1/completions", json=body) as response:
             assert response.status == 200

@@ -1,5 +1,6 @@
-"""Certificates that are renewed under a running gateway:
-the picker goes on being asked, clients see the new one."""
+"""Certificates that are renewed while the gateway runs. Envoy goes on asking the picker, and clients see the
+new certificate.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +29,14 @@ pytestmark = pytest.mark.envoy
 
 
 def replace_text(path: str, text: str) -> None:
-    """By rename, as a renewal does it."""
+    """Replace a file by rename, as a renewal of certificates does."""
     temporary = Path(path).with_suffix(".new")
     temporary.write_text(text)
     temporary.replace(path)
 
 
 async def shown_certificate(address: Address) -> str:
-    """What the gateway shows a client, as PEM."""
+    """Return the certificate that the gateway shows to a client, as PEM."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -1,5 +1,6 @@
-"""A model server that begins its answers well and cuts them midway, while health and metrics are fine. Only
-Envoy sees the cut, and tells the picker in its access log."""
+"""A model server begins its answers well and cuts them midway, while its health and its metrics are fine.
+Only Envoy sees the cut. It tells the picker in its access log.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +23,11 @@ pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("both_transports")]
 
 FORMS: dict[str, Literal["chunked", "length"]] = {"http2": "chunked", "grpcio": "length"}
-"""Envoy sees both alike, so each is cut on one transport."""
+"""Envoy treats both forms alike, so each transport tests one form."""
 
 
 async def comes_whole(gateway: Gateway) -> bool:
-    """Whether the answer to one request does."""
+    """Return whether the answer to one request comes whole."""
     try:
         return (await ask(gateway)).status == 200
     except aiohttp.ClientPayloadError:
@@ -54,7 +55,7 @@ async def test_a_server_that_cuts_its_answers_gets_only_trials_and_comes_back(tm
         while not await left_out(gateway, "s0"):
             seen += [await comes_whole(gateway) for _ in range(4)].count(False)
         after = [await comes_whole(gateway) for _ in range(60)]
-        assert after.count(False) <= 1, "trials only"
+        assert after.count(False) <= 1, "the server gets only trials"
         seen += after.count(False)
         said = "s0 gets only trial requests: its answers break off midway"
         await wait_until(
@@ -62,7 +63,7 @@ async def test_a_server_that_cuts_its_answers_gets_only_trials_and_comes_back(tm
         )
         sick.behaviour = Behaviour()
         await wait_until(partial(recovered, gateway), what="s0 gets requests again")
-        await wait_until(partial(has_cut, gateway, "s0", times=seen), what="each counts once")
+        await wait_until(partial(has_cut, gateway, "s0", times=seen), what="each cut counts once")
         assert await gateway.picker.metric("epp_protocol_errors_total") == 0
 
 
@@ -82,11 +83,13 @@ async def test_clients_that_leave_midway_and_answers_that_never_began_are_no_cut
         left.behaviour = Behaviour()
         reset.behaviour.reset = True
         for _ in range(6):
-            assert (await ask(gateway)).status == 200, "Envoy repeats it elsewhere"
+            assert (await ask(gateway)).status == 200, "Envoy repeats the request at another server"
         reset.behaviour = Behaviour()
         cuts.behaviour.cuts = "chunked"
         while await comes_whole(gateway):
             pass
-        await wait_until(lambda: has_cut(gateway, "s2", times=1), what="the one cut answer is told")
+        await wait_until(
+            lambda: has_cut(gateway, "s2", times=1), what="the picker hears of the one cut answer"
+        )
         assert await cut_answers(gateway, "s0") == await cut_answers(gateway, "s1") == 0
         assert await gateway.picker.metric("epp_endpoint_failure_share", endpoint="s0") == 0

@@ -1,4 +1,6 @@
-"""Where a request goes, through the real Envoy on our bootstrap, with a picker that answers as told."""
+"""Which server gets a request, through the real Envoy on our bootstrap. The picker answers as the test tells
+it.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ async def test_a_dead_first_choice_is_replaced_by_the_next_in_the_list(tmp_path:
 
 
 async def test_a_burst_whose_first_choice_is_dead_is_served_whole(tmp_path: Path) -> None:
-    """The default of three retries at a time would fail most of it."""
+    """Envoy's default of three retries at a time would fail most of the burst."""
     dead = dead_address()
     async with running_bootstrap(tmp_path, extra=[dead]) as bench:
         bench.picker.always(dead, bench.backends[0].address)
@@ -112,7 +114,9 @@ async def test_an_endpoint_that_envoy_does_not_hold_is_passed_over(bench: Bench)
 
 
 async def test_a_client_never_chooses_its_server(bench: Bench) -> None:
-    """Neither when the picker names another, nor when it names none, nor when it is gone."""
+    """This holds when the picker names another server, when the picker names none, and when the picker is
+    gone.
+    """
     wanted, other = bench.backends
     claim = {DESTINATION: str(wanted.address), "X-Gateway-Destination-Endpoint": str(wanted.address)}
     bench.picker.always(other.address)

@@ -1,4 +1,6 @@
-"""Envoy follows the endpoints file: additions, removals, an empty one, a broken one."""
+"""Envoy follows the endpoints file: endpoints are added and removed, the file is empty, the file is
+broken.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ async def test_a_removed_endpoint_finishes_what_it_has(bench: Bench) -> None:
     removed.behaviour.before_last.shut()
     async with bench.client.stream() as answer:
         await bench.set_endpoints([kept.address])
-        assert (await bench.client.complete()).served_by == "s1", "the pick names one that is gone"
+        assert (await bench.client.complete()).served_by == "s1", "the pick names an endpoint that is gone"
         removed.behaviour.before_last.open()
         assert b"[DONE]" in await answer.rest()
 

@@ -1,4 +1,6 @@
-"""The errors that the real Envoy makes itself, on our bootstrap: each with its status, in OpenAI's JSON."""
+"""The errors that the real Envoy itself answers, on our bootstrap. Each has its own status and is JSON as
+OpenAI writes it.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,7 @@ async def test_a_hundred_header_fields_pass_and_more_than_there_is_room_for_get_
 async def test_fields_as_long_as_envoy_takes_have_no_room_for_the_pick_and_get_431(gateway: Gateway) -> None:
     statuses = []
     for size in range(60_700, 61_500, 100):
-        # In lines that the model server takes.
+        # The model server accepts lines of this length.
         lines = b"".join(b"x-%d: " % n + b"a" * (size // 8) + b"\r\n" for n in range(8))
         head = POST + lines + b"content-length: %d\r\n\r\n" % len(BODY)
         statuses.append((await ask(at(gateway), head + BODY)).status)
@@ -132,7 +134,7 @@ async def test_the_pickers_own_errors_pass_as_they_are(gateway: Gateway) -> None
     assert reply.headers["content-type"] == "application/json"
     await wait_until(
         lambda: any(e["details"] == "picker_no_model" for e in gateway.envoy.access_log()),
-        what="the log says who",
+        what="the log names the client",
     )
 
 

@@ -1,5 +1,6 @@
-"""`envoy.extraHttpFilters`: who has no API key gets 401 from the real Envoy;
-the keys are in a file that changes while Envoy runs."""
+"""`envoy.extraHttpFilters`: a client without an API key gets 401 from the real Envoy. The keys are in a file
+that changes while Envoy runs.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +22,16 @@ TYPE = "type.googleapis.com/envoy.extensions.filters.http.api_key_auth.v3.ApiKey
 
 
 def filter_of(path: Path) -> dict[str, Any]:
-    """As docs/security.md has it, with the file of this test."""
+    """Return the filter that docs/security.md shows, with the file of this test."""
     watched = {"path": str(path), "watched_directory": {"path": str(path.parent)}}
     source = {"resource_api_version": "V3", "path_config_source": watched}
     return {"name": "api-keys", "config_discovery": {"config_source": source, "type_urls": [TYPE]}}
 
 
 def write_keys(path: Path, *keys: str) -> None:
-    """As a mounted Secret changes: a link to the folder with the new state takes the place of the old one."""
+    """Write the keys as Kubernetes updates a mounted Secret: a link to the folder with the new state replaces
+    the old link.
+    """
     auth = {
         "@type": TYPE,
         "credentials": [{"key": key, "client": f"client-{n}"} for n, key in enumerate(keys)],

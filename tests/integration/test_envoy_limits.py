@@ -1,4 +1,6 @@
-"""What clients that do not finish can hold of the real Envoy, on our bootstrap: little, and not for long."""
+"""How much of the real Envoy clients can hold that never finish a request, on our bootstrap: little, and not
+for long.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ async def test_half_a_head_and_half_a_body_get_408_and_an_answer_may_take_longer
         for unfinished in (POST, POST + b"content-length: 1000\r\n\r\nabc"):
             reply = await ask(gateway, unfinished)
             assert (reply.status, reply.error()["code"]) == (408, "request_timeout")
-        assert not slow.done(), "it was sent first, and both limits have passed since"
+        assert not slow.done(), "this request was sent first, and both limits have passed since then"
         for backend in bench.backends:
             backend.behaviour.before_headers.open()
         assert (await slow).status == 200
@@ -49,7 +51,7 @@ async def test_connections_are_counted_and_the_watchers_have_their_own(tmp_path:
         gateway = Address.parse(bench.config.envoy.listen)
         opened = [
             await stack.enter_async_context(connection(gateway)) for _ in range(6)
-        ]  # one more than there may be
+        ]  # one connection more than the limit
         for _, writer in opened:
             writer.write(POST)
         await asyncio.wait(
@@ -63,7 +65,7 @@ async def test_connections_are_counted_and_the_watchers_have_their_own(tmp_path:
 
 
 async def unfinished_bodies(gateway: Address, stack: AsyncExitStack, *, count: int) -> None:
-    """Over HTTP/1.1: all begin, then each sends 8 of 9 MiB."""
+    """All requests begin, over HTTP/1.1. Then each sends 8 of its 9 MiB."""
     opened = [await stack.enter_async_context(connection(gateway)) for _ in range(count)]
     for reader, writer in opened:
         writer.write(POST + b"content-length: %d\r\nexpect: 100-continue\r\n\r\n" % (9 * MIB))
@@ -75,7 +77,7 @@ async def unfinished_bodies(gateway: Address, stack: AsyncExitStack, *, count: i
 async def unfinished_streams(
     gateway: Address, stack: AsyncExitStack, *, count: int
 ) -> h2.connection.H2Connection:
-    """Over HTTP/2, as much of 8 MiB each as the first windows take."""
+    """Over HTTP/2, each stream sends as much of its 8 MiB as the first windows allow."""
     reader, writer = await stack.enter_async_context(connection(gateway))
     client = h2.connection.H2Connection(h2.config.H2Configuration())
     client.initiate_connection()

@@ -1,4 +1,6 @@
-"""Several models behind one real Envoy and one real picker, which learns from the servers who has what."""
+"""Several models behind one real Envoy and one real picker. The picker asks the servers which models they
+have.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ pytestmark = pytest.mark.envoy
 
 
 async def all_listed(gateway: Gateway) -> None:
-    """Until every server has said what it has."""
+    """Wait until every server has answered which models it has."""
 
     async def so() -> bool:
         return await gateway.picker.metric("epp_endpoints_without_model_list") == 0

@@ -1,5 +1,6 @@
-"""What clients can reach through the real Envoy on our bootstrap:
-never the model servers' pages for operators."""
+"""Which paths clients can reach through the real Envoy on our bootstrap. They never reach the pages that
+model servers keep for operators.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ pytestmark = pytest.mark.envoy
 
 
 async def ask(address: Address, path: str) -> int | None:
-    """The status; None when the request was not understood.
-    The path goes out byte for byte, which no HTTP client does."""
+    """Send the path byte for byte, which no HTTP client does. Return the status, or None when the answer
+    could not be read.
+    """
     reader, writer = await asyncio.open_connection(address.host, address.port)
     try:
         writer.write(f"GET {path} HTTP/1.1\r\nhost: gateway\r\nconnection: close\r\n\r\n".encode())
@@ -57,14 +59,14 @@ async def test_paths_for_operators_are_404_in_json_and_go_nowhere(bench: Bench) 
 
 
 async def test_no_spelling_of_a_blocked_path_gets_to_a_server_that_would_know_it(bench: Bench) -> None:
-    """With a picker that refuses nothing. Spellings that vLLM does not know may pass."""
+    """The picker here refuses nothing. Spellings that vLLM does not know may pass."""
     bench.picker.always(bench.backends[0].address)
     gateway = Address.parse(bench.config.envoy.listen)
     targets = [t for path in SAMPLES for t in (*single(path), *combined(path, count=5, seed=2))]
     await ask_all(gateway, targets)
     reached = [received.target for received in bench.backends[0].received]
     assert [target for target in reached if reaches_operators(target)] == []
-    assert len(reached) > 50, "names of their own, such as `metrics#fragment`, are not blocked"
+    assert len(reached) > 50, "other names, such as `metrics#fragment`, are not blocked"
 
 
 async def test_the_picker_refuses_them_where_the_gateway_lets_everything_pass(

@@ -1,5 +1,6 @@
-"""Replacing a running Envoy by another on the same port, as docs/operations.md says it:
-no request is lost."""
+"""Another Envoy replaces a running one on the same port, in the way that docs/operations.md describes. No
+request is lost.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ async def test_a_second_envoy_on_the_same_port_takes_over_without_a_lost_request
             port = bench.config.envoy.admin.rpartition(":")[2]
             drain = await asyncio.create_subprocess_exec("bash", DRAIN, port, "1", "120")
             await wait_until(lambda: len(statuses) > before + 40, what="clients go on meanwhile")
-            assert drain.returncode is None, "it waits for the long answer"
+            assert drain.returncode is None, "the first Envoy waits for the long answer"
             long.behaviour.before_last.open()
             assert b"[DONE]" in (await in_flight).body
             await asyncio.wait_for(drain.wait(), 120)

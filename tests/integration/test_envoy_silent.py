@@ -1,7 +1,6 @@
-"""A data plane that does not say its body modes, against `epp serve`:
-it is taken to do what the configuration says.
-
-Envoy's own messages, without Envoy: the one of these tests always says its modes.
+"""A data plane does not tell the picker its body modes. `epp serve` then assumes the modes of its
+configuration. These tests send Envoy's messages without an Envoy, because the Envoy of these tests always
+tells its modes.
 """
 
 from __future__ import annotations
@@ -31,7 +30,9 @@ def headers(**values: str) -> Any:
 
 
 async def answers(directory: Path, streams: dict[str, Any]) -> tuple[Any, Any]:
-    """What a picker that samples every answer says to a request body, and to the response headers."""
+    """Return what a picker that samples every answer replies to a request body and to the response
+    headers.
+    """
     config = config_in(directory, policyFile=str(directory / "policy.yaml"), streams=streams)
     write_policy(config, {"sampling": {"share": 1}})
     endpoints = {"endpoints": [{"name": "a", "address": "127.0.0.1:1"}]}

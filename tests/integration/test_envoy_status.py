@@ -1,5 +1,6 @@
-"""The listener for those who watch the real Envoy:
-two pages of its admin page, read only, and nothing else."""
+"""The listener for probes and Prometheus of the real Envoy. It shows two pages of Envoy's admin address, read
+only, and nothing else.
+"""
 
 from __future__ import annotations
 

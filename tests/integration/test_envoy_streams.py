@@ -147,8 +147,9 @@ async def test_failing_closed_is_a_503(tmp_path: Path) -> None:
 
 
 async def test_two_thousand_streams_are_held_at_once(tmp_path: Path) -> None:
-    """Beyond 1,024, Envoy's default breakers would let the rest bypass the picker without an error."""
-    # The rate of arrival is not the matter here: they come in waves, and a slow machine may take its time.
+    """Envoy's default limits allow 1,024 streams. The rest would bypass the picker without an error."""
+    # This test is not about the rate of arrival. Requests come in waves, and a slow machine may take its
+    # time.
     async with running_bootstrap(tmp_path, envoy={"messageTimeoutSeconds": 30}) as bench:
         backend = bench.backends[0]
         bench.picker.always(backend.address)

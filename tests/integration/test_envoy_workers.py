@@ -1,5 +1,6 @@
-"""Several workers of a picker behind one Envoy: shares, deaths, hangs, returns;
-and TLS on both sides of Envoy."""
+"""Several workers of a picker behind one Envoy: how streams are shared, workers that die, hang and return,
+and TLS on both sides of Envoy.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ async def test_workers_share_the_streams(tmp_path: Path) -> None:
 async def test_a_dead_worker_is_left_out_before_the_first_request_and_after_its_return_used(
     tmp_path: Path,
 ) -> None:
-    """The check must run without traffic too, which by default it does once a minute."""
+    """Envoy's check must run often without traffic too. By default it then runs once a minute."""
     async with running_bootstrap(tmp_path, workers=2) as bench:
         first, second = bench.pickers
         await first.stop()
@@ -53,7 +54,7 @@ async def test_a_dead_worker_is_left_out_before_the_first_request_and_after_its_
 
 
 async def test_with_most_workers_dead_the_last_one_gets_all(tmp_path: Path) -> None:
-    """By default, with under half alive Envoy sends to the dead ones too."""
+    """By default Envoy also sends to dead workers if fewer than half of the workers are alive."""
     async with running_bootstrap(tmp_path, workers=3) as bench:
         for picker in bench.pickers[:2]:
             await picker.stop()
@@ -76,7 +77,9 @@ async def test_a_worker_that_hangs_is_left_out_until_it_answers_again(tmp_path: 
 
 
 async def test_a_worker_that_leaves_keeps_the_streams_it_has(tmp_path: Path) -> None:
-    """Its health says no while it drains; Envoy must not cut what it still holds."""
+    """A draining worker reports itself as not healthy. Envoy must not cut the streams that the worker still
+    holds.
+    """
     async with running_bootstrap(tmp_path, workers=2) as bench:
         backend = bench.backends[0]
         backend.behaviour.before_last.shut()

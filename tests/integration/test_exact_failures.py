@@ -1,4 +1,4 @@
-"""What goes wrong around exact mode costs exact mode, in part or as a whole, and never the picker."""
+"""Faults around exact mode switch exact mode off, in part or as a whole. They never stop the picker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ A, B = EndpointName("a"), EndpointName("b")
 
 
 class Publisher:
-    """A server's events, written frame by frame."""
+    """Publishes a server's events, frame by frame."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self._socket = context.socket(zmq.PUB)
@@ -64,7 +64,7 @@ def removed(block: int) -> dict[str, object]:
 
 
 class Following:
-    """A picker, and the service that follows servers for it at these addresses."""
+    """A picker, and the service that follows the servers at these addresses for it."""
 
     def __init__(self, exact: Callable[[], Exact], *, topic: str, **addresses: str) -> None:
         self.queue = RoutedPrompts(max_prompts=10, max_bytes=10**6)
@@ -81,7 +81,7 @@ class Following:
         self.service.set_endpoints(endpoints)
 
     def pick(self, text: str) -> EndpointName:
-        """A request that is answered at once."""
+        """Pick for a request that is answered at once."""
         body = json.dumps({"model": "m", "prompt": text}).encode()
         request = PickRequest(
             request_id="x",
@@ -124,11 +124,11 @@ def an_exact() -> Exact:
 
 
 class Panic(BaseException):
-    """As pyo3 raises it: no Exception."""
+    """A panic as pyo3 raises it: not an Exception."""
 
 
 class Failing(Exact):
-    """Fails at the first message as nobody foresaw."""
+    """Fails at the first message with an error that nobody expected."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__({"": ModelSettings(language=None)}, max_blocks=1000, max_chunks=1000)
@@ -164,7 +164,7 @@ async def test_an_error_that_nobody_foresaw_turns_exact_mode_off_and_says_so(
         assert ["exact mode failed and starts again" in r.getMessage() for r in logged] == [True]
         assert logged[0].exc_info is not None
 
-        for n in range(20):  # the picker goes on, and holds no prompts for nobody
+        for n in range(20):  # the picker goes on, and keeps no prompts that nobody will use
             parts.pick(f"{n} and so on " * 40)
         assert (len(parts.queue), parts.queue.held_bytes, parts.service.dropped) == (0, 0, 0)
         assert parts.picker.table.match(
@@ -192,7 +192,7 @@ async def test_exact_mode_that_failed_starts_again_knowing_nothing(publisher: Pu
 
 
 class Lying(Exact):
-    """Finds what no picker can take in."""
+    """Reports findings that no picker can take in."""
 
     def findings(self, *, now: float) -> list[KvReport]:
         return [ServerReport(server=A, live=True, moved=None)] if self.servers() else []  # type: ignore[arg-type]  # that is what is wrong with it

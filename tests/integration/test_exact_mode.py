@@ -1,5 +1,6 @@
-"""Exact mode live: two of this repository's model servers publish KV events over ZeroMQ,
-the picker's table follows them."""
+"""Exact mode live: two of this repository's model servers publish KV events over ZeroMQ, and the picker's
+table follows the events.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +49,11 @@ from tests.unit.kvevents.a_language import write_language
 
 BLOCK_TOKENS = 16
 NUM_BLOCKS = 96
-"""1,536 tokens: some three prompts of this test."""
+"""1,536 tokens, which are about three prompts of this test."""
 
 
 class StandInLanguage:
-    """The model servers' stand-in for a tokenizer and template, for the picker's side."""
+    """The picker's copy of what the model servers use in place of a tokenizer and a template."""
 
     def __init__(self) -> None:
         self._tokenizer = Tokenizer()
@@ -85,7 +86,7 @@ def settings_of(algorithm: str) -> ServerSettings:
 
 @dataclass(slots=True)
 class Running:
-    """Two servers, and a picker that follows them."""
+    """Two servers, and a picker that follows their events."""
 
     picker: Picker
     service: ExactService
@@ -93,7 +94,7 @@ class Running:
     http: Mapping[EndpointName, aiohttp.ClientSession]
 
     async def chat(self, text: str, *, only: EndpointName | None = None) -> EndpointName:
-        """One request from pick to end, as a gateway would."""
+        """Send one request and end it, as a gateway would."""
         messages = [{"role": "system", "content": text}, {"role": "user", "content": "And now?"}]
         body = json.dumps({"model": "made-up", "messages": messages, "max_tokens": 4}).encode()
         address = {e.name: e.address for e in self.picker.endpoints()}
@@ -113,7 +114,7 @@ class Running:
         return name
 
     def believed(self, text: str) -> dict[EndpointName, int]:
-        """Chunks of the prompt that the table says each server holds."""
+        """Return how many chunks of the prompt each server holds according to the table."""
         body = json.dumps({"model": "made-up", "messages": [{"role": "system", "content": text}]}).encode()
         chain = self.picker.caches.chain(parse_request("/v1/chat/completions", body))
         return self.picker.table.match(chain)
@@ -123,7 +124,7 @@ class Running:
         return status.state if status is not None else ""
 
     def held(self, name: EndpointName) -> int:
-        """Blocks, by the server's own account as the service heard it."""
+        """Return the blocks that each server holds according to its events, as the service heard them."""
         status = self.service.status.servers.get(name)
         return status.blocks if status is not None else -1
 
@@ -152,7 +153,7 @@ async def following(algorithm: str = "sha256") -> AsyncIterator[Running]:
 
 
 def text(name: str) -> str:
-    """About 500 tokens."""
+    """Return a text of about 500 tokens."""
     rng = random.Random(name)
     return " ".join("".join(rng.choices("abcdefghij", k=5)) for _ in range(400))
 
@@ -169,7 +170,7 @@ async def test_an_eviction_at_a_server_is_seen_by_the_table(algorithm: str) -> N
         await wait_until(lambda: running.model_state() == "on", what="the prompts turn up")
         assert running.believed(text("first")).keys() == {a, b}
 
-        for n in range(4):  # past a's capacity, not b's
+        for n in range(4):  # more than the capacity of a, and less than that of b
             await running.chat(text(f"other {n}"), only=a)
         await wait_until(lambda: a not in running.believed(text("first")), what="the eviction is seen")
         assert running.believed(text("first")).keys() == {b}
@@ -180,8 +181,9 @@ async def test_an_eviction_at_a_server_is_seen_by_the_table(algorithm: str) -> N
 
 
 async def test_what_a_server_holds_from_before_is_credited_once_its_prompt_is_routed() -> None:
-    """As after a restart of the picker:
-    the server's events are replayed, the prompt tells which chunks they are."""
+    """The picker has restarted. The server's events are replayed, and the prompt then tells which chunks the
+    blocks stand for.
+    """
     a, b = EndpointName("a"), EndpointName("b")
     async with following() as running:
         body = {"model": "made-up", "messages": [{"role": "system", "content": text("old")}], "max_tokens": 1}
@@ -191,7 +193,7 @@ async def test_what_a_server_holds_from_before_is_credited_once_its_prompt_is_ro
         await running.chat(text("old"), only=b)
         await wait_until(lambda: running.believed(text("old")).keys() == {a, b}, what="both are credited")
         chunks = running.believed(text("old"))
-        assert chunks[a] >= chunks[b] - 1  # to the block in which the two prompts part
+        assert chunks[a] >= chunks[b] - 1  # up to the block in which the two prompts differ
 
 
 async def test_a_server_that_resets_its_cache_is_forgotten() -> None:
@@ -217,11 +219,11 @@ async def test_a_server_that_names_blocks_in_another_way_is_left_alone_and_said_
         reason = running.service.status.servers[a].reason
         assert "sha256" in reason
         assert running.service.status.models[""].state == "off"
-        assert running.believed(text("named")).keys() == {a}  # the approximate table stands
+        assert running.believed(text("named")).keys() == {a}  # the approximate table stays in use
 
 
 class Deaf(Exact):
-    """Counts what it is told; a message is one removal of a block by its number."""
+    """Counts the removals that it is told of. Each message removes one block, by its number."""
 
     def __init__(self) -> None:
         super().__init__({}, max_blocks=1000, max_chunks=1000)
@@ -261,13 +263,14 @@ async def test_messages_that_were_lost_on_the_way_are_replayed_or_cost_what_was_
                 log.removed(BlockHash(sent.to_bytes(32, "big")))
                 sent += 1
                 if lost:
-                    log.take(wall_time_s=1.0)  # numbered and kept, and never published
+                    log.take(wall_time_s=1.0)  # The event has a number and is kept, but is never published.
                 else:
                     publisher.publish()
 
             async def until_heard() -> None:
-                """What is sent before the subscription is known to the publisher is not heard:
-                send on until one is."""
+                """Send until the subscriber receives a message. A publisher drops messages that it sends
+                before it knows of the subscription.
+                """
 
                 def newest_heard() -> bool:
                     send()
@@ -294,7 +297,9 @@ async def test_messages_that_were_lost_on_the_way_are_replayed_or_cost_what_was_
 
 @pytest.mark.envoy
 async def test_the_gateway_with_the_section_follows_its_server(tmp_path: Path) -> None:
-    """As an operator runs it: a file each for configuration, endpoints and tokenizer, and Envoy in front."""
+    """The gateway runs as an operator would run it: files for configuration, endpoints and tokenizer, and
+    Envoy in front.
+    """
     folder = write_language(tmp_path / "model")
     settings = settings_of("sha256")
     server = Server(settings)

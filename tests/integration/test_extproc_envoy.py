@@ -69,7 +69,7 @@ async def rig(
 
 @pytest_asyncio.fixture(loop_scope="module", autouse=True)
 async def quiet_end(rig: Rig) -> AsyncIterator[None]:
-    """After each test nothing is left booked, and nothing that came was odd."""
+    """Check after each test that nothing is left booked and that no message was odd."""
     rig.seen.faults.clear()
     yield
     await rig.settled()
@@ -174,7 +174,7 @@ async def test_a_body_cut_into_chunks_as_it_comes_gets_the_same_pick(rig: Rig, m
     ("mode", "size_bytes", "kind"),
     [
         ("buffered", BUFFER_LIMIT_BYTES - 65_536, "completions"),
-        ("buffered_partial", BUFFER_LIMIT_BYTES + 2**20, ""),  # What Envoy had read by then.
+        ("buffered_partial", BUFFER_LIMIT_BYTES + 2**20, ""),  # Envoy had read this much of the body by then.
         ("streamed", BUFFER_LIMIT_BYTES + 2**20, "other"),
         ("streamed_early", BUFFER_LIMIT_BYTES + 2**20, "other"),
         ("full_duplex", BUFFER_LIMIT_BYTES + 2**20, "completions"),
@@ -247,7 +247,8 @@ async def test_a_dead_server_is_told_as_failed(rig: Rig, mode: str) -> None:
     rig.picker.set_endpoints([dead], now=time.monotonic())
     try:
         async with rig.client.post(rig.url(mode), data=completion(50, tag="dead")) as response:
-            # Envoy does not know the address, so its fallback policy serves, and says who it was.
+            # Envoy does not know the address. So its fallback policy chooses the server, and Envoy tells
+            # which server it was.
             assert response.status == 200
         await rig.settled()
         assert rig.seen.over[-1].decision.served != dead.address
@@ -334,8 +335,7 @@ async def test_a_drain_cuts_no_answer_although_the_gateway_fails_closed(tmp_path
 
 @pytest.fixture
 def overloaded(rig: Rig) -> Iterator[None]:
-    """The picker believes that every request has waited for too long.
-    Nothing is left of that for other tests."""
+    """Make the picker believe that every request has waited for too long. Other tests do not notice."""
     if transport() == "grpcio":
         pytest.skip("calls wait inside gRPC, where the picker cannot see them")
     believed = rig.server.overload

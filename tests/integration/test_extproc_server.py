@@ -1,5 +1,6 @@
-"""The ext_proc service over a real gRPC channel, on either transport:
-wire, health, drain, TLS, and what broken streams leave."""
+"""The ext_proc service over a real gRPC channel, on either transport: messages, health, drain, TLS, and what
+broken streams leave behind.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +42,14 @@ SERVING, NOT_SERVING, UNKNOWN = 1, 2, 3
 
 
 class BrokenPicker(Picker):
-    """Fails where no picker should."""
+    """Fails in calls that no real picker fails in."""
 
     def on_response_headers(self, *_: Any, **__: Any) -> bool:
         raise RuntimeError("a bug")
 
 
 class TidyPicker(Picker):
-    """Tells when it was asked to tidy up."""
+    """Notes when it was asked to tidy up."""
 
     tidied = 0
 
@@ -83,7 +84,7 @@ class Rig:
 
 
 def never_overloaded(rig: Rig) -> None:
-    """However busy this machine is, no request is routed unread."""
+    """Let no request be routed unread, however busy this machine is."""
     rig.server.overload.skips = lambda **_: False  # type: ignore[method-assign]
 
 
@@ -108,7 +109,7 @@ async def serving(
 
 
 class Exchange:
-    """One stream, message by message."""
+    """One stream. The test sends and receives message by message."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.call: Any = channel.stream_stream(
@@ -122,7 +123,7 @@ class Exchange:
         return await asyncio.wait_for(self.call.read(), 60)
 
     async def route(self) -> Any:
-        """Headers and body of a BUFFERED request; the answer to the body."""
+        """Send headers and body of a BUFFERED request. Return the answer to the body."""
         await self.ask(headers())
         return await self.ask(ext_proc.ProcessingRequest(request_body={"body": BODY, "end_of_stream": True}))
 
@@ -410,7 +411,7 @@ def make_certificate(folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def replace_file(source: Path, target: Path) -> None:
-    """As a renewal does it: by rename."""
+    """Replace a file by rename, as a renewal does."""
     fresh = target.with_suffix(".new")
     fresh.write_bytes(source.read_bytes())
     os.replace(fresh, target)  # noqa: PTH105 - the atomic rename is the point

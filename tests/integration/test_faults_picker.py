@@ -1,4 +1,6 @@
-"""The picker dies, hangs, drains or is held by thousands: what clients of the whole gateway notice of it."""
+"""The picker dies, hangs, drains, or has to hold thousands of streams. The tests check what clients of the
+whole gateway notice.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ STREAMS = 8
 
 @asynccontextmanager
 async def answers_in_flight(gateway: Gateway) -> AsyncIterator[list[OpenReply]]:
-    """Eight streamed answers, each with its headers and all but its last piece sent, held at the backends."""
+    """Hold eight streamed answers at the backends. Their headers and all pieces but the last were sent."""
     for backend in gateway.backends:
         backend.behaviour.chunks = 3
         backend.behaviour.before_last.shut()
@@ -43,7 +45,7 @@ def held(gateway: Gateway) -> int:
 
 
 async def let_go(gateway: Gateway, answers: list[OpenReply]) -> None:
-    """Every answer arrives whole."""
+    """Let every answer finish, and check that it is whole."""
     for backend in gateway.backends:
         backend.behaviour.before_last.open()
     bodies = await asyncio.gather(*(a.rest() for a in answers))
@@ -52,7 +54,7 @@ async def let_go(gateway: Gateway, answers: list[OpenReply]) -> None:
 
 
 async def new_requests(gateway: Gateway, count: int = STREAMS) -> list[Reply]:
-    """Started; held like the rest once they reach a backend."""
+    """Start requests. They are held like the others when they reach a backend."""
     before = held(gateway)
     tasks = [asyncio.create_task(gateway.client.complete(f"new {n}")) for n in range(count)]
     await wait_until(lambda: held(gateway) == before + count, what="the new ones are in flight")
@@ -98,7 +100,7 @@ async def test_a_picker_told_to_stop_cuts_nothing_and_does_not_wait_for_answers(
 
 async def test_after_one_of_two_workers_is_killed_no_request_bypasses_the_picker(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, workers=2) as gateway:
-        # The supervisor would start the dead one again; here it stays dead.
+        # The supervisor is stopped, so that it does not start the dead worker again.
         gateway.picker.process.signal(signal.SIGSTOP)
         victim, _ = gateway.picker.worker_pids()
         os.kill(victim, signal.SIGKILL)
@@ -128,8 +130,8 @@ async def test_a_killed_worker_is_started_again(tmp_path: Path) -> None:
 
 
 async def test_two_thousand_streams_held_at_once_all_pass_the_picker(tmp_path: Path) -> None:
-    # The count is the matter, not the rate:
-    # they come in waves, and a slow machine may take its time over each.
+    # This test is about the number of streams and not about the rate. They come in waves, and a slow machine
+    # may take its time over each wave.
     async with running_gateway(tmp_path, envoy={"messageTimeoutSeconds": 30}) as gateway:
         for backend in gateway.backends:
             backend.behaviour.before_last.shut()
@@ -137,8 +139,8 @@ async def test_two_thousand_streams_held_at_once_all_pass_the_picker(tmp_path: P
         for count in range(200, 2001, 200):
             pending += [asyncio.create_task(gateway.client.complete(f"{count + n}")) for n in range(200)]
             await wait_until(lambda count=count: held(gateway) == count, what=f"{count} are held")  # type: ignore[misc]  # mypy cannot type a default of a lambda
-        # A busy picker routes a share of each wave by load and lets these streams go:
-        # they were picked, and hold nothing.
+        # A busy picker routes a part of each wave by load and ends these streams. They were picked, and the
+        # picker holds nothing for them.
         let_go = await gateway.picker.metric("epp_unread_bodies_total", reason="overload")
         assert await gateway.picker.metric("epp_in_flight") + let_go == 2000
         for backend in gateway.backends:
@@ -148,10 +150,10 @@ async def test_two_thousand_streams_held_at_once_all_pass_the_picker(tmp_path: P
 
 
 async def test_pings_of_the_data_plane_and_of_clients_lose_no_stream(tmp_path: Path) -> None:
-    """A gRPC server drops the connection of a client that pings often, unless told not to."""
+    """A gRPC server drops the connection of a client that pings often, unless its settings allow that."""
 
     def ping_often(document: dict[str, Any]) -> None:
-        # The faults that a ping a second brings out in some five seconds, brought out in one.
+        # Twenty pings within a second show the fault that one ping a second shows after five seconds.
         options = cluster(document, "picker")["typed_extension_protocol_options"]
         http2 = options["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"]["explicit_http_config"]
         http2["http2_protocol_options"] = {"connection_keepalive": {"interval": "0.1s", "timeout": "5s"}}

@@ -1,5 +1,6 @@
-"""Model servers die, come and go, or show nonsense as metrics:
-what clients of the whole gateway notice of it."""
+"""Model servers die, come and go, or show nonsense as metrics. The tests check what clients of the whole
+gateway notice.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ FAST_SCRAPES = {"intervalSeconds": 0.1, "timeoutSeconds": 0.3, "failuresToEject"
 
 
 async def distinct_prompts(gateway: Gateway, count: int = 24) -> list[str]:
-    """Sent at once; who served each."""
+    """Send the prompts at once. Return which server answered each."""
     prompts = (f"prompt {n} " + "x" * (40 * n) for n in range(count))
     replies = await asyncio.gather(*(gateway.client.complete(p) for p in prompts))
     assert [r.status for r in replies] == [200] * count
@@ -27,7 +28,7 @@ async def distinct_prompts(gateway: Gateway, count: int = 24) -> list[str]:
 
 
 async def test_requests_for_an_endpoint_that_just_died_are_served_by_others(tmp_path: Path) -> None:
-    # Scrapes would find it out in a moment; here they never do.
+    # Scrapes would soon find the dead server. In this test there are none.
     policy = {"scrape": {"failuresToEject": 100, "intervalSeconds": 10, "staleAfterSeconds": 20}}
     async with running_gateway(tmp_path, policy=policy) as gateway:
         await gateway.backends[0].stop()
@@ -35,7 +36,7 @@ async def test_requests_for_an_endpoint_that_just_died_are_served_by_others(tmp_
         dead = str(gateway.backends[0].address)
         await wait_until(lambda: len(gateway.envoy.access_log()) == 24, what="all are logged")
         picked_first = [e for e in gateway.envoy.access_log() if e["picked"].startswith(dead)]
-        assert picked_first, "none was meant for the dead one: the test shows nothing"
+        assert picked_first, "no request was meant for the dead server, so the test shows nothing"
         assert await gateway.envoy.bypassed() == 0
 
 

@@ -1,5 +1,6 @@
-"""A model server that answers 500 at once, or hangs, while its metrics are fine:
-it must not draw the traffic of the others."""
+"""A model server answers 500 at once, or hangs, while its metrics are fine. It must not attract the requests
+of the others.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ async def left_out(gateway: Gateway, name: str) -> bool:
 
 
 async def back(gateway: Gateway, name: str) -> None:
-    """Wait until a server that is well serves again."""
+    """Wait until a recovered server gets requests again."""
 
     async def serves() -> bool:
         replies = await asyncio.gather(*(ask(gateway) for _ in range(16)))
@@ -55,8 +56,10 @@ async def test_in_every_rule_a_server_that_answers_500_gets_few_requests_and_com
             answers = await gateway.picker.metric("epp_answers_total", endpoint="s0", **{"class": "5xx"})
             sick.behaviour.status = 500
             statuses = [(await ask(gateway)).status for _ in range(50)]
-            assert statuses.count(500) <= 20, f"{rule}: ten before it is known, then its share"
-            while 500 not in statuses:  # an idle fleet may be asked elsewhere for a while
+            assert statuses.count(500) <= 20, (
+                f"{rule}: ten requests before the fault is known, then its share"
+            )
+            while 500 not in statuses:  # the rule may prefer other servers of an idle fleet for a while
                 statuses.append((await ask(gateway)).status)
             await wait_until(lambda: left_out(gateway, "s0"), what=f"it is left out by {rule}")
             after = [(await ask(gateway)).status for _ in range(50)]
@@ -166,7 +169,7 @@ async def test_pickers_over_redis_agree_on_who_fails_and_on_its_recovery(tmp_pat
 
         await wait_until(both, what="both leave it out")
         statuses = [(await client.complete(next(prompts))).status for _ in range(100)]
-        assert statuses.count(500) <= 4, "trials of two pickers"
+        assert statuses.count(500) <= 4, "the trials of two pickers"
         backends[0].behaviour.status = 200
 
         async def neither() -> bool:

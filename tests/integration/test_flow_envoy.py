@@ -34,7 +34,7 @@ FLOW = {"mode": "Hold", "headroomSeconds": 0.1, "objectives": {"person": 10}}
 
 @asynccontextmanager
 async def busy(directory: Path, flow: dict[str, Any] | None = None, **fields: Any) -> AsyncIterator[Gateway]:
-    """A gateway whose one server has a minute's work."""
+    """Run a gateway whose one server has work for a minute."""
     policy = {
         "cost": {"prefillTokensPerSecond": 1},
         "scrape": {"intervalSeconds": 0.1, "staleAfterSeconds": 60},
@@ -47,14 +47,14 @@ async def busy(directory: Path, flow: dict[str, Any] | None = None, **fields: An
         held.shut()
         async with gateway.client.stream("first " * 40) as first:
             await held.wait_waiting(1)
-            backend.behaviour = Behaviour()  # the later ones are answered at once
+            backend.behaviour = Behaviour()  # later requests are answered at once
             yield gateway
             held.open()
             await first.rest()
 
 
 async def begin(gateway: Gateway, *names: str, **headers: str) -> list[asyncio.Task[Reply]]:
-    """Requests that wait, one after the other."""
+    """Send requests one after the other. Each waits at the picker."""
     tasks = []
     for name in names:
         before = await waiting(gateway)
@@ -132,14 +132,14 @@ async def test_a_killed_picker_loses_the_queue_and_no_request(tmp_path: Path) ->
     async with busy(tmp_path) as gateway:
         tasks: list[asyncio.Task[Any]] = []
         for _ in range(20):
-            # On grpcio, 200 at once are an overload: some of them go unread and do not wait.
+            # On grpcio, 200 requests at once are an overload. Some of them would go unread and not wait.
             tasks += [
                 asyncio.create_task(gateway.client.complete(f"{len(tasks)} {n} " * 40)) for n in range(10)
             ]
             await wait_for(gateway, len(tasks))
-            await asyncio.sleep(0.15)  # a pause after which late requests no longer count as one queue
+            await asyncio.sleep(0.15)  # after this pause the next requests no longer count as late
         gateway.picker.process.kill()
         replies = await asyncio.gather(*tasks)
         assert [reply.status for reply in replies] == [200] * 200
-        assert await gateway.envoy.bypassed() >= 200  # and the stream of the one that is being answered
+        assert await gateway.envoy.bypassed() >= 200  # the request that is being answered may add one
         assert len(gateway.backends[0].prompts) == 201

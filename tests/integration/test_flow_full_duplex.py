@@ -1,5 +1,6 @@
-"""A request that flow control holds while its body is here:
-full duplex through the real Envoy, for longer than its patience."""
+"""Flow control holds a request whose whole body is at the picker: full duplex through the real Envoy, for
+longer than Envoy waits for a picker.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +38,12 @@ from tests.integration.test_extproc_envoy import completion, post
 
 pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("both_transports")]
 PATIENCE_S = 3.0
-"""Envoy's, in this rig."""
+"""How long Envoy waits for the picker in this rig."""
 SERVER = EndpointName("m0")
 
 
 def make_picker(port: int) -> Picker:
-    """Its one server computes a token a second, by the policy's belief."""
+    """Make a picker whose policy says that its one server computes one token a second."""
     spec = PolicySpec(
         flow=Flow(mode="Hold", headroom_seconds=0.1),
         cost=Cost(prefill_tokens_per_second=1.0),
@@ -85,7 +86,7 @@ async def test_a_body_that_waits_at_the_picker_reaches_the_server_untouched(
             body = completion(150_000, tag="b")
             task = asyncio.create_task(post(rig, mode, body))
             await wait_until(lambda: gate.waiting == 1, what="the second waits")
-            await asyncio.sleep(1.3 * PATIENCE_S)  # what is tested is that nothing happens
+            await asyncio.sleep(1.3 * PATIENCE_S)  # The test is that nothing happens in this time.
             assert not task.done()
             await asyncio.sleep(0.01)
             say_running(picker, 0)

@@ -1,5 +1,6 @@
-"""What flow control decides, seen by clients of the whole gateway;
-what depends on the transport is in test_flow_envoy."""
+"""The decisions of flow control as clients of the whole gateway see them. test_flow_envoy has the cases that
+depend on the transport.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Two pickers with flow control that share: processes over a real Redis, or workers over their local socket.
-Bounds and shares are the pool's.
-
-The one server computes a token a second, by the policy's belief,
-so one request at a time keeps it busy until the test ends it.
+"""Two pickers with flow control share their state. They are two processes with a real Redis, or two workers
+with a local socket. Bounds and shares hold for both pickers together. The policy says that the one server
+computes one token a second, so one request keeps the server busy until the test ends that request.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ _POLICY: Final[dict[str, Any]] = {
 
 
 class Asked:
-    """A request at one of the pickers, and what became of it."""
+    """A request at one of the pickers, and its result."""
 
     def __init__(self, running: Exchange, tenant: str) -> None:
         self.running = running
@@ -44,13 +42,13 @@ class Asked:
         return self
 
     async def end(self) -> None:
-        """The server has answered."""
+        """The server has answered this request."""
         await self.running.respond(b"{}")
         await self.running.finish()
 
 
 class Pool:
-    """Made by `running_pool`."""
+    """Two pickers before one server. Made by `running_pool`."""
 
     def __init__(
         self, pickers: Sequence[PickerProcess], channels: Sequence[grpc.aio.Channel], stack: AsyncExitStack
@@ -64,7 +62,7 @@ class Pool:
         return sum([await picker.metric("epp_flow_waiting_requests") for picker in self.pickers])
 
     async def ask(self, picker: int, tenant: str = "t") -> asyncio.Task[Asked]:
-        """Returns once the request waits, or was answered."""
+        """Return when the request waits or was answered."""
         one = await self._stack.enter_async_context(exchange(self._channels[picker], mode=DUPLEX))
         self._numbers += 1
         before = await self.waiting()
@@ -78,9 +76,9 @@ class Pool:
 
 
 async def decided_of(tasks: list[asyncio.Task[Asked]]) -> list[Asked]:
-    """Take out those that were answered; one at least."""
+    """Wait until at least one request was answered. Take the answered requests out of the list."""
     done, _ = await asyncio.wait(tasks, timeout=60, return_when=asyncio.FIRST_COMPLETED)
-    assert done, "nothing goes, though the server is free"
+    assert done, "no request goes, though the server is free"
     for task in done:
         tasks.remove(task)
     return [task.result() for task in done]
@@ -88,7 +86,7 @@ async def decided_of(tasks: list[asyncio.Task[Asked]]) -> list[Asked]:
 
 @asynccontextmanager
 async def running_pool(folder: Path, *, workers: bool = False, **flow: Any) -> AsyncIterator[Pool]:
-    """Two pickers that have met, before one server that says that it computes something."""
+    """Run two pickers that know of each other, before one server whose metrics page says that it is busy."""
     async with AsyncExitStack() as stack:
         server: Backend = await stack.enter_async_context(running_backend("s"))
         server.metrics["vllm:num_requests_running"] = 1
@@ -136,7 +134,7 @@ async def test_at_most_so_many_wait_at_both_together(tmp_path: Path, *, workers:
             refused = sum(task.done() for task in tasks)
             return abs(waiting - bound) <= 0.1 * bound and waiting + refused == asked
 
-        await wait_until(bounded, what="what is too much is refused")
+        await wait_until(bounded, what="requests over the bound are refused")
         refused = await decided_of(tasks)
         assert abs(len(refused) - (asked - bound)) <= 0.1 * bound
         assert {one.running.refused.status for one in refused} == {429}
@@ -145,8 +143,9 @@ async def test_at_most_so_many_wait_at_both_together(tmp_path: Path, *, workers:
 
 
 async def test_what_one_picker_lets_go_for_a_tenant_counts_as_its_share_at_the_other(tmp_path: Path) -> None:
-    """The first tenant's request came first there, and would be first;
-    but the other picker has let go one of it."""
+    """The first tenant's request came first at this picker, and would be first. But the other picker has
+    already let a request of this tenant go.
+    """
     async with running_pool(tmp_path) as pool:
         went = await (await pool.ask(1, "first"))
 

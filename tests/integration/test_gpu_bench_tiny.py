@@ -1,5 +1,6 @@
-"""`make bench-gpu ARGS=--tiny`: every step of the command runs on the CPU,
-the two vLLM servers behind the gateway included."""
+"""`make bench-gpu ARGS=--tiny`: every step of the command runs on the CPU, also the two vLLM servers behind
+the gateway.
+"""
 
 from __future__ import annotations
 
@@ -36,4 +37,4 @@ def test_every_step_runs_at_tiny_sizes_and_the_next_run_finds_them_done(
     assert len(list(tmp_path.glob("*.json"))) == 1 + len(outcomes)
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.returncode == 0
-    assert "---" not in again.stdout.split("# Rows")[0], "nothing is run again"
+    assert "---" not in again.stdout.split("# Rows")[0], "no step runs again"

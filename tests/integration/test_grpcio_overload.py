@@ -1,5 +1,6 @@
-"""On grpcio calls wait inside gRPC. Our Envoy says in their metadata when it began with the request, so the
-picker knows how late it is."""
+"""On grpcio, calls wait inside gRPC, where the picker cannot see them. Our Envoy puts the time at which a
+request began into the metadata of its call, so that the picker knows how late the request is.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def call(channel: grpc.aio.Channel, *, began: str) -> Any:
 
 
 async def answer_at_headers(channel: grpc.aio.Channel, *, began: str) -> bool:
-    """Whether the pick came with the answer to the headers."""
+    """Return whether the pick came with the answer to the headers."""
     asked = call(channel, began=began)
     await asked.write(headers(mode=BUFFERED))
     answer = await asked.read()
@@ -52,6 +53,6 @@ async def test_where_calls_come_late_they_are_routed_from_their_headers(
             ):
                 pass
         assert rig.server.overload.share(now=time.monotonic()) > 0
-        assert not await answer_at_headers(channel, began=str(time.time())), "this one comes in time"
+        assert not await answer_at_headers(channel, began=str(time.time())), "this call comes in time"
         await rig.settled()
         assert rig.in_flight() == 0

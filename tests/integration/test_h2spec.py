@@ -1,4 +1,4 @@
-"""Our HTTP/2 by the book: h2spec's generic, http2 and hpack groups against a running server."""
+"""h2spec's generic, http2 and hpack groups check our HTTP/2 on a running server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LEFT_OUT = {
 """Cases that fail on purpose, each with its reason."""
 
 
-@pytest.mark.slow  # twenty seconds of Go, the first time
+@pytest.mark.slow  # building h2spec takes twenty seconds the first time
 async def test_h2spec_passes_but_for_what_is_left_out_on_purpose(tmp_path: Path) -> None:
     program, report = h2spec_program(), tmp_path / "report.xml"
     server = ExtProcServer(

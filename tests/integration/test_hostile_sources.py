@@ -1,5 +1,6 @@
-"""What model servers, files and Redis say cannot end a picker:
-a running `epp serve` gets all of it and goes on serving."""
+"""Hostile input from model servers, files and Redis cannot end a picker. A running `epp serve` gets all of it
+and goes on serving.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from tests.harness.redis_server import RedisServer, running_redis
 
 SECRET = b"of the pickers in these tests"
 DEEP = b"\x91" * 5_000
-"""Arrays of one element within each other, in msgpack."""
+"""In msgpack: arrays of one element, each inside the one before it."""
 HUGE_CACHE = 'vllm:cache_config_info{block_size="999999999999999",num_gpu_blocks="999999999999999"} 1.0\n'
 
 
@@ -53,7 +54,7 @@ async def picker_on(directory: Path, backend: Backend, redis: RedisServer) -> As
 
 
 async def scraped(picker: PickerProcess) -> None:
-    """Until the endpoint's page is believed."""
+    """Wait until the picker has read the endpoint's page."""
 
     async def so() -> bool:
         return await picker.metric("epp_endpoint_scrape_ok") == 1
@@ -127,8 +128,9 @@ async def test_a_file_that_no_parser_can_read_is_refused_and_ends_nothing(tmp_pa
 
 
 async def test_a_huge_value_in_redis_is_not_read_and_ends_nothing(tmp_path: Path) -> None:
-    """An entry of 200 MB took a picker from 75 to 683 MiB; Redis takes entries of 512 MB.
-    A stored table of 120 MB took it to 357."""
+    """Before there was a limit, an entry of 200 MB took a picker from 75 to 683 MiB, and a stored table of
+    120 MB took it to 357 MiB. Redis accepts entries of 512 MB.
+    """
     async with (
         running_redis(tmp_path) as redis,
         running_backend("s0") as backend,

@@ -1,5 +1,6 @@
-"""Our HTTP/2 on real sockets against peers that misbehave:
-what they get, what is counted, and that others do not notice."""
+"""Our HTTP/2 on real sockets, with peers that misbehave. The tests check what these peers get, what is
+counted, and that others do not notice.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ async def until(rig: Rig, fault: str) -> None:
 
 
 async def last_words(reader: asyncio.StreamReader) -> int:
-    """The code of the GOAWAY before the connection's end."""
+    """Return the code of the GOAWAY before the connection's end."""
     wire = await asyncio.wait_for(reader.read(), 60)
     goaway = [f for f in split(wire) if f.kind == Kind.GOAWAY]
     assert goaway, wire
@@ -115,7 +116,9 @@ async def test_a_peer_that_never_speaks_tls_is_counted(tmp_path: Path) -> None:
 async def test_a_peer_that_never_reads_is_not_read_from_and_is_cut_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It asks for its body back and leaves the answers in the pipe: what we hold for it has an end."""
+    """The peer asks for its body back and never reads the answers. The bytes that we hold for the peer are
+    bounded.
+    """
     monkeypatch.setattr(http2_server, "_TICK_S", 0.02)
     monkeypatch.setattr(peer_module, "_UNREAD_S", 0.2)
     async with serving() as rig, connected(rig) as (_, writer):
@@ -148,7 +151,9 @@ async def peers(transport: object) -> list[peer_module.Peer]:
 
 
 async def test_one_peers_flood_is_served_in_slices() -> None:
-    """Ten thousand messages in one read hold no other peer up until they are all done."""
+    """One read brings ten thousand messages. Other peers do not have to wait until all of them are
+    handled.
+    """
     async with (
         serving() as rig,
         connected(rig) as (_, writer),
@@ -161,7 +166,7 @@ async def test_one_peers_flood_is_served_in_slices() -> None:
         wire = hello() + b"".join(headers(n) + data(n, first_message) for n in range(1, 6001, 2))
         target = next(p for p in (first, *rest) if not p.connection._frames.hello_seen)
         target.data_received(wire)
-        assert target.connection.pending, "the loop has its turn in between"
+        assert target.connection.pending, "the rest of the flood waits for later turns of the loop"
         served = rig.server.streams
         assert 0 < served < 3000
         await asyncio.wait_for(check(channel, ""), 60)
@@ -204,7 +209,8 @@ async def test_five_thousand_streams_are_held_on_one_connection() -> None:
 
 
 async def test_answers_to_one_read_are_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_module, "_TURN_S", 60.0)  # However busy this machine is, it is one turn.
+    # This is one turn of the loop, however busy this machine is.
+    monkeypatch.setattr(peer_module, "_TURN_S", 60.0)
     async with serving() as rig, connected(rig):
         (peer,) = await peers(rig.server._transport)
         written: list[bytes] = []

@@ -1,4 +1,6 @@
-"""Credentials that expire: what a kubeconfig says of them is asked for again, and not at every refusal."""
+"""Credentials that expire. The client reads them from the kubeconfig again when they are refused, but not at
+every refusal.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ ISSUED = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredenti
 
 @dataclass
 class Server:
-    """Takes one bearer token."""
+    """A server that accepts one bearer token."""
 
     url: str = ""
     token: str = "first"
@@ -53,7 +55,7 @@ def by_file(token: Path) -> dict[str, Any]:
 
 
 def by_command(token: Path) -> dict[str, Any]:
-    """As cloud providers' commands do it."""
+    """The token comes from a command, as cloud providers do it."""
     script = token.with_name("plugin.py")
     script.write_text(
         f"import json, pathlib\ntoken = pathlib.Path({str(token)!r}).read_text()\n"
@@ -64,7 +66,7 @@ def by_command(token: Path) -> dict[str, Any]:
 
 @pytest.fixture(params=[by_file, by_command], ids=lambda way: way.__name__)
 def kubeconfig(request: pytest.FixtureRequest, server: Server, tmp_path: Path) -> tuple[Kubernetes, Path]:
-    """Settings, and the file from which the token comes in the end."""
+    """Return the settings, and the file that the token comes from."""
     way: Callable[[Path], dict[str, Any]] = request.param
     token, path = tmp_path / "token", tmp_path / "kubeconfig"
     token.write_text("first")

@@ -1,5 +1,6 @@
-"""The live side of the routing comparison in seconds:
-a real picker and a standing-in rule before real model servers."""
+"""The live part of the routing comparison, for some seconds: a real picker and a rule without a picker,
+before real model servers.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ async def test_the_same_requests_run_live_by_pickers_and_by_a_rule_that_stands_i
             assert result.failures == ()
             assert result.row.completed == 1
             assert result.row.hit_ratio > 0
-            assert result.row.load_cov > 0, "Envoy's log says who served"
+            assert result.row.load_cov > 0, "Envoy's log names the server of each request"
             assert result.lateness is not None
             assert result.lateness.ran_share["servers"] > 0
         with_events = exact.Case("b2b", "reset", exact=True, seed=1, seconds=2.0, grace_s=120.0)

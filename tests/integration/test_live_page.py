@@ -1,5 +1,6 @@
-"""The live page in a real headless Chromium:
-what a person sees there, with four endpoints and a thousand, and what a keyboard reaches."""
+"""The live page in a real headless Chromium: what a person sees with four endpoints and with a thousand, and
+what the keyboard can reach.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The live page of several pickers, where the others are many servers' pickers, of another version,
-or no pickers."""
+"""The live page of several pickers. The other pickers have many servers, or run another version, or are not
+pickers at all.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def address_of(scene: Scene) -> str:
 
 @asynccontextmanager
 async def answering(body: bytes) -> AsyncIterator[str]:
-    """Whatever is asked."""
+    """Answer every request with `body`."""
 
     async def answer(_: web.Request) -> web.Response:
         return web.Response(body=body, content_type="application/json")
@@ -46,15 +47,16 @@ async def test_the_part_of_a_picker_of_many_servers_is_added() -> None:
         async with live_page(1500, siblings=(address_of(other),)) as scene:
 
             async def both() -> bool:
-                """The other has a second to answer, and on a busy machine may miss it;
-                ten seconds later it is asked again."""
+                """The other picker has a second to answer, and may need longer on a busy machine. It is asked
+                again ten seconds later.
+                """
                 return bool(shown(await scene.board.packed())["pickers"] == 2)
 
             await wait_until(both, what="both parts are shown", timeout_s=60)
 
 
 def part_with(more: bytes) -> bytes:
-    """The part of a picker without requests, and a field that no picker sends."""
+    """Return the part of a picker without requests, with a field that no picker sends."""
     part = {"picker": "other", "columns": COLUMNS, "overload": 0.0, "requests": [], "queue": []}
     said = json.dumps({**part, "explain": {}, "dry_run": None})
     return said[:-1].encode() + b', "more": ' + more + b"}"
@@ -62,7 +64,7 @@ def part_with(more: bytes) -> bytes:
 
 @pytest.mark.parametrize("costly", [b"1e-310,", b"[],", b'{"a":0},', b'"",'])
 def test_a_part_that_takes_long_to_read_is_not_read(costly: bytes) -> None:
-    """Four million bytes of these took 5.1, 1.0, 0.3 and 0.5 s of the event loop."""
+    """To read four million bytes of these took 5.1, 1.0, 0.3 and 0.5 s of the event loop."""
     assert part_of(part_with(b"[" + costly * 10 + b"0]")) is not None
     assert part_of(part_with(b"[" + costly * (2**17 // len(costly)) + b"0]")) is None
 

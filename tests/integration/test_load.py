@@ -1,5 +1,6 @@
-"""The load tests as a user starts them:
-against a real gateway, whose servers count along, and against a server of bad manners."""
+"""The load tests as a user starts them, against a real gateway whose servers count too, and against a server
+that misbehaves.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ class Ended:
 
 
 async def load(*options: str) -> Ended:
-    """`python -m bench.load` to its end: in a process of its own, as locust patches the one it is in."""
+    """Run `python -m bench.load` to its end, in its own process, because locust patches the process in which
+    it runs.
+    """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.load", *options),
         cwd=ROOT,
@@ -55,7 +58,7 @@ async def load(*options: str) -> Ended:
 
 
 def rows(directory: Path) -> dict[str, dict[str, str]]:
-    """locust's statistics, by type."""
+    """Return locust's statistics by type."""
     with (directory / "locust_stats.csv").open() as file:
         return {row["Type"]: row for row in csv.DictReader(file)}
 
@@ -184,8 +187,8 @@ ANSWERS: Final = (
     whole(GOOD),
     CHUNKED + chunk(GOOD) + b"0\r\n\r\n",
     whole(b"busy", status="503 Service Unavailable"),
-    CHUNKED + chunk(TOKEN),  # and the connection ends
-    whole(TOKEN),  # a good end by HTTP, without [DONE]
+    CHUNKED + chunk(TOKEN),  # the connection ends here
+    whole(TOKEN),  # the HTTP answer is whole, but [DONE] is missing
     b"",
     whole(b"data: {nonsense}\n\n" + GOOD),
     b"NOT HTTP AT ALL\r\n\r\n",
@@ -195,7 +198,7 @@ EXPECTED: Final = {"status 503": 1, "cut": 3, "malformed": 2, "error event": 1}
 
 
 async def read_request(reader: asyncio.StreamReader) -> bytes:
-    """Its first line; the body is read too."""
+    """Read the head and the body. Return the first line."""
     head = await reader.readuntil(b"\r\n\r\n")
     length = re.search(rb"content-length: (\d+)", head.lower())
     if length:
@@ -225,7 +228,7 @@ async def serving(handle: Any) -> AsyncIterator[tuple[str, asyncio.Server]]:
 
 
 async def test_every_kind_of_failure_has_its_class_and_fails_the_command(tmp_path: Path) -> None:
-    """After the last answer the server stops listening: the requests after it are refused."""
+    """After the last answer the server stops listening, so the requests after it are refused."""
     answers = iter(ANSWERS)
 
     async def handle(writer: asyncio.StreamWriter) -> None:
@@ -273,7 +276,9 @@ async def test_a_server_that_says_nothing_fails_the_request_as_silent(tmp_path: 
 
 
 async def test_a_replay_does_not_wait_for_answers(tmp_path: Path) -> None:
-    """No answer before all requests are there: a closed loop would wait for ever."""
+    """The server sends no answer before all requests are there. A client that waits for answers would wait
+    for ever.
+    """
     arrived, all_there = 0, asyncio.Event()
 
     async def handle(writer: asyncio.StreamWriter) -> None:
@@ -293,7 +298,7 @@ async def test_a_replay_does_not_wait_for_answers(tmp_path: Path) -> None:
     assert ended.status == 0, ended.said
     figures = record(out).figures
     assert (figures.answered, figures.health.lateness_s.count) == (12, 12)
-    # The first one waited for the last one's moment, and is timed from its own.
+    # The first request waited until the last one was due. Its time counts from its own due moment.
     last_due_s = json.loads((tmp_path / "trace.jsonl").read_text().splitlines()[-1])["timestamp"] / 10_000
     assert figures.measures["ttft_s"].most >= last_due_s
 

@@ -40,7 +40,7 @@ class Clock:
 
 @dataclass
 class Site:
-    """A server, the file, and a sync between them whose time a test moves."""
+    """A server, the file, and a sync between them. The test moves the time of the sync."""
 
     server: Server
     file: Path
@@ -127,7 +127,7 @@ async def test_what_fails_is_tried_again_with_growing_waits_and_does_not_hold_up
     [failing, *_] = site.sync.status()["adapters"]
     assert "base model" in failing["error"]
     assert 0.5 <= site.sync.wait_s() <= 1.0
-    await site.sync.sync()  # too early
+    await site.sync.sync()  # it is too early to try again
     assert site.sync.status()["adapters"][0]["failures"] == 1
     site.clock.now += 1.0
     await site.sync.sync()

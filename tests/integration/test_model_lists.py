@@ -1,4 +1,4 @@
-"""Servers are asked for their models over real HTTP, well-behaved ones and others."""
+"""The picker asks servers for their models over real HTTP. Some servers behave well, others do not."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ async def a_server(handler: Handler) -> AsyncIterator[Address]:
 
 
 class Heard:
-    """What the asker has handed on."""
+    """The lists and the silent servers that `ModelLists` reported."""
 
     def __init__(self) -> None:
         self.lists: dict[EndpointName, ModelList] = {}
         self.silent: set[EndpointName] = set()
-        """They were asked, and do not say."""
+        """Servers that were asked and did not answer with a list."""
         self.portions = 0
         self.unknown = 0
 

@@ -161,7 +161,7 @@ async def test_a_connection_that_breaks_between_two_writes_is_no_error_in_the_lo
         open_transports.append(request.transport)
 
     def break_it() -> None:
-        """Closing, and not yet closed: the handler is not told, and its next write fails."""
+        """The connection is closing and not yet closed. The handler is not told, and its next write fails."""
         while open_transports:
             transport = open_transports.pop()
             transport.write(bytes(64 * 1024 * 1024))
@@ -191,7 +191,7 @@ async def test_a_text_that_is_far_too_long_is_refused_without_being_cut_into_tok
     assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
     assert "100000 characters" in answer["error"]["message"]
     _, tokens = await server.post("/tokenize", {"prompt": text})
-    assert tokens["count"] > 100  # counting is what that page is for
+    assert tokens["count"] > 100  # that page may count requests
 
 
 async def test_an_unexpected_fault_is_500_in_the_apis_shape_and_a_traceback_in_the_log(
@@ -226,7 +226,7 @@ async def test_the_request_id_is_the_clients_where_it_sent_a_usable_one(
 
 
 class BreakingRunner:
-    """Works until two requests are there."""
+    """Works until there are two requests."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

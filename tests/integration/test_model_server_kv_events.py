@@ -51,7 +51,7 @@ class Running:
             return await self.sub.recv_multipart()
 
     async def replay(self, sequence: bytes) -> list[list[bytes]]:
-        """The frames of each message up to the end marker."""
+        """Return the frames of each message up to the end marker."""
         await self.dealer.send_multipart([b"", sequence])
         messages: list[list[bytes]] = []
         async with asyncio.timeout(30):
@@ -119,7 +119,7 @@ async def test_a_subscriber_that_replays_what_it_missed_holds_what_the_cache_hol
 
 async def test_what_is_published_is_what_a_replay_gives(running: Running) -> None:
     first: list[bytes] | None = None
-    for n in range(100):  # a publisher drops what it sends before it knows its subscriber
+    for n in range(100):  # a publisher drops messages that it sends before it knows its subscriber
         await running.complete(f"is anybody listening {n} " * 10)
         if await running.sub.poll(100):
             first = await running.received()

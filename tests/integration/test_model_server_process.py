@@ -1,5 +1,4 @@
-"""The command itself: a port of its choice, draining on SIGTERM,
-and messages for settings that make no sense."""
+"""The command itself: a port of its choice, draining on SIGTERM, and messages for wrong settings."""
 
 from __future__ import annotations
 

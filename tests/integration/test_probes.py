@@ -1,4 +1,4 @@
-"""The picker's own requests for one token, over real HTTP, to servers that are well, ill or odd."""
+"""The picker's own requests for one token, over real HTTP, to servers that are well, ill or behave oddly."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def says(status: int) -> Handler:
 
 
 async def breaks_off(request: web.Request) -> web.StreamResponse:
-    """After its headers and a part of its body."""
+    """Cut the connection after the headers and a part of the body."""
     response = web.StreamResponse(headers={"content-length": "1000"})
     await response.prepare(request)
     await response.write(b"{")
@@ -59,7 +59,7 @@ async def headers_only(request: web.Request) -> web.StreamResponse:
 
 
 async def verdict_on(address: Address, *, about: str = "", queued: bool = False) -> Verdict:
-    """What one probe says."""
+    """Return the verdict of one probe."""
     state = EndpointState.new(
         Endpoint(EndpointName("a"), address), model_rate=ModelRate(start=1000.0), now=0.0
     )
@@ -115,7 +115,9 @@ async def test_a_server_that_cannot_be_connected_to_is_for_the_scrapes_to_judge(
 
 
 async def test_the_kernel_holds_little_of_what_a_server_sends_for_one_turn_of_the_loop() -> None:
-    """A server may send `100 Continue` for ever: each costs some 33 us, and one turn reads what is there."""
+    """A server may send `100 Continue` for ever. Each costs about 33 us, and one turn of the loop reads all
+    that the kernel holds.
+    """
     async with (
         a_server(never_ends) as address,
         session_for_questions(headers={}, timeout_s=60.0) as session,

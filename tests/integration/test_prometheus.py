@@ -1,8 +1,8 @@
-"""Debian's Prometheus on a running gateway, by the chart's own ServiceMonitor and rules:
-every alert fires by its cause and stops after it.
+"""Debian's Prometheus watches a running gateway by the chart's own ServiceMonitor and rules. Every alert
+fires when its cause is there and stops afterwards.
 
-Durations are shortened: ranges to `WINDOW`, each `for:` to one second, and `OTHER` besides. Each alert fires
-by what really happens, to the gateway or to a second picker, which follows a real API server.
+Times are shortened: ranges to `WINDOW`, each `for:` to one second, and those in `OTHER`. Each cause is real:
+something happens to the gateway, or to a second picker, which follows a real API server.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _ROUND_ROBIN: Final = {"rule": "round-robin", "sampling": {"share": 1.0}, "chunk
 
 @asynccontextmanager
 async def clients(number: int, ask: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
-    """So many that ask again and again. What comes of it does not matter."""
+    """Run clients that send requests again and again. Their answers do not matter."""
 
     async def one() -> None:
         while True:
@@ -92,7 +92,7 @@ async def clients(number: int, ask: Callable[[], Awaitable[object]]) -> AsyncIte
 
 
 def traffic(gateway: Gateway) -> AbstractAsyncContextManager[None]:
-    """A few requests at any time, which share a prefix."""
+    """Send a few requests all the time. They share a prefix."""
     numbers = count()
 
     async def ask() -> None:
@@ -103,7 +103,7 @@ def traffic(gateway: Gateway) -> AbstractAsyncContextManager[None]:
 
 
 class Site:
-    """The gateway, its Redis, the picker in a cluster and Prometheus over them."""
+    """The gateway, its Redis, the picker in a cluster, and the Prometheus that watches them."""
 
     def __init__(
         self, gateway: Gateway, redis: RedisServer, second: PickerInCluster, prometheus: Prometheus
@@ -150,7 +150,7 @@ async def running_site(
 
 
 def narrow_breaker(document: dict[str, Any]) -> None:
-    """Twenty requests at once in place of 100,000: a test cannot have so many."""
+    """Limit Envoy to twenty requests at once in place of 100,000. A test cannot send that many."""
     for cluster in document["static_resources"]["clusters"]:
         if cluster["name"] == "model-servers":
             cluster["circuit_breakers"]["thresholds"][0]["max_requests"] = 20
@@ -158,7 +158,7 @@ def narrow_breaker(document: dict[str, Any]) -> None:
 
 @contextmanager
 def few_files_left(pid: int) -> Iterator[None]:
-    """The picker's limit is where it already is."""
+    """Lower the picker's limit of open files to the number that it has open."""
     usual = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     open_now = len(list(Path(f"/proc/{pid}/fd").iterdir()))
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (open_now + 3, usual[1]))
@@ -181,8 +181,9 @@ async def too_many_connections(gateway: Gateway) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def too_many_requests(gateway: Gateway) -> AsyncIterator[None]:
-    """So many at once that the narrow breaker turns some away,
-    and fewer than the connections that Envoy takes."""
+    """Send so many requests at once that the narrow breaker refuses some of them, but fewer than Envoy's
+    limit of connections.
+    """
 
     async def one() -> None:
         try:
@@ -249,8 +250,9 @@ def rules_of(helm: Helm) -> list[dict[str, Any]]:
 
 
 async def one_picker_has_no_way_in_and_one_server_is_slow(site: Site) -> set[str]:
-    """The picker that follows the API server lacks the file with its certificate,
-    so the source fails and is started again."""
+    """The picker that follows the API server lacks the file with its certificate. So its source fails and is
+    started again.
+    """
     slow = site.gateway.backends[3].behaviour
     slow.headers_pause_s = 2.0
     fired = await site.prometheus.wait_firing(WITHOUT_A_WAY_IN | BY_A_SLOW_SERVER)
@@ -276,7 +278,7 @@ async def the_picker_freezes(site: Site) -> set[str]:
 
 @asynccontextmanager
 async def stuttering(picker: ManagedProcess, *, frozen_s: float, running_s: float) -> AsyncIterator[None]:
-    """As a pod at its CPU limit, which stands still for a part of each period."""
+    """Stop the process for a part of each period, as happens to a pod at its CPU limit."""
 
     async def stutter() -> None:
         while True:
@@ -298,7 +300,7 @@ def small_prompts(gateway: Gateway) -> Callable[[], Awaitable[object]]:
 
 
 def large_prompts(gateway: Gateway) -> Callable[[], Awaitable[object]]:
-    """Each half a megabyte, and each another one: ever more for the picker to remember."""
+    """Send prompts of half a megabyte. Each is different, so the picker has to remember more and more."""
     numbers = count()
 
     def ask() -> Awaitable[object]:
@@ -311,7 +313,7 @@ async def too_much_comes(site: Site) -> set[str]:
     async with too_many_requests(site.gateway), too_many_connections(site.gateway):
         fired = await site.prometheus.wait_firing(BY_TOO_MUCH)
         dies = site.gateway.backends[2]
-        await dies.stop()  # under the answers that it has begun
+        await dies.stop()  # while its answers run
         fired |= await site.prometheus.wait_firing(BY_CUT_ANSWERS)
         await dies.start()
     await site.prometheus.wait_quiet()
@@ -319,7 +321,7 @@ async def too_much_comes(site: Site) -> set[str]:
 
 
 async def prompts_and_caches_are_missing(site: Site) -> set[str]:
-    """Most requests have no prompt, and no server keeps what it has computed."""
+    """Most requests have no prompt, and no server keeps its computed blocks."""
     gateway = site.gateway
     for backend in gateway.backends:
         backend.behaviour.cached_share = 0.0
@@ -339,8 +341,9 @@ async def much_breaks(site: Site) -> set[str]:
     looks = count()
 
     def now_and_then() -> None:
-        """The one that is well otherwise fails too:
-        with 503, which Envoy retries elsewhere, and at times with what the client sees."""
+        """The server that is otherwise well fails too. It answers 503, which Envoy retries at another server,
+        and sometimes a status that reaches the client.
+        """
         look = next(looks)
         if look % 5 == 0:
             steady.behaviour.fail_status = 500 if look % 15 == 0 else 503
@@ -351,7 +354,8 @@ async def much_breaks(site: Site) -> set[str]:
     await gone.stop()
     policy = Path(gateway.config.policy_file)
     policy.write_text("spec: {rule: no-such-rule}\n")
-    await site.second.break_much()  # a refused policy, no right to the Lease, blocks named from another seed
+    # The policy is refused, the picker may not write the Lease, and the block names have another seed.
+    await site.second.break_much()
     site.redis.process.freeze()
     with few_files_left(gateway.picker.process.pid):
         fired = await site.prometheus.wait_firing(BY_WHAT_BREAKS | BY_A_WRONG_CLUSTER, while_=now_and_then)
@@ -378,7 +382,7 @@ async def no_server_is_left(site: Site) -> set[str]:
 
 
 def asked_by_panels() -> list[str]:
-    """Every query of the dashboard that has an answer while nothing restarts."""
+    """Return every query of the dashboard that has an answer while nothing restarts."""
     dashboard = json.loads((GATEWAY / "files" / "dashboard.json").read_text())
     return [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
 
@@ -388,7 +392,7 @@ def after_a_fault(expression: str) -> bool:
 
 
 async def have_data(prometheus: Prometheus, expressions: list[str]) -> None:
-    """Each of them, as Grafana would send it."""
+    """Send each query as Grafana would."""
     empty: list[str] = []
 
     async def all_answer() -> bool:

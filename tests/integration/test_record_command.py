@@ -1,4 +1,4 @@
-"""`epp record` beside a picker's admin address: what it writes can be replayed."""
+"""`epp record` reads a picker's admin address and writes a recording. `epp replay` can read the recording."""
 
 from __future__ import annotations
 

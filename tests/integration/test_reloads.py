@@ -1,5 +1,6 @@
-"""Files that change under a running picker:
-what is accepted takes effect, what is refused changes nothing."""
+"""Files change while a picker runs. A file that is accepted takes effect. A file that is refused changes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ PROMPT = "a prompt long enough for several chunks " * 60
 
 
 async def decided(gateway: Gateway, request_id: str) -> dict[str, Any]:
-    """The decision about one more request with the same prompt."""
+    """Return the decision about one more request with the same prompt."""
     reply = await gateway.client.complete(PROMPT, headers={"x-request-id": request_id})
     assert reply.status == 200
     decision = await gateway.picker.decision(request_id)

@@ -1,4 +1,4 @@
-"""The scraper against real servers over real HTTP, well-behaved and not."""
+"""The scraper reads real servers over real HTTP. Some servers behave well, others do not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.harness.processes import wait_until
 Reader: TypeAlias = asyncio.StreamReader
 Writer: TypeAlias = asyncio.StreamWriter
 Handler = Callable[[str, Reader, Writer], Awaitable[None]]
-"""Answers one request, whose head it is given; the connection closes when it returns without `keep`."""
+"""Answers one request, given its head. The connection closes when the handler returns."""
 
 PAGE = b"vllm:num_requests_running 2\nvllm:num_requests_waiting 1\n"
 IDLE_PAGE = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
@@ -38,7 +38,7 @@ def http(body: bytes, *, status: str = "200 OK", headers: str = "") -> bytes:
 
 
 class Server:
-    """Speaks just enough HTTP to misbehave precisely. Counts connections and requests."""
+    """Speaks just enough HTTP to misbehave in exact ways. Counts connections and requests."""
 
     def __init__(self, answer: bytes | Handler) -> None:
         self._answer = answer
@@ -145,7 +145,7 @@ async def hang(head: str, reader: Reader, writer: Writer) -> None:
 
 
 async def drip(head: str, reader: Reader, writer: Writer) -> None:
-    """A page that keeps coming, a few bytes at a time, and never ends."""
+    """Send a page that never ends, a few bytes at a time."""
     writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
     while True:
         writer.write(b"4\r\nvllm\r\n")
@@ -262,7 +262,7 @@ async def test_a_changed_policy_applies_to_scrapes_already_waiting() -> None:
     async with Server(http(PAGE)).running() as server, watched.running():
         watched.scraper.set_endpoints([endpoint(str(n), server.address) for n in range(3)])
         for _ in range(5):
-            await asyncio.sleep(0)  # the tasks start, and wait
+            await asyncio.sleep(0)  # the tasks start and then wait
         watched.settings = Scrape(interval_seconds=0.05, path="/other")
         await watched.until(lambda: all(len(watched.seen[str(n)]) >= 2 for n in range(3)))
         assert all(head.startswith("GET /other ") for head in server.heads)
@@ -283,7 +283,7 @@ async def test_a_server_where_nothing_runs_is_read_less_often_until_it_is_sent_s
 
 
 async def test_servers_that_become_idle_together_are_spread_over_the_idle_interval() -> None:
-    """The jitter alone would leave them in one burst: the first of them would be read after 54 s."""
+    """Jitter alone would leave them in one burst: the first of them would be read after 54 s."""
     settings = msgspec.structs.replace(FAST, timeout_seconds=5.0, idle_interval_seconds=60.0)
     async with Server(http(IDLE_PAGE)).running() as server, Watched(settings).running() as watched:
         watched.scraper.set_endpoints([endpoint(str(n), server.address) for n in range(100)])

@@ -1,5 +1,6 @@
-"""The bench of serving loads: its client against our server with made-up words,
-and what it makes of the times."""
+"""The bench of serving loads: its client against our server with made-up words, and the figures that it
+computes from times.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ pytest_plugins = ["tests.harness.http_model_server_fixtures"]
 async def test_001_7s_load_hits_37_5_percent_and_every_token_is_timed(
     start: Start, *, cache: bool, hits: float
 ) -> None:
-    """The document's lengths in whole blocks. The shared part was asked for before."""
+    """The prompts have the document's lengths in whole blocks. The shared part was sent before."""
     load = Load(requests=40, shared_tokens=336, own_tokens=560, answer_tokens=5, rate_per_s=2000.0)
     costs = CostModel(speed=50)
     server = await start(enable_prefix_caching=cache, costs=costs, num_blocks=4096)
@@ -35,7 +36,7 @@ async def test_001_7s_load_hits_37_5_percent_and_every_token_is_timed(
 
 
 async def test_by_the_cpus_clock_idle_time_is_skipped_and_tokens_come_in_order(start: Start) -> None:
-    """Five requests, an hour apart: by the wall's clock the test would not end."""
+    """There are five requests, an hour apart. By the clock on the wall the test would not end."""
     load = Load(requests=5, shared_tokens=0, own_tokens=32, answer_tokens=3, rate_per_s=1 / 3600)
     server = await start(costs=FAST)
     async with server.http.get("/health") as response:

@@ -1,5 +1,6 @@
-"""Redis killed, stalled, full, refusing:
-no pick waits or fails, what waits is bounded, and sharing goes on afterwards."""
+"""Redis is killed, stalled, full or refuses. No pick waits or fails, the events that wait are bounded, and
+sharing goes on afterwards.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +108,7 @@ async def test_one_who_joins_is_not_content_with_a_table_that_was_stored_for_ano
             name = f"conversation {n}"
             for teller, listener in ((one, other), (other, one)):
                 teller.serve(text(f"{name} {id(teller)}"))
-                await listener.learns(text(f"{name} {id(teller)}"))  # so each is told in a batch of its own
+                await listener.learns(text(f"{name} {id(teller)}"))  # so each event is in its own batch
         async with sharing_over(Redis(url=server.url)) as joined:
             await wait_until(
                 lambda: len(joined.replica.picker.table) >= 0.9 * len(one.replica.picker.table),

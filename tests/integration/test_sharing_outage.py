@@ -1,7 +1,6 @@
-"""Redis away for a minute, stalled, full or refusing, seen by clients:
-pickers behind one Envoy under a steady load of conversations.
-
-No request fails, and the servers' hits come back. `pytest -s` prints what each phase gave.
+"""Redis is away for a minute, stalled, full or refuses, and pickers behind one Envoy have a steady load of
+conversations. No request fails, and the servers' hits come back. `pytest -s` prints the figures of each
+phase.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ OUTAGE_S = 60.0
 REPLICAS = 3
 USERS = 8
 ENOUGH = 96
-"""Requests: each user has had two talks."""
+"""Enough requests for two conversations of each user."""
 
 
 @dataclass(slots=True)
@@ -65,7 +64,7 @@ async def usual(site: Site) -> Phase:
 
 
 async def through(site: Site, fault: Fault, *, seconds: float, usual_hits: float) -> None:
-    """From the fault until hits are as before."""
+    """Return the counts from the fault until hits are as before."""
     async with faulty(site.redis, fault, site.stack, directory=site.directory):
         with site.load.phase(fault) as meanwhile:
             began_at = time.monotonic()
@@ -85,7 +84,7 @@ async def through(site: Site, fault: Fault, *, seconds: float, usual_hits: float
 
 
 async def hits_again(after: Phase, *, usual_hits: float) -> None:
-    """Wait until hits are as they were; those of single talks differ a little."""
+    """Wait until hits are as they were. Those of single conversations differ a little."""
     await wait_until(
         lambda: len(after.outcomes) >= ENOUGH // 2 and recent(after, ENOUGH).hit_ratio >= 0.95 * usual_hits,
         what=f"hits are {usual_hits:.2f} again",

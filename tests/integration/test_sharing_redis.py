@@ -1,5 +1,6 @@
-"""Pickers that share over real Redis and Valkey servers: alone, in a cluster, under a sentinel;
-TLS, auth and pools."""
+"""Pickers share over real Redis and Valkey servers: one server, a cluster, or behind a sentinel, with TLS,
+passwords and pools.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def seen_pool(sharer: Sharer, *, now: float) -> PoolStatus:
 
 
 async def test_replicas_agree_on_an_autoscalers_signals_within_five_percent(tmp_path: Path) -> None:
-    """Three pickers, each with a third of the requests. Alone, each would tell a third of the undone work."""
+    """Each of three pickers has a third of the requests. Without sharing, each would report a third of the
+    undone work.
+    """
     async with running_redis(tmp_path) as server, AsyncExitStack() as stack:
         redis = Redis(url=server.url)
         sharers = [await stack.enter_async_context(sharing_over(redis)) for _ in range(3)]
@@ -263,7 +266,7 @@ async def test_pickers_whose_given_hash_secrets_differ_notice_and_share_nothing(
         async with AsyncExitStack() as stack:
             one = await stack.enter_async_context(sharing_over(redis, secret=derived(b"one")))
             same = await stack.enter_async_context(sharing_over(redis, secret=derived(b"one")))
-            await met(one, same)  # The pool's secret is theirs from now on.
+            await met(one, same)  # The two pickers use the pool's secret from now on.
             other = await stack.enter_async_context(sharing_over(redis, secret=derived(b"other")))
             third = await stack.enter_async_context(sharing_over(redis, secret=made(b"a")))
             await wait_until(lambda: bool(other.service.counts.errors["secret"]), what="it is noticed")

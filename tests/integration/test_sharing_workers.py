@@ -1,5 +1,6 @@
-"""Workers of one machine share over a local socket, with no Redis:
-the hub, its links, and whole workers behind Envoy."""
+"""Workers of one machine share over a local socket, without Redis: the hub, its links, and whole workers
+behind Envoy.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +140,7 @@ async def test_two_workers_hit_as_one_does_and_one_that_was_killed_starts_warm(t
 
 
 async def _entries(picker: PickerProcess) -> list[float]:
-    """Of each worker's table."""
+    """Return the number of entries in each worker's table."""
     entries = []
     async with aiohttp.ClientSession() as session:
         for url in picker.admin_urls:
@@ -151,8 +152,9 @@ async def _entries(picker: PickerProcess) -> list[float]:
 
 
 async def _all_heard(picker: PickerProcess) -> bool:
-    """Requests that bypassed a busy picker are nobody's business;
-    what a stored table told is heard as well."""
+    """Wait until each worker has heard of all requests. Requests that bypassed a busy picker do not count,
+    and a stored table counts as heard.
+    """
     picks = await picker.metric("epp_pick_seconds_count")
     said = await picker.metric("epp_sharing_said_events_total")
     return picks > 0 and said == 2 * picks <= await picker.metric("epp_sharing_heard_events_total")

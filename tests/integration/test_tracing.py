@@ -1,5 +1,6 @@
-"""Spans of a real picker behind a real Envoy, as a real OpenTelemetry collector takes them;
-and collectors that are away or hang."""
+"""Spans of a real picker behind a real Envoy, as a real OpenTelemetry collector receives them. Some
+collectors are away or hang.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +37,15 @@ pytestmark = pytest.mark.envoy
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every picker that a test starts:
-    spans leave soon, and a hung collector is waited for longer than any test."""
+    """Set the environment of every picker: spans leave soon, and a picker waits for a hung collector longer
+    than any test lasts.
+    """
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "600")
 
 
 async def spans_of(gateway: Gateway, request_id: str, spans: list[Span]) -> Span:
-    """The pick's span of one request."""
+    """Return the span of the pick of one request."""
     found: list[Span] = []
 
     def came() -> bool:
@@ -137,7 +139,7 @@ async def test_over_http_from_two_workers_on_the_second_transport(
 async def test_a_collector_that_is_away_delays_no_answer_and_no_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str, collector: str
 ) -> None:
-    """Where anything waited for the collector, it would wait for ten minutes."""
+    """If anything waited for the collector, it would wait for ten minutes."""
     accepted = asyncio.Event()
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,8 +1,8 @@
-"""The C heap of a picker over 50,000 streams that the data plane resets, as Envoy ends every request:
-it must stay flat.
+"""The C heap of a picker stays flat over 50,000 streams that the data plane resets, as Envoy ends every
+request.
 
-The client here is no gRPC library: it writes the same frames again with other stream numbers,
-on one connection.
+The client is not a gRPC library. It writes the same frames again with other stream numbers, on one
+connection.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WARMING_STREAMS = 5_000
 _STREAMS = int(os.environ.get("PREFIX_GATEWAY_HEAP_STREAMS", "50000"))
 _AT_ONCE = 100
 _MOST_BYTES_A_STREAM = 8
-"""Without our way around it grpc.aio leaves 100 (grpc/grpc#43360)."""
+"""Without our remedy grpc.aio leaves 100 bytes a stream (grpc/grpc#43360)."""
 
 _SERVER = """
 import asyncio, ctypes, gc, sys, time
@@ -111,7 +111,7 @@ class _DataPlane:
         return first + self._message[:5] + number.to_bytes(4) + self._message[9:]
 
     def _read(self) -> int:
-        """Answers that came."""
+        """Return the answers that came."""
         self._buffer += self._sock.recv(2**18)
         buffer, at, answers = self._buffer, 0, 0
         while len(buffer) >= at + 9 and len(buffer) >= (end := at + 9 + int.from_bytes(buffer[at : at + 3])):

@@ -1,8 +1,8 @@
-"""The same requests to vLLM and to the model server: equal status codes, shapes, ends and counts of tokens.
+"""The same requests go to vLLM and to our model server. Status codes, shapes, ends of answers and counts of
+tokens are equal. Each field of ours is also in vLLM's answer and has the same type; vLLM has more fields.
 
-Where ours has a field, vLLM has it too, of the same kind; vLLM has more. Requests that the two treat
-differently on purpose (echo, prompt_logprobs, tools without a parser, bodies not called JSON) are in
-docs/model-server.md and not here.
+Some requests are treated differently on purpose (echo, prompt_logprobs, tools without a parser, bodies not
+called JSON). They are in docs/model-server.md and not here.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Sides:
         self._ours = ours
 
     async def both(self, method: str, path: str, body: Any = None) -> list[tuple[int, str]]:
-        """Status and text of vLLM's answer, then of ours."""
+        """Return status and text of vLLM's answer, then of ours."""
         raw = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         theirs = (
             await asyncio.to_thread(self._vllm.post, path, raw or b"")
@@ -139,8 +139,9 @@ async def sides(vllm_servers: tuple[VllmServer, VllmServer], start: Start) -> Si
 
 
 def shape(value: Any, *, known: Any) -> Any:
-    """Names and kinds of what is in `value`, as far as `known`, another answer to the same request,
-    has them too."""
+    """Return the names and types in `value`. Of a list or an object it keeps only what `known`, another
+    answer to the same request, has too.
+    """
     if isinstance(value, dict) and isinstance(known, dict):
         return {name: shape(inner, known=known[name]) for name, inner in value.items() if name in known}
     if isinstance(value, list) and isinstance(known, list):
@@ -149,7 +150,7 @@ def shape(value: Any, *, known: Any) -> Any:
 
 
 def told(answer: str) -> list[Any]:
-    """What a client reads of an answer, whole or streamed, whatever the words are."""
+    """Return what a client reads of an answer, whole or streamed, without its words."""
     whole = json.loads(answer)
     told = [(choice["index"], choice["finish_reason"], choice["stop_reason"]) for choice in whole["choices"]]
     return [whole["object"], whole["model"], told, whole["usage"]["completion_tokens"]]

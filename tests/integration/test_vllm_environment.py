@@ -1,5 +1,4 @@
-"""The environment builder and the launcher, without vLLM:
-what they leave behind when something goes wrong."""
+"""The environment builder and the launcher, without vLLM: what remains when something goes wrong."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def pretend_environment(folder: Path, *, script: str) -> VllmEnvironment:
-    """An environment whose Python is a shell script."""
+    """Make an environment whose Python is a shell script."""
     pretended = VllmEnvironment(folder=folder / "vllm-0", model_folder=folder / "tiny-model-0")
     pretended.model_folder.mkdir()
     pretended.python.parent.mkdir(parents=True)
@@ -113,7 +112,7 @@ def test_when_one_server_fails_to_start_the_other_does_not_stay(tmp_path: Path) 
 
 
 def test_no_process_of_a_server_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
-    """The server's two processes hold a pipe open: its end is the end of both."""
+    """The server's two processes hold a pipe open. The pipe ends when both have ended."""
     pretend_environment(tmp_path, script="sleep 1000 & exec sleep 1000")
     launcher = textwrap.dedent(f"""
         import os, sys

@@ -1,5 +1,6 @@
-"""Exact mode on real vLLM: what we make of a prompt is what its own events say,
-and the table follows them."""
+"""Exact mode on real vLLM. The blocks that we compute of a prompt are those in vLLM's events, and the table
+follows the events.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ class Following:
     servers: Mapping[EndpointName, VllmServer]
 
     async def ask(self, path: str, *, only: EndpointName, **fields: Any) -> None:
-        """One request to this server, from pick to end, as a gateway would."""
+        """Send one request to this server and end it, as a gateway would."""
         body = json.dumps({"model": MODEL_NAME, "max_tokens": 2, "temperature": 0, **fields}).encode()
         inference = parse_request(path, body)
         address = next(e.address for e in self.picker.endpoints() if e.name == only)
@@ -120,7 +121,7 @@ async def test_every_block_of_routed_prompts_has_the_name_that_vllms_events_give
         ]
         for path, fields in asked:
             await here.ask(path, only=first, **fields)
-        # Of these the chunks do not tell what comes before them.
+        # These chunks do not say what comes before them.
         await here.ask(CHAT, only=first, messages=messages("deep"), chat_template_kwargs={"thinking": True})
         await here.until(lambda: here.prompts("matched") == len(asked))
         await here.until(lambda: bool(here.service.status.models[""].skipped))
@@ -129,7 +130,7 @@ async def test_every_block_of_routed_prompts_has_the_name_that_vllms_events_give
         assert (model.algorithm, model.block_tokens) == ("sha256", BLOCK_TOKENS)
         server = here.service.status.servers[first]
         assert (server.state, server.reason) == ("following", "")
-        # All of it, not some block of each: the whole of every chain is known to be held.
+        # Every block of every chain is known to be held, not only one block of each.
         chunks = {node for node in here.exact._knowledge._tree._nodes.values() if node.known}
         assert chunks
         assert chunks <= here.exact._knowledge._servers[first].held

@@ -1,7 +1,5 @@
-"""Real vLLM behind the real Envoy and picker:
-what the picker predicts is what the servers' own counters then say.
-
-Servers live as long as the run, so each test sends text of its own.
+"""Real vLLM behind the real Envoy and picker. The picker's predictions agree with the servers' own counters
+afterwards. The servers live as long as the run, so each test sends its own text.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ pytest_plugins = ["tests.vllm_env.fixtures"]
 pytestmark = [pytest.mark.vllm, pytest.mark.envoy, pytest.mark.timeout(900)]
 
 PREFIX_WORDS = 1230
-"""Somewhat over 2,000 tokens."""
+"""A little over 2,000 tokens."""
 ANSWER_TOKENS = 300
 MATCHED = "epp_matched_tokens_total"
 Figure = Callable[[str], None]
@@ -33,8 +31,9 @@ Servers = tuple[VllmServer, VllmServer]
 
 
 async def warm_up(gateway: VllmGateway, *, label: str) -> float:
-    """Ordinary requests until the picker has learned from the servers' counters how many bytes make a
-    token."""
+    """Send ordinary requests until the picker has learned from the servers' counters how many bytes make a
+    token.
+    """
     before = await bytes_per_token(gateway)
     for batch in range(10):
         prompts = [prose(f"{label} {batch} {n}", words=600) for n in range(4)]
@@ -48,7 +47,9 @@ async def warm_up(gateway: VllmGateway, *, label: str) -> float:
 
 
 async def bytes_per_token(gateway: VllmGateway) -> float:
-    """As the picker's table has it: its bound in bytes over the server's in tokens."""
+    """Return the value that the picker's table uses: its bound in bytes, divided by the server's in
+    tokens.
+    """
     endpoint = await gateway.endpoint(gateway.servers[0].name)
     return float(endpoint["table_capacity_bytes"] / endpoint["capacity_tokens"])
 
@@ -75,7 +76,7 @@ def shown(share: float) -> str:
 async def test_a_repeated_prefix_keeps_to_one_server_whose_hits_are_those_predicted(
     tmp_path: Path, vllm_servers: Servers, figure: Figure
 ) -> None:
-    policy = {"sampling": {"share": 0.0}}  # what it learns, it learns from the counters
+    policy = {"sampling": {"share": 0.0}}  # the picker learns only from the counters
     async with running_vllm_gateway(tmp_path, vllm_servers, policy=policy) as gateway:
         learned = await warm_up(gateway, label="warm-up")
         prefixes = [prose(f"tenant {n}", words=PREFIX_WORDS) for n in range(5)]
@@ -131,8 +132,8 @@ async def test_adapters_and_salts_share_no_prefix_and_an_adapter_keeps_to_its_se
         assert await gateway.counted(HITS) - hits == sum(a.cached_tokens for a in again)
 
         for n, adapter in enumerate(("alpha", "beta")):
-            # One after another: a queue that is longer than a load is a reason to load the adapter elsewhere
-            # too.
+            # One after another, because a queue that is longer than a load is a reason to load the adapter on
+            # another server too.
             others = [
                 await gateway.complete(prose(f"{adapter} {m}", words=100), model=adapter) for m in range(4)
             ]
@@ -179,7 +180,7 @@ async def test_a_sampled_conversation_is_predicted_to_hit_its_own_answer_and_doe
                 f"{before.prompt_tokens} prompt + {before.completion_tokens} answer tokens, then predicted "
                 f"{after.predicted_tokens}, hits {after.cached_tokens}: {shown(off)}"
             )
-            # Whole blocks of the answer, in truth; whole chunks of its text, by the picker's account.
+            # The server counts whole blocks of the answer. The picker counts whole chunks of its text.
             assert after.cached_tokens > before.prompt_tokens + ANSWER_TOKENS - 2 * BLOCK_TOKENS
             assert after.predicted_tokens > before.prompt_tokens + ANSWER_TOKENS // 2
             assert abs(off) <= 0.1
@@ -190,10 +191,9 @@ def said(vocabulary: Mapping[str, int], seed: str, *, words: int) -> str:
 
 
 def whole_word_tokens(server: VllmServer) -> dict[str, int]:
-    """Words that with the space before them are one token each:
-    what a model says in these is read as it was said.
-
-    A random model's own choice of tokens is not: the same text, sent back, is cut into other tokens.
+    """Return words that are one token each, together with the space before them. A text of such words is cut
+    into the same tokens when it is sent back. A random model's own choice of tokens would be cut into other
+    tokens.
     """
     found: dict[str, int] = {}
     for word in sorted(set(prose("vocabulary", words=2000).lower().replace(".", " ").split())):

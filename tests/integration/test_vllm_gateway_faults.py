@@ -1,5 +1,6 @@
-"""Real vLLM behind the real Envoy and picker:
-a server that is killed under load and returns, and a picker that drains."""
+"""Real vLLM behind the real Envoy and picker: a server is killed under load and returns, and a picker
+drains.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ from tests.vllm_env.prompts import prose
 from tests.vllm_env.server import MODEL_NAME, VllmServer
 
 pytest_plugins = ["tests.vllm_env.fixtures"]
-# The first test waits for the servers to start; one starts a server anew.
+# The first test waits for the servers to start, and one test starts a server again.
 pytestmark = [pytest.mark.vllm, pytest.mark.envoy, pytest.mark.timeout(900)]
 
 ANSWER_TOKENS = 600
-"""With 24 such answers at once each takes many seconds: long enough to act in the middle of most of them."""
+"""With 24 such answers at once each answer takes many seconds, so the test can act while most of them run."""
 SCRAPE = {"intervalSeconds": 0.25, "failuresToEject": 3}
 Figure = Callable[[str], None]
 Servers = tuple[VllmServer, VllmServer]
@@ -33,15 +34,15 @@ Servers = tuple[VllmServer, VllmServer]
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One request as its client sees it, while it runs."""
+    """One request as its client sees it while it runs."""
 
     request_id: str
     stream: bool
     status: int | None = None
-    """None: no response headers so far."""
+    """None: no response headers have come so far."""
     body: bytes = b""
     end: Literal["", "whole", "cut", "refused"] = ""
-    """Empty: it runs; refused: there were never any headers."""
+    """Empty: the request runs. "refused": it never got headers."""
 
     @property
     def complete(self) -> bool:
@@ -51,9 +52,8 @@ class Call:
 
 
 class Load:
-    """Requests of clients that ask for long answers, each about a text of its own.
-
-    Two of four are streamed, in pairs: two idle servers are picked in turns, and each is to get both kinds.
+    """Clients ask for long answers, each about its own text. Two of four are streamed, in pairs: the picker
+    takes turns between two idle servers, and each server should get both kinds.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Load:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, count: int) -> list[Call]:
-        """`count` more at once."""
+        """Start `count` more requests at once."""
         numbers = range(len(self.calls), len(self.calls) + count)
         new = [Call(request_id=f"{self._label}-{n}", stream=n % 4 < 2) for n in numbers]
         self.calls += new
@@ -83,9 +83,9 @@ class Load:
         await asyncio.gather(*self._tasks)
 
     async def in_full_swing(self) -> None:
-        """Until every streamed answer has begun, and every other request has reached a server.
-
-        On a slow machine the first may have ended by then: what it takes to begin all is not in our hands.
+        """Wait until every streamed answer has begun and every other request has reached a server. On a slow
+        machine the first requests may have ended by then. The test cannot change how long all of them take to
+        begin.
         """
         streamed = [call for call in self.calls if call.stream]
 
@@ -120,7 +120,7 @@ class Load:
 async def test_a_server_killed_under_load_costs_no_request_whose_answer_had_not_begun(
     tmp_path: Path, vllm_servers: Servers, figure: Figure
 ) -> None:
-    """And it is left out until it returns, with nothing believed of its cache."""
+    """The server is left out until it returns. The picker then believes that its cache is empty."""
     dead, other = vllm_servers
     async with running_vllm_gateway(tmp_path, vllm_servers, policy={"scrape": SCRAPE}) as gateway:
         known = await known_to(gateway, dead)
@@ -174,7 +174,7 @@ async def test_a_server_killed_under_load_costs_no_request_whose_answer_had_not_
 
 
 async def known_to(gateway: VllmGateway, server: VllmServer) -> str:
-    """A prompt that the server holds, as the picker knows."""
+    """Return a prompt that the picker knows the server to hold."""
     for n in range(100):
         prompt = prose(f"before the crash {n}", words=400)
         if (await gateway.complete(prompt)).decision["chosen"] == server.name:
@@ -190,7 +190,7 @@ def served_by(answers: Sequence[Told], server: VllmServer) -> list[Told]:
 
 
 def restart(server: VllmServer) -> None:
-    """As a supervisor does: another process at the same address."""
+    """Start another process at the same address, as a supervisor does."""
     server.start(port=server.port)
     server.wait_ready()
 
@@ -198,9 +198,10 @@ def restart(server: VllmServer) -> None:
 async def test_a_picker_that_drains_cuts_no_answer(
     tmp_path: Path, vllm_servers: Servers, figure: Figure
 ) -> None:
-    """It waits for answers whose headers it has yet to see,
-    and leaves before the streamed ones have ended."""
-    # Answers that stream through the picker must be let go like the others.
+    """The picker waits for answers whose headers it has not seen yet. It leaves before the streamed answers
+    have ended.
+    """
+    # The picker must also let go the answers that stream through it.
     policy = {"sampling": {"share": 1.0}}
     async with running_vllm_gateway(tmp_path, vllm_servers, policy=policy) as gateway:
         load = Load(gateway, label="drain", plain_tokens=200, streamed_tokens=900)

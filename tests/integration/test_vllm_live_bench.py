@@ -1,5 +1,6 @@
-"""A run of the live comparison before real vLLM servers:
-conversations are answered, hit, and both sides say how many tokens."""
+"""A run of the live comparison before real vLLM servers. Conversations are answered and hit the cache, and
+both sides report the number of tokens.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The importance score as the cache policy of vLLM's CPU offload tier.
+"""The importance score as the cache policy of vLLM's CPU offload tier. One test drives vLLM's own manager
+alone, as vLLM's scheduler does. One test uses a real server that a profile started.
 
-Once vLLM's own manager alone, driven as vLLM's scheduler drives it, and once in a real server that was
-started by a profile. vLLM's CPU backend has no copies for its offload tier; the server gets plain ones
+vLLM's CPU backend cannot copy for its offload tier, so the server gets plain copies
 (`tests/vllm_env/main_memory_offload.py`).
 """
 
@@ -24,7 +24,7 @@ from tests.vllm_env import tiny_model
 from tests.vllm_env.environment import VllmEnvironment
 
 pytest_plugins = ["tests.vllm_env.fixtures"]
-# The manager's answers and the server's start: each waits for an import of vLLM.
+# The manager's answers and the server's start both wait for an import of vLLM.
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 REPOSITORY = Path(__file__).parents[2]
@@ -91,7 +91,8 @@ def test_the_cpu_backend_still_needs_the_copies_that_the_server_below_is_given(
 def test_random_histories_of_stores_reads_failures_and_resets_keep_the_invariants(
     answers: dict[str, Any],
 ) -> None:
-    assert min(answers["history"]) > 100  # evicted in each; the invariants were checked at every step
+    # Blocks were evicted in each run, and the invariants were checked at every step.
+    assert min(answers["history"]) > 100
 
 
 @pytest.mark.parametrize("trace", ["steady", "drifting"])
@@ -135,7 +136,7 @@ def offloading() -> Profile:
 
 
 def for_main_memory(args: list[str]) -> list[str]:
-    """The same arguments, with copies that this machine can make."""
+    """Return the same arguments, with copies that this machine can make."""
     place = args.index("--kv-transfer-config") + 1
     config = json.loads(args[place])
     config["kv_connector_extra_config"] |= {
@@ -149,8 +150,7 @@ def for_main_memory(args: list[str]) -> list[str]:
 def server(
     vllm_environment: VllmEnvironment, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[vllm.VllmServer]:
-    # The launcher's own arguments come first, and the last one given counts;
-    # the port is the launcher's choice.
+    # The launcher's own arguments come first, and vLLM takes the last one. The launcher chooses the port.
     _, _, _, *rest = for_main_memory(arguments(offloading()))
     options = vllm.ServerOptions(
         cache_blocks=4 * PROMPT_CHUNKS,
@@ -164,7 +164,9 @@ def server(
 
 
 def ask(server: vllm.VllmServer, name: str, *, important: object) -> str:
-    """The answer to a prompt of whole chunks and one token more; `important`: its tokens that are."""
+    """Return the answer to a prompt of whole chunks and one token more. `important` names the tokens that are
+    important.
+    """
     rng = random.Random(name)
     tokens = [rng.randrange(10, 400) for _ in range(PROMPT_CHUNKS * vllm.BLOCK_TOKENS + 1)]
     body = {"model": vllm.MODEL_NAME, "prompt": tokens, "max_tokens": 8, "temperature": 0}
@@ -180,7 +182,7 @@ def test_a_real_server_keeps_what_its_requests_call_important_and_computes_the_s
     server: vllm.VllmServer,
 ) -> None:
     first = ask(server, "important", important=[[0, PROMPT_CHUNKS * vllm.BLOCK_TOKENS]])
-    for number in range(8):  # twice what either cache holds
+    for number in range(8):  # twice as much as either cache holds
         ask(server, f"other {number}", important=[])
     assert server.counter(LOADED_TOKENS) == 0
 

@@ -1,6 +1,5 @@
-"""What the router relies on in a real vLLM: which requests share cached tokens, and which counters say so.
-
-The caches live as long as the run, so each test sends text of its own.
+"""What the router relies on in a real vLLM: which requests share cached tokens, and which counters report
+them. The caches live as long as the run, so each test sends its own text.
 """
 
 from __future__ import annotations

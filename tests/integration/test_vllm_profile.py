@@ -1,6 +1,5 @@
-"""A real vLLM started as a profile says: what the profile promises about it is true.
-
-One server for the module. `lora-sync` is tried on it too, since the profile is what allows it.
+"""A real vLLM is started by a profile, and keeps the profile's promises. The module has one server.
+`lora-sync` runs on it too, since the profile allows it.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ class Started:
     server: vllm.VllmServer
     profile: Profile
     adapters: Path
-    """The folder with each adapter under its name."""
+    """The folder that holds each adapter under its name."""
 
     def served(self) -> dict[str, str]:
-        """Adapter -> path."""
+        """Return the path of each adapter."""
         cards = self.server.get("/v1/models").json()["data"]
         assert isinstance(cards, list)
         return {card["id"]: card["root"] for card in cards if card["parent"] is not None}
@@ -79,8 +78,7 @@ def started(vllm_environment: VllmEnvironment, tmp_path_factory: pytest.TempPath
     adapters = vllm_environment.model_folder
     profile = read(profile_text(folder, adapters))
     assert problems(profile) == []
-    # The launcher's own arguments come first, and the last one given counts;
-    # the port is the launcher's choice.
+    # The launcher's own arguments come first, and vLLM takes the last one. The launcher chooses the port.
     model, _, _, *rest = arguments(profile)
     assert model == tiny_model.MODEL
     options = vllm.ServerOptions(
@@ -180,7 +178,7 @@ async def test_lora_sync_makes_its_adapters_equal_a_file_and_leaves_what_it_star
         assert started.served() == {ALPHA: str(started.adapters / ALPHA), BETA: beta}
         assert ask(started, "served by the new adapter", model=BETA)["model"] == BETA
         now = 1.0
-        want((BETA, beta), ("gamma", beta))  # the files have come, at another path
+        want((BETA, beta), ("gamma", beta))  # the files are there now, at another path
         await sync.sync()
         assert sync.in_sync
         want()
@@ -196,5 +194,5 @@ def test_it_says_itself_where_to_subscribe(started: Started) -> None:
     assert isinstance(source, dict)
     told = (source["endpoint"], source["replay_endpoint"], source["topic"])
     assert told == (events.endpoint, events.replay_endpoint, events.topic)
-    # What our own server says is a part of this.
+    # Our own server reports a part of this.
     assert source.keys() >= {"enable_kv_cache_events", "publisher", "buffer_steps", "hwm"}

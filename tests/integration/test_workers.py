@@ -1,4 +1,4 @@
-"""The supervisor of several workers: what ends it, and what ends with it."""
+"""The supervisor of several workers: what ends it, and what ends together with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.harness.processes import ManagedProcess, connects, managed_process, w
 
 
 def _gone(pid: int) -> bool:
-    """Ended, or a zombie that nobody has fetched."""
+    """Return whether the process has ended, or is a zombie that nobody has waited for."""
     status = Path(f"/proc/{pid}/stat")
     return not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 

@@ -30,7 +30,7 @@ _BYTES_PER_TOKEN = 4
 
 
 def run(text: str) -> str:
-    """The scenario with the outputs that the picker really gives."""
+    """Return the scenario with the outputs that the picker really gives."""
     world, blocks = World(), []
     for block in text.strip().split("\n\n"):
         given, _, _ = block.partition("\n----")
@@ -51,7 +51,7 @@ class World:
         self.waiting: dict[str, WaitingRequest] = {}
         """Requests that flow control holds."""
         self.decided: list[str] = []
-        """What became of them since the last command."""
+        """The results of waiting requests since the last command."""
         self.endpoints: dict[str, Endpoint] = {}
         self.known: dict[str, Address] = {}
         """Every endpoint keeps its address when it leaves and comes back."""
@@ -89,7 +89,7 @@ class World:
         yield "ok"
 
     def do_restart(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`restart a`: the source tells of another process under the same name and address."""
+        """`restart a`: the source reports another process under the same name and address."""
         for name in names:
             endpoint = self.endpoints[name]
             self.endpoints[name] = replace(endpoint, incarnation=endpoint.incarnation + "+")
@@ -102,8 +102,9 @@ class World:
         yield f"at {self.now:g}s"
 
     def do_scrape(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`scrape a b waiting=3 kv_usage=0.5`: one good page from each; `scrape a failed=3`:
-        so many without."""
+        """`scrape a b waiting=3 kv_usage=0.5`: one good page from each. `scrape a failed=3`: three pages
+        that could not be read.
+        """
         failed = int(options.pop("failed", 0))
         values: dict[str, Any] = {"running": 0, "waiting": 0, "kv_usage": 0.0}  # as an idle server says
         values |= {
@@ -137,7 +138,7 @@ class World:
             yield f"  {_shown(candidate, scored=decision.rule == 'least-cost')}"
 
     def do_offer(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`offer r1 prompt=... objective=interactive tenant=t ttft=1.5`: through flow control."""
+        """`offer r1 prompt=... objective=interactive tenant=t ttft=1.5`: ask flow control first."""
         name, ttft = names[0], options.pop("ttft", "")
         claim = Claim(
             objective=options.pop("objective", ""),
@@ -169,7 +170,9 @@ class World:
         yield f"{name} waits"
 
     def do_pump(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`pump`: what flow control decides now; `pump 5s`: what it decides in the next five seconds."""
+        """`pump`: show what flow control decides now. `pump 5s`: show what it decides in the next five
+        seconds.
+        """
         until = self.now + float(names[0].removesuffix("s")) if names else self.now
         while True:
             self.gate.pump(now=self.now)
@@ -191,7 +194,7 @@ class World:
         yield "ok"
 
     def do_tried(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """What the flow control of the policy in dry run would have done."""
+        """Show what the flow control of the policy in dry run would have done."""
         assert self.picker.dry_run is not None
         yield " ".join(f"{fate}={count}" for fate, count in sorted(self.picker.dry_run.flow.items()))
 
@@ -206,8 +209,9 @@ class World:
         return f"{name} -> {decision.chosen} at {at:.2f}s{waited}{would}"
 
     def do_burst(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`burst 40 prompt=...`: so many requests at once, all left open; where they went.
-        `{i}` is the number."""
+        """`burst 40 prompt=...`: send 40 requests at once, leave all open, and show where they went. `{i}`
+        is the number.
+        """
         counts: Counter[str] = Counter()
         for number in range(int(names[0])):
             numbered = {key: text.replace("{i}", str(number)) for key, text in options.items()}
@@ -253,12 +257,12 @@ class World:
     # -- what is remembered ----------------------------------------------------------------------------------
 
     def do_table(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """Tokens that the table believes each server holds."""
+        """Show how many tokens each server holds according to the table."""
         for name in sorted(self.endpoints):
             yield f"{name} {self.picker.table.used_bytes(EndpointName(name)) // _BYTES_PER_TOKEN} tokens"
 
     def do_show(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """What is booked on each server."""
+        """Show what is booked on each server."""
         for state in sorted(self.picker.fleet.states(), key=lambda s: s.endpoint.name):
             undone = state.backlog.undone_tokens(now=self.now, rate=state.rate.tokens_per_s)
             yield f"{state.endpoint.name} in_flight={state.in_flight} undone={undone:.0f} tokens"
@@ -301,7 +305,9 @@ def _policy(options: dict[str, str]) -> Policy:
 
 
 def _text(parts: str) -> bytes:
-    """Of `name:tokens+name:tokens`; a shorter text of a name is the beginning of a longer one."""
+    """Return the text of `name:tokens+name:tokens`. A shorter text of a name is the beginning of a longer
+    one.
+    """
     prompt = b""
     for part in filter(None, parts.split("+")):
         name, _, tokens = part.partition(":")

@@ -1,7 +1,7 @@
-"""The scenarios in `data/`, which say in examples how requests are routed and why.
+"""The scenarios in `data/` show by examples how requests are routed and why.
 
-`SCENARIOS_REWRITE=1` writes the real outputs into the files instead of comparing;
-read the difference before keeping it.
+`SCENARIOS_REWRITE=1` writes the real outputs into the files instead of comparing. Read the difference
+before you keep it.
 """
 
 from __future__ import annotations

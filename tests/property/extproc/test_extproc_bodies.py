@@ -1,4 +1,6 @@
-"""Bodies in pieces: the end of their JSON, the bytes that come back, and the room that all of them share."""
+"""Bodies that come in pieces: where their JSON ends, which bytes go back, and the room that all bodies
+share.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +63,9 @@ def test_a_body_is_its_pieces_joined(pieces: list[bytes]) -> None:
 
 
 class Streams(RuleBasedStateMachine):
-    """Requests that begin, go on, end, break off and are let go, in any order,
-    in a room that is too small for them."""
+    """Requests begin, go on, end, break off and are let go, in any order. The room is too small for all of
+    them.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +151,7 @@ def cpu_ns(call: Callable[[], object]) -> int:
 
 
 def in_pieces_of_one_byte(size: int, modes: object) -> None:
-    """A body that stays open, of nested objects, since each may be its end."""
+    """Send nested objects in a body that stays open. Each piece may be the end of the JSON."""
     stream = Bench().stream()
     stream.receive(RequestHeaders(((":path", "/v1/completions"),), modes=modes), now=0.0)  # type: ignore[arg-type]  # one of the modes
     for byte in (b'{"a":' * size)[:size]:
@@ -158,8 +161,9 @@ def in_pieces_of_one_byte(size: int, modes: object) -> None:
 
 @pytest.mark.parametrize("modes", [EARLY, DUPLEX])
 def test_the_work_for_tiny_pieces_grows_with_their_number_and_no_faster(modes: object) -> None:
-    """All pieces were joined and parsed each time once: 24.8 s for 24 KB.
-    Ten times the pieces took a hundred times as long."""
+    """An earlier version joined and parsed all pieces each time: 24.8 s for 24 KB. Ten times as many
+    pieces took a hundred times as long.
+    """
     for _ in range(5):
         few = min(cpu_ns(lambda: in_pieces_of_one_byte(2_000, modes)) for _ in range(3))
         many = cpu_ns(lambda: in_pieces_of_one_byte(20_000, modes))

@@ -1,5 +1,6 @@
-"""Damaged bodies through the whole state machine and a real picker:
-each is routed or refused, and nothing stays booked."""
+"""Damaged bodies go through the whole state machine and a real picker. Each is routed or refused, and
+nothing stays booked.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ ODD = [b"{", b"}", b"[", b'"', b"\\ud800", b"\xff", b"\0", b"null", b"-1", b"1e9
 
 
 def damaged(body: bytes, rng: random.Random) -> bytes:
-    """A bit flipped, a piece cut out, doubled or replaced by something odd; one to three times."""
+    """Damage a body one to three times: flip a bit, or cut out, repeat or replace a piece."""
     for _ in range(rng.randrange(1, 4)):
         at = rng.randrange(len(body))
         end = min(len(body), at + rng.randrange(1, 30))
@@ -86,6 +87,6 @@ def test_ten_thousand_damaged_bodies_are_routed_or_refused_and_leave_no_booking(
     picker.table.check_integrity()
     assert [s.in_flight for s in states] == [0, 0, 0]
     assert [len(s.backlog) for s in states] == [0, 0, 0]
-    # Neither everything is refused nor everything let through.
+    # Some bodies are refused, and some are accepted.
     assert reasons["routed"] > MUTANTS // 10
     assert {"bad_json", "bad_field", "no_model"} <= set(reasons)

@@ -1,5 +1,6 @@
-"""Whatever a data plane sends, in whatever order and cut, the stream answers or says why not,
-and leaves nothing booked."""
+"""Whatever a data plane sends, in any order and cut anywhere, the stream answers or gives a reason, and
+leaves nothing booked.
+"""
 
 from __future__ import annotations
 
@@ -192,8 +193,8 @@ def test_any_cut_of_the_same_body_gets_the_same_pick(
     *, body: bytes, path: str, modes: Modes, cuts: list[int], trailers: bool, declared: bool
 ) -> None:
     if modes.request_body in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL):
-        cuts, trailers = [], False  # One message, by definition.
-    declared = declared or modes.early_body  # Else an early body may end where its JSON does.
+        cuts, trailers = [], False  # This mode sends one message.
+    declared = declared or modes.early_body  # Otherwise an early body may end where its JSON ends.
     whole = outcome_of(path, [body], WAITING_MODES[0], trailers=False, declared=declared)
     edges = sorted({0, len(body), *(c for c in cuts if c < len(body))})
     chunks = [body[a:b] for a, b in itertools.pairwise(edges)]
@@ -203,8 +204,9 @@ def test_any_cut_of_the_same_body_gets_the_same_pick(
 def outcome_of(
     path: str, chunks: list[bytes], modes: Modes, *, trailers: bool, declared: bool
 ) -> tuple[object, ...]:
-    """What a fresh picker makes of it: the refusal, or the decision;
-    and the body must come back where it is echoed."""
+    """Return what a fresh picker decides: the refusal or the decision. In modes that echo the body, check
+    that it comes back.
+    """
     picker, size = make_picker(), sum(map(len, chunks))
     seen = Seen.of(picker)
     stream = make_stream(picker, seen, StreamSettings())

@@ -1,4 +1,4 @@
-"""Header messages read by hand say what protobuf says of them, whatever their bytes."""
+"""Our own reader of header messages reads what protobuf reads, whatever the bytes are."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WANTED = sorted(NAMES | RESPONSE_NAMES)
 FILTER = "envoy.filters.http.ext_proc"
 KEY = "x-gateway-destination-endpoint"
 HOSTILE = b"\x0a\x12\x0a\x05:path\x1a\x09/v1/other"
-"""The bytes of a whole header, for a value to hold."""
+"""The bytes of a whole header. The test puts them into a value."""
 
 
 def length(size: int) -> bytes:
@@ -48,7 +48,7 @@ def part(number: int, content: bytes) -> bytes:
 
 
 def expected(data: bytes) -> Event:
-    """What the message says, by protobuf alone. Raises as protobuf does."""
+    """Return what protobuf alone reads from the message. Raises the errors that protobuf raises."""
     message = ext_proc.ProcessingRequest.FromString(data)
     kind = message.WhichOneof("request")
     names = NAMES if kind == "request_headers" else RESPONSE_NAMES
@@ -212,7 +212,7 @@ def test_a_message_with_wrong_bytes_is_refused_or_means_the_same(data: bytes, dr
         broken[at : at + draw.draw(st.integers(0, 2))] = draw.draw(st.binary(max_size=2))
     try:
         wanted = expected(bytes(broken))
-    except (DecodeError, ValueError, AttributeError):  # broken, or another kind of message by now
+    except (DecodeError, ValueError, AttributeError):  # the message is broken, or is now of another kind
         return
     assert decoded(bytes(broken)) == wanted
 
@@ -235,7 +235,7 @@ bodies = st.builds(
 
 
 def expected_body(data: bytes) -> Event:
-    """As `expected`, of a message with a body."""
+    """Do what `expected` does, for a message with a body."""
     message = ext_proc.ProcessingRequest.FromString(data)
     kind = message.WhichOneof("request")
     if kind not in ("request_body", "response_body"):
@@ -275,7 +275,7 @@ def test_a_body_message_is_refused_or_means_what_protobuf_makes_of_it(
         with pytest.raises(StreamProtocolError):
             decoded()
         return
-    except KeyError:  # another kind of message by now
+    except KeyError:  # the message is now of another kind
         return
     assert decoded() == wanted
 

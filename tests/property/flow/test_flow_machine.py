@@ -1,8 +1,8 @@
-"""Whatever happens in whatever order: each request goes once, is refused once, or leaves;
-bounds and order hold.
+"""Whatever happens in any order, each request goes once, is refused once, or leaves, and bounds and order
+hold.
 
-The machine plays the wire: it offers requests, takes some back, lets time pass, changes settings and the
-fleet, and calls `next` as the wire would. It keeps its own list of who waits, and compares.
+The machine takes the place of the transport: it offers requests, takes some back, lets time pass, changes
+settings and the fleet, and calls `next`. It keeps its own list of waiting requests and compares.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class FlowMachine(RuleBasedStateMachine):
         self.offered = 0
         self.draining = False
         self.alone = True
-        """No other picker has told anything."""
+        """True until another picker has reported something."""
 
     # -- the world -------------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class FlowMachine(RuleBasedStateMachine):
 
     @rule()
     def woken(self) -> None:
-        """As the wire's timer would: at the very moment that was asked for."""
+        """Call at the very moment that was asked for, as the transport's timer does."""
         if self.flow.due_at < inf:
             self.now = max(self.now, self.flow.due_at)
         self.pump()
@@ -179,9 +179,8 @@ class FlowMachine(RuleBasedStateMachine):
             self.check_worth(item)
 
     def check_order(self, gone: QueueItem[Ask]) -> None:
-        """Room was there, and nobody was passed by who stands before it and could have gone.
-
-        Beside other pickers it is not for this one alone to say whose turn it is.
+        """There was room, and no request was overtaken by one that stands behind it. With other pickers,
+        one picker alone does not decide whose turn it is.
         """
         if not self.alone:
             return
@@ -196,13 +195,15 @@ class FlowMachine(RuleBasedStateMachine):
             before = (-other.priority, other.late) < (-gone.priority, gone.late)
             same_flow = (other.priority, other.late, other.tenant) == (gone.priority, gone.late, gone.tenant)
             if before and other.late:
-                continue  # servers may be kept for those in time
+                continue  # servers may be kept free for requests that are in time
             if before or (same_flow and other.key < gone.key):
                 wait_s = self.fleet.forecast(other.payload, now=self.now).wait_s
                 assert wait_s > (SHORT_S if headroom_s is None else headroom_s), (other.number, gone.number)
 
     def check_worth(self, refused: QueueItem[Ask]) -> None:
-        """Where only the bound in all can have been passed, nobody of a lower priority waits on."""
+        """Where only the bound of all requests can have been passed, no request of lower priority goes on
+        waiting.
+        """
         if (self.settings.per_priority, self.settings.per_tenant) != (Bound(), Bound()):
             return
         if refused.size_bytes <= self.settings.in_all.size_bytes:
@@ -239,7 +240,7 @@ class FlowMachine(RuleBasedStateMachine):
         assert not self.waiting or self.flow.due_at < inf
 
     def teardown(self) -> None:
-        """All that waits goes or is refused in the end, without any event but time."""
+        """In the end every waiting request goes or is refused, even if only time passes."""
         self.pump()
         for _ in range(400 + 60 * len(self.waiting)):
             if not self.waiting:
@@ -262,9 +263,9 @@ TestFlowMachine.settings = settings(max_examples=150, stateful_step_count=40, de
 )
 @settings(max_examples=80, deadline=None)
 def test_the_lead_of_a_tenant_over_one_that_waits_is_bounded(sizes: list[list[int]], seconds: float) -> None:
-    """On servers that are alike: at most one request's tokens on each side."""
+    """With equal servers, the lead is at most the tokens of one request on each side."""
     fleet = AFleet(2)
-    fleet.busy_until = [0.5, 0.5]  # so that all of them wait before the first goes
+    fleet.busy_until = [0.5, 0.5]  # All requests wait before the first goes.
     gate = Gateway(FlowControl(FlowSettings(), fleet), fleet)
     left = {f"tenant-{n}": len(tokens) for n, tokens in enumerate(sizes)}
     for number in range(60):
@@ -284,13 +285,13 @@ def test_the_lead_of_a_tenant_over_one_that_waits_is_bounded(sizes: list[list[in
 @given(patience=st.floats(0, 10), tokens=st.integers(1, 2000))
 @settings(max_examples=60, deadline=None)
 def test_with_order_shortest_a_request_waits_for_a_bounded_time(patience: float, tokens: int) -> None:
-    """However much shorter work comes: only what comes within its patience goes before it."""
+    """Shorter requests go before it only if they come within its patience."""
     fleet = AFleet(1)
     gate = Gateway(FlowControl(FlowSettings(order="shortest", patience=patience), fleet), fleet)
     gate.offer(Ask(1000), now=0.0)
     item = gate.offer(Ask(tokens), now=0.0)
     now = 0.0
-    while item.waits:  # twice what the server can do, for as long as it waits
+    while item.waits:  # Twice as much work arrives as the server can do, for as long as the request waits.
         for _ in range(2):
             gate.offer(Ask(100), now=now)
         gate.run(now=now, until=now + 0.1)

@@ -1,4 +1,4 @@
-"""A demoted request is overtaken for a bounded time, whatever comes after it."""
+"""Other requests overtake a demoted request only for a bounded time, whatever comes after it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ sizes = st.sampled_from([100, 500, 900, 1500, 4000, 12_000])
 )
 @settings(max_examples=30, deadline=None)
 def test_no_demoted_request_waits_beyond_its_last_moment(num_servers: int, arrivals: list[list[int]]) -> None:
-    """Its last moment is fixed when it is demoted, from its wait in order of arrival and its length."""
+    """The last moment is fixed when the request is demoted. It follows from the wait in order of arrival
+    and from the request's length.
+    """
     fleet = AFleet(num_servers)
     gate = Gateway(FlowControl(FlowSettings(headroom_s=None, ttft_s=2.0, when_late="demote"), fleet), fleet)
     waiting: list[QueueItem[Ask]] = []
@@ -43,7 +45,7 @@ def test_no_demoted_request_waits_beyond_its_last_moment(num_servers: int, arriv
 
 
 def test_a_request_that_is_demoted_after_its_last_moment_goes_at_once() -> None:
-    """Short prompts overtake a long one until it is late. They overtake it no more from then on."""
+    """Short prompts overtake a long prompt until it is late. From then on none overtakes it."""
     fleet = AFleet(1)
     gate = Gateway(FlowControl(FlowSettings(order="shortest", ttft_s=6.0, when_late="demote"), fleet), fleet)
     gate.offer(Ask(1000), now=0.0)

@@ -1,5 +1,6 @@
-"""Many streams at once with resets and windows, against a model that counts bytes:
-nothing lost, nothing twice, nothing too much."""
+"""Many streams at once with resets and windows, compared with a model that counts bytes. Nothing is lost
+or sent twice, and nothing exceeds a window.
+"""
 
 from __future__ import annotations
 
@@ -22,31 +23,31 @@ LIMITS = Limits(
 
 @dataclass
 class Call:
-    """What a caller and its server said to each other on one stream."""
+    """What a caller and its server sent to each other on one stream."""
 
     number: int
     window: int
-    """What the server may still send."""
+    """Bytes that the server may still send."""
     credit: int = LIMITS.stream_window_bytes
-    """What the caller may still send."""
+    """Bytes that the caller may still send."""
     unsent: bytes = b""
-    """Begun messages, not yet on the wire."""
+    """Messages that were begun and are not sent yet."""
     expected: list[bytes] = field(default_factory=list)
     taken: list[bytes] = field(default_factory=list)
     answered: bytes = b""
     received: bytes = b""
     ended: bool = False
-    """By the caller."""
+    """True when the caller has ended the stream."""
     finished: bool = False
-    """By the server."""
+    """True when the server has ended the stream."""
     trailers: bool = False
     cut: bool = False
     gone: int = 0
     replied: list[bytes] = field(default_factory=list)
-    """Messages of the last frame, for which there is a reply."""
+    """Messages of the last frame that have a reply."""
 
     def reply(self, data: bytes, at: int, end: int) -> bytes | None:
-        """The messages as they came, if they are whole."""
+        """Return the messages as they came, if they are whole."""
         messages = messages_in(data[at:end])
         if messages is None:
             return None
@@ -78,7 +79,7 @@ class Http2Machine(RuleBasedStateMachine):
         self.look()
 
     def look(self) -> None:
-        """Read what the server sent, by the caller's books."""
+        """Read what the server sent, and check it against the caller's windows."""
         for f in self.side.sent():
             call = self.known.get(f.number)
             if f.kind == Kind.WINDOW_UPDATE:
@@ -168,13 +169,13 @@ class Http2Machine(RuleBasedStateMachine):
 
     @rule(size=st.integers(0, 100_000))
     def change_initial_window(self, size: int) -> None:
-        # As many as a data plane may change in a moment; the bucket has its own test.
+        # A data plane may change this many at once. The limit of changes has its own test.
         self.side.now += 1
         for call in self.known.values():
             call.window += size - self.initial
         self.initial = size
-        # The caller's books say the new window only when the server has it:
-        # frames sent before count by the old one.
+        # The caller counts by the new window only when the server has acknowledged it. Frames that were
+        # sent before count by the old window.
         self.take(self.side.feed(settings_frame([(Setting.INITIAL_WINDOW_SIZE, size)])))
 
     @invariant()
@@ -189,7 +190,7 @@ class Http2Machine(RuleBasedStateMachine):
                 assert call.gone == (0 if call.finished else 1)
 
     def teardown(self) -> None:
-        """With all windows open, all that was answered arrives; then nothing is left."""
+        """With all windows open, every answer arrives. Then nothing is left."""
         side = self.side
         self.window += 10**8
         self.take(side.feed(window_update(0, 10**8)))

@@ -1,4 +1,4 @@
-"""A bounded run of the attack in `mutated_frames`; the command runs as long as one likes."""
+"""A short run of the attack in `mutated_frames`. The command can run longer."""
 
 from __future__ import annotations
 

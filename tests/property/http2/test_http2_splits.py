@@ -1,4 +1,4 @@
-"""However a read cuts the bytes, and wherever reading stops, the connection tells the same."""
+"""The connection reports the same events however reads cut the bytes, and wherever reading stops."""
 
 from __future__ import annotations
 

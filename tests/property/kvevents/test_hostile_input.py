@@ -1,4 +1,4 @@
-"""Whatever clients, servers and sockets send, exact mode's thread goes on and its books stay right."""
+"""Whatever clients, servers and sockets send, the thread of exact mode goes on and its data stay right."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> FolderLanguage:
 
 
 def routed(path: str, raw: bytes, *, server: EndpointName) -> RoutedPrompt | None:
-    """None: the picker would have refused it, or it has no whole chunk."""
+    """Return None if the picker would have refused the prompt or if it has no whole chunk."""
     try:
         inference = parse_request(path, raw)
     except BadRequestError:
@@ -134,7 +134,7 @@ def routed(path: str, raw: bytes, *, server: EndpointName) -> RoutedPrompt | Non
 
 
 def spoiled(data: bytes, rng: random.Random) -> bytes:
-    """Some bytes changed, or the end cut off."""
+    """Change some bytes, or cut off the end."""
     changed = bytearray(data)
     for _ in range(rng.randrange(6)):
         changed[rng.randrange(len(changed))] = rng.choice([0xFF, 0xFC, 0x80, 0x22, 0x5C, rng.randrange(256)])
@@ -142,7 +142,7 @@ def spoiled(data: bytes, rng: random.Random) -> bytes:
 
 
 def events_of(rng: random.Random) -> list[Any]:
-    """Some events, most of them right, the others with a field that is not what it should be."""
+    """Make some events. Most are right; the others have a field with a wrong value."""
     odd: list[Any] = [
         None,
         True,

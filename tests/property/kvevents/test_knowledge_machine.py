@@ -1,7 +1,7 @@
-"""Random events, prompts, losses and findings against the plainest account of who holds what.
+"""Random events, prompts, losses and findings, compared with a simple record of who holds what.
 
-The findings go into a real prefix table, in which only they write.
-What it then says of a chain is what the servers hold of it.
+Only the findings write into a real prefix table. What the table says of a chain is then what the servers
+hold of it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ tiers = st.sampled_from(Tier)
 
 @st.composite
 def prompts(draw: st.DrawFn) -> bytes:
-    """Shared beginnings that part at chunks' ends and within chunks."""
+    """Make prompts with shared beginnings. They differ from the end of a chunk on, or from its middle."""
     parts = draw(st.lists(st.sampled_from(["s" * 16, "t" * 16, "u" * 5, "v" * 29]), min_size=1, max_size=4))
     return "".join(parts).encode()
 
@@ -118,7 +118,8 @@ class KnowledgeMachine(RuleBasedStateMachine):
         for prompt, chain in self.mapped.items():
             for name in SERVERS:
                 believed, held = matches[prompt].get(name, 0), self.held_chunks(name, prompt)
-                if believed != held:  # only of what is on its way there, and then too much
+                # only for prompts that are on their way there, and then the table may say too much
+                if believed != held:
                     assert believed > held
                     awaited = self.knowledge._servers[name].pending
                     assert any(node.chunk == chain[held] for node in awaited._chunks)
@@ -131,8 +132,9 @@ class KnowledgeMachine(RuleBasedStateMachine):
         return next((tier for tier in Tier if self.copies[name][tier][block] > 0), None)
 
     def held_chunks(self, name: EndpointName, prompt: bytes) -> int:
-        """Chunks whose whole blocks, and those before, the server holds;
-        none where there is no whole block yet."""
+        """Return the chunks whose whole blocks the server holds, with all blocks before them; none while
+        there is no whole block.
+        """
         blocks = blocks_of(prompt)
         held = next((n for n, b in enumerate(blocks) if self.tier_of(name, b) is None), len(blocks))
         full = len(prompt) // CHUNK
@@ -175,8 +177,9 @@ def test_what_is_lost_while_it_is_on_its_way_is_told_when_it_has_not_come_for_lo
 
 
 class BoundedMachine(KnowledgeMachine):
-    """The same with room for few chunks:
-    what is forgotten is neither credited nor taken away, and nothing breaks."""
+    """The same machine with room for few chunks. Forgotten chunks are neither credited nor removed, and
+    nothing fails.
+    """
 
     @initialize(complete=st.booleans())
     def start(self, *, complete: bool) -> None:

@@ -1,5 +1,6 @@
-"""A follower of numbered messages against a publisher that drops, keeps little,
-and is replaced by another process."""
+"""A follower reads numbered messages from a publisher that drops messages, keeps few of them, and is
+replaced by another process.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ class SequenceMachine(RuleBasedStateMachine):
         self.replays, self.keeps = replays, keeps
         self.process = 0
         self.sent: list[bytes] = []
-        """By the process that is there now."""
+        """Messages that the current process has sent."""
         self.applied: list[bytes] = []
-        """What is believed now to have been sent, since the last time that all was forgotten."""
+        """Messages that the follower believes to have been sent since it last forgot everything."""
         self.sequence = Sequence(replays=replays)
         for _ in range(late):
             self.next_message()
@@ -66,8 +67,9 @@ class SequenceMachine(RuleBasedStateMachine):
 
     @rule(known=st.booleans())
     def another_process_starts(self, *, known: bool) -> None:
-        """Somebody says so, or its first message does:
-        one whose numbers happen to go on where the other's ended cannot be told."""
+        """The follower learns of it from elsewhere or from the first message. It cannot learn it if the
+        new numbers happen to go on where the old ones ended.
+        """
         self.process += 1
         self.sent, self.replay = [], None
         if known:
@@ -77,7 +79,7 @@ class SequenceMachine(RuleBasedStateMachine):
 
     @rule()
     def all_comes_through(self) -> None:
-        """With messages and replays that arrive, what is believed is what this process sent last."""
+        """When messages and replays arrive, the follower believes exactly what this process sent last."""
         self.replay = None
         for _ in range(4):
             self.a_message_arrives()

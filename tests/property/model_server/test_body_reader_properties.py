@@ -1,4 +1,4 @@
-"""Whatever bytes come as a body: a job the engine can take, or one typed error for the client."""
+"""Any bytes as a body give a job that the engine can take, or one typed error for the client."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ body = st.fixed_dictionaries(
 
 
 def mutated(data: st.DataObject, raw: bytes) -> bytes:
-    """Some bytes of a body replaced, removed or repeated."""
+    """Replace, remove or repeat some bytes of a body."""
     at = data.draw(st.integers(0, len(raw)))
     end = data.draw(st.integers(at, min(len(raw), at + 4)))
     return raw[:at] + data.draw(st.binary(max_size=4)) + raw[end:]

@@ -15,7 +15,7 @@ NUM_BLOCKS = 10
 
 
 class BoundedPoolMachine(RuleBasedStateMachine):
-    """Sequences of a few families come, hit, and go; a name is its family and depth."""
+    """Sequences of a few families come, hit and go. The name of a block is its family and its depth."""
 
     @initialize(bound=st.integers(0, 6), name=st.sampled_from(EVICTION_NAMES))
     def begin(self, bound: int, name: EvictionName) -> None:
@@ -23,7 +23,7 @@ class BoundedPoolMachine(RuleBasedStateMachine):
         self.pool = BlockPool(NUM_BLOCKS, order=make_order(name), max_unused_blocks=bound)
         self.live: list[list[Block]] = []
         self.names: dict[Block, BlockHash] = {}
-        """What each held block is cached under."""
+        """The name under which each held block is cached."""
 
     @rule(family=st.integers(0, 2), length=st.integers(1, 4))
     def admit(self, family: int, length: int) -> None:

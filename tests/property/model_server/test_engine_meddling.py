@@ -1,7 +1,7 @@
 """The continuous engine under every cache option, with aborts, stops and resets while steps are computed.
 
-The model's answers depend on every slot it reads (`paged_model`), so a block that was given away too early,
-a copy that was not made, or a kept prompt that had been overwritten shows in somebody's answer.
+The answers of this model depend on every slot that it reads (`paged_model`). So an answer changes if a
+block was given away too early, a copy was not made, or a kept prompt was overwritten.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Session:
         self.engine.check_integrity()
 
     def step(self, meanwhile: list[tuple[object, ...]]) -> None:
-        """One step; the first half of what comes meanwhile comes before anything is computed."""
+        """Do one step. The first half of the events between two steps comes before anything is computed."""
         plan = self.engine.begin(now=0.0) if self.engine.can_step else None
         self.engine.check_integrity()
         half = len(meanwhile) // 2

@@ -1,4 +1,4 @@
-"""Whatever comes in whatever order, every request ends, with its own tokens, and nothing stays behind."""
+"""Whatever comes in any order, every request ends with its own tokens, and nothing stays behind."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ANSWERS = Answers(TOKENIZER, mean_tokens=6)
 
 arrivals = st.lists(
     st.tuples(
-        st.integers(0, 3),  # which of a few prefixes
+        st.integers(0, 3),  # the number of its prefix
         st.integers(1, 20),  # prompt tokens
-        st.integers(1, 8),  # most tokens of the answer
+        st.integers(1, 8),  # the largest number of answer tokens
         st.sampled_from([None, "a", "b"]),
         st.integers(0, 4),  # steps before the next arrival
-        st.sampled_from([None, None, 0, 2, 5]),  # aborted after so many steps
+        st.sampled_from([None, None, 0, 2, 5]),  # steps before it is aborted
     ),
     min_size=1,
     max_size=12,
@@ -41,7 +41,7 @@ def engine_of(num_blocks: int, seqs: int, budget: int) -> Engine:
 
 
 def alone(request: Request) -> list[TokenId]:
-    """The answer that a request gets with the server to itself."""
+    """Return the answer that a request gets when the server serves nothing else."""
     twin = Request(
         request_id=request.request_id,
         token_ids=request.token_ids[: request.num_prompt_tokens],
@@ -75,7 +75,7 @@ def test_every_request_ends_with_the_tokens_it_would_get_alone(
             del due[name]
             engine.abort(name)
         engine.check_integrity()
-        assert steps < 5000, "no end in sight"
+        assert steps < 5000, "the requests do not end"
 
     for index, (prefix, length, most, adapter, gap, abort_after) in enumerate(arrivals):
         requests.append(

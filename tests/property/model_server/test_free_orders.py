@@ -1,4 +1,4 @@
-"""Every order of eviction against a sorted list, and the three free queues against each other."""
+"""Every order of eviction is compared with a sorted list, and the three free queues with each other."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_the_pool_tells_its_queue_that_a_step_ends() -> None:
     pool.hold(table[:3])
     assert len(queue._marked) == 3
     pool.end_step()
-    assert pool.num_unused == 1  # waits for the sweep
+    assert pool.num_unused == 1  # waits for the next cleaning
     assert not queue._marked
 
 
@@ -167,7 +167,9 @@ sequences = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), min_size=1
 def test_001_3_freed_in_reverse_lru_is_last_touch_then_longest_where_each_sequence_ends_in_its_own_step(
     sequences: list[tuple[int, int]],
 ) -> None:
-    """The list that vLLM frees into backwards and the report's heap of heaps: one order, two structures."""
+    """vLLM frees blocks in reverse into a list. The report has a heap of heaps. Both structures give one
+    order.
+    """
     pools = [BlockPool(NUM_BLOCKS, order=make_order(name)) for name in ("lru", "last-touch")]
     for family, length in sequences:
         for pool in pools:

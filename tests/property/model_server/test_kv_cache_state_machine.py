@@ -1,5 +1,6 @@
-"""The KV cache manager against a model that is slow and plain:
-lists and whole prefixes instead of links and hashes."""
+"""The KV cache manager is compared with a slow, simple model that has lists and whole prefixes in place of
+links and hashes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ Prefix = tuple[str, tuple[int, ...]]
 
 
 class PlainCache:
-    """The same rule, written with lists. A block's content is its salt and the whole prefix it ends."""
+    """The same rule, written with lists. The content of a block is its salt and the whole prefix that ends
+    with the block.
+    """
 
     def __init__(self) -> None:
         self.free = list(range(NUM_BLOCKS))

@@ -1,4 +1,6 @@
-"""Row 003-2: whatever is added, stepped, taken out and evicted, answers are right and no block is lost."""
+"""Row 003-2: requests are added, stepped, taken out and evicted in any order. Answers are right and no
+block is lost.
+"""
 
 from __future__ import annotations
 

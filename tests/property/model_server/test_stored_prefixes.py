@@ -1,8 +1,8 @@
-"""Prefixes that come from a store below the cache, in any order of arrivals, loads, aborts and evictions:
-answers stay right.
+"""Prefixes come from a store below the cache, in any order of arrivals, loads, aborts and evictions.
+Answers stay right.
 
-The model's answers depend on every slot it reads (`paged_model`), so a block that was not filled,
-or is not the prefix's, shows.
+The answers of this model depend on every slot that it reads (`paged_model`). So an answer changes if a
+block was not filled or has another prefix's content.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ Slot = tuple[int, str]
 
 
 class StoringModel(PagedModel):
-    """Fills blocks from a store before it computes, and gives every full exact block of a prompt to it."""
+    """Fills blocks from a store before it computes, and gives every full exact block of a prompt to the
+    store.
+    """
 
     def __init__(self) -> None:
         super().__init__(block_size_tokens=BLOCK)
@@ -60,7 +62,8 @@ class StoringModel(PagedModel):
             self.outside_reads += 1
             for index, slots in enumerate(stored.view):
                 for slot, value in enumerate(slots):
-                    # What stands in the request's own block is nobody's: it is there for this read alone.
+                    # The content of the request's own block belongs to nobody. It is there for this read
+                    # alone.
                     self._slots[chunk.table[index].block_id, slot] = value
         read = super()._read(chunk)
         if isinstance(stored, OutsidePrefix):
@@ -80,7 +83,7 @@ class Arrival:
     outside: bool
     aborted_after: int | None
     at_most: int
-    """Blocks of it that the store still has."""
+    """Blocks of the prefix that the store still has."""
 
 
 arrivals = st.lists(
@@ -190,7 +193,7 @@ def test_answers_are_those_of_a_model_that_computes_everything(
 
 
 def alone(prefix: int, *, outside: bool, at_most: int) -> Arrival:
-    """Long after the one before."""
+    """Return the answer of a request that comes long after the one before it."""
     return Arrival(prefix, 25, 3, 30, 2, outside, None, at_most)
 
 
@@ -202,7 +205,7 @@ def test_prefixes_are_really_loaded_and_read_outside() -> None:
 
 
 def test_blocks_after_a_prefix_that_is_read_outside_are_found_by_requests_of_their_kind() -> None:
-    """In their places, after blocks that stay empty."""
+    """The blocks are in their places, after blocks that stay empty."""
     coming = [alone(prefix, outside=False, at_most=6) for prefix in (0, 1, 2)]
     coming += [alone(0, outside=True, at_most=2), alone(0, outside=True, at_most=2)]
     _, requests = run(coming, num_blocks=10, seqs=2, budget=8)

@@ -1,4 +1,6 @@
-"""Tokenizer, chat template and answers: what makes one turn's tokens a prefix of the next turn's."""
+"""Tokenizer, chat template and answers: the tokens of one turn are a prefix of the tokens of the next
+turn.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Whatever happens in whatever order, every booking is held by one server, released once, and nothing leaks.
+"""Whatever happens in any order, one server holds each booking, each booking is released once, and nothing
+leaks.
 
-The machine knows of each open request which server, in which of its memberships, holds its booking;
-that is all it needs to foretell what every server has in flight.
+The machine knows for each open request which server holds its booking, and in which membership of that
+server. From this it computes what every server has in flight.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ counts = st.none() | st.integers(0, 2000).map(float)
 
 @dataclass(eq=False)
 class Open:
-    """A request that is not over, and who holds its booking:
-    a server in one of its memberships, or nobody known."""
+    """A request that is not over, and who holds its booking: a server in one of its memberships, or nobody
+    known.
+    """
 
     pick: Pick
     holder: tuple[EndpointName, int] | None
@@ -101,7 +103,9 @@ class PickerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.picker.endpoints())
     @rule(data=st.data(), address=addresses)
     def an_endpoint_moves(self, data: st.DataObject, address: Address) -> None:
-        """Another address under the same name; whoever had it swaps."""
+        """Give an endpoint another address under the same name. The endpoint that had this address gets
+        the old one.
+        """
         present = self.picker.endpoints()
         moved = data.draw(st.sampled_from(present))
         swapped = {address: moved.address, moved.address: address}
@@ -125,7 +129,7 @@ class PickerMachine(RuleBasedStateMachine):
         capacity: int | None,
         active: frozenset[str],
     ) -> None:
-        """Counters of any value: as often as not they fall, as they do when a server restarts."""
+        """Report counters of any value. About half of them fall, as they do when a server restarts."""
         prompt, cached, generated, finished = counters
         metrics = EndpointMetrics(
             scraped_at=self.now,
@@ -157,7 +161,7 @@ class PickerMachine(RuleBasedStateMachine):
 
     @rule(prompt=prompts, stream=st.booleans(), count=st.integers(1, 4))
     def burst(self, *, prompt: bytes, stream: bool, count: int) -> None:
-        """Equal plain requests, so that most sequences have something open."""
+        """Send equal plain requests, so that most sequences have open requests."""
         for _ in range(count):
             self.pick_one(prompt=prompt, stream=stream)
 
@@ -196,7 +200,7 @@ class PickerMachine(RuleBasedStateMachine):
         try:
             pick = self.picker.pick(request, now=self.now)
         except (NoEndpointError, SaturatedError):
-            assert len(self.picker.table) == entries  # and the invariants find nothing booked
+            assert len(self.picker.table) == entries  # the invariants then find nothing booked
             return
         chosen = pick.decision.chosen
         by_address = {e.address: e.name for e in self.picker.endpoints()}
@@ -210,8 +214,9 @@ class PickerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(data=st.data(), status=st.sampled_from([200, 400, 503]))
     def response_headers(self, data: st.DataObject, status: int) -> None:
-        """Served by the first choice, by another, or by one that the fleet has never heard of.
-        Only the first headers count."""
+        """The first choice answers, or another server, or one that the fleet never had. Only the first
+        headers count.
+        """
         request = data.draw(st.sampled_from(self.open))
         served = data.draw(st.none() | st.sampled_from(request.pick.destinations) | addresses)
         known = request.pick.decision.status
@@ -235,7 +240,7 @@ class PickerMachine(RuleBasedStateMachine):
         tokens=st.none() | st.integers(0, 5000),
     )
     def feedback(self, *, data: st.DataObject, text: str, complete: bool, tokens: int | None) -> None:
-        """Of a sampled answer; it may also come after the end."""
+        """Report a sampled answer. It may also come after the end."""
         pick = data.draw(st.sampled_from([r.pick for r in self.open] + self.over))
         told = ResponseFeedback(
             first_token_at=self.now, text=text, prompt_tokens=tokens, cached_tokens=tokens, complete=complete
@@ -263,7 +268,7 @@ class PickerMachine(RuleBasedStateMachine):
         status=st.sampled_from([200, 500]),
     )
     def told_again(self, data: st.DataObject, outcome: Outcome, status: int) -> None:
-        """An end that is told twice, or anything after it, changes nothing."""
+        """A second end, or anything after an end, changes nothing."""
         pick = data.draw(st.sampled_from(self.over))
         before = (pick.decision.outcome, pick.decision.status, len(self.picker.table))
         self.picker.end(pick, outcome=outcome, now=self.now)

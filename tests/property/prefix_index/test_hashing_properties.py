@@ -1,4 +1,4 @@
-"""What must hold for the chain of any prompt under any schedule."""
+"""Properties of the chain of any prompt under any schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The table against the plainest model of the same rules: one ordered dict of chunks for each server."""
+"""The table is compared with the simplest model of the same rules: one ordered dict of chunks for each
+server.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ steps_s = st.sampled_from([0.001, 0.001, 1.0, 20.0])
 
 @st.composite
 def prompts(draw: st.DrawFn) -> bytes:
-    """Few letters and popular beginnings, so that prompts share a lot and diverge everywhere."""
+    """Make prompts of few letters with popular beginnings. They share a lot and diverge at many places."""
     start = draw(st.sampled_from(["", "xxxx", "xxxxyyyzzz", "xxxxyyyzzzxxxyyyzzz"]))
     rest = draw(st.text(alphabet="xyz", max_size=12))
     return (start + rest).encode()
@@ -44,7 +46,7 @@ def prompts(draw: st.DrawFn) -> bytes:
 
 @dataclass
 class Item:
-    """A chunk in the model's cache, or anonymous bytes."""
+    """A chunk in the model's cache, or bytes without a name."""
 
     size_bytes: int
     at: float
@@ -55,7 +57,7 @@ class Item:
 class ModelServer:
     capacity_bytes: int
     items: OrderedDict[object, Item] = field(default_factory=OrderedDict)
-    """Least recently used first."""
+    """The least recently used comes first."""
     evicted: int = 0
 
     def used_bytes(self) -> int:
@@ -88,7 +90,7 @@ class Model:
         self.max_entries = max_entries
         self.op = itertools.count()
         self.parents: dict[int, int] = {}
-        """Of every chunk that was ever recorded, the one before it."""
+        """For every chunk that was ever recorded: the chunk before it."""
 
     def match(self, chain: list[ChunkHash]) -> dict[EndpointName, int]:
         found = {}
@@ -102,7 +104,8 @@ class Model:
         server, op = self.servers[name], next(self.op)
         self.parents.update((b, a) for a, b in itertools.pairwise(chain))
         added = [h for h in chain if h not in server.items]
-        for n, h in reversed(list(enumerate(chain))):  # the tail first, so that it goes first
+        # The tail is put in first, so that it is evicted first.
+        for n, h in reversed(list(enumerate(chain))):
             size_bytes = SCHEDULE.end_bytes(n + 1) - SCHEDULE.end_bytes(n)
             server.items[h] = Item(size_bytes=size_bytes, at=now, op=op)
             server.items.move_to_end(h)
@@ -118,7 +121,7 @@ class Model:
             item = items.get(h)
             if item is not None and item.op == recorded.op:
                 if any(isinstance(below, int) and self.parents.get(below) == h for below in items):
-                    break  # the server has said that it holds what continues it
+                    break  # the server has reported that it holds the chunks after this one
                 del items[h]
 
     def charge(self, name: EndpointName, *, size_bytes: int, now: float) -> None:
@@ -137,7 +140,7 @@ class Model:
         if not size_bytes or server.used_bytes() + size_bytes > server.capacity_bytes:
             return False
         at = next(iter(server.items.values())).at if server.items else now
-        for n in range(held, len(chain)):  # the tail last, so that it goes first
+        for n in range(held, len(chain)):  # The tail is freed last, so that it is evicted first.
             size_bytes = SCHEDULE.end_bytes(n + 1) - SCHEDULE.end_bytes(n)
             server.items[chain[n]] = Item(size_bytes=size_bytes, at=at, op=op)
             server.items.move_to_end(chain[n], last=False)
@@ -191,7 +194,7 @@ class TableMachine(RuleBasedStateMachine):
             self.model.servers[EndpointName(name)] = ModelServer(capacity_bytes=40)
 
     def tick(self, step_s: float) -> float:
-        # Times differ between any two uses, since servers with equal times have no order for the total bound.
+        # Times differ between any two uses. The total bound has no order for servers with equal times.
         self.now += step_s
         return self.now
 

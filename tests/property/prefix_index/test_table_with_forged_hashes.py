@@ -1,5 +1,6 @@
-"""Clients that make hashes collide at will get wrong matches at most:
-the table keeps its invariants and its bounds."""
+"""Clients that can make hashes collide get wrong matches at most. The table keeps its invariants and its
+bounds.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Bodies of chats that C reads by one pass:
-what it takes, the ordinary decoder reads alike, and what it does not know it leaves."""
+"""Bodies of chats that C reads in one pass. What C accepts, the ordinary decoder reads alike. C leaves to
+that decoder what it does not know.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +67,9 @@ _DAMAGE = st.sampled_from(
 
 
 def by_the_ordinary_decoder(body: bytes) -> InferenceRequest:
-    """A field that C does not take makes no other difference."""
+    """Read the body with the ordinary decoder. To make C decline, add a field that C does not take and
+    that changes nothing else.
+    """
     ordinary = body.rstrip()[:-1] + b', "priority": 0}'
     assert plain_chat(ordinary) is None
     return parse_request(PATH, ordinary)
@@ -140,7 +143,7 @@ FEW_BYTES_EACH = [b'"":1,', b'"a":1,', b'"":"",', b'"a":     1,', b'"abcdef":nul
 
 @pytest.mark.parametrize("field", FEW_BYTES_EACH)
 def test_a_body_of_small_fields_is_given_up_as_soon_as_it_is_too_costly(field: bytes) -> None:
-    """Once it was read to its end: 8 MB held the picker for 22 ms."""
+    """An earlier version read it to its end: 8 MB held the picker for 22 ms."""
     plain = b'"model":"m","messages":[{"role":"user","content":"a"}]}'
 
     def cpu_s(size: int) -> float:

@@ -1,5 +1,6 @@
-"""A conversation's canonical bytes are where its next turn starts,
-and different text never gives equal bytes."""
+"""The next turn's bytes begin with a conversation's canonical bytes, and different texts never give equal
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ conversations = st.lists(messages, min_size=1, max_size=5)
 tool_lists: st.SearchStrategy[Any] = st.one_of(
     st.none(), st.just([]), st.just([{"type": "function", "function": {"name": "f"}}])
 )
-# What each API calls the conversation, and where else it puts text.
+# The name of the conversation in each API, and other places of text.
 dialects = st.sampled_from(
     [(CHAT, "messages", ""), (MESSAGES, "messages", "system"), (RESPONSES, "input", "instructions")]
 )

@@ -1,9 +1,9 @@
-"""No body costs more than ten times plain text of its size, in time and in memory, however it is made.
+"""No body costs more than ten times as much time and memory as plain text of its size.
 
-A fuzzer for cost: it does not look for exceptions but for the most CPU and memory that a byte can cause. Time
-is this thread's CPU time, the least of several, compared to what plain text took in the same moment, with
-room for a busy machine: what is looked for is a hundred times dearer. PREFIX_GATEWAY_COST_ROUNDS=20000 hunts
-for longer.
+This is a fuzzer for cost. It does not look for exceptions but for the most CPU and memory that a byte can
+cause. Time is the CPU time of this thread, the least of several, divided by the time of plain text at the
+same moment. There is room for a busy machine, because the fuzzer looks for bodies that cost a hundred
+times as much. PREFIX_GATEWAY_COST_ROUNDS=20000 searches for longer.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ SIZES = (3_000, 30_000, 200_000)
 LARGEST = 33_000_000
 
 FLOOR_NS = 1_000_000
-"""Of any request, as in epp/request/jsontext.py: to carry it costs as much."""
+"""The least cost of any request, as in epp/request/jsontext.py: carrying a request costs as much."""
 TIMES_PLAIN = 10
 SLACK = 4
-"""A busy machine, and prices that are no measurements."""
+"""For a busy machine, and for weights that are not measured."""
 
 WORST = [
-    # Seen in a review: 368 ms, 66, 62 and 50 for 400 KB, where plain text took 0.32.
+    # A review found these: 368 ms, 66, 62 and 50 for 400 KB, where plain text took 0.32.
     Shape(CHAT, '{"model":"m","messages":[{"role":"user","content":[{"type":"x","x":[', "1e-310,", "0]}]}]}"),
     Shape("/v1/embeddings", '{"model":"m","input":[', "[],", "[0]]}"),
     Shape(COMPLETIONS, '{"model":"m","prompt":[', "1,", "0]}"),
     Shape(CHAT, '{"model":"m","messages":[{"role":"user","content":[', '{"type":""},', '{"text":""}]}]}'),
-    # Found by this fuzzer while the counting was written.
+    # This fuzzer found these while the counting was written.
     Shape(RESPONSES, '{"model":"m","input":[{"role":"user","content":[', "0,", '""]}]}'),
     Shape(CHAT, '{"model":"m","messages":[{"role":"\\ud800","content":"', "😀", '"}]}'),
     Shape(MESSAGES, '{"model":"m","messages":[{"role":"user","content":[', '{"type":"x","b":0,"a":0},', '""]}]}'),
@@ -78,7 +78,9 @@ def cpu_ns(path: str, body: bytes, *, times: int) -> int:
 
 
 def too_dear(shape: Shape, size_bytes: int) -> str:
-    """Empty: within its bounds. Measured again and again before it is called dear."""
+    """Return an empty text if the body is within its bounds. A body is measured several times before it is
+    called too dear.
+    """
     body, text = shape.body(size_bytes), plain(size_bytes)
     for times in (1, 3, 10, 30):
         took_ns, text_ns = cpu_ns(shape.path, body, times=times), cpu_ns(CHAT, text, times=times)
@@ -112,7 +114,7 @@ def test_no_body_that_chance_makes_costs_more() -> None:
 
 @pytest.mark.parametrize("shape", [*WORST, Shape(CHAT, plain(60).decode()[:-3], "a", '"}]}')])
 def test_the_largest_bodies_are_not_read_and_their_model_is_known(shape: Shape) -> None:
-    """What may hold the loop for 20 ms is routed by load."""
+    """A body that may hold the loop for 20 ms is routed by load."""
     body = shape.body(LARGEST)
     seen = parse_request(shape.path, body)
     assert (seen.unread, seen.prompt, seen.model) == (COSTLY, b"", "m")
@@ -166,8 +168,9 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
 
 SMALL_CHANGE_BYTES = 4_000_000
-"""What objects of Python take that stand for a few bytes each.
-Bodies are read one at a time, so it is there once."""
+"""Memory of Python objects that stand for a few bytes each. Bodies are read one at a time, so this counts
+once.
+"""
 
 
 @pytest.mark.parametrize("shape", WORST)
@@ -184,7 +187,7 @@ def test_no_piece_in_any_place_of_a_body_takes_more_memory() -> None:
         assert peak < 4 * len(body) + SMALL_CHANGE_BYTES, shape
 
 
-# What real clients send is read.
+# Bodies of real clients are read.
 
 
 def many_tool_calls(turns: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Damaged bodies and answers: only typed errors, and an answer reads alike however it was split."""
+"""Damaged bodies and answers give only typed errors, and an answer reads alike however it was split."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ newlines = st.sampled_from(["\n", "\r\n", "\r"])
 
 
 def answer_stream(kind: ApiKind, words: list[str], newline: str, *, multiline: bool) -> bytes:
-    """What a server sends for these words, with usage, in one of the line endings the standard allows."""
+    """Return what a server sends for these words, with usage, in one of the line endings that the standard
+    allows.
+    """
     events: list[dict[str, Any]] = [
         {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
     ]
@@ -198,8 +200,7 @@ TOKENS = [
 
 
 def mutate(body: bytes, rng: random.Random) -> bytes:
-    """One small damage: a bit, a cut, an insertion, a piece twice, two pieces swapped,
-    one token for another."""
+    """Do one small damage: flip a bit, cut, insert, repeat a piece, swap two pieces, or replace a token."""
     at = rng.randrange(len(body) + 1)
     end = min(len(body), at + rng.randrange(1, 40))
     match rng.randrange(6):
@@ -237,7 +238,7 @@ def mutate(body: bytes, rng: random.Random) -> bytes:
 
 
 def outcome(path: str, body: bytes) -> str:
-    """How the parser took it; anything raised but BadRequestError fails the test by itself."""
+    """Return how the parser took the body. Any exception but BadRequestError fails the test."""
     try:
         request = parse_request(path, body)
     except BadRequestError as error:
@@ -273,7 +274,7 @@ def test_mutated_bodies_raise_nothing_but_a_bad_request() -> None:
             body = mutate(body, rng) or b"{"
         result = outcome(path, body)
         seen[result] = seen.get(result, 0) + 1
-    # The mutants reach past the decoder: each kind survives some damage, and each sort of fault is found.
+    # The mutants pass the decoder: each kind survives some damage, and each sort of fault is found.
     assert set(seen) >= {*ApiKind, "bad_json", "bad_field", "no_model"}
     assert seen["bad_json"] < BYTE_MUTANTS * 0.9
 
@@ -343,14 +344,14 @@ def test_mutated_answers_never_raise_and_read_alike_however_split() -> None:
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(text=st.text(st.characters(exclude_categories=()), max_size=40), ascii_only=st.booleans())
 def test_any_text_a_client_can_write_becomes_utf8(*, text: str, ascii_only: bool) -> None:
-    """Lone surrogates included, as escapes; written raw they are no UTF-8 and are refused."""
+    """Lone surrogates may come as escapes. Written raw, they are not UTF-8 and are refused."""
     body = json.dumps({"model": "m", "prompt": text}, ensure_ascii=ascii_only).encode(
         "utf-8", "surrogatepass"
     )
     if not ascii_only and any("\ud800" <= letter <= "\udfff" for letter in text):
         assert outcome(COMPLETIONS, body) == "bad_json"
         return
-    # Two halves in a row are a pair once escaped, which UTF-16 undoes the same way.
+    # Two halves in a row become a pair when they are escaped. UTF-16 joins them in the same way.
     paired = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     assert parse_request(COMPLETIONS, body).prompt.decode().replace("\ufffd", "") == paired.replace(
         "\ufffd", ""

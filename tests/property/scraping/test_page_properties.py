@@ -1,4 +1,4 @@
-"""Any bytes are read or refused, and what a server writes is what is read."""
+"""Any bytes are read or refused, and the picker reads what a server wrote."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ engines = st.builds(
     blocks=st.integers(1, 10**6),
     cache_tokens=st.none() | st.integers(1, 10**8),
 )
-positions = st.integers(0, 100_000)  # a page's length differs from run to run: it holds the time
+positions = st.integers(0, 100_000)  # The page holds the time, so its length differs from run to run.
 fragments = st.sampled_from(
     [
         b"# TYPE ",
@@ -63,7 +63,7 @@ fragments = st.sampled_from(
 
 
 def believable(metrics: EndpointMetrics) -> bool:
-    """What routing takes for granted about any scrape that did not fail."""
+    """Check what routing assumes about any scrape that did not fail."""
     optional = (
         metrics.running,
         metrics.waiting,

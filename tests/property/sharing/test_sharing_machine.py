@@ -1,7 +1,7 @@
-"""Three pickers, any traffic, batches lost, doubled and late:
-every invariant holds, and silence brings them together.
+"""Three pickers with any traffic; batches are lost, doubled and late. Every invariant holds, and after
+some silence all agree.
 
-Each picker's batches reach another in their order, as a stream's reader gets them, or not at all.
+Each picker's batches reach another picker in their order, as from a Redis stream, or not at all.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class SharingMachine(RuleBasedStateMachine):
             replica.check()
 
     def teardown(self) -> None:
-        """All end, all is said and heard: nobody holds anything of anybody."""
+        """All requests end, and every picker hears of it. Then no picker counts a request of another."""
         for done in self.open:
             self.replicas[done.replica].end(done.pick, now=self.now)
         for queue in self.under_way.values():
