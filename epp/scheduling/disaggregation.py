@@ -16,7 +16,8 @@ import numpy as np
 
 from epp.config.disaggregation import Disaggregation
 from epp.config.policy import PolicySpec
-from epp.scheduling.rules import cost_s, fewest, loading_s
+from epp.scheduling.price import cost_s, loading_s
+from epp.scheduling.rules import fewest
 from epp.scheduling.schedule import Choice, SchedulingRequest, any_of, over_limits, uncached_tokens
 from epp.scheduling.snapshot import Floats, Snapshot
 

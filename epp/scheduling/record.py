@@ -12,7 +12,8 @@ import numpy as np
 
 from epp.config.policy import Policy, PolicySpec
 from epp.decision import Candidate, Decision, PickRequest, WouldPick
-from epp.scheduling.rules import MOST, cost_parts_s
+from epp.scheduling.price import cost_parts_s
+from epp.scheduling.rules import MOST
 from epp.scheduling.schedule import Choice, SchedulingRequest, excluded
 from epp.scheduling.snapshot import Floats, Snapshot
 from epp.types import Endpoint

@@ -21,7 +21,8 @@ import numpy as np
 from epp.config.policy import PolicySpec
 from epp.config.routing import Gain, Load
 from epp.errors import NoEndpointError, SaturatedError
-from epp.scheduling.rules import MOST, RULES, Ranked, Weighed, loading_s
+from epp.scheduling.price import loading_s
+from epp.scheduling.rules import MOST, RULES, Ranked, Weighed
 from epp.scheduling.snapshot import Bools, Floats, Ints, Snapshot
 from epp.types import Facts
 

@@ -9,7 +9,8 @@ from math import nan
 import numpy as np
 from msgspec.structs import replace
 
-from epp.scheduling.rules import Weighed, loading_s
+from epp.scheduling.price import loading_s
+from epp.scheduling.rules import Weighed
 from epp.scheduling.schedule import SchedulingRequest
 from epp.scheduling.snapshot import Roster, Snapshot
 from epp.types import Address, Endpoint, EndpointName

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from epp.config.policy import PolicySpec, RuleName
 from epp.config.routing import Cost, Lora
-from epp.scheduling.rules import MOST, RULES, Rule, cost_parts_s, fewest
+from epp.scheduling.price import cost_parts_s
+from epp.scheduling.rules import MOST, RULES, Rule, fewest
 from tests.unit.scheduling.snapshots import Seen, weighed
 
 SPEC = PolicySpec(
