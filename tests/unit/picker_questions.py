@@ -1,4 +1,4 @@
-"""A picker and what its callers ask of it and tell it, for the tests of the picker."""
+"""For the tests of the picker: a picker, and short forms of its callers' requests and reports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def a_picker(spec: PolicySpec = PolicySpec(), *, on: Sequence[Endpoint] = (), se
 
 
 def text(name: str, size: int = 8000) -> bytes:
-    """Another text for every name, of exactly `size` bytes."""
+    """Return another text for every name, of exactly `size` bytes."""
     return random.Random(name).randbytes(size // 2).hex().encode() + b"." * (size % 2)
 
 
@@ -62,7 +62,7 @@ def ask(
 
 
 def serve(picker: Picker, request: PickRequest, *, now: float, status: int = 200) -> Pick:
-    """One request from its pick to its end, half a second later."""
+    """Route one request and end it half a second later."""
     pick = picker.pick(request, now=now)
     picker.on_response_headers(pick, status=status, served=pick.destinations[0], now=now + 0.4)
     picker.end(pick, outcome="ended", now=now + 0.5)

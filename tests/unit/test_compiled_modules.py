@@ -1,4 +1,6 @@
-"""What is given to mypyc (setup.py) keeps its meaning there, and a checkout is never compiled in place."""
+"""The modules that setup.py gives to mypyc keep their meaning when compiled, and a checkout is never
+compiled in place.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ def _tree(module: str) -> ast.Module:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_no_class_has_options_which_mypyc_drops(module: str) -> None:
-    """`class Prompt(Struct, frozen=True)` would be one that anybody may change. An option of a base is kept
-    where the base is not compiled itself, as those in `epp.types`.
+    """mypyc drops the option of `class Prompt(Struct, frozen=True)`, so anyone could change a prompt. The
+    option of a base stays if the base is not compiled, like those in `epp.types`.
     """
     classes = [node for node in ast.walk(_tree(module)) if isinstance(node, ast.ClassDef)]
     for name in [each.name for each in classes if each.keywords]:
@@ -45,7 +47,9 @@ def _options(struct: type[msgspec.Struct]) -> dict[str, object]:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_no_name_is_bound_to_errors_of_several_types(module: str) -> None:
-    """mypyc holds the name of the second `except ... as error` to the type of the first: TypeError."""
+    """mypyc gives the name of the second `except ... as error` the type of the first. That raises a
+    TypeError.
+    """
     for function in ast.walk(_tree(module)):
         if isinstance(function, ast.FunctionDef):
             caught = [
@@ -70,7 +74,9 @@ def _is_ours(module: str, error: ast.expr) -> bool:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_no_annotation_is_read_at_run_time(module: str) -> None:
-    """mypyc keeps `int` of `Annotated[int, counter(...)]`: the metric would be gone from the page."""
+    """mypyc keeps only `int` of `Annotated[int, counter(...)]`, so the metric would be missing on the
+    page.
+    """
     assert not [
         node for node in ast.walk(_tree(module)) if isinstance(node, ast.Name) and node.id == "Annotated"
     ]
@@ -78,7 +84,7 @@ def test_no_annotation_is_read_at_run_time(module: str) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_no_function_calls_itself(module: str) -> None:
-    """In C nothing counts the depth: input that drives it would end the process."""
+    """C does not count the depth of calls. Input that drives the recursion would end the process."""
     tree = _tree(module)
     for function in tree.body:
         if isinstance(function, ast.FunctionDef):

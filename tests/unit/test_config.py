@@ -1,4 +1,4 @@
-"""The program's configuration file: defaults, and what a mistake is answered with."""
+"""The program's configuration file: its defaults, and the messages for mistakes."""
 
 from __future__ import annotations
 

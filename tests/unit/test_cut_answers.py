@@ -1,5 +1,5 @@
-"""A server that cuts its answers midway draws no traffic, though each answer begins well: the open loop of
-`test_sick_servers`, in simulated time.
+"""A server that cuts its answers midway gets no extra traffic, though each answer begins well: the open
+loop of `sick_servers`, in simulated time.
 """
 
 from __future__ import annotations
@@ -64,10 +64,14 @@ def test_answers_that_end_and_are_not_cut_take_the_blame_away() -> None:
     assert picker.left_out(now=1.0)[state] == "its answers break off midway"
     pick = next(p for p in (picker.pick(ask(), now=60.0) for _ in range(4)) if p.decision.chosen == "a")
     picker.on_response_headers(pick, status=200, served=A, now=60.1)
-    assert picker.fleet.failures.share(state, now=60.1) == pytest.approx(0.59, abs=0.01), "only begun"
+    assert picker.fleet.failures.share(state, now=60.1) == pytest.approx(0.59, abs=0.01), (
+        "the answers have only begun"
+    )
     picker.end(pick, outcome="ended", now=61.0)
     picker.housekeep(now=61.5)
-    assert picker.fleet.failures.share(state, now=61.5) == pytest.approx(0.59, abs=0.01), "may yet be told"
+    assert picker.fleet.failures.share(state, now=61.5) == pytest.approx(0.59, abs=0.01), (
+        "the access log may still report them"
+    )
     picker.housekeep(now=62.1)
     assert picker.fleet.failures.share(state, now=62.1) < 0.5
     assert not picker.left_out(now=62.1)

@@ -1,4 +1,4 @@
-"""The phases of a routed request, and which may follow which."""
+"""The phases of a routed request, and which phase may follow which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The profile of each gateway: what it sets, and what `epp check` says does not go with it."""
+"""The profile of each gateway: the settings that it makes, and the settings that `epp check` reports as
+conflicts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A policy in dry run: scored on what the pick saw, told in the decision, and without any effect."""
+"""A policy in dry run gets scores from the data of the pick. The decision shows its choice, and it has no
+effect.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def test_an_equal_policy_agrees_on_every_pick() -> None:
 def test_another_policy_says_what_it_would_have_picked() -> None:
     picker = a_picker(PolicySpec(rule="affinity"), PolicySpec(rule="round-robin"))
     picks = [picker.pick(ask(0), now=0.0) for _ in range(3)]
-    assert len({pick.decision.chosen for pick in picks}) == 1, "the prompt stays where it is held"
+    assert len({pick.decision.chosen for pick in picks}) == 1, (
+        "the request goes to the server that holds the prompt"
+    )
     would = [pick.decision.dry_run for pick in picks]
     assert [w.chosen for w in would if w is not None] == ["a", "b", "c"]
     assert [w.agrees for w in would if w is not None].count(True) == 1
@@ -104,11 +108,12 @@ def test_what_it_would_have_changed_is_foretold_in_tokens_and_seconds() -> None:
     assert first.decision.chosen != second.decision.chosen
     assert tried is not None
     assert would is not None
-    assert would.chosen == first.decision.chosen, "it goes back to where the prompt is held"
+    assert would.chosen == first.decision.chosen, "the request goes back to the server that holds the prompt"
     prompt = second.decision.prompt_tokens
     assert 0.9 * prompt < would.more_cached_tokens <= prompt
-    rate = 8000.0  # of the policy, since nothing is learned yet
-    # The holder has the first request still to compute, and the other would have this one.
+    rate = 8000.0  # from the policy, since nothing is learned yet
+    # The server that holds the prompt still has to compute the first request, and the other server would
+    # have to compute this one.
     assert would.more_s == pytest.approx((2 * prompt - would.more_cached_tokens - prompt) / rate, abs=1e-3)
     assert (tried.prompt_tokens, tried.cached_tokens) == (2 * prompt, 0)
     assert (tried.more_cached_tokens, tried.refused) == (would.more_cached_tokens, 0)

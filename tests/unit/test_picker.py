@@ -1,4 +1,6 @@
-"""The picker as its callers see it: what is chosen, by prefixes, by who may be picked, and by load."""
+"""The picker as its callers see it: its choice by prefixes, by the endpoints that may be picked, and by
+load.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def test_a_repeated_prompt_goes_where_it_was_and_nearly_all_of_it_is_predicted_c
     assert second.destinations[0] == first.destinations[0]
     assert second.decision.reason == "prefix"
     assert second.decision.prompt_tokens == 2000
-    assert 2000 - 64 <= second.decision.matched_tokens < 2000  # less at most one chunk of 256 bytes
+    assert 2000 - 64 <= second.decision.matched_tokens < 2000  # at most one chunk of 256 bytes is missing
     assert undone(picker, second.decision.chosen, now=2.0) == 2000 - second.decision.matched_tokens
 
 
@@ -49,7 +51,7 @@ def test_a_prompt_is_never_predicted_cached_to_its_last_token_and_only_in_whole_
     picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=0.5, block_size=16), now=0.5)
     serve(
         picker, ask(text("p", 8192)), now=1.0
-    )  # 2,048 tokens, 128 blocks: whole chunks and blocks all through
+    )  # 2,048 tokens are 128 blocks: only whole chunks and whole blocks
     assert picker.pick(ask(text("p", 8192)), now=2.0).decision.matched_tokens == 2032
 
 
@@ -79,7 +81,7 @@ def test_salts_models_and_adapters_never_share_a_prefix(first: PickRequest, seco
 def test_token_ids_count_four_bytes_to_a_token() -> None:
     picker = a_picker(on=endpoints("a"))
     serve(picker, ask(text("ids", 8000), token_ids=True), now=1.0)
-    picker.on_feedback(  # another ratio for text must not matter
+    picker.on_feedback(  # a different ratio for text must not matter
         serve(picker, ask(text("t", 8000)), now=2.0), ResponseFeedback(prompt_tokens=8000), now=2.6
     )
     again = picker.pick(ask(text("ids", 8000), token_ids=True), now=3.0).decision
@@ -93,7 +95,7 @@ def test_a_match_under_the_gain_threshold_is_ignored_but_still_booked_as_cached(
     warm = serve(picker, ask(text("system", 1024) + text("one", 7000)), now=1.0).decision.chosen
     picker.observe(
         warm, EndpointMetrics(scraped_at=1.5, running=1, waiting=0), now=1.5
-    )  # the others are a little lighter
+    )  # the other servers have a little less work
     second = picker.pick(ask(text("system", 1024) + text("two", 7000)), now=2.0).decision
     assert second.chosen != warm
     assert second.reason == "load"

@@ -1,4 +1,4 @@
-"""The picker's mirrors follow what the servers' hit counters say of its predictions."""
+"""The picker's mirrors change their size by what the servers' hit counters say of its predictions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ PROMPT_BYTES = 8000
 
 
 class LruServer:
-    """Keeps the last so many whole prompts, and counts as vLLM does.
-    Without a size on its page unless told one."""
+    """Keeps a number of whole prompts, and counts as vLLM does. Its page has no cache size unless a test
+    sets one.
+    """
 
     def __init__(self, prompts: int, *, stated_tokens: int | None = None) -> None:
         self._prompts = prompts
@@ -49,8 +50,9 @@ class LruServer:
 def believed_prompts(
     *, at_first: int, really: int, learn: bool = True, stated: int | None = None, seconds: int = 1500
 ) -> float:
-    """Prompts that the picker believes the server to keep,
-    after one prompt a second of 200 that are not all alike popular."""
+    """Send one prompt a second, of 200 that are not equally popular. Return how many of them the server
+    keeps, as the picker believes.
+    """
     table = Table(default_capacity_tokens=at_first * PROMPT_BYTES // 4, learn_capacity=learn)
     picker = a_picker(PolicySpec(table=table), on=endpoints("a"))
     server = LruServer(really, stated_tokens=stated * PROMPT_BYTES // 4 if stated else None)

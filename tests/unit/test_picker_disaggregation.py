@@ -1,5 +1,6 @@
-"""Prompts that one server computes for another that answers (P/D):
-who is asked, what is booked, and what the request carries."""
+"""One server computes a prompt for another that answers (P/D): which server is asked, what is booked, and
+what the request carries.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +37,9 @@ from tests.unit.picker_questions import (
 )
 
 LONG = 80_000
-"""Bytes: 20,000 tokens, 2.5 s of prefill at the rate that nobody has learned yet.
-Their KV cache takes 0.27 s to move."""
+"""In bytes: 20,000 tokens, which take 2.5 s of prefill at the rate of the policy. To move their KV cache
+takes 0.27 s.
+"""
 SHORT = 800
 
 
@@ -46,13 +48,13 @@ def fleet(roles: Mapping[str, Role]) -> list[Endpoint]:
 
 
 def split(spec: PolicySpec = PolicySpec()) -> Picker:  # noqa: B008 - frozen
-    """Two that answer, and two that only compute prompts."""
+    """Two servers that answer, and two that only compute prompts."""
     roles = {"a": Role.DECODE, "b": Role.UNSAID, "c": Role.PREFILL, "d": Role.PREFILL}
     return a_picker(spec, on=fleet(roles))
 
 
 def busy(picker: Picker, name: str, *, running: int, now: float) -> None:
-    """So many answers are being written there, which a prefill would stall."""
+    """So many answers run on that server. A prefill would delay them."""
     page = EndpointMetrics(scraped_at=now, running=running, waiting=0)
     picker.observe(EndpointName(name), page, now=now)
 
@@ -91,7 +93,8 @@ def test_an_idle_endpoint_computes_a_long_prompt_itself_since_moving_it_costs_mo
 
 
 def test_a_slow_network_keeps_prompts_where_they_are_answered() -> None:
-    slow = PolicySpec(disaggregation=Disaggregation(transfer_bytes_per_second=1e8))  # 26 s for this prompt
+    # the prompt takes 26 s
+    slow = PolicySpec(disaggregation=Disaggregation(transfer_bytes_per_second=1e8))
     assert a_long_one(split(slow)).decision.prefill is None
 
 

@@ -1,4 +1,4 @@
-"""What the picker tells its listeners: one event for each thing that happens, in order."""
+"""The events that the picker sends to its listeners: one for each thing that happens, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pick by a picker that has too much to do: by load alone, booked like any other."""
+"""A picker that has too much to do picks by load alone. The pick is booked like any other."""
 
 from __future__ import annotations
 

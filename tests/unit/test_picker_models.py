@@ -1,4 +1,4 @@
-"""What a picker keeps of base models: no more than it has servers, and some that are gone."""
+"""What a picker keeps of base models: no more models than it has servers, and a few that are gone."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def test_a_server_that_names_itself_anew_all_the_time_leaves_nothing_behind() ->
     rename(picker, "b", "m", now=0.0)
     sizes = []
     for n in range(2100):
-        if n in (1050, 2099):  # each time as many models are gone as fit in
+        if n in (1050, 2099):  # each time as many models leave as may be kept
             sizes.append(blocks())
         rename(picker, "a", f"base-{n}", now=float(n))
-    assert sizes[1] - sizes[0] < 2500  # it was 17 for each name
+    assert sizes[1] - sizes[0] < 2500  # before the limit there were 17 for each name
     assert picker.learned("m") is picker.learned("m")
 
 
@@ -46,7 +46,7 @@ def test_what_was_learned_of_a_model_that_servers_have_outlives_the_names_of_oth
 
 
 def test_queues_of_models_that_nobody_has_any_more_are_forgotten() -> None:
-    """Each has time series of its own."""
+    """Each queue has its own time series."""
     picker = a_picker(PolicySpec(flow=Flow(mode="Hold")), on=endpoints("a"))
     gate = Gate(picker)
     for n in range(1000):

@@ -1,4 +1,4 @@
-"""The picker as its callers see it: a new policy, and what a decision says."""
+"""The picker as its callers see it: a new policy, and the content of a decision."""
 
 from __future__ import annotations
 

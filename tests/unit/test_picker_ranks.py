@@ -1,4 +1,6 @@
-"""Endpoints that are data parallel ranks of one server: where the request goes, and which rank it names."""
+"""Endpoints that are data parallel ranks of one server: which server gets the request, and which rank the
+pick names.
+"""
 
 from __future__ import annotations
 

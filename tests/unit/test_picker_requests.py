@@ -1,5 +1,6 @@
-"""The picker as its callers see it: what is booked for a request until its end,
-and what is learned from it."""
+"""The picker as its callers see it: what is booked for a request until its end, and what the picker learns
+from it.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +116,7 @@ def test_an_endpoint_that_got_another_address_meanwhile_is_no_mismatch() -> None
     assert not picker.on_response_headers(pick, status=200, served=A, now=1.2)
     picker.end(pick, outcome="ended", now=2.0)
     assert in_flight(picker) == {}
-    assert len(picker.table) == 0  # what was recorded was the old process's
+    assert len(picker.table) == 0  # the record belonged to the old process
     check(picker)
 
 
@@ -127,7 +128,7 @@ def test_a_stream_let_go_is_left_to_the_scrapes_and_may_still_end() -> None:
     picker.end(pick, outcome="ended", now=1.2)
     assert in_flight(picker) == {}
     assert pick.decision.outcome == "detached"
-    assert undone(picker, pick.decision.chosen, now=1.1) > 0  # the answer's prefill still goes on
+    assert undone(picker, pick.decision.chosen, now=1.1) > 0  # the prefill of this request still runs
 
 
 def test_ends_after_the_endpoint_left_and_came_back_do_no_harm() -> None:

@@ -1,4 +1,4 @@
-"""Policies as people write them: what is accepted, and what a mistake is answered with."""
+"""Policies as people write them: which are accepted, and the messages for mistakes."""
 
 from __future__ import annotations
 

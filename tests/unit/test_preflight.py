@@ -1,4 +1,4 @@
-"""What `epp check` says of the machine: certificates that do not fit, folders that cannot be written."""
+"""What `epp check` reports of the machine: certificates that do not fit, folders that cannot be written."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ iTpDyVF3n5b7hIoaV9CM2D9hryzVqbW36vDCTA/dVN5m8KhnVoq2y6Itf8gC00U=
 
 
 def check(folder: Path, config: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Exit status, and what is said on stderr."""
+    """Return the exit status and the text on stderr."""
     (folder / "endpoints.yaml").write_text('endpoints: [{name: a, address: "10.0.0.1:8000"}]')
     path = folder / "config.yaml"
     path.write_bytes(msgspec.yaml.encode({"endpointsFile": str(folder / "endpoints.yaml"), **config}))

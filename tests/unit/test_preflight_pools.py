@@ -1,4 +1,4 @@
-"""`epp check` names what keeps the model from choosing among several InferencePools."""
+"""`epp check` names the settings that keep the model from choosing among several InferencePools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `epp check` says of the transport that tells late when the picker is overloaded."""
+"""`epp check` warns of the transport on which the picker learns late that it is overloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `epp check` says of a gateway that does not wait as long as the policy lets requests wait."""
+"""`epp check` warns of a gateway that does not wait as long as the policy lets requests wait."""
 
 from __future__ import annotations
 

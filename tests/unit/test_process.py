@@ -33,7 +33,7 @@ def _faults(how: str) -> int:
 @pytest.mark.skipif(not hasattr(CDLL(None), "mallopt"), reason="the allocator is not glibc's")
 def test_memory_of_large_prompts_is_used_again_instead_of_being_faulted_in_anew() -> None:
     plain, tuned = _faults("plain"), _faults("tuned")
-    assert tuned < plain / 3, (plain, tuned)  # kernels that fault large folios in have fewer to save
+    assert tuned < plain / 3, (plain, tuned)  # kernels that use large folios have fewer faults to save
 
 
 def test_the_collector_runs_seldom_and_leaves_alone_what_was_there_at_start() -> None:
@@ -95,7 +95,7 @@ def _switches(how: str) -> int:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads are read from /proc")
 def test_a_message_is_not_handed_from_thread_to_thread() -> None:
     plain, chosen = _switches("plain"), _switches("chosen")
-    assert plain >= 150, "this gRPC needs no choice any more"
+    assert plain >= 150, "this version of gRPC needs no setting any more"
     assert chosen < plain / 4, (plain, chosen)
 
 

@@ -1,4 +1,4 @@
-"""What is seen of a prompt's size without a tokenizer."""
+"""What the picker can tell of a prompt's size without a tokenizer."""
 
 from __future__ import annotations
 

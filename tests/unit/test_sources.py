@@ -1,4 +1,4 @@
-"""A source of news that fails is started again, and never ends the picker."""
+"""A source that fails is started again, and never ends the picker."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.harness.processes import wait_until
 
 
 class Panic(BaseException):
-    """As pyo3 raises it: no Exception."""
+    """A panic as pyo3 raises it: not an Exception."""
 
 
 class Failing:
-    """Fails as often as there are errors, then runs on."""
+    """Raises its errors one by one, then runs on."""
 
     def __init__(self, *errors: BaseException | None) -> None:
         self._errors = list(errors)
@@ -62,7 +62,9 @@ async def test_a_source_that_fails_is_started_again_with_the_reason_logged_and_c
     )
     failing, kept_by = Failing(*errors), sources()
     async with kept(kept_by, failing) as task:
-        await wait_until(lambda: failing.runs == len(errors) + 1, what="it was started after every failure")
+        await wait_until(
+            lambda: failing.runs == len(errors) + 1, what="the source was started after every failure"
+        )
         assert not task.done()
     assert kept_by.failures == {"file": len(errors)}
     logged = [r for r in caplog.records if r.name == "epp.sources"]
@@ -76,7 +78,7 @@ async def test_a_source_that_fails_is_started_again_with_the_reason_logged_and_c
 async def test_a_source_that_is_cancelled_ends() -> None:
     failing, kept_by = Failing(), sources()
     async with kept(kept_by, failing) as task:
-        await wait_until(lambda: failing.runs == 1, what="it runs")
+        await wait_until(lambda: failing.runs == 1, what="the source runs")
         task.cancel()
         await asyncio.wait([task])
         assert task.cancelled()
@@ -86,7 +88,7 @@ async def test_a_source_that_is_cancelled_ends() -> None:
 async def test_one_source_that_fails_leaves_the_others_alone() -> None:
     bad, good, kept_by = Failing(*[OSError("away")] * 5), Failing(), sources()
     async with kept(kept_by, bad), kept(kept_by, good):
-        await wait_until(lambda: bad.runs == 6, what="the bad one was started again")
+        await wait_until(lambda: bad.runs == 6, what="the failing source was started again")
         assert good.runs == 1
 
 

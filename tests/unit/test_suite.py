@@ -1,4 +1,4 @@
-"""The run of all tests in parts: what fails runs once more, and the table says so."""
+"""The run of all tests in parts: tests that fail run once more, and the table names them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "build/tests").mkdir(parents=True)
     (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a second of each start
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # each start takes a second
     return tmp_path
 
 
@@ -65,7 +65,7 @@ def test_skipped_tests_are_counted(folder: Path) -> None:
 
 def test_the_table_adds_up() -> None:
     outcomes = [Outcome(part, seconds=60.0, tests=10, skipped=1) for part in PARTS]
-    # Two ran at a time, so the whole took less than the sum of the parts.
+    # Two parts ran at a time, so the whole took less than the sum of the parts.
     assert table(outcomes, seconds=150.0).splitlines()[-1].split() == ["all", "60", "6", "2.5"]
 
 
@@ -91,7 +91,7 @@ def test_tests_may_record_properties(folder: Path) -> None:
 def test_parts_beside_one_another_keep_their_failures_apart(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What failed in one part is not forgotten or run again because another part ends meanwhile."""
+    """A failure of one part is neither forgotten nor run again because another part ends at the same time."""
     failing = _part(_FLAKY.format(mark=str(folder / "mark")), folder)
     (folder / "test_other.py").write_text("def test_passes(): pass\n")
     other = Part(name="two", about="", command=(*failing.command[:-1], "test_other.py"))
@@ -103,8 +103,9 @@ def test_parts_beside_one_another_keep_their_failures_apart(
 
 
 def test_every_test_belongs_to_one_part() -> None:
-    """By the parts' own expressions, over all combinations of markers,
-    in the folders that have a part of their own and elsewhere."""
+    """The test uses the parts' own expressions, over all combinations of markers, in the folders that have
+    their own part and elsewhere.
+    """
     markers = ("envoy", "vllm", "cluster", "slow", "processes")
     for number in range(2 ** len(markers)):
         has = {marker for place, marker in enumerate(markers) if number >> place & 1}
@@ -119,7 +120,7 @@ def _parts_of(has: set[str], *, protocol: bool) -> list[str]:
         command = list(part.command)
         named = any(word.startswith("tests/") for word in command)
         ignored = any(word.startswith("--ignore=") for word in command)
-        # The engine's has a folder of its own, and the compiled one runs again what others have run.
+        # The engine's part has its own folder, and the compiled part repeats tests of other parts.
         if part.name in {"engine", "compiled"} or (named and not protocol) or (ignored and protocol):
             continue
         expression = command[command.index("-m", command.index("-m") + 1) + 1]
@@ -133,7 +134,7 @@ def _parts_of(has: set[str], *, protocol: bool) -> list[str]:
 
 
 def test_every_file_of_tests_lies_where_tests_are_looked_for() -> None:
-    """Those of bench/ were not run for days, the short form of `make soak` among them."""
+    """The tests of bench/ once did not run for days, and with them the short form of `make soak`."""
     root = Path(__file__).parents[2]
     config = tomllib.loads((root / "pyproject.toml").read_text())
     places = config["tool"]["pytest"]["ini_options"]["testpaths"]

@@ -1,4 +1,4 @@
-"""What clients ask for leaves out no server that is well, and brings none back that is sick."""
+"""The requests of clients cannot get a well server left out, and cannot bring a sick one back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def chat(*, path_hash: int, name: str = "a", stream: bool = True) -> PickRequest
 
 
 def at(server: str, request: PickRequest, picker: Picker, *, status: int, now: float) -> None:
-    """One request to a certain server, answered at once."""
+    """Send one request to a certain server, which answers at once."""
     address = state(picker, server).endpoint.address
     one = PickRequest(
         "r", request.inference, request.body_bytes, frozenset({address}), path_hash=request.path_hash
@@ -34,7 +34,7 @@ def at(server: str, request: PickRequest, picker: Picker, *, status: int, now: f
 
 
 def price(picker: Picker, server: str) -> float:
-    """What the failures of the server cost it in the score of a request for the model, in seconds."""
+    """Return the seconds that the server's failures add to its score for a request for the model."""
     pick = picker.pick(chat(path_hash=1), now=1.0)
     picker.end(pick, outcome="aborted", now=1.0)
     found = next(each for each in pick.decision.candidates if each.name == server)
@@ -72,7 +72,7 @@ def test_a_404_for_a_stored_response_that_the_server_does_not_have_is_the_client
 
 
 def test_a_404_for_a_body_that_the_picker_did_not_read_is_the_clients() -> None:
-    """Nobody knows whether the body names a stored response."""
+    """The body may name a stored response, and nobody has read it."""
     body = b'{"model":"m","input":"go on","previous_response_id":"resp_1"}'
     unread = PickRequest("r", skim_request("/v1/responses", body, unread="overload"), len(body), path_hash=1)
     picker = a_picker(on=endpoints("ab"))
@@ -107,7 +107,7 @@ def test_health_checks_of_a_load_balancer_bring_no_sick_server_back() -> None:
 
 @pytest.mark.parametrize("stands_still", [False, True])
 def test_answers_that_come_whole_take_as_long_as_the_server_computes(*, stands_still: bool) -> None:
-    """Two long answers on one server, and short ones on the other meanwhile."""
+    """One server has two long answers, and the other has short ones at the same time."""
     picker = a_picker(on=endpoints("ab"))
     counted = dict.fromkeys("ab", 1.0)
 
@@ -169,7 +169,9 @@ def test_sglang_counts_tokens_when_an_answer_is_over_so_long_answers_are_no_stal
 
 @pytest.mark.parametrize("verdict", ["well", "ill"])
 def test_where_nothing_counts_tokens_a_probe_tells_a_long_answer_from_a_hang(verdict: Verdict) -> None:
-    """Ten long answers, not streamed, on a server whose page has no counter, and short ones on the other."""
+    """A server whose page has no counter has ten long answers that are not streamed. The other server has
+    short ones.
+    """
     picker = a_picker(on=endpoints("ab"))
     longest = [picker.pick(chat(path_hash=1, stream=False), now=0.1 * n) for n in range(10)]
     busy = longest[0].decision.chosen
@@ -195,7 +197,7 @@ def test_where_nothing_counts_tokens_a_probe_tells_a_long_answer_from_a_hang(ver
 def test_sglang_is_probed_where_answers_that_are_not_streamed_take_long(
     verdict: Verdict, waiting: int
 ) -> None:
-    """SGLang's counters grow when an answer is over. If requests wait there, so does the probe."""
+    """SGLang's counters grow only when an answer ends. While requests wait there, the probe waits too."""
     picker = a_picker(on=endpoints("ab"))
     finished = dict.fromkeys("ab", 1)
     longest: list[Pick] = []

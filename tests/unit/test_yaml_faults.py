@@ -1,4 +1,4 @@
-"""Mistakes in a YAML file are told in one line that names the place and what was probably meant."""
+"""A mistake in a YAML file gives one line, which names the place and what was probably meant."""
 
 from __future__ import annotations
 

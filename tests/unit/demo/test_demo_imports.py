@@ -1,5 +1,6 @@
-"""`make run` has the packages of requirements/run.txt and no more:
-nothing that it imports may need the tests' own."""
+"""`make run` has only the packages of requirements/run.txt. Nothing that it imports may need the packages
+of the tests.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The demo's client and counters: what is an answer, what is a failure, what a metrics page says,
-how progress reads."""
+"""The demo's client and counters: which results are answers and which failures, how a metrics page is
+read, and how progress is shown.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ vllm:request_success_total{finished_reason="length"} 3.0
 
 @asynccontextmanager
 async def gateway(body: bytes, *, status: int = 200, cut: bool = False) -> AsyncIterator[str]:
-    """A gateway that answers everything so; `cut`: closes the connection before the end."""
+    """A gateway that gives every request the same answer. `cut`: it closes the connection before the end."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         await request.read()

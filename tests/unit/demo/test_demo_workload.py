@@ -1,5 +1,6 @@
-"""The demo's workload: fixed by its seed, the same work for every rule,
-conversations that grow by what was said."""
+"""The demo's workload: its seed fixes it, every rule gets the same work, and conversations grow by what
+was said.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ def test_the_reusable_share_counts_system_prompts_and_earlier_turns() -> None:
     shape = Shape(users=1, tenants=1, requests_per_user=2)
     one = User(tenant=0, conversations=[[Turn("x" * 50, 10, 0.0), Turn("y" * 50, 10, 0.0)]])
     two = User(tenant=0, conversations=[[Turn("z" * 100, 10, 0.0)]])
-    # Prompts of 150, 250 and 200 characters:
-    # of the second 200 are known, of the third the system prompt's 100.
+    # The prompts have 150, 250 and 200 characters. Of the second 200 are known, and of the third the 100
+    # of the system prompt.
     workload = Workload(shape, ["s" * 100], [one, two])
     assert workload.reusable_share() == (200 + 100) / (150 + 250 + 200)

@@ -1,5 +1,6 @@
-"""README, the pages of docs and those of the charts, cut into what the tests of this folder check:
-links, commands, names."""
+"""README, the pages of docs and those of the charts, cut into the parts that the tests of this folder
+check: links, commands, names.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class Page:
 
     @cached_property
     def blocks(self) -> list[tuple[str, str]]:
-        """Language and text of each fenced block."""
+        """Return language and text of each fenced block."""
         return _FENCE.findall(self.text)
 
     @cached_property
@@ -43,18 +44,18 @@ class Page:
 
     @cached_property
     def spans(self) -> list[str]:
-        """What stands between backticks on one line."""
+        """Return the texts between backticks on one line."""
         return _CODE.findall(self.prose)
 
     @cached_property
     def links(self) -> list[str]:
-        """Targets of links, those to the web left out."""
+        """Return the targets of links without those to the web."""
         without_code = _CODE.sub("", self.prose)
         return [target for target in _LINK.findall(without_code) if "://" not in target]
 
     @cached_property
     def anchors(self) -> set[str]:
-        """What `#...` may name here, as GitHub makes it of headings."""
+        """Return the names that `#...` may have here, as GitHub makes them from headings."""
         return {
             re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
             for heading in _HEADING.findall(self.prose)
@@ -62,7 +63,7 @@ class Page:
 
     @cached_property
     def commands(self) -> list[str]:
-        """Lines of blocks and spans that a shell would take; comments and `...` cut off."""
+        """Return the lines of blocks and spans that a shell would accept, without comments and `...`."""
         lines = [line for _, block in self.blocks for line in block.splitlines()]
         return [re.split(r"\s#\s|\s#$", line)[0].strip() for line in (*lines, *self.spans)]
 

@@ -1,5 +1,6 @@
-"""What docs/contributing.md says an addition takes:
-each is made in a copy of the code by exactly these edits, and works."""
+"""Each addition that docs/contributing.md describes is made in a copy of the code, by exactly these edits,
+and works.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "contributing.md").read_text()
 
 Edit = tuple[str, str, str]
-"""File, text that stands there, and what stands there after the edit."""
+"""The file, the text to be replaced, and the new text."""
 
 RULE: list[Edit] = [
     (
@@ -114,7 +115,7 @@ TRIALS: dict[str, tuple[list[Edit], int, str]] = {
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The code, with every edit made."""
+    """Return a copy of the code with every edit made."""
     folder = tmp_path_factory.mktemp("copy")
     for name in ("epp", "bench"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "results"))

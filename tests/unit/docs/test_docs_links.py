@@ -1,4 +1,4 @@
-"""README and docs lead somewhere: links, files, Make targets, and the layers as the linter has them."""
+"""README and docs name things that exist: links, files, Make targets, and the layers that the linter has."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def test_no_page_holds_what_a_merge_left_behind(page: Page) -> None:
 
 @EACH
 def test_prose_is_at_most_110_columns_wide(page: Page) -> None:
-    """Ruff holds comments and docstrings to it (W505).
-    Tables, headings, pictures and long code spans stay in one line."""
+    """Ruff checks comments and docstrings (W505). Tables, headings, pictures and long code spans may stay
+    on one line.
+    """
     for line in page.prose.splitlines():
         if not line.lstrip().startswith(("|", "#", "![", "<")) and not line.startswith("    "):
             assert len(re.sub(r"`[^`]{40,}`?", "", line)) <= 110, line

@@ -1,5 +1,6 @@
-"""What README and docs call things is what they are called:
-flags, metrics, fields of configuration and policy, figures."""
+"""Names in README and docs are the real names: flags, metrics, fields of configuration and policy,
+figures.
+"""
 
 from __future__ import annotations
 
@@ -27,17 +28,17 @@ EACH: Final = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 NAMED: Final = {page.name: page for page in PAGES}
 
 OTHER_DOTS: Final = (".py", ".yaml", ".md", ".json", "kubernetes.aio", "envoy.lb", ".subset_hint")
-"""Ends of names with dots that are no fields: files, modules, metadata namespaces."""
+"""Ends of names with dots that are not fields: files, modules, metadata namespaces."""
 
 OF_OTHERS: Final = {"helm", "kubectl", "docker", "git", "curl", "envoy", "vllm", "go", "uv", "pip"}
-"""Programs whose flags are not ours to check."""
+"""Programs whose flags this test does not check."""
 
 
 # -- flags ---------------------------------------------------------------------------------------------------
 
 
 def flags_of(parser: argparse.ArgumentParser) -> dict[str, set[str]]:
-    """Flags of each command; those without a command under the empty name."""
+    """Return the flags of each command. Flags without a command are under the empty name."""
     found: dict[str, set[str]] = {"": set()}
     for action in parser._actions:
         found[""] |= set(action.option_strings)
@@ -52,7 +53,7 @@ PROGRAMS: Final = {"epp": flags_of(picker._parser()), "model-server": flags_of(s
 
 @cache
 def spoken() -> str:
-    """All text of the repository in which a flag may be defined: programs, charts, Makefile."""
+    """Return all text of the repository that may define a flag: programs, charts, Makefile."""
     files = [
         path
         for top in ("epp", "model_server", "bench", "tests", "deploy")
@@ -71,7 +72,7 @@ def test_commands_of_ours_take_the_flags_that_are_given(page: Page) -> None:
             continue
         known = PROGRAMS[program]
         command = words[0] if words and not words[0].startswith("-") else ""
-        if not re.fullmatch(r"[a-z-]*", command):  # a drawing
+        if not re.fullmatch(r"[a-z-]*", command):  # a picture made of characters
             continue
         assert command in known, line
         for word in words:
@@ -126,7 +127,7 @@ def test_every_metric_of_vllm_that_is_named_is_read_or_written_here(page: Page) 
 
 
 def fields_of(struct: type[msgspec.Struct]) -> dict[str, object]:
-    """Names as they are written; of sections what is in them, of everything else None."""
+    """Return the names as they are written. A section has its fields as its value, everything else None."""
     return _fields(msgspec.inspect.type_info(struct))
 
 
@@ -141,7 +142,7 @@ def _fields(node: msgspec.inspect.Type) -> dict[str, object]:
 
 
 def trees() -> Iterator[dict[str, object]]:
-    """Whatever a dotted name on a page may start in."""
+    """Return everything in which a dotted name on a page may start."""
     config, spec = fields_of(Config), fields_of(PolicySpec)
     yield config
     yield spec
@@ -159,7 +160,9 @@ def leads_to_something(dotted: str) -> bool:
 def _leads(node: object, parts: list[str]) -> bool:
     if (
         not parts or not node
-    ):  # found; or a list, or a map of anything, or a plain value that a later part indexes
+        # Either the name was found, or this is a list, a map of anything, or a plain value that a later
+        # part indexes.
+    ):
         return not parts or node == {}
     return isinstance(node, dict) and parts[0] in node and _leads(node[parts[0]], parts[1:])
 
@@ -203,7 +206,7 @@ def test_the_two_files_of_the_readme_are_enough() -> None:
 
 
 def test_the_readme_and_the_cluster_page_have_the_cost_pages_figures() -> None:
-    """CPU of a request, as docs/bench-dataplane.md measured it last."""
+    """The CPU time of a request, as in the last measurement on docs/bench-dataplane.md."""
     measured: dict[tuple[str, str, str], tuple[float, float]] = {}
     for row in (
         NAMED["docs/bench-dataplane.md"]
@@ -234,7 +237,7 @@ def test_the_readme_and_the_cluster_page_have_the_cost_pages_figures() -> None:
 
 
 def number(cell: str) -> float:
-    """The first number of a cell; 0 where it has none."""
+    """Return the first number of a cell, or 0 if it has none."""
     found = re.search(r"\d+(?:\.\d+)?", cell)
     return float(found[0]) if found else 0.0
 
@@ -244,8 +247,9 @@ COMMAND_BLOCK = re.compile(r"^```(?:sh|console)?\n(.*?)^```", re.MULTILINE | re.
 
 @EACH
 def test_no_upgrade_keeps_the_old_charts_defaults(page: Page) -> None:
-    """`--reuse-values` would: a value that a new chart brings is then missing.
-    `--reset-then-reuse-values` keeps what was set."""
+    """With `--reuse-values`, a value that a new chart brings would be missing. `--reset-then-reuse-values`
+    keeps the values that were set.
+    """
     commands = "".join(COMMAND_BLOCK.findall(page.text))
     assert "--reuse-values" not in commands
 

@@ -1,4 +1,6 @@
-"""Undone work at one server: examples that say what each event does, and a machine against a naive model."""
+"""Undone work at one server: examples of what each event does, and a state machine that compares with a
+simple model.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,7 @@ def test_a_released_request_takes_its_own_work_along_and_no_more() -> None:
     first = booked(backlog, 100, now=0.0)
     booked(backlog, 300, now=0.0)
     backlog.release(first, computed=True, now=0.5, rate=RATE)
-    assert undone(backlog, now=0.5) == 300  # the half second went into the first
+    assert undone(backlog, now=0.5) == 300  # the server worked on the first request in this half second
 
 
 def test_an_abort_of_the_last_in_line_leaves_the_estimate_for_the_first() -> None:
@@ -98,8 +100,8 @@ def test_counters_replace_the_estimate_but_for_a_prompt_that_may_be_partly_done(
     booked(backlog, 100, now=0.0)
     booked(backlog, 200, now=0.0)
     booked(backlog, 400, now=0.0)
-    # By the estimate 500 are done; the server counted 100,
-    # so of the rest only the 200 in turn can be under way.
+    # By the estimate 500 tokens are done, and the server counted 100. So of the rest only the 200 that are
+    # next can be under way.
     backlog.confirm(100, now=5.0, rate=RATE)
     assert undone(backlog, now=5.0) == 450
 
@@ -118,9 +120,9 @@ def test_work_of_a_request_that_ended_between_scrapes_is_not_taken_from_others()
     short = booked(backlog, 100, now=0.0)
     booked(backlog, 5000, now=0.0)
     backlog.release(short, computed=True, now=1.0, rate=RATE)
-    backlog.confirm(100, now=1.0, rate=RATE)  # the counters show the short one
+    backlog.confirm(100, now=1.0, rate=RATE)  # the counters show the short request
     assert undone(backlog, now=1.0) == 5000
-    backlog.confirm(100, now=1.0, rate=RATE)  # and the next growth is somebody else's
+    backlog.confirm(100, now=1.0, rate=RATE)  # the next growth belongs to another request
     assert undone(backlog, now=1.0) == 4900
 
 
@@ -145,8 +147,8 @@ def test_after_first_tokens_only_the_prompt_in_turn_can_be_partly_done() -> None
     backlog = Backlog(now=0.0)
     for tokens in (100, 200, 400):
         booked(backlog, tokens, now=0.0)
-    # By the estimate 500 are done; the server began one answer,
-    # so of the rest only the 200 in turn can be under way.
+    # By the estimate 500 tokens are done, and the server began one answer. So of the rest only the 200
+    # that are next can be under way.
     backlog.begun(1, now=5.0, rate=RATE)
     assert undone(backlog, now=5.0) == 450
 
@@ -200,7 +202,8 @@ def test_what_is_known_done_goes_with_the_estimate_made_against_it() -> None:
     backlog = Backlog(now=0.0)
     booked(backlog, 100, now=0.0)
     booked(backlog, 400, now=0.5)
-    backlog.clear_before(0.5, now=0.8, rate=RATE)  # 80 of the first were thought done, none of the second
+    # the estimate had 80 tokens of the first done, and none of the second
+    backlog.clear_before(0.5, now=0.8, rate=RATE)
     assert undone(backlog, now=0.8) == 400
 
 
@@ -211,8 +214,9 @@ def test_time_that_runs_backwards_changes_nothing() -> None:
 
 
 class AgainstNaiveModel(RuleBasedStateMachine):
-    """The model keeps a plain list and recomputes everything;
-    tokens are whole, so equality is exact to rounding."""
+    """The model keeps a plain list and computes everything again each time. Tokens are whole, so both
+    agree except for rounding.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,7 +232,7 @@ class AgainstNaiveModel(RuleBasedStateMachine):
         return sum(cell[0] for _, cell in self.pairs)
 
     def model_take(self, tokens: int) -> None:
-        """Off the oldest ones. Those that hold nothing go, too, as soon as they are the oldest."""
+        """Take tokens off the oldest bookings. A booking without tokens goes as soon as it is the oldest."""
         for pair in list(self.pairs):
             if pair[1][0] > tokens:
                 pair[1][0] -= tokens
@@ -297,7 +301,8 @@ class AgainstNaiveModel(RuleBasedStateMachine):
     def settle(self) -> None:
         self.backlog.settle(now=self.now, rate=RATE)
         self.uncounted = self.unbegun = 0
-        # The model follows the product's whole tokens, or a rounding at the edge would be told as a fault.
+        # The model rounds to whole tokens as the product does. Otherwise a rounding difference would look
+        # like a fault.
         taken = self.total() - sum(b.tokens for b, _ in self.pairs)
         assert abs(taken - self.drained) < 1.001
         self.model_take(taken)

@@ -1,4 +1,4 @@
-"""The set of endpoints follows its source, and tells who may be picked for what."""
+"""The set of endpoints follows its source, and says which endpoints may be picked for which request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast servers compute prompts, from what their own histograms add up to."""
+"""How fast servers compute prompts, learned from the sums in their own histograms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from epp.types import EndpointMetrics
 
 
 class Server:
-    """Counters of a server whose prefills take `fixed_s` and a `rate`; each `work` is one scrape's worth."""
+    """Counters of a server whose prefills take `fixed_s` and a `rate`. Each `work` reports the work of one
+    scrape.
+    """
 
     def __init__(self, model: ModelRate, *, rate: float, fixed_s: float = 0.0, load_s: float = 0.0) -> None:
         self.learned = PrefillRate(model)
@@ -51,7 +53,7 @@ def test_the_rate_follows_the_servers_own_prefill_times() -> None:
 
 
 def test_a_constant_part_of_every_prefill_is_not_taken_for_slowness() -> None:
-    """Prompts that are mostly cached: 50 tokens to compute take 50 ms and a step; the rate is still 4,000."""
+    """Prompts are mostly cached: to compute 50 tokens takes 50 ms and a step. The rate is still 4,000."""
     model, rng = ModelRate(start=8000.0), random.Random(1)
     server = Server(model, rate=4000.0, fixed_s=0.05)
     for _ in range(200):
@@ -61,8 +63,9 @@ def test_a_constant_part_of_every_prefill_is_not_taken_for_slowness() -> None:
 
 
 def test_the_loading_of_adapters_is_not_taken_for_slowness() -> None:
-    """One prompt in eight has an adapter loaded for it, which takes longer than the prompt:
-    the rate is still 6,000."""
+    """One prompt in eight has its adapter loaded, which takes longer than the prompt. The rate is still
+    6,000.
+    """
     model, rng = ModelRate(start=8000.0), random.Random(5)
     servers = [Server(model, rate=6000.0, fixed_s=0.02, load_s=0.5) for _ in range(4)]
     for _ in range(200):
@@ -76,7 +79,7 @@ def test_the_loading_of_adapters_is_not_taken_for_slowness() -> None:
 
 
 def test_loads_that_take_no_time_do_not_make_prefills_look_fast() -> None:
-    """An adapter that was still there after all: what is foreseen as a load is none."""
+    """The adapter was still on the server, so the expected load does not happen."""
     model, rng = ModelRate(start=8000.0), random.Random(6)
     server = Server(model, rate=4000.0)
     for _ in range(200):
@@ -176,7 +179,7 @@ def test_the_rate_stays_a_positive_number_whatever_the_counters_say(
 @pytest.mark.parametrize("rate", [1e-9, 1e9])
 @pytest.mark.parametrize("liar_first", [True, False])
 def test_a_server_that_lies_moves_the_line_of_the_others_by_little(*, rate: float, liar_first: bool) -> None:
-    """One token in 30 years took the rate of all servers of the model to half a token in a second."""
+    """Before, one token in 30 years took the rate of all servers of the model to half a token a second."""
     model = ModelRate(start=8000.0)
     liar, *others = (Server(model, rate=r) for r in (rate, 6000.0, 6000.0, 6000.0))
     for n in range(2000 if liar_first else 200):
@@ -203,7 +206,7 @@ def test_where_most_servers_become_faster_the_line_follows() -> None:
 
 
 def _pages(*counters: tuple[float, float, float]) -> list[EndpointMetrics]:
-    """(time, prompt tokens, those of them that were cached)."""
+    """Of each page: its time, its prompt tokens, and how many of them were cached."""
     return [
         EndpointMetrics(scraped_at=at, prompt_tokens=prompt, cached_prompt_tokens=cached)
         for at, prompt, cached in counters
@@ -241,7 +244,7 @@ def test_before_any_answer_has_ended_no_server_alone_moves_the_rate_far() -> Non
 
 
 def _busy(rates: Sequence[float], *, seconds: int) -> list[PrefillRate]:
-    """Servers of one model that compute so many tokens a second, all the time."""
+    """Servers of one model that compute so many tokens a second without pause."""
     model = ModelRate(start=8000.0)
     servers = [PrefillRate(model) for _ in rates]
     for at in range(seconds):

@@ -1,4 +1,6 @@
-"""Load arithmetic of one endpoint: what is scraped, what we sent, what ended, and what we let go."""
+"""The load of one endpoint, computed from scrapes, from requests that we sent, and from requests that
+ended.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,7 @@ def test_load_is_scraped_plus_own_picks_less_own_ends_since() -> None:
 
 
 def test_load_is_never_under_our_own_in_flight() -> None:
-    """A request that was on its way while the page was written is in no scrape, but it is there."""
+    """No scrape has a request that was on its way while the page was written, but the request is there."""
     state = a_state()
     for _ in range(3):
         book(state, 10, now=0.99)
@@ -125,7 +127,8 @@ def test_an_idle_server_has_done_all_that_the_page_before_could_have_seen() -> N
     state.observe(page(1.0, running=1, prompt_tokens=0.0), now=1.0)
     book(state, 700, now=1.5)
     state.observe(page(2.0, prompt_tokens=0.0), now=2.0)
-    assert state.backlog.undone_tokens(now=1.5, rate=1000.0) <= 700  # the second may still be on its way
+    # the second request may still be on its way
+    assert state.backlog.undone_tokens(now=1.5, rate=1000.0) <= 700
     assert len(state.backlog) == 1
 
 
@@ -141,7 +144,7 @@ def test_work_counted_by_the_server_leaves_the_backlog() -> None:
 
 @pytest.mark.parametrize("booked_at", [0.5, 1.5], ids=["busy all the time", "idle at first"])
 def test_a_server_that_had_work_all_the_time_teaches_how_fast_it_is(booked_at: float) -> None:
-    """It computes 500 tokens a second, where the policy says 1,000."""
+    """The server computes 500 tokens a second, where the policy says 1,000."""
     state = a_state()
     for _ in range(60):
         book(state, 500, now=booked_at)
@@ -165,20 +168,21 @@ def test_a_first_token_ends_a_booking_whatever_the_prompt_was_thought_to_hold() 
     state.observe(page(0.0, prompt_tokens=0.0, begun=0), now=0.0)
     book(state, 4000, now=0.0)
     book(state, 5000, now=0.0)
-    # All but 100 tokens of the first were in the cache, against expectation.
+    # All but 100 tokens of the first prompt were cached, which nobody expected.
     state.observe(page(0.1, running=2, prompt_tokens=100.0, begun=1), now=0.1)
     assert state.backlog.undone_tokens(now=0.1, rate=1000.0) == 5000
     assert len(state.backlog) == 1
 
 
 def test_a_server_that_only_decodes_has_no_work_left_of_before() -> None:
-    """Bookings from before the first page, whose first tokens no growth will ever show, end there."""
+    """Bookings from before the first page end there, because no later growth can show their first tokens."""
     state = a_state()
     book(state, 4000, now=0.0)
     state.observe(page(1.0, running=1, begun=51, finished=50), now=1.0)
     book(state, 900, now=1.5)
     state.observe(page(2.0, running=2, begun=51, finished=50), now=2.0)
-    assert len(state.backlog) == 2  # one of the two inside has no first token yet: which one cannot be told
+    # One of the two requests has no first token yet, and nobody can tell which.
+    assert len(state.backlog) == 2
     book(state, 700, now=2.5)
     state.observe(page(3.0, running=2, begun=52, finished=50), now=3.0)
     assert len(state.backlog) == 1
@@ -188,7 +192,8 @@ def test_a_server_that_only_decodes_has_no_work_left_of_before() -> None:
 def test_requests_that_ended_without_a_first_token_do_not_make_a_server_look_busy_for_good() -> None:
     state = a_state()
     state.observe(page(1.0, running=2, begun=10, finished=8), now=1.0)
-    state.observe(page(2.0, begun=10, finished=13), now=2.0)  # idle; three were aborted in their prefill
+    # the server is idle, since three requests were aborted in their prefill
+    state.observe(page(2.0, begun=10, finished=13), now=2.0)
     book(state, 4000, now=2.5)
     state.observe(page(3.0, running=1, begun=10, finished=13), now=3.0)
     state.observe(page(4.0, running=1, begun=10, finished=13), now=4.0)
@@ -234,9 +239,11 @@ def test_a_server_that_names_its_loaded_adapters_is_believed_about_idle_ones() -
         scraped_at=2.5, loaded_adapters=frozenset({"w"}), active_adapters=frozenset({"x"})
     )
     state.observe(later, now=2.5)
-    # x waits there and z was sent there after the page before; y was dropped, and w came by another way.
+    # x waits there, and z was sent there after the page before. y was dropped, and w came from somebody
+    # else.
     assert state.loaded_adapters() == {"w", "x", "z"}
-    state.observe(EndpointMetrics(scraped_at=3.5), now=3.5)  # another process, which does not say
+    # another process has started and does not report it
+    state.observe(EndpointMetrics(scraped_at=3.5), now=3.5)
     assert state.loaded_adapters() == {"x", "z"}
 
 

@@ -1,4 +1,4 @@
-"""How the assumed size of a cache follows what its servers' counters say of the predictions."""
+"""How the assumed size of a cache follows what the server's counters say of the predictions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SPAN = 32.0
 
 
 class Server:
-    """A server's counters, and the picker's side of them."""
+    """A server's counters, and the picker's estimate of the server."""
 
     def __init__(self, size: CacheSize) -> None:
         self.size = size
@@ -42,8 +42,9 @@ class Server:
 def traffic(
     size: CacheSize, *, requests: int, kept_s: float, scale: float = 1.0, bounded: bool = True, seed: int = 1
 ) -> Server:
-    """Prefixes return after times of mean 60 s;
-    the server really keeps them for `kept_s`, and hits are off by `scale`."""
+    """Prefixes return after times of mean 60 s. The server really keeps them for `kept_s`, and predicted
+    hits are wrong by the factor `scale`.
+    """
     rng = random.Random(seed)
     server = Server(size)
     for n in range(requests):
@@ -99,7 +100,7 @@ def test_evidence_of_several_servers_adds_up() -> None:
 
 
 def test_what_waits_is_not_counted_against_the_predictions() -> None:
-    """A queue's requests are predicted and have yet to be looked up."""
+    """Requests in a queue are predicted, but the server has not looked them up yet."""
     size = CacheSize()
     server = Server(size)
     for _ in range(300):
@@ -113,7 +114,7 @@ def test_what_waits_is_not_counted_against_the_predictions() -> None:
 
 
 def test_hits_that_were_not_foreseen_are_no_evidence_against_those_that_were() -> None:
-    """A mirror that is far too small foresees few of them, and all of those are true."""
+    """A mirror that is far too small predicts few of the hits, and all of its predictions are true."""
     size = CacheSize()
     server, rng = Server(size), random.Random(5)
     for n in range(1500):

@@ -1,4 +1,4 @@
-"""What is learned from a server's own counters."""
+"""What the picker learns from a server's own counters."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ CHINESE, PICTURE = 0.9, 1100
 
 
 def a_request(kind: str, rng: random.Random) -> tuple[PromptSize, float]:
-    """One prompt of the kind, and what a tokenizer would make of it, give or take a twentieth."""
+    """Return one prompt of this kind, and the number of tokens that a tokenizer would make of it, within a
+    twentieth.
+    """
     size, noise = rng.randrange(300, 20_000), rng.uniform(0.95, 1.05)
     if kind == "chinese":
         return PromptSize(3 * size, 2.0 * size), CHINESE * size * noise
@@ -90,7 +92,7 @@ def a_request(kind: str, rng: random.Random) -> tuple[PromptSize, float]:
 
 
 def worst_error(estimate: TokenEstimate, kind: str, rng: random.Random) -> float:
-    """Mean error over prompts of the kind, as a share."""
+    """Return the mean error over prompts of the kind, as a share."""
     asked = [a_request(kind, rng) for _ in range(200)]
     return sum(abs(estimate.tokens(size) / tokens - 1) for size, tokens in asked) / len(asked)
 
@@ -175,7 +177,7 @@ def test_servers_that_do_not_count_finished_requests_give_no_sample() -> None:
 
 @pytest.mark.parametrize("tokens", [1e15, 1e6, 100.0])
 def test_what_no_tokenizer_makes_of_a_prompt_teaches_nothing(tokens: float) -> None:
-    """One server's counters shrank the caches of all servers of its model to nothing."""
+    """Before, one server's counters shrank the caches of all servers of its model to nothing."""
     estimate = TokenEstimate(start=4.0)
     estimate.learn(PromptSize(100_000), tokens)
     assert estimate.bytes_per_token == 4.0

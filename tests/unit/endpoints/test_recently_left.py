@@ -1,4 +1,4 @@
-"""An endpoint that was away for a moment: what its table is worth when it is back."""
+"""An endpoint was away for a moment. The tests check which part of its table is used when it is back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def endpoint(*, incarnation: str = "uid/1", host: str = "10.0.0.1", model: str =
 
 
 def warm_picker(of: Endpoint) -> tuple[Picker, int]:
-    """One endpoint whose cache holds much more than an unknown one's would, and how many entries it has."""
+    """One endpoint whose cache is much larger than the default, and the number of entries that the picker
+    has for it.
+    """
     picker = Picker(DEFAULT_POLICY, rng=random.Random(1))
     picker.set_endpoints([of], now=0.0)
     picker.observe(A, EndpointMetrics(scraped_at=0.0, capacity_tokens=10**7), now=0.0)
@@ -35,7 +37,7 @@ def warm_picker(of: Endpoint) -> tuple[Picker, int]:
 
 
 def back(of: Endpoint, *, as_: Endpoint, away_s: float = 5.0) -> tuple[Picker, int]:
-    """It left, and came back as `as_`; the entries that it had."""
+    """Let the endpoint leave and come back as `as_`. Return the number of its entries."""
     picker, entries = warm_picker(of)
     picker.set_endpoints([], now=0.0)
     picker.housekeep(now=away_s)
@@ -48,7 +50,7 @@ def test_the_same_process_that_was_not_ready_for_a_moment_is_still_warm() -> Non
     picker, entries = back(endpoint(), as_=endpoint())
     assert picker.table.entries(A) == entries
     picker.housekeep(now=1000.0)
-    assert picker.table.entries(A) == entries, "it is no longer waited for, it is there"
+    assert picker.table.entries(A) == entries, "the endpoint is back, so nobody waits for it"
 
 
 @pytest.mark.parametrize(

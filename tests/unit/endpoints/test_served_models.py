@@ -1,4 +1,4 @@
-"""Which servers are asked for a model, by what the source declares and what servers list themselves."""
+"""Which servers are asked for a model: by what the source declares, and by what servers list themselves."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fleet_of(names: str, *, refuses: bool = True, **lists: ModelList | None) -> 
 
 
 def pools_of(**pools: str) -> Fleet:
-    """By pool, the names of its endpoints."""
+    """Return the names of the endpoints of each pool."""
     fleet = Fleet()
     endpoints = [endpoint(name, pool=pool) for pool, names in pools.items() for name in names]
     fleet.set_endpoints(endpoints, spec=SPEC, now=0.0)
@@ -69,7 +69,7 @@ def test_a_model_goes_to_the_servers_that_list_it() -> None:
 
 def test_an_unknown_model_is_an_error_once_every_server_has_said_what_it_has() -> None:
     fleet = fleet_of("abc", a=listing("m"), b=listing("n"), c=None)
-    assert serving(fleet, "ghost") == "c", "this one alone may have it"
+    assert serving(fleet, "ghost") == "c", "only this server may have the model"
     assert serving(fleet, "m") == "ac"
     take(fleet, c=listing("n"))
     with pytest.raises(UnknownModelError, match="'ghost' does not exist") as raised:
@@ -87,14 +87,14 @@ def test_where_unknown_models_are_not_refused_they_go_anywhere() -> None:
 
 def test_a_server_whose_list_is_not_known_may_have_what_others_list() -> None:
     fleet = fleet_of("abc", a=listing("m"), b=None)
-    assert serving(fleet, "m") == "ab", "c will be asked at once"
+    assert serving(fleet, "m") == "ab", "the picker asks c at once"
 
 
 def test_a_server_that_has_said_nothing_may_have_what_its_own_pool_lists_and_nothing_of_other_pools() -> None:
     fleet = pools_of(llama="ab", mistral="cd")
     take(fleet, a=listing("llama"), b=None, c=listing("mistral"), d=None)
     assert [serving(fleet, model) for model in ("llama", "mistral")] == ["ab", "cd"]
-    assert serving(fleet, "ghost") == "bd", "nobody lists it, and one of these may have it"
+    assert serving(fleet, "ghost") == "bd", "nobody lists the model, and one of these may have it"
 
 
 def test_a_model_that_nobody_lists_goes_to_a_pool_of_which_nobody_has_said_anything() -> None:
@@ -124,11 +124,13 @@ def test_a_new_server_has_nothing_that_others_list_until_it_was_asked() -> None:
     fleet = fleet_of("abcd", a=listing("m"), b=listing("n"))
     assert [serving(fleet, model) for model in ("m", "n", "ghost")] == ["a", "b", "cd"]
     take(fleet, c=None, d=listing("n"))
-    assert [serving(fleet, model) for model in ("m", "n")] == ["ac", "bcd"], "c does not say"
+    assert [serving(fleet, model) for model in ("m", "n")] == ["ac", "bcd"], "c has not listed its models"
     anew = [endpoint(name) for name in "abd"]
     fleet.set_endpoints([*anew, endpoint("c", model="k")], spec=SPEC, now=2.0)
     fleet.set_endpoints([*anew, endpoint("c")], spec=SPEC, now=3.0)
-    assert [serving(fleet, model) for model in ("m", "n")] == ["a", "bd"], "another process than before"
+    assert [serving(fleet, model) for model in ("m", "n")] == ["a", "bd"], (
+        "this is another process than before"
+    )
 
 
 def with_endpoints(fleet: Fleet, *, existing: str, now: float, **pools: str) -> None:
@@ -188,7 +190,7 @@ def test_within_a_subset_a_model_that_only_others_have_is_unknown() -> None:
     assert picked_from(fleet, "m", "ab") == "a"
     with pytest.raises(UnknownModelError):
         picked_from(fleet, "m", "b")
-    assert picked_from(fleet, "m", "bc") == "c", "its list is not known"
+    assert picked_from(fleet, "m", "bc") == "c", "the server's list is not known"
     with pytest.raises(NoEndpointError):
         picked_from(fleet, "m", "")
 
@@ -216,7 +218,7 @@ def test_a_new_process_has_said_nothing_yet_and_a_new_list_of_endpoints_forgets_
     again = [endpoint("a"), Endpoint(EndpointName("b"), endpoint("b").address, incarnation="2")]
     fleet.set_endpoints(again, spec=SPEC, now=2.0)
     assert serving(fleet, "m") == "a"
-    assert [serving(fleet, model) for model in ("n", "ghost")] == ["b", "b"], "nobody else has it"
+    assert [serving(fleet, model) for model in ("n", "ghost")] == ["b", "b"], "no other server has the model"
     take(fleet, b=None)
     assert serving(fleet, "m") == "ab"
     fleet.check_integrity()

@@ -1,4 +1,6 @@
-"""How many requests of other pickers are not known yet, from the ages of the news."""
+"""The estimated number of requests of other pickers that are not known here yet, from the ages of the
+news.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ def test_it_is_the_rate_of_the_others_times_the_age_of_the_news() -> None:
     for n in range(4000):
         unheard.heard(age_s=0.075, now=n / 1000)
     assert unheard.picks(now=4.0) == pytest.approx(75, rel=0.03)
-    assert unheard.picks(now=5.0) == pytest.approx(75 / 2.718, rel=0.05), "no news: they send less"
+    assert unheard.picks(now=5.0) == pytest.approx(75 / 2.718, rel=0.05), (
+        "without news the other pickers are assumed to send less"
+    )
     assert unheard.picks(now=60.0) == 0.0
     unheard.check_integrity()
 

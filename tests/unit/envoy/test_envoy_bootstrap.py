@@ -1,5 +1,6 @@
-"""The generated bootstrap: complete, stable, valid for the real Envoy,
-and refused where it could not work."""
+"""The generated bootstrap is complete, stable and valid for the real Envoy. Settings that could not work
+are refused.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from epp.errors import ConfigError
 from tests.harness.certificate import write_tls
 
 GOLDEN = Path(__file__).parent / "golden" / "bootstrap.yaml"
-"""Written anew by: python -m tests.unit.envoy.test_envoy_bootstrap"""
+"""To write these files again: python -m tests.unit.envoy.test_envoy_bootstrap"""
 
 
 def golden_config() -> Config:
@@ -31,7 +32,7 @@ def golden_config() -> Config:
         endpoints_file="/etc/prefix-gateway/endpoints.yaml",
         listen=Listen(address="unix:/run/prefix-gateway/picker.sock"),
         workers=2,
-        # Two of them: all are 500 lines of the same.
+        # Two are enough: each has 500 lines that are mostly equal.
         blocked_paths=("/metrics", "/v1/load_lora_adapter"),
         envoy=Envoy(eds_file="/run/prefix-gateway/eds.json"),
     )
@@ -48,7 +49,9 @@ def config_in(directory: Path, *, envoy: Envoy | None = None, listen: Listen | N
 
 
 def validate(text: str, directory: Path) -> None:
-    """Ask the real Envoy; its own words are the failure. A deprecated field is one too: it will go away."""
+    """Let the real Envoy check the file. Its own message is the failure. A deprecated field fails too,
+    because Envoy will remove it.
+    """
     path = directory / "bootstrap.yaml"
     path.write_text(text)
     envoy = Path(sysconfig.get_path("scripts")) / "envoy"
@@ -71,7 +74,8 @@ def test_both_outputs_say_the_same_and_read_back_as_the_message() -> None:
     config = golden_config()
     document = json.loads(bootstrap(config, output="json"))
     assert document == yaml.safe_load(bootstrap(config))
-    # As dictionaries: the order of a map's keys, which says nothing, is kept in the packed bytes.
+    # They are compared as dictionaries, because packed bytes keep the order of a map's keys, which has no
+    # meaning.
     assert Bootstrap.from_dict(document).to_dict() == message(config).to_dict()
 
 

@@ -1,4 +1,6 @@
-"""The endpoints file: read back by Envoy's own messages, stable, whole at every moment."""
+"""The endpoints file for Envoy: Envoy's own messages can read it, it is stable, and it is whole at every
+moment.
+"""
 
 from __future__ import annotations
 
@@ -117,6 +119,6 @@ def test_a_write_that_fails_leaves_no_rubbish(tmp_path: Path) -> None:
 
 
 def test_endpoints_that_never_answer_are_kept_from_envoy() -> None:
-    """It goes round robin over what the file says, when the picker is away."""
+    """When the picker is away, Envoy goes round robin over the endpoints of the file."""
     helper = Endpoint(EndpointName("p"), Address("10.0.0.2", 8000), role=Role.PREFILL)
     assert addresses_in(render([endpoint("10.0.0.1:8000"), helper])) == [("10.0.0.1", 8000)]

@@ -1,4 +1,6 @@
-"""A picker with three endpoints, streams on it, and what the tests of a stream send and look for."""
+"""A picker with three endpoints and streams on it, and the messages that the tests of a stream send and
+look for.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,7 @@ def refused(actions: Sequence[Action]) -> Refuse:
 
 
 def through(bench: Bench, modes: Modes = BUFFERED, *extra: tuple[str, str]) -> HttpStream:
-    """A stream whose request has been routed."""
+    """Return a stream whose request has been routed."""
     stream = bench.stream()
     run(stream, head(modes, *extra), *([] if modes is NONE else [RequestBody(BODY, end_of_stream=True)]))
     assert bench.in_flight() > 0

@@ -1,4 +1,6 @@
-"""Envoy's access log entries: which say that a server cut an answer, and the bounds of what is read."""
+"""Envoy's access log entries: which entries report that a server cut an answer, and how much of an entry
+is read.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picker's own overload: which requests are read, against a queue in simulated time."""
+"""The picker's own overload: which requests it reads, with a queue in simulated time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from epp.extproc.overload import TARGET_S, Overload
 HEAD_S, BODY_S, UNREAD_S = 100e-6, 200e-6, 90e-6
 HURRIED_BODY_S = 80e-6
 ANSWER_S = 50e-6
-"""The answer's headers. They come of requests that were read; the stream of another one has ended."""
+"""For the answer's headers. They come only for requests that were read, since the stream of any other has
+ended.
+"""
 CAPACITY = 1 / (HEAD_S + BODY_S + ANSWER_S)
-"""Requests that can be read in a second."""
+"""How many requests can be read in a second."""
 TO_THE_PROXY_AND_BACK_S = 0.0005
 TO_THE_SERVER_AND_BACK_S = 0.001
 
@@ -25,21 +27,22 @@ What = Literal["head", "body", "answer"]
 
 @dataclass
 class Queue:
-    """A picker that is `slowness` times as slow as it should be.
-    Requests come by chance; their heads wait behind all other messages."""
+    """A picker that is `slowness` times as slow as it should be. Requests arrive at random, and their
+    heads wait behind all other messages.
+    """
 
     slowness: float = 1.0
     overload: Overload = field(default_factory=Overload)
     heads: list[tuple[float, int, What, float]] = field(default_factory=list)
     others: list[tuple[float, int, What, float]] = field(default_factory=list)
-    """When it was sent, its number, what, and when its request came."""
+    """For each message: when it was sent, its number, its kind, and when its request came."""
     now: float = 0.0
     sent: int = 0
     waits: list[tuple[float, float]] = field(default_factory=list)
-    """When the last message of a request was answered, and how long the request had taken in all."""
+    """When the last message of a request was answered, and how long the request took in all."""
     read: list[float] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
-    """When something else holds the process for 50 ms."""
+    """Times at which something else holds the process for 50 ms."""
 
     def send(self, at: float, what: What, came: float) -> None:
         self.sent += 1

@@ -1,5 +1,6 @@
-"""One connection of the picker's HTTP/2 in simulated time:
-which of the messages that came are handled first."""
+"""One connection of the picker's HTTP/2 in simulated time: in which order it handles the messages that
+came.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ from tests.harness.http2_frames import PATH, data, grpc, headers, hello, reset
 
 @dataclass
 class Server:
-    """What a peer needs of its server.
-    Each message takes `takes_s`, and is noted as the number of its call and its text."""
+    """The parts of a server that a peer needs. Each message takes `takes_s`, and is noted with the number
+    of its call and its text.
+    """
 
     takes_s: float = 0.0
     now_s: float = 10.0
@@ -90,7 +92,7 @@ def begins(number: int, text: bytes = b"first") -> bytes:
 
 
 async def turns(peer: Peer, server: Server) -> None:
-    """Until nothing is left to be done."""
+    """Run until there is nothing left to do."""
     before = -1
     while before != (before := len(server.handled)):
         await asyncio.sleep(0)
@@ -106,16 +108,17 @@ async def test_messages_of_calls_that_were_begun_go_before_new_calls() -> None:
 
 
 async def test_new_calls_have_as_much_time_as_the_others_and_say_how_long_they_waited() -> None:
-    """The others' messages never end; still the new calls are begun,
-    and their waits are counted from when they came."""
+    """The messages of other calls never end. New calls are begun all the same, and their waits count from
+    their arrival.
+    """
     server = Server(takes_s=0.001)
     peer, wire = peer_of(server)
     peer.data_received(begins(1))
     await turns(peer, server)
     peer.data_received(b"".join(begins(n) for n in range(3, 41, 2)))
     at_first = len(server.handled)
-    assert 1 < at_first < 10, "the loop has its turn in between"
-    assert wire.reads, "what comes for calls that were begun must not wait for the new ones"
+    assert 1 < at_first < 10, "the rest waits for later turns of the loop"
+    assert wire.reads, "messages of calls that were begun must not wait for new calls"
     while sum(text == b"first" for _, text in server.handled) < 20:
         peer.data_received(data(1, grpc(b"more")) * 10)
         await asyncio.sleep(0)
@@ -124,12 +127,12 @@ async def test_new_calls_have_as_much_time_as_the_others_and_say_how_long_they_w
     assert len(begun) == 20
     assert others < 4 * len(begun)
     waits = [server.waited_s[index] for index in begun[1:]]
-    assert waits == sorted(waits), "the one that is begun last has waited longest"
+    assert waits == sorted(waits), "the call that is begun last has waited longest"
     assert waits[-1] > 0.015
 
 
 class Echoing(Noting):
-    """Begins its answer with the first message, and from then on leaves all to a reply."""
+    """Begins its answer with the first message, and answers every later message with a reply."""
 
     def message(self, data: bytes, *, now: float) -> None:
         super().message(data, now=now)

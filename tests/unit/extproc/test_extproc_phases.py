@@ -1,5 +1,6 @@
-"""The tables of phases: each phase can be reached, each leads to an end,
-and a step that is not in them fails."""
+"""The tables of phases: each phase can be reached and leads to an end, and a step that is not in the
+tables fails.
+"""
 
 from __future__ import annotations
 

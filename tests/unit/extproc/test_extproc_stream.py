@@ -1,4 +1,6 @@
-"""The state machine of one HTTP request, without any transport: its answers in each mode, and odd peers."""
+"""The state machine of one HTTP request, without a transport: its answers in each mode, and peers that
+behave oddly.
+"""
 
 from __future__ import annotations
 

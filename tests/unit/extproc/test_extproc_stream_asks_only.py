@@ -1,5 +1,6 @@
-"""Data planes that take one destination, and those that want the pick alone and show neither path nor
-answer."""
+"""Data planes that accept one destination, and data planes that ask only for the pick and show neither
+path nor answer.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +30,10 @@ BARE = RequestHeaders((("content-type", "application/json"),))
 
 def test_without_a_path_and_a_mode_the_pick_is_one_address_in_the_answer_to_the_headers(bench: Bench) -> None:
     actions = run(bench.stream(), BARE, RequestBody(BODY, end_of_stream=True))
-    assert slots(actions) == [Slot.REQUEST_HEADERS], "no body goes back: nobody waits for it"
+    assert slots(actions) == [Slot.REQUEST_HEADERS], "the picker echoes no body, because nobody waits for it"
     (answer,) = routed(actions)
     assert "," not in answer.destination
-    assert bench.seen.picks[0].decision.kind == "completions", "the body's fields tell the API"
+    assert bench.seen.picks[0].decision.kind == "completions", "the fields of the body show which API it is"
 
 
 def test_a_clean_close_after_the_pick_is_no_abort_where_only_the_pick_was_asked_for(bench: Bench) -> None:
@@ -41,13 +42,13 @@ def test_a_clean_close_after_the_pick_is_no_abort_where_only_the_pick_was_asked_
     stream.half_close(now=4.0)
     stream.check_integrity()
     assert bench.seen.over[0].decision.outcome == "detached"
-    assert bench.in_flight() == 0, "the booking has ended; scrapes tell the load from here on"
+    assert bench.in_flight() == 0, "the booking has ended, and from here on scrapes show the load"
     later = bench.stream()
     for event in (BARE, body):
         later.receive(event, now=1000.0)
     first, second = (pick.decision for pick in bench.seen.picks)
     assert second.chosen == first.chosen
-    assert second.matched_tokens > 0, "the entry stays: the server computes the prompt"
+    assert second.matched_tokens > 0, "the table keeps the prompt, because the server computes it"
 
 
 def test_a_stream_that_is_cut_after_the_pick_was_aborted(bench: Bench) -> None:
@@ -58,7 +59,7 @@ def test_a_stream_that_is_cut_after_the_pick_was_aborted(bench: Bench) -> None:
 
 
 def test_a_clean_close_before_the_answer_is_an_abort_where_the_data_plane_shows_answers(bench: Bench) -> None:
-    """Envoy ends its side so when the client goes away."""
+    """Envoy ends its side in this way when the client goes away."""
     stream = through(bench)
     stream.half_close(now=4.0)
     assert bench.seen.over[0].decision.outcome == "aborted"

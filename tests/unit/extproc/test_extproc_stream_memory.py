@@ -1,4 +1,4 @@
-"""What a request leaves in memory, while it is open and once it has ended, whatever its client sent."""
+"""The memory that a request takes while it is open and after its end, whatever its client sent."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.unit.extproc.stream_bench import BUFFERED, HEADERS, Bench
 _LONG = 400_000
 _REQUESTS = 40
 _KEPT_BYTES = 50_000
-"""Of one request: its record, its booking, its chain of some hundred hashes in the table."""
+"""Kept for one request: its record, its booking, and its chain of about a hundred hashes in the table."""
 
 
 class Watched(Bench):
-    """Counts as a real picker does: its decisions are kept, too."""
+    """Counts like a real picker, and keeps its decisions."""
 
     def __init__(self) -> None:
         super().__init__(sampling=Sampling(share=1.0))

@@ -1,5 +1,6 @@
-"""Models as one stream meets them: the list that the gateway answers itself,
-and a model that no server has."""
+"""Models in one stream: the gateway itself answers the list of models, and a model that no server has is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ from tests.unit.extproc.stream_bench import ALL, BODY, BUFFERED, DUPLEX, EARLY, 
 
 
 def listed_by(bench: Bench, *names: str) -> None:
-    """The first servers of the bench list these models, one each."""
+    """Let the first servers of the bench list these models, one each."""
     lists = {EndpointName(f"e{n}"): ModelList((ModelCard(name),)) for n, name in enumerate(names)}
     bench.picker.take_lists(lists, now=0.0)
 
@@ -55,7 +56,7 @@ def test_the_list_of_models_is_of_the_subset_where_one_is_given() -> None:
     assert [card["id"] for card in json.loads(answer.body)["data"]] == ["n"]
     event = RequestHeaders(asked, end_of_stream=True, subset=(str(C),), modes=BUFFERED)
     (routed,) = bench.stream().receive(event, now=1.0)
-    assert isinstance(routed, Answer), "nothing is known of this server, so it is asked itself"
+    assert isinstance(routed, Answer), "nothing is known of this server, so the request goes to it"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def test_an_answer_that_passes_here_whole_has_the_name_that_the_client_sent(*, t
     ],
 )
 def test_other_answers_go_on_as_they_come(modes: Modes, model: bytes, headers: Headers) -> None:
-    """They do not come here, no rewrite changed the request, or they are compressed."""
+    """The answers do not come here, no rewrite changed the request, or the answers are compressed."""
     bench = Bench()
     rewriting(bench)
     stream = bench.stream()

@@ -1,4 +1,4 @@
-"""The state machine of one HTTP request: what decides the pick, and what is refused."""
+"""The state machine of one HTTP request: what decides the pick, and which requests are refused."""
 
 from __future__ import annotations
 
@@ -313,7 +313,7 @@ def test_anthropics_clients_are_told_the_kind_of_error(body: bytes, status: int,
 
 
 def test_what_a_request_costs_is_told_if_it_is_asked_for() -> None:
-    """A gateway's rate limit can count these tokens, and its access log can hold them."""
+    """A gateway's rate limit can count these tokens, and its access log can keep them."""
     bench = Bench(settings=StreamSettings(cost_metadata=True))
     (answer,) = routed(run(bench.stream(), head(BUFFERED), RequestBody(BODY, end_of_stream=True)))
     decision = bench.seen.picks[0].decision

@@ -1,4 +1,6 @@
-"""The state machine of one HTTP request: what the response teaches and releases, and when a stream may go."""
+"""The state machine of one HTTP request: what the picker learns and releases at the response, and when a
+stream may end.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,7 @@ def test_a_sampled_answer_teaches_and_goes_on_unchanged(modes: Modes) -> None:
     assert echoed(actions) == (text if modes is DUPLEX else b"")
     if modes is not DUPLEX:
         assert actions == [Answer(Slot.RESPONSE_BODY)] * len(actions)
-    if modes is not STREAMED:  # There the request's body was not read, so its answer's API is unknown.
+    if modes is not STREAMED:  # The request's body was not read there, so its answer's API is unknown.
         assert bench.seen.picks[0].decision.cached_tokens == 4
     stream.close(now=99.0)
     assert bench.seen.over[0].decision.outcome == "ended"

@@ -1,5 +1,6 @@
-"""A request that flow control holds: what the data plane is told meanwhile, and what it gets in the end,
-in each body mode."""
+"""A request that flow control holds: the messages to the data plane while it waits, and the answer in the
+end, in each body mode.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ class Held:
         )
 
     def waits(self, modes: Modes, *extra: tuple[str, str]) -> tuple[HttpStream, Sequence[Action]]:
-        """A stream whose request is held, and what was answered to its body."""
+        """Return a stream whose request is held, and the answer to its body."""
         stream = self.stream()
         stream.receive(head(modes, *extra), now=1.0)
         answered = stream.receive(END, now=1.0)
@@ -86,11 +87,11 @@ class Held:
         return stream, answered
 
     def tenants(self) -> Sequence[tuple[int, str, int]]:
-        """Priority, tenant and requests of what waits."""
+        """Return priority, tenant and number of the waiting requests."""
         return [(row.priority, row.tenant, row.requests) for _, row in self.gate.tell(anew=True)]
 
     def free(self) -> None:
-        """All servers are idle a long time later."""
+        """Long afterwards all servers are idle."""
         self.gate.pump(now=10_000.0)
         self.gate.check_integrity()
 
@@ -202,7 +203,7 @@ def test_a_client_that_leaves_gives_up_its_place(how: str) -> None:
     in_flight = held.bench.in_flight()
     if how == "closed":
         stream.close(now=2.0)
-    else:  # the data plane answered it by itself
+    else:  # the data plane answered the request itself
         stream.receive(ResponseHeaders(OK), now=2.0)
     stream.check_integrity()
     assert held.gate.waiting == 0
@@ -257,7 +258,7 @@ BY_ALL: dict[str, Any] = {
 def priority_of(
     *headers: tuple[str, str], body: bytes = BODY, cluster: Mapping[str, int], flow: Mapping[str, Any]
 ) -> int:
-    """Of a request that waits, with `"priority": 5` in its body."""
+    """Return the priority of a waiting request with `"priority": 5` in its body."""
     held = Held(**flow)
     held.gate.set_objectives(cluster)
     stream = held.stream()

@@ -1,5 +1,6 @@
-"""Requests that there is no time to read:
-the usual ones are answered from their headers and let go, all others as always."""
+"""Requests that the picker has no time to read. Usual requests are answered at their headers and let go,
+all others as always.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many connections the ext_proc port takes, by how many file descriptors there are."""
+"""How many connections the ext_proc port accepts depends on the number of file descriptors."""
 
 from __future__ import annotations
 

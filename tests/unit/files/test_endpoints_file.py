@@ -1,4 +1,4 @@
-"""What an endpoints file may say, and how a wrong one is refused."""
+"""What an endpoints file may contain, and the message for a wrong one."""
 
 from __future__ import annotations
 

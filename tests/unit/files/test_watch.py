@@ -1,4 +1,4 @@
-"""A watched file in all the ways that files change."""
+"""A watched file, in all the ways in which files change."""
 
 from __future__ import annotations
 

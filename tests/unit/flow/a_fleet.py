@@ -1,5 +1,6 @@
-"""A fleet for tests of flow control: servers that compute tokens at a steady rate,
-prompts that one of them has in part."""
+"""A fleet for tests of flow control: servers compute tokens at a steady rate, and one server may hold a
+part of a prompt.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ RATE = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A prompt: its tokens, and the server that holds all but a tenth of them; none where it is -1."""
+    """A prompt: its tokens, and the server that holds all but a tenth of them. -1: no server holds them."""
 
     tokens: int
     home: int = -1
 
 
 class AFleet:
-    """Obeys `Forecaster`. `take` sends a request to the server that was forecast."""
+    """Implements `Forecaster`. `take` sends a request to the server of the forecast."""
 
     def __init__(self, num_servers: int) -> None:
         self.busy_until = [0.0] * num_servers
@@ -45,7 +46,7 @@ class AFleet:
         return Forecast(wait_s, wait_s + tokens / RATE, tokens / RATE, tokens)
 
     def take(self, payload: Ask, *, now: float) -> int:
-        """Book it; the tokens that it costs there."""
+        """Book the request. Return the tokens that it costs there."""
         if not self.busy_until:
             return 0
         server = self._best(payload, now=now)
@@ -65,7 +66,7 @@ class AFleet:
 
 
 class Gateway:
-    """Flow control in front of that fleet, as the wire uses it."""
+    """Flow control in front of that fleet, used as the transport uses it."""
 
     def __init__(self, flow: FlowControl[Ask], fleet: AFleet) -> None:
         self.flow = flow
@@ -97,7 +98,7 @@ class Gateway:
         return item
 
     def pump(self, *, now: float) -> int:
-        """All that is decided at this moment; how many."""
+        """Carry out all decisions of this moment. Return how many there were."""
         decided = 0
         while (verdict := self.flow.next(now=now)) is not None:
             self.carry_out(verdict, now=now)
@@ -105,7 +106,7 @@ class Gateway:
         return decided
 
     def run(self, *, now: float, until: float) -> float:
-        """Be woken whenever flow control asks for it; the time at the end."""
+        """Call flow control whenever it asks to be woken. Return the time at the end."""
         while True:
             self.pump(now=now)
             if self.flow.due_at > until:

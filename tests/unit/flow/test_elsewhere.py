@@ -1,8 +1,8 @@
-"""Several pickers, each with a queue of its own, that tell each other what waits and what went:
-bounds and shares of the pool.
+"""Several pickers, each with its own queue, report to each other what waits and what went. Bounds and
+shares hold for the pool.
 
-The fleet is one, and every picker knows at once what it was sent;
-what the queues tell each other takes 0.1 s, as over a link that is flushed every 50 ms.
+There is one fleet, and every picker knows at once what was sent to it. Reports of queues take 0.1 s, as
+over a link that is flushed every 50 ms.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Pool:
         self.now += STEP_S
 
     def waiting(self) -> Counter[int]:
-        """By priority."""
+        """Return the waiting requests by priority."""
         counted: Counter[int] = Counter()
         for gate in self.gates:
             counted.update({priority: load.requests for priority, load in gate.flow.waiting().items()})
@@ -67,7 +67,7 @@ def test_a_bound_holds_for_all_pickers_together_within_a_tenth() -> None:
     pool, rng = Pool(FlowSettings(in_all=Bound(requests=100))), random.Random(1)
     most = 0
     while pool.now < 20:
-        for _ in range(2):  # twice what the servers do
+        for _ in range(2):  # twice as much as the servers can do
             pool.gates[rng.randrange(PICKERS)].offer(Ask(100), now=pool.now)
         pool.step()
         most = max(most, pool.waiting().total())
@@ -103,12 +103,12 @@ def test_a_newcomer_of_higher_priority_gets_the_place_of_one_that_waits_at_anoth
 
 @pytest.mark.parametrize("lopsided", [False, True])
 def test_tenants_share_what_all_pickers_let_go_within_a_tenth(*, lopsided: bool) -> None:
-    """lopsided: the light tenants come to two of the pickers alone, the greedy one to all."""
+    """`lopsided`: the light tenants use two of the pickers, the greedy tenant uses all."""
     pool, rng = Pool(FlowSettings(per_tenant=Bound(requests=400))), random.Random(2)
     light = ["a", "b", "c"]
     while pool.now < 15:
         for tenant in light:
-            if rng.random() < 0.3:  # more than a quarter of what the servers do
+            if rng.random() < 0.3:  # more than a quarter of what the servers can do
                 pool.gates[rng.randrange(2 if lopsided else PICKERS)].offer(
                     Ask(100), tenant=tenant, now=pool.now
                 )
@@ -147,12 +147,13 @@ def test_what_waits_for_a_certain_server_holds_back_no_other_picker() -> None:
     waits = Row(5, "t", False, 0, 1, 10, 100)
     elsewhere.hear(b"a", Row(0, "t", False, 70, 0, 0, 0), now=0.0)
     elsewhere.hear(b"a", waits, now=0.5)
-    assert not elsewhere.passed_over(low, now=0.6)  # went before the other came
+    assert not elsewhere.passed_over(low, now=0.6)  # this request went before the other came
     elsewhere.hear(b"a", Row(0, "t", False, 70, 0, 0, 0), now=1.0)
     assert elsewhere.passed_over(low, now=1.1)
-    assert not elsewhere.passed_over(low, now=2.1)  # nothing more went
+    assert not elsewhere.passed_over(low, now=2.1)  # no more requests went
     elsewhere.hear(b"b", waits, now=1.1)
-    assert not elsewhere.passed_over(low, now=1.2)  # the other picker keeps its servers for what waits
+    # the other picker keeps its servers for its waiting requests
+    assert not elsewhere.passed_over(low, now=1.2)
     elsewhere.forget(b"b")
     assert elsewhere.passed_over(low, now=1.2)
 
@@ -203,5 +204,5 @@ def test_the_sums_are_sums_whatever_is_told(told: list[tuple[bytes, Row | None]]
 
 
 def replace_tokens(row: Row) -> Row:
-    """A request has one token at least."""
+    """A request has at least one token."""
     return row._replace(tokens=max(row.tokens, row.requests))

@@ -1,4 +1,4 @@
-"""Who goes first, who is refused, and what people are told of it."""
+"""Which request goes first, which is refused, and what people see of the decisions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from epp.flow.shares import OTHER, Shares
 from tests.unit.flow.a_fleet import AFleet, Ask, Gateway
 
 SECOND = Ask(1000)
-"""Keeps a server busy for a second."""
+"""A prompt that keeps a server busy for a second."""
 
 
 def gateway(settings: FlowSettings | None = None, *, num_servers: int = 1) -> Gateway:
@@ -80,7 +80,7 @@ class TestGoing:
 
     def test_a_request_waits_for_its_prefix_while_the_next_one_takes_the_idle_server(self) -> None:
         gate = gateway(num_servers=2)
-        gate.offer(Ask(5000, home=0), now=0.0)  # half a second at server 0, which is its home
+        gate.offer(Ask(5000, home=0), now=0.0)  # half a second at server 0, which holds its prompt
         gate.fleet.busy_until[1] = 0.2
         at_home, anywhere = gate.offer(Ask(9000, home=0), now=0.0), gate.offer(Ask(100), now=0.0)
         gate.run(now=0.0, until=0.3)
@@ -176,7 +176,7 @@ class TestRefusing:
         gate.offer(Ask(900), now=0.0)  # after the one before it: 0.9 + 0.9 + 0.9 seconds
         gate.run(now=0.0, until=0.8)
         assert reasons(gate) == []
-        gate.run(now=0.8, until=1.1)  # its latest start on an idle server
+        gate.run(now=0.8, until=1.1)  # the latest moment at which it may start on an idle server
         assert reasons(gate) == ["deadline"]
 
     def test_a_request_that_is_too_late_may_be_demoted_instead(self) -> None:
@@ -278,7 +278,7 @@ class TestFigures:
     def test_saturation_is_0_idle_and_over_1_where_too_much_comes(self) -> None:
         gate = gateway(FlowSettings(ttft_s=2.0))
         assert gate.flow.saturation(now=0.0) == 0.0
-        for n in range(100):  # twice what the server can do
+        for n in range(100):  # twice as much as the server can do
             gate.offer(Ask(500), now=0.25 * n)
             gate.run(now=0.25 * n, until=0.25 * n)
         assert 1.5 < gate.flow.saturation(now=25.0) < 2.5

@@ -1,4 +1,4 @@
-"""Flow control of a policy in dry run: nothing waits for it, and it says what it would have done."""
+"""Flow control of a policy in dry run. No request waits for it, and it reports what it would have done."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def trying(**flow: Any) -> tuple[Bench, Gate]:
 
 
 def offer(gate: Gate, number: int, claim: Claim | None = None) -> str:
-    """What would have become of it; it got its pick at once."""
+    """Offer a request, which gets its pick at once. Return what the policy in dry run would have done."""
     pick = gate.offer(
         a_request(number), claim or Claim(), _never, size_bytes=10, longest_s=float("inf"), now=0.0
     )
@@ -81,7 +81,9 @@ def test_a_claim_that_the_policy_does_not_believe_does_not_reach_a_server() -> N
         return {*read_head(headers, spec, read=read).reserved}
 
     nobody = Flow(mode="Hold", claims=(), tenant_header="who")
-    assert removed(nobody) == {*names[:3]}, "a tenant's name may be what lets it in, such as authorization"
+    assert removed(nobody) == {*names[:3]}, (
+        "a tenant's name may be a secret, such as the value of authorization"
+    )
     assert removed(Flow(mode="Hold", claims=("Objective",), tenant_header="who")) == {TTFT_MS}
     assert removed(Flow(mode="Hold", tenant_header="who")) == set()
     assert removed(Flow(), read=nobody) == set()  # a policy that is only tried changes no request

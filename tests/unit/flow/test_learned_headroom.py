@@ -1,5 +1,6 @@
-"""Without a headroom in the policy, a request waits only where somebody more pressing may come;
-what was demoted is bounded."""
+"""Without a headroom in the policy, a request waits only if a more urgent one may come. The time of
+demoted requests is bounded.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ SECOND = Ask(1000)
 
 
 def demoted_before(*, busy_s: float) -> Demoted[Ask]:
-    """For four servers that are busy for so long."""
+    """Return the result for four servers that are busy for this long."""
     fleet, elsewhere = AFleet(4), Elsewhere()
     fleet.busy_until = [busy_s] * 4
     return Demoted(FlowSettings(when_late="demote"), fleet, Queues(elsewhere.by_tenant), elsewhere)
@@ -64,7 +65,7 @@ def test_the_most_pressing_are_not_held() -> None:
 def test_a_request_is_not_sent_where_it_would_be_late_while_another_server_would_do() -> None:
     gate = gateway(num_servers=2, ttft_s=2.0)
     gate.fleet.busy_until = [1.95, 2.0]
-    assert gate.offer(Ask(1000), now=0.0).waits is False  # it is refused
+    assert gate.offer(Ask(1000), now=0.0).waits is False  # the request is refused
     assert [refused.reason for refused in gate.refused] == ["deadline"]
     gate.offer(Ask(1000), now=1.0)
     gate.run(now=1.0, until=1.8)
@@ -73,7 +74,7 @@ def test_a_request_is_not_sent_where_it_would_be_late_while_another_server_would
 
 def test_demoted_requests_leave_servers_to_those_in_time() -> None:
     gate = gateway(num_servers=4, ttft_s=2.0, when_late="demote")
-    for n in range(40):  # half a second of work every quarter of a second: two servers
+    for n in range(40):  # half a second of work every quarter of a second keeps two servers busy
         gate.offer(Ask(500), now=0.25 * n)
     for _ in range(8):
         gate.offer(Ask(9000), now=10.0)
@@ -86,9 +87,9 @@ def test_demoted_requests_leave_servers_to_those_in_time() -> None:
 
 
 def test_demoted_requests_leave_half_of_the_servers_to_those_that_could_have_been_in_time() -> None:
-    """Short ones keep no server from them."""
+    """Short requests keep no server from them."""
     demoted = demoted_before(busy_s=40.0)
-    for n in range(40):  # they could keep three of four servers busy
+    for n in range(40):  # the demoted requests could keep three of four servers busy
         demoted.could_be_in_time(Forecast(9.0, 10.5, 1.5, 1500), now=0.5 * n)
     for own_s, busy in ((0.9, False), (4.0, False), (4.0, True)):
         demoted.went_late(Forecast(1.0, 1.0 + own_s, own_s, 1), now=20.0)
@@ -99,7 +100,9 @@ def test_demoted_requests_leave_half_of_the_servers_to_those_that_could_have_bee
 def test_the_turn_of_a_demoted_request_is_later_the_longer_its_prompt_takes(
     own_s: float, turn_s: float
 ) -> None:
-    """Nine seconds in order of arrival; at most four times its ten seconds of waiting later."""
+    """In order of arrival it would wait nine seconds. With its prompt of ten seconds it waits at most four
+    times as long.
+    """
     demoted = demoted_before(busy_s=10.0)
     item = QueueItem(
         SECOND,
@@ -121,7 +124,7 @@ def test_a_request_that_is_demoted_later_has_its_turn_from_when_it_came() -> Non
     gate.offer(Ask(100), priority=1, now=0.0)
     gate.fleet.busy_until = [1.5]
     item = gate.offer(Ask(400), now=0.0)
-    gate.fleet.busy_until = [10.0]  # others have sent to that server
+    gate.fleet.busy_until = [10.0]  # other pickers have sent requests to that server
     gate.offer(Ask(400), priority=1, now=0.4)
     gate.pump(now=0.5)
     assert item.late
@@ -189,7 +192,7 @@ def test_a_demoted_request_goes_when_its_turn_comes() -> None:
     late = gate.offer(Ask(3000), now=0.0)
     assert late.late
     now = 0.0
-    while late.waits:  # the server has no rest
+    while late.waits:  # the server always has work
         now += 0.25
         gate.offer(Ask(300), now=now)
         gate.run(now=now, until=now + 0.2)

@@ -1,5 +1,6 @@
-"""A newcomer that need not wait goes through the short way:
-what is counted then, and what is not when it has to be offered."""
+"""A new request that need not wait takes the short way. The tests check what is counted then, and when it
+cannot take that way.
+"""
 
 from __future__ import annotations
 
@@ -68,8 +69,9 @@ def test_tenants_that_pass_are_bounded() -> None:
 
 
 def test_a_tenant_whose_only_request_waited_keeps_what_it_had_less_than_others() -> None:
-    """Its prompt lies on a busy server, so the other tenant goes before it;
-    then it is owed what the other got."""
+    """The prompt is cached on a busy server, so another tenant goes first. The first tenant is then owed
+    what the other got.
+    """
     gate = Gateway(FlowControl(FlowSettings(looks=8), fleet := AFleet(2)), fleet)
     fleet.busy_until = [3.0, 0.0]
     light = gate.offer(Ask(20_000, home=0), tenant="light", now=0.0)

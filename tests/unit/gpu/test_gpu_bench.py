@@ -1,5 +1,6 @@
-"""`make bench-gpu`: every step has an outcome, a run goes on where one stopped and ends in time.
-All of it at tiny sizes: tests/integration."""
+"""`make bench-gpu`: every step has an outcome, and a run goes on where an earlier run stopped and ends in
+time. tests/integration runs all of it at tiny sizes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def step(name: str, *, missing: str = "") -> Step:
 
 
 class Runs:
-    """Ends steps as it is told, and leaves figures of those that succeed."""
+    """Ends steps as the test says, and leaves figures of those that succeed."""
 
     def __init__(self, **statuses: int | None) -> None:
         self.statuses = statuses
@@ -87,7 +88,7 @@ time.sleep(600)
 
 
 def ended(pid: int) -> bool:
-    """Within half a minute."""
+    """Return whether the process ends within half a minute."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:

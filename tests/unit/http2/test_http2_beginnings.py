@@ -1,4 +1,4 @@
-"""The line of calls that nobody has begun to serve."""
+"""The line of new calls that are not served yet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from epp.http2.call_events import HalfClosed, Message
 
 
 def sends(line: Beginnings, number: int, text: bytes, *, came_after: float) -> bool:
-    """One message comes. Whether it waits."""
+    """Send one message. Return whether it waits."""
     if number not in line.calls:
         return False
     line.add(Message(number, text), came_after=came_after)

@@ -1,4 +1,4 @@
-"""The connection object as a client sees it: calls, messages, flow control, ends, time-outs."""
+"""The connection object as a client sees it: calls, messages, flow control, ends and time-outs."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_a_change_of_the_initial_window_moves_open_streams() -> None:
     side.connection.send(1, b"x" * 20)
     side.sent()
     side.feed(settings([(Setting.INITIAL_WINDOW_SIZE, 3)]), window_update(1, 7))
-    assert bodies(side.sent(), 1) == b"", "ten were sent, and seven of them are owed"
+    assert bodies(side.sent(), 1) == b"", "ten bytes were sent, and seven more are allowed"
     side.feed(settings([(Setting.INITIAL_WINDOW_SIZE, 100)]))
     assert len(bodies(side.sent(), 1)) == 15
 
@@ -234,13 +234,13 @@ def test_an_answer_that_waits_holds_back_our_window() -> None:
 
 
 def echo(data: bytes, at: int, end: int) -> bytes | None:
-    """The frame as it came, if its messages are whole and none of them asks."""
+    """Return the frame as it came, if its messages are whole and none of them asks for a decision."""
     part = data[at:end]
     return None if messages_in(part) is None or b"?" in part else part
 
 
 def answering(*, window: int = 65_535) -> CallerSide:
-    """A call whose answer has begun."""
+    """Return a call whose answer has begun."""
     side = CallerSide().opened(window=window)
     side.feed(headers(1))
     side.connection.send(1, b"first")
@@ -273,7 +273,7 @@ def test_a_reply_that_fits_no_window_is_left_to_the_owner() -> None:
     side.connection.reply(1, echo)
     assert side.feed(data(1, grpc(b"x" * 16))) == [Message(1, b"x" * 16)]
     side.connection.reply(1, echo)
-    assert side.feed(data(1, grpc(b"x" * 15))) == [], "twenty bytes are left, and that is what it takes"
+    assert side.feed(data(1, grpc(b"x" * 15))) == [], "twenty bytes are left, and the frame takes twenty"
     side.connection.send(1, b"later")
     side.connection.reply(1, echo)
     side.feed(window_update(1, 3))

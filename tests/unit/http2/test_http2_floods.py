@@ -1,4 +1,6 @@
-"""What a hostile or broken peer sends: each is bounded, has a reason, and is closed with the right code."""
+"""Messages of a hostile or broken peer. The cost of each is bounded, each has a reason, and the connection
+closes with the right code.
+"""
 
 from __future__ import annotations
 
@@ -180,7 +182,7 @@ def test_a_window_that_never_opens_costs_its_stream_in_the_end() -> None:
 
 
 def test_what_waits_for_a_closed_window_is_bounded_by_our_own() -> None:
-    """An echo of all that the client sends, which the client never takes back."""
+    """The server echoes all that the client sends, and the client never reads the echo."""
     limits = Limits(
         max_message_bytes=10_000,
         stream_window_bytes=100_000,

@@ -14,7 +14,7 @@ NEVER = -2
 
 @dataclass
 class Loop:
-    """`slowness`: how much of the wall's time passes for each second of the thread's CPU."""
+    """`slowness`: seconds on the wall for each second of the thread's CPU."""
 
     slowness: float = 1.0
     now: float = 10.0
@@ -29,13 +29,13 @@ class Loop:
         self.cpu += seconds / self.slowness
 
     def looks(self) -> None:
-        """Its next iteration begins."""
+        """Begin the next iteration of the loop."""
         asked, self.asked[:] = list(self.asked), []
         for each in asked:
             each()
 
     def turn(self, *, before: float, seconds: float, resumed: int = NEVER) -> float:
-        """Read what is there and handle it; how long it had waited at the most when that began."""
+        """Read and handle what is there. Return how long it had waited at most when the turn began."""
         came_after = self.lateness.read(before=before, resumed=resumed, now=self.now)
         waited = self.now - came_after
         self.works(seconds)
@@ -75,7 +75,7 @@ def test_other_work_between_look_and_read_counts_as_work() -> None:
         before, read_at = read_at, loop.now
         waited = loop.turn(before=before, seconds=0.01)
         loop.looks()
-        loop.works(0.04)  # A page of metrics, say.
+        loop.works(0.04)  # For example a page of metrics.
     assert waited == pytest.approx(0.05)
 
 

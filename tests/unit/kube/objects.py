@@ -1,4 +1,4 @@
-"""Kubernetes objects for the tests, as JSON values with what matters to a test given by name."""
+"""Kubernetes objects for the tests, as JSON values. A test names the fields that matter to it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def pod(
     gates: Sequence[str] = (),
     labels: Mapping[str, str] | None = None,
 ) -> Pod:
-    """A pod; `ports` and `restarts` by container, which is one, `vllm`, unless they say otherwise.
-
-    `parts`: conditions beside Ready; `gates`: those of them that the pod names as readiness gates.
+    """Return a pod. `ports` and `restarts` are by container; by default there is one container, `vllm`.
+    `parts` are conditions beside Ready, and `gates` are those of them that the pod names as readiness
+    gates.
     """
     ports = {"vllm": [8000]} if ports is None else ports
     restarts = restarts or {}

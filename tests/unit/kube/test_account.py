@@ -1,4 +1,4 @@
-"""Which account a token speaks of, so that the lease can belong to it."""
+"""The account that a token belongs to, so that the lease can belong to the account."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from epp.kube.account import owner
 
 
 def token(folder: Path, claims: Any) -> Path:
-    """A token as it is mounted: three parts without padding, of which only the second is read."""
+    """Return a token as it is mounted: three parts without padding, of which only the second is read."""
     payload = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
     path = folder / "token"
     path.write_text(f"eyJhbGciOiJFUzI1NiJ9.{payload}.c2lnbmF0dXJl")

@@ -1,5 +1,6 @@
-"""The CustomResourceDefinition: everything described and bounded,
-and in step with the structs it is made from."""
+"""The CustomResourceDefinition: every field has a description and bounds, and the fields are those of the
+structs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from epp.kube.crd import crd, crd_yaml
 
 
 def nodes(schema: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every schema within a schema, with its path."""
+    """Return every schema within a schema, with its path."""
     yield path, schema
     for name, inner in schema.get("properties", {}).items():
         yield from nodes(inner, f"{path}.{name}")

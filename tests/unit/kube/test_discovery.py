@@ -1,4 +1,6 @@
-"""Pods and ports to endpoints: who is one, under which name and address, and when a cache is cold."""
+"""From pods and ports to endpoints: which pods are endpoints, their names and addresses, and when a cache
+is cold.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def test_a_pod_that_cannot_serve_is_none(other: object) -> None:
 
 
 def test_a_pod_whose_node_is_not_heard_of_stays_if_its_kubelet_last_called_all_of_it_ready() -> None:
-    """The node controller takes Ready away and leaves the rest as it was."""
+    """The node controller takes Ready away and leaves the rest of the status as it was."""
     lost = pod("a", "10.0.0.1", ready=False, parts={"ContainersReady": True, "example.com/gate": True})
     assert shown(discovery(lost)) == ["a:8000 10.0.0.1:8000"]
     for parts in ({"ContainersReady": False, "gate": True}, {"ContainersReady": True, "gate": False}):

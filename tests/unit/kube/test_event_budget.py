@@ -1,4 +1,4 @@
-"""Which Events are written, and how seldom."""
+"""Which Events are written, and how often at most."""
 
 from __future__ import annotations
 

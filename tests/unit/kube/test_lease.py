@@ -1,4 +1,4 @@
-"""Who holds the Lease, by any clock."""
+"""Which picker holds the Lease, with any clocks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from epp.kube.objects import Lease, LeaseSpec, ObjectMeta
 
 
 class Candidates:
-    """Several elections over one lease, kept as the API server keeps it:
-    a write must name the version it read."""
+    """Several elections for one lease. As at the API server, a write must name the version that was read."""
 
     def __init__(self, *names: str, duration_s: float = 15.0) -> None:
         self.lease: Lease | None = None

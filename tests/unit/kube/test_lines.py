@@ -1,4 +1,4 @@
-"""The lines of a watch, however the network cuts them into pieces."""
+"""The lines of a watch, cut into any pieces by the network."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ async def test_lines_come_out_whole_wherever_they_are_cut(length: int) -> None:
 
 
 async def test_an_object_of_many_pieces_is_not_copied_at_each_of_them() -> None:
-    """15 MiB by the kilobyte: 30 MiB are copied;
-    a copy at each piece would make it 115 GiB, and the test's time-out."""
+    """15 MiB arrive in pieces of a kilobyte, and 30 MiB are copied. A copy at each piece would make 115
+    GiB, and the test would time out.
+    """
     pieces = [b"x" * 1024] * (15 * 1024)
     (line,) = await lines(*pieces, b"\n")
     assert len(line) == 15 * MIB

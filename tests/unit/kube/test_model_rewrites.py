@@ -1,4 +1,4 @@
-"""InferenceModelRewrites: which of them count, in which order, and what they come to."""
+"""InferenceModelRewrites: which of them count, in which order, and what they result in."""
 
 from __future__ import annotations
 
@@ -111,8 +111,9 @@ def test_the_role_lets_the_picker_follow_both_groups_and_write_status() -> None:
 
 
 def test_names_that_no_request_can_have_are_left_out_and_so_are_the_newest_of_too_many() -> None:
-    """Every name is an entry of an index that each change makes anew,
-    and of the answer to `GET /v1/models`."""
+    """Each name is an entry of an index that every change builds again, and of the answer to `GET
+    /v1/models`.
+    """
     long = rewrite("long", rule("x" * 1025, y=None), created="2025-01-01T00:00:00Z")
     many = [
         rewrite(f"r{n:03}", rule(*(f"{n}-{i}" for i in range(1000)), y=None), created="2026-01-01T00:00:00Z")

@@ -1,4 +1,4 @@
-"""InferenceObjectives: which of them count, and what they come to."""
+"""InferenceObjectives: which of them count, and what they result in."""
 
 from __future__ import annotations
 

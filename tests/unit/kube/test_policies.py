@@ -1,4 +1,4 @@
-"""Which policy routes, and what the others are told."""
+"""Which policy routes, and the status of the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OLD, NEW = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"
 
 
 class Policies:
-    """A set, with its outcome asked for after each change."""
+    """A set of policies. The test asks for the outcome after each change."""
 
     def __init__(self, *objects: PolicyObject, pools: Sequence[str] = ("vllm",)) -> None:
         self.pools = pools

@@ -1,4 +1,4 @@
-"""What the status of a policy says, and when it is written."""
+"""The content of a policy's status, and when it is written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def status(
 
 
 def as_read(written: PolicyStatus) -> PolicyStatus:
-    """After a round through the API server's JSON."""
+    """Return the object after a way through the API server's JSON."""
     return msgspec.json.decode(msgspec.json.encode(written), type=PolicyStatus)
 
 
@@ -56,7 +56,7 @@ def test_it_tells_conditions_endpoints_hit_ratio_and_what_was_accepted() -> None
 def test_a_dry_run_tells_how_often_it_agrees() -> None:
     body = patch(status(verdict_on(mode="DryRun"), hit_ratio=None), uid="u")
     assert body["status"]["dryRun"] == {"picks": 8, "agreement": "0.750"}
-    assert body["status"]["hitRatio"] is None, "in a merge patch: away with it"
+    assert body["status"]["hitRatio"] is None, "a merge patch removes the field"
     assert body["status"]["lastAccepted"] is None
 
 

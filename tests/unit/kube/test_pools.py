@@ -1,4 +1,4 @@
-"""Several InferencePools at once, against an API server in memory: which endpoints there are, and when."""
+"""Several InferencePools with an API server in memory: which endpoints there are, and when."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ SELECTORS = {"a": {"model": "a"}, "b": {"model": "b"}}
 
 
 class Server:
-    """Objects by collection and name; each list or event is sent to whoever follows."""
+    """Objects by collection and name. Each list or event goes to all watchers."""
 
     def __init__(self) -> None:
         self.pools: dict[str, Pool] = {}
         self.pods: dict[str, list[Pod]] = {}
-        """By label selector."""
+        """Pods by label selector."""
         self.refused: set[str] = set()
-        """Selectors that may not be listed."""
+        """Selectors whose lists are refused."""
         self._watching: defaultdict[str, asyncio.Queue[bytes]] = defaultdict(asyncio.Queue)
 
     async def request(self, method: str, path: str, *, query: Query = ()) -> bytes:
@@ -71,7 +71,7 @@ class Server:
 
 
 class Following:
-    """What the picker was told."""
+    """The lists that the picker received."""
 
     def __init__(self, server: Server, *names: str) -> None:
         self.told: list[list[str]] = []
@@ -94,7 +94,7 @@ class Following:
         self._news.set()
 
     async def next(self) -> list[str]:
-        """The next list of endpoints that the picker is told."""
+        """Return the next list of endpoints that the picker receives."""
         async with asyncio.timeout(60):
             await self._news.wait()
         self._news.clear()

@@ -1,4 +1,6 @@
-"""Following a kind of object through everything that a watch may meet, against a scripted API server."""
+"""The reflector follows one kind of object through everything that can happen to a watch, with a scripted
+API server.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ GONE = event("ERROR", {"kind": "Status", "code": 410, "message": "too old", "sta
 
 
 class Server:
-    """Plays its script: lists and watches in the order they are asked for. At the script's end it hangs."""
+    """Plays its script: lists and watches in the order of the requests. At the end of the script it hangs."""
 
     def __init__(self, *script: object) -> None:
         self.script = list(script)
@@ -68,7 +70,7 @@ def page(version: int, *objects: dict[str, Any], more: str = "") -> dict[str, An
 
 
 class Names:
-    """A sink that keeps names, and counts what it is told."""
+    """A sink that keeps names, and counts its calls."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -92,7 +94,7 @@ class Names:
 
 
 async def play(*script: object, free_form: bool = False) -> tuple[Server, Names, Reflector[Pod]]:
-    """Follow until the script is played."""
+    """Follow until the script ends."""
     server, names = Server(*script), Names()
     reflector = Reflector(
         server,

@@ -1,5 +1,6 @@
-"""The status of InferenceModelRewrites:
-accepted, refused with a reason, in conflict, for a pool that nobody serves."""
+"""The status of InferenceModelRewrites: accepted, refused with a reason, in conflict, or for a pool that
+nobody serves.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def of(*objects: ModelRewrite, group: str = "llm-d.ai") -> ModelRewrites:
 
 
 def said(*sets: ModelRewrites, existing: Sequence[str] = ("vllm",)) -> dict[str, str]:
-    """By name: reason and message."""
+    """Return reason and message by name."""
     words = judge(sets, existing=existing)
     assert all(word.so == (word.reason == "Accepted") for word in words.values())
     return {name: f"{word.reason}: {word.message}" for (_, name), word in words.items()}
@@ -173,7 +174,7 @@ class Server(Api):
 async def look(
     server: Server, found: ModelRewrites, *times: float, holds: bool = True
 ) -> list[tuple[str, Any]]:
-    """What is written in looks at these times."""
+    """Return what is written in looks at these times."""
     writer = RewriteWriter(server, [found], namespace="ns", time_text=lambda: "T")
     for now in times:
         await writer.look(existing=["vllm"], holds=lambda: holds, now=now)

@@ -1,4 +1,4 @@
-"""What a configuration without a way into a cluster is answered with, before anything starts."""
+"""The message for a configuration that has no way into a cluster. It comes before anything starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who writes status, and when it stops: the requests that a picker sends to the API server."""
+"""Which picker writes status, and when it stops: the requests that a picker sends to the API server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLACE = Place(namespace="ns", pools=["vllm"], identity="picker_0123abcd")
 
 
 class Server(Api):
-    """Takes every write; the Lease is lost with the `lasts`-th."""
+    """Accepts every write. The Lease is lost at write number `lasts`."""
 
     def __init__(self, *, lasts: int) -> None:
         super().__init__(None)
@@ -66,7 +66,7 @@ async def look(server: Server) -> list[str]:
 async def test_the_holder_writes_every_status_and_tells_of_what_routes_and_what_does_not() -> None:
     wrote = await look(Server(lasts=100))
     statuses = [f"PATCH prefixroutingpolicies/{name}/status" for name in ("a", "b", "c")]
-    assert wrote == [*statuses, *["POST events"] * 6], "each stands on the pool and on the policy"
+    assert wrote == [*statuses, *["POST events"] * 6], "each Event is written for the pool and for the policy"
 
 
 async def test_who_does_not_hold_the_lease_writes_nothing() -> None:
@@ -137,7 +137,7 @@ async def test_what_nobody_was_told_of_and_what_is_refused_is_written_first() ->
 
 
 async def test_of_two_hundred_policies_at_once_the_refused_come_first_and_all_are_told_in_ten_looks() -> None:
-    """A look comes once a second."""
+    """There is a look once a second."""
     policies = PolicySet(pools=["vllm"])
     refused = {f"bad{n:02}" for n in range(15)}
     for name in refused:

@@ -1,4 +1,4 @@
-"""A tiny tokenizer and chat template in a folder, as a model's repository has them."""
+"""A tiny tokenizer and chat template in a folder, as in a model's repository."""
 
 from __future__ import annotations
 

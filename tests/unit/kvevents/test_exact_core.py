@@ -1,5 +1,6 @@
-"""Exact mode as its thread drives it: who is trusted, who is not, what is said of it,
-and what reaches the picker's table."""
+"""Exact mode as its thread drives it: which servers are trusted, what people see of them, and what reaches
+the picker's table.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ NO_TOKENIZER = ModelSettings(language=None)
 
 
 class Fleet:
-    """Two servers that tell what they store, and the table that follows them."""
+    """Two servers that report what they store, and the table that follows them."""
 
     def __init__(self, settings: ModelSettings = NO_TOKENIZER, *, max_blocks: int = 10**5) -> None:
         self.exact = Exact({"": settings}, max_blocks=max_blocks, max_chunks=10**4)
@@ -47,7 +48,7 @@ class Fleet:
     def route(
         self, name: EndpointName, tokens: Sequence[int], *, adapter: str = "", process: int = 0
     ) -> bool:
-        """True if that showed a restart."""
+        """Return True if the prompt showed a restart."""
         prompt = b"".join(token.to_bytes(4, "little") for token in tokens)
         routed = RoutedPrompt(
             server=name,
@@ -167,7 +168,7 @@ def test_prompts_that_never_turn_up_turn_the_model_off_and_one_that_does_turns_i
     assert "tokenizer, chat template" in status.reason
 
     fleet.tell(A, stored(prompt_of(9)))
-    for _ in range(16):  # one in so many is still looked at
+    for _ in range(16):  # one in so many prompts is still checked
         fleet.route(A, prompt_of(9))
     fleet.held(prompt_of(9))
     status = fleet.exact.models()[""]
@@ -258,7 +259,7 @@ def test_a_chunk_in_a_slower_tier_is_worth_its_share_and_all_of_it_once_it_is_ba
     fleet.route(A, tokens)
     assert fleet.held(tokens) == {A: len(chain)}
     assert fleet.mirrors.worth_bytes(A, chain, len(chain)) == whole
-    fleet.tell(A, removed(tokens, first=20))  # half of it is on the CPU alone
+    fleet.tell(A, removed(tokens, first=20))  # half of the prompt is only on the CPU
     assert fleet.held(tokens) == {A: len(chain)}
     assert fleet.mirrors.worth_bytes(A, chain, len(chain)) == pytest.approx(whole * (1 + 0.9) / 2)
     fleet.tell(A, stored(tokens, medium="STORAGE"), removed(tokens, medium="CPU"))
@@ -324,7 +325,7 @@ def test_prompts_that_wait_for_the_first_event_are_bounded_in_number_and_bytes()
 
 
 class Brittle:
-    """A language that fails as nobody foresaw."""
+    """A language that fails with an error that nobody expected."""
 
     def tokens(self, text: str, *, special: bool) -> Tokens:
         raise ZeroDivisionError(text)

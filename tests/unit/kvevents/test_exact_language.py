@@ -1,5 +1,6 @@
-"""Conversations as their canonical bytes keep them, rendered and cut into tokens as a server does,
-and aligned with chunks."""
+"""Conversations as in their canonical bytes, rendered and cut into tokens as a server does it, and aligned
+with chunks.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def blocks_at(
 
 
 NUMBERS = [1e-310] * 10_000
-"""A decoder takes 4 us a byte for these, and nothing else runs meanwhile."""
+"""A decoder takes 4 us a byte for these, and nothing else runs at that time."""
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
 
 
@@ -218,7 +219,7 @@ def test_chunks_of_a_common_beginning_have_the_same_blocks_however_the_prompts_g
 def test_a_chunk_has_the_blocks_of_the_tokens_that_end_within_it(
     language: FolderLanguage, content: str
 ) -> None:
-    """Counted anew from the rendered text of the prompt's own beginning."""
+    """The test counts them from the rendered text of the beginning of the prompt."""
     prompt = chat(said("user", content))
     _, ends = blocks_at(prompt, language)
     rendered = language.render([said("user", content)], tools=None)
@@ -234,7 +235,7 @@ def test_a_chunk_has_the_blocks_of_the_tokens_that_end_within_it(
 
 
 def test_letters_of_several_bytes_are_counted_once_however_many_chunks_end_in_a_text() -> None:
-    """Each chunk's end once took a look at the whole text: 8 MB would have taken half a minute."""
+    """Before, each end of a chunk looked at the whole text: 8 MB would have taken half a minute."""
     text = "漢é😀a" * 4_000
     size = len(text.encode())
     encoded: list[str] = []
@@ -263,7 +264,7 @@ def test_letters_of_several_bytes_are_counted_once_however_many_chunks_end_in_a_
 
 
 def test_a_text_of_too_many_tokens_is_not_followed(language: FolderLanguage) -> None:
-    """What the tokenizers package makes of a text is freed in one step: 60 ms for a million tokens."""
+    """The tokenizers package frees its result in one step: 60 ms for a million tokens."""
     for letter in ("j", "\u6f22"):
         with pytest.raises(UnreadableError, match="262144 tokens"):
             language.tokens(letter * (2**18 + 9), special=False)
@@ -398,8 +399,9 @@ def test_special_tokens_are_added_as_the_request_says(language: FolderLanguage) 
 
 
 def test_after_many_texts_that_the_template_dropped_the_others_are_not_looked_for() -> None:
-    """Each look goes through the whole prompt:
-    a client with many short messages must not take seconds of a core."""
+    """Each search goes through the whole prompt. A client with many short messages must not take seconds
+    of a core.
+    """
     for dropped, found in ((256, True), (257, False)):
         texts = [Text(n, "x", n + 1) for n in range(dropped)]
         size = dropped + 40

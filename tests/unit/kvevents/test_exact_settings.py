@@ -1,4 +1,6 @@
-"""The `exactMode` section: what is refused and how, and where each server's events are looked for."""
+"""The `exactMode` section: which settings are refused and how, and at which address each server's events
+are.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The picker's block names are the servers':
-against recorded events of vLLM 0.32, and against the rule written down apart."""
+"""The picker names blocks as the servers do. Recorded events of vLLM 0.32 show it, and the rule written
+again here.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def test_names_follow_vllms_rule(
 ) -> None:
     tokens = [random.Random(1).randrange(150_000) for _ in range(70)]
     ours = BlockHasher(algorithm, seed=seed).names(tokens, block_tokens=16, adapter=adapter, cache_salt=salt)
-    # Apart from each other in memory, as in a server: pickle tells one object from two equal ones.
+    # The objects are separate in memory, as in a server: pickle treats one object and two equal ones
+    # differently.
     apart = (adapter[0].encode().decode(), adapter[1].encode().decode()) if adapter else None
     rule = block_hashes(
         tokens,

@@ -1,4 +1,4 @@
-"""KV events as several releases of vLLM send them, and what is no KV event."""
+"""KV events as several releases of vLLM send them, and messages that are not KV events."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ STORED = b"\x82\xa4type\xabBlockStored"
     ids=["events", "maps", "time", "event", "unknown", "hashes", "tokens", "keys"],
 )
 def test_a_message_makes_no_more_objects_than_events_need(payload: bytes) -> None:
-    """A megabyte of empty lists held the picker for 350 ms, and took 64 MB."""
+    """A megabyte of empty lists once held the picker for 350 ms and took 64 MB."""
     assert len(payload) < 2**20
     tracemalloc.start()
     try:

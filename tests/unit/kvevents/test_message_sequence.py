@@ -1,5 +1,6 @@
-"""What waits for a replay is bounded.
-The order of messages itself: `tests/property/kvevents/test_sequence_properties.py`."""
+"""The messages that wait for a replay are bounded. `tests/property/kvevents/test_sequence_properties.py`
+tests their order.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the picker hands to exact mode, within its bounds; and what tiers do to a pick."""
+"""What the picker gives to exact mode, within its bounds, and how tiers change a pick."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blocks of one server are let go and kept in small steps, however many they are."""
+"""The blocks of one server are kept and released in small steps, however many there are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def held(count: int) -> ServerBlocks:
 
 
 def test_blocks_are_let_go_one_by_one() -> None:
-    """Freed in one step, a million of them hold the interpreter for 30 ms."""
+    """If they were freed in one step, a million of them would hold the interpreter for 30 ms."""
     blocks = held(1000)
     going = iter(blocks.apply(Cleared()))
     assert len(blocks) == 1000
