@@ -34,7 +34,7 @@ def test_a_full_core_is_a_bottleneck_even_for_a_part_of_the_run() -> None:
 
 
 def test_a_loop_that_stood_still_counts_for_as_long_as_it_did() -> None:
-    """One look that came a second late is 20 looks that did not come."""
+    """One look that comes a second late stands for 20 looks that did not come."""
     health = calm(60)
     health.note_wake(late_s=1.0)
     assert health.lag_s.count == 60 * 20 + 20
@@ -64,7 +64,7 @@ def test_requests_sent_after_their_due_moments_are_a_bottleneck() -> None:
 
 @pytest.mark.parametrize(("median_ttft_s", "reasons"), [(0.2, 1), (10.0, 0), (math.nan, 1)])
 def test_what_matters_depends_on_what_is_measured(median_ttft_s: float, reasons: int) -> None:
-    """40 ms are much beside a TTFT of 200 ms and nothing beside one of 10 s."""
+    """40 ms are much for a TTFT of 200 ms and nothing for a TTFT of 10 s."""
     health = calm()
     for _ in range(100):
         health.note_wake(late_s=0.04)

@@ -1,5 +1,4 @@
-"""What the image of the load generator holds is enough:
-no file and no package of the picker's is needed in it."""
+"""The image of the load generator has all that it needs. It needs no file and no package of the picker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The open loop on a clock of the test's own: nothing the generator or the server does moves a due moment."""
+"""The open loop on the test's own clock. Nothing that the generator or the server does changes when a
+request is due.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def test_a_generator_that_slept_sends_all_it_missed_at_once_and_each_is_late_by_
     health = Health()
     for due in schedule.take(now=0.0):
         health.note_sent(due_at=due.due_at, sent_at=0.0)
-    missed = schedule.take(now=1.0)  # asleep for a second
+    missed = schedule.take(now=1.0)  # the loop sleeps for a second
     assert len(missed) == 10
     for due in missed:
         health.note_sent(due_at=due.due_at, sent_at=1.0)
@@ -41,8 +43,9 @@ def test_a_generator_that_slept_sends_all_it_missed_at_once_and_each_is_late_by_
 
 
 def test_a_server_that_stands_still_is_seen_by_every_request_that_was_due_meanwhile() -> None:
-    """One request each 100 ms; answers take 10 ms but for a stop from 1.0 to 2.0.
-    A closed loop of one would see it once."""
+    """There is one request each 100 ms. Answers take 10 ms except during a stop from 1.0 to 2.0. A closed
+    loop of one user would see the stop once.
+    """
     schedule = Schedule(calls(*(0.1 * n for n in range(30))), started_at=0.0)
     ttfts, now = [], 0.0
     while not schedule.finished:

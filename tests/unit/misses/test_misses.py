@@ -23,7 +23,7 @@ from tests.unit.picker_questions import A, B, a_picker, ask, endpoints, text
 
 
 def missed(misses: Misses) -> dict[str, float]:
-    """Shares of the missed tokens, of all that was asked, by cause."""
+    """Return the missed tokens by cause, as shares of all prompt tokens."""
     misses.work(limit=10_000)
     misses.check_integrity()
     account = misses.over(900.0, now=900.0)
@@ -172,7 +172,7 @@ def test_memory_is_bounded_and_the_sample_stays_the_same_for_every_chunk() -> No
     assert seen.one_in == 32
     sampled = seen.sampled(chunks)
     assert len(sampled) == pytest.approx(20_000 / 32, rel=0.15)
-    assert all(seen.get(chunk) is not None for chunk in sampled), "nothing in the sample is forgotten"
+    assert all(seen.get(chunk) is not None for chunk in sampled), "no prompt of the sample is forgotten"
 
 
 def test_old_chunks_go_before_the_sample_is_made_smaller() -> None:
@@ -223,13 +223,14 @@ def test_the_hottest_beginnings_stay_where_there_are_too_many() -> None:
     groups = heat.hottest(1000)
     assert (groups[0].chain, groups[0].requests) == ([0], 2000)
     assert groups[1].requests == 1
-    assert 2000 in [group.chain[0] for group in groups], "the newest one was dropped"
+    assert 2000 in [group.chain[0] for group in groups], "the newest prompt was dropped"
     assert 384 <= len(groups) <= 512
 
 
 def test_prompts_that_many_send_at_once_are_explained_for_little_more_than_their_picks_cost() -> None:
-    """Each is on its way to two servers before it is looked at:
-    all chunks of all those that wait were once compared with one another."""
+    """Each prompt is on its way to two servers before its misses are explained. Before, all chunks of all
+    waiting prompts were compared with one another.
+    """
     picker, misses = watched(names="ab")
     prompts = [text(str(n), 400_000) for n in range(20)]
     began_ns = time.thread_time_ns()
@@ -238,4 +239,5 @@ def test_prompts_that_many_send_at_once_are_explained_for_little_more_than_their
             picker.pick(ask(prompt, subset=frozenset([address])), now=1.0)
     picks_ns, began_ns = time.thread_time_ns() - began_ns, time.thread_time_ns()
     assert "late" not in missed(misses)
-    assert time.thread_time_ns() - began_ns < 20 * picks_ns  # it was 90 times, and is twice
+    # before it cost 90 times as much, and now twice
+    assert time.thread_time_ns() - began_ns < 20 * picks_ns

@@ -1,5 +1,6 @@
-"""A calibration of a server whose costs are known finds them:
-probes answered by the engine under a virtual clock."""
+"""A calibration finds the costs of a server whose costs are known. The engine answers its probes under a
+virtual clock.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +38,9 @@ SLOW = CostModel(
 
 
 class VirtualServer:
-    """Answers probes in no time, and says how long they would have taken;
-    `noise_s` varies each moment by so many seconds.
-
-    With the share `stalls` of its steps something else has the machine too,
-    and they take three times as long.
+    """Answers probes in no time, and says how long they would have taken. `noise_s` changes each time by
+    up to so many seconds. A share `stalls` of its steps takes three times as long, as if another program
+    used the machine.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The cost model's shape: what makes a step longer, and by how much."""
+"""The cost model: what makes a step longer, and by how much."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Scheduler and engine: order, budgets, chunks, preemption, adapters, endings. Time is a number here."""
+"""Scheduler and engine: order, budgets, chunks, preemption, adapters, ends of answers. Time is a number
+here.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ EOS = TokenId(2)
 
 
 class CountingRunner:
-    """Each token is its position; a step takes a second.
-    A prompt that starts with 13 ends after one token."""
+    """Each token is its position, and a step takes a second. A prompt that starts with 13 ends after one
+    token.
+    """
 
     def execute(self, plan: StepPlan) -> StepResult:
         tokens = [
@@ -119,7 +122,7 @@ def test_when_blocks_run_out_the_newest_gives_way_and_finishes_later() -> None:
     for request in requests:
         assert request.finish_reason is FinishReason.LENGTH
         mine = [output.token_id for output in outputs if output.request is request]
-        assert mine == [1000 + n for n in range(8, 20)]  # nothing twice, nothing lost
+        assert mine == [1000 + n for n in range(8, 20)]  # every token is computed once
 
 
 def test_a_preempted_request_counts_once_in_the_cache_statistics() -> None:
@@ -151,8 +154,9 @@ def test_equal_prompts_admitted_in_one_step_share_its_blocks() -> None:
 
 
 def test_003_5_of_64_requests_that_arrive_together_each_distinct_prompt_is_computed_once() -> None:
-    """Prompts are computed in chunks beside each other: a block is found as soon as a step that is planned
-    computes it. What fills no block is computed by each request."""
+    """Prompts are computed in chunks in the same steps. A block can be found as soon as a planned step
+    computes it. Each request computes the tokens that fill no block.
+    """
     size, tokens, distinct, count = 16, 856, 15, 64
     engine = engine_of(num_blocks=5000, block_size=size)
     requests = [request_of(tokens, first=10_000 * (n % distinct), max_tokens=1) for n in range(count)]

@@ -1,5 +1,4 @@
-"""The driver under a clock of its own: tokens come when the cost model says,
-and late wake-ups do not add up."""
+"""The driver with its own clock: tokens come when the cost model says, and late wake-ups do not add up."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ COSTS = CostModel(
 
 @dataclass
 class Time:
-    """A clock that only sleeping moves, by `late_s` more than was asked for."""
+    """A clock that moves only by sleeping, by `late_s` more than was asked for."""
 
     late_s: float = 0.0
     now: float = 100.0
@@ -94,7 +93,7 @@ async def test_late_wake_ups_do_not_add_up() -> None:
 
 
 async def test_a_machine_that_cannot_keep_up_does_not_spin_to_catch_up() -> None:
-    """Each wake-up is late by ten steps: the lag is forgotten, so the steps are as slow as the machine."""
+    """Each wake-up is late by ten steps. The delay is forgotten, so the steps are as slow as the machine."""
     time = Time(late_s=0.1)
     request = request_of(2000, max_tokens=101)
     await run_one(driver_of(time), request)

@@ -47,7 +47,7 @@ def test_001_1_two_equal_requests_keep_duplicate_blocks_and_the_first_is_served(
 
     decode(manager, first, 900)  # time 2: 15 of 16 slots of block 3
     assert admit(manager, second) == 48
-    assert table(manager, second) == [0, 1, 2, 4]  # a partial block is not shared
+    assert table(manager, second) == [0, 1, 2, 4]  # partial blocks are not shared
 
     decode(manager, first, 901)  # time 3: block 3 is full
     decode(manager, second, 900)
@@ -65,7 +65,7 @@ def test_001_1_two_equal_requests_keep_duplicate_blocks_and_the_first_is_served(
 
     manager.free(second)
     manager.check_integrity()
-    assert manager.pool.free_in_order()[-1] == 4  # only its own copy became free
+    assert manager.pool.free_in_order()[-1] == 4  # only the copy of this request became free
 
 
 def test_a_full_hit_leaves_one_token_to_compute() -> None:
@@ -114,7 +114,9 @@ def test_blocks_without_content_are_evicted_before_all_others() -> None:
 
 
 def test_001_5_hits_that_wait_in_the_free_queue_do_not_count_as_free() -> None:
-    """Document 001's reviewer: three blocks wanted, two of them cached, and only those two are free."""
+    """From the review of document 001: a request wants three blocks, two of them are cached, and only
+    those two are free.
+    """
     manager = manager_of(3)
     earlier = request_of(32)
     admit(manager, earlier)
@@ -226,7 +228,7 @@ def test_blocks_from_another_server_take_only_the_room_that_is_free() -> None:
     manager.check_integrity()
     assert (
         manager.take_in(prompt, end_block=4) == 2
-    )  # what is there of the prompt is not pushed out by its own end
+    )  # the end of the prompt does not evict the prompt's own beginning
     manager.check_integrity()
 
 

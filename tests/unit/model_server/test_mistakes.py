@@ -1,4 +1,4 @@
-"""What a person gets wrong at the command line of `model-server` is told in one line, without a traceback."""
+"""A mistake on the command line of `model-server` gives one line, without a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the flags of `model-server serve` come to."""
+"""The settings that the flags of `model-server serve` give."""
 
 from __future__ import annotations
 

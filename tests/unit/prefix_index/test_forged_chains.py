@@ -1,7 +1,7 @@
-"""A text made to have the chain of another text, which takes milliseconds for whoever knows the seed.
+"""A text that is made to have the chain of another text. With a known seed this takes milliseconds.
 
-XXH3 adds up, for each of eight lanes, the words of a chunk and the products of their halves, each half mixed
-with a key that comes from the seed. Whoever knows the key can choose words for any two sums.
+For each of eight lanes, XXH3 adds the words of a chunk and the products of their halves. Each half is
+mixed with a key that comes from the seed. With the key, words can be chosen for any two sums.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SYSTEM = (b"You are a helpful assistant of the company. " * 400)[: 64 * CHUNK]
 
 
 def forged_chunk(chunk: bytes, *, seed: int, rng: random.Random) -> bytes:
-    """Another chunk with the same hash."""
+    """Return another chunk with the same hash."""
     keys = bytearray()
     for at in range(0, len(KEYS), 16):
         one, other = struct.unpack_from("<QQ", KEYS, at)
@@ -68,7 +68,7 @@ def test_a_text_forged_for_a_known_seed_has_no_chunk_in_common_under_a_secret() 
     known = Roots(schedule).seed(model="m")
     forged = forged_text(SYSTEM, seed=known)
     chains = [hash_chain(text, seed=known, schedule=schedule) for text in (SYSTEM, forged)]
-    assert chains[0] == chains[1], "the recipe works where the seed is known"
+    assert chains[0] == chains[1], "the recipe works with a known seed"
     assert len(chains[0]) == 64
     assert forged != SYSTEM
     for _ in range(200):

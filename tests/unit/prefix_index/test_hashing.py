@@ -59,7 +59,8 @@ def test_a_prompt_shorter_than_a_chunk_has_no_chain() -> None:
 
 
 def test_root_is_stable_across_releases() -> None:
-    # Replicas of different builds share hashes: whoever changes this value must change the scheme's version.
+    # Replicas of different builds share hashes. If this value changes, the version of the scheme has to
+    # change too.
     assert Roots(ChunkSchedule(), secret=b"k").seed(model="m", cache_salt="s") == 0x98B48AA44E21B44D
 
 

@@ -41,7 +41,7 @@ def test_without_the_secret_nobody_can_tell_the_hashes_that_a_picker_uses() -> N
     assert len(seeds) == 4
     roots = Roots(schedule, secret=ONE.key)
     assert roots.fingerprint != f"{roots.seed(model=''):016x}", (
-        "what is told of a secret is no hash that is used"
+        "the fingerprint of a secret is not a hash that the table uses"
     )
 
 

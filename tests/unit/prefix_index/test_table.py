@@ -399,7 +399,7 @@ class TestServers:
 
 
 class TestEqualHashesOfDifferentPrefixes:
-    """Whoever knows the seed can make them; they may cost matches and must never break the table."""
+    """A client who knows the seed can make them. They may cost matches and must never break the table."""
 
     def hashes(self, *values: int) -> list[ChunkHash]:
         return [ChunkHash(v) for v in values]

@@ -1,5 +1,6 @@
-"""A recording: what a line says of a request, that it holds no text,
-and that neither memory nor disk is exceeded."""
+"""A recording: what a line says of a request. It holds no text, and memory and disk stay within their
+bounds.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from tests.unit.picker_questions import a_picker, ask, serve, text
 
 
 def ended(picker: Picker, recorder: Recorder, prompt: bytes, *, salt: str = "", now: float) -> None:
-    """One request from pick to end, its answer sampled."""
+    """Route one request and end it, with a sampled answer."""
     pick = picker.pick(ask(prompt, salt=salt, stream=True), now=now)
     picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now + 0.1)
     told = ResponseFeedback(
@@ -91,7 +92,7 @@ def test_the_file_opens_with_policy_and_servers_and_holds_no_text_of_the_prompt(
     raw = path.read_bytes()
     assert b"Hidden" not in raw
     assert b"salt" not in raw
-    assert path.stat().st_mode & 0o077 == 0, "for its owner alone"
+    assert path.stat().st_mode & 0o077 == 0, "only the owner may read the file"
 
 
 def test_file_and_predecessor_stay_within_the_bound_and_each_can_be_read_alone(tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ def test_file_and_predecessor_stay_within_the_bound_and_each_can_be_read_alone(t
     written(picker, path, recorder.take(), max_bytes=most)
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == ["recording.jsonl", "recording.jsonl.1"]
-    assert sum(file.stat().st_size for file in files) <= most + 2 * 4096, "the openings come on top"
+    assert sum(file.stat().st_size for file in files) <= most + 2 * 4096, "the opening lines come in addition"
     for file in files:
         opening, servers, *asked = read(file)
         assert isinstance(opening, Opening)
@@ -176,7 +177,7 @@ def test_a_reader_that_is_gone_makes_room_and_leaves_nothing_behind() -> None:
     clock.now += GONE_AFTER_S + 1
     assert tap.on
     serve(picker, ask(text("one")), now=2.0)
-    assert not tap.on, "the next request finds that nobody asks any more"
+    assert not tap.on, "the next request notices that nobody asks any more"
     serve(picker, ask(text("two")), now=3.0)
     assert told(tap, "another") == []
     serve(picker, ask(text("three")), now=4.0)
@@ -189,7 +190,7 @@ def test_a_reader_that_says_it_is_done_makes_room_at_once() -> None:
     told(tap)
     assert picker.recorders == 1
     serve(picker, ask(text("one")), now=2.0)
-    assert len(tap.read("one", True)[0].splitlines()) == 3, "its last question is answered too"
+    assert len(tap.read("one", True)[0].splitlines()) == 3, "its last question gets an answer too"
     assert not tap.on
     assert picker.recorders == 0
     assert told(tap, "another") == []
@@ -203,6 +204,6 @@ def test_while_requests_are_recorded_their_tenants_are_read_without_flow_control
     assert spec.flow.tenant_header not in request_names(spec, read=gate.read)
     tap = Tap(picker, clock=Clock())
     told(tap)
-    assert not gate.on, "it costs no more than that"
+    assert not gate.on, "it takes no more than that"
     assert spec.flow.tenant_header in request_names(spec, read=gate.read)
     assert read_head(tenant, spec, read=gate.read).claim.tenant == "acme"

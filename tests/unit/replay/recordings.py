@@ -20,8 +20,9 @@ from tests.unit.picker_questions import a_picker, ask, text
 
 
 def record(path: Path, *, requests: int = 120, seed: int = 1, rule: str = "least-cost") -> None:
-    """Conversations of twelve users over four shared beginnings, half a second apart;
-    every tenth answer is sampled."""
+    """Make conversations of twelve users with four shared beginnings, half a second apart. Every tenth
+    answer is sampled.
+    """
     rng = random.Random(seed)
     picker = a_picker(PolicySpec(rule=rule), on=())  # type: ignore[arg-type]
     recorder = Recorder(key=b"k")
@@ -44,7 +45,7 @@ def record(path: Path, *, requests: int = 120, seed: int = 1, rule: str = "least
 
 
 class _RecordingRouter(PickerRouter):
-    """Notes every request that is over, as the picker's observer does."""
+    """Notes every request that is over, as the listener of a picker does."""
 
     def __init__(self, *, seed: int) -> None:
         super().__init__(DEFAULT_POLICY, seed=seed)
@@ -57,7 +58,7 @@ class _RecordingRouter(PickerRouter):
 
 
 def record_simulation(path: Path, *, requests: int, horizon_s: float = 3600.0) -> Row:
-    """What a simulated fleet did is recorded there as a gateway's would be. Its own figures."""
+    """Record what a simulated fleet does, as a gateway would. Return the fleet's own figures."""
     spec = SPECS["b2b"]
     assert spec.make is not None
     router = _RecordingRouter(seed=1)

@@ -1,4 +1,6 @@
-"""From files to a trace: what is kept of a recording, Mooncake's format, and faults that name their line."""
+"""From files to a trace: what is read from a recording, Mooncake's format, and faults that name their
+line.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def test_a_recording_gives_times_sizes_and_equal_pieces_where_prompts_begin_alik
     for call in trace.calls:
         assert sum(piece.num_bytes for piece in call.pieces) % 700 == 6000 % 700
     assert len({call.pieces[-1].name for call in trace.calls}) == 120, (
-        "what is in no full chunk is each one's own"
+        "the text after the last full chunk belongs to one request alone"
     )
 
 
@@ -111,7 +113,7 @@ def test_what_is_no_recording_is_refused_with_its_line(tmp_path: Path, text: str
 def test_a_request_that_no_gateway_had_is_refused_by_its_field(
     tmp_path: Path, wrong: dict[str, object], why: str
 ) -> None:
-    """Simulated servers would live through all of it: for a line of 300 bytes, hours or gigabytes."""
+    """Simulated servers would carry out all of it: hours or gigabytes for a line of 300 bytes."""
     path = tmp_path / "r.jsonl"
     record(path, requests=20)
     rows = [json.loads(row) for row in path.read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""A recording replayed: the real picker on simulated servers, several policies side by side."""
+"""A recording is replayed: the real picker on simulated servers, with several policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The name of the model in an answer that streams by."""
+"""The name of the model in an answer that is streamed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RENAMED = (
 
 @given(st.lists(st.integers(0, len(EVENTS)), max_size=12))
 def test_however_it_is_split_the_answer_has_the_name_that_the_client_sent(cuts: list[int]) -> None:
-    """Text that the model wrote is no name, and neither is a longer one."""
+    """Text that the model wrote is not a name, and neither is a longer name."""
     names = AnswerNames(served=SERVED, asked=ASKED)
     ends = [*sorted(cuts), len(EVENTS)]
     parts = [EVENTS[start:end] for start, end in zip([0, *ends], ends, strict=False)]
@@ -39,7 +39,7 @@ def test_little_is_held_back_and_only_where_a_name_may_have_begun() -> None:
     assert names.feed(b', "model": "llama', end=False) == b", "
     assert names.feed(b'-70b"}', end=False) == b'"model": "llama-70b"}'
     assert names.feed(b'"mo', end=False) == b""
-    assert names.feed(b"", end=True) == b'"mo', "what is held comes at the end"
+    assert names.feed(b"", end=True) == b'"mo', "the bytes that were held come at the end"
 
 
 def test_names_with_quotes_and_backslashes_are_written_as_json() -> None:

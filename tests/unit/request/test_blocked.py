@@ -1,5 +1,6 @@
-"""Which paths are refused, and that asking is cheap.
-The list itself: tests/contract/test_blocked_paths.py."""
+"""Which paths are refused, and that the check is cheap. For the list itself see
+tests/contract/test_blocked_paths.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""JSON that takes long to decode is refused before it is decoded. Costs are counted, not timed."""
+"""JSON that would take long to decode is refused before it is decoded. The test counts costs and does not
+measure time.
+"""
 
 from __future__ import annotations
 

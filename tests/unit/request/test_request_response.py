@@ -22,7 +22,7 @@ def reader(
 
 
 def read(pieces: list[bytes], reading: ResponseReader) -> ResponseFeedback:
-    """Feeds one piece at each second from 1.0 on."""
+    """Feed one piece at each second from 1.0 on."""
     for number, piece in enumerate(pieces, start=1):
         reading.feed(piece, now=float(number))
         reading.check_integrity()
@@ -333,7 +333,7 @@ def test_garbage_teaches_nothing_and_never_raises(kind: ApiKind, data: bytes) ->
 
 @pytest.mark.parametrize("number", ["9" * 400, "-1", "1e300", "12.0", "68719476737", "true", '"7"'])
 def test_what_no_count_can_be_is_not_said(number: str) -> None:
-    """A sum of such numbers is no float any more, and made the page of metrics fail for good."""
+    """A sum of such numbers is too large for a float. Before, it made the metrics page fail for good."""
     usage = f'{{"prompt_tokens":{number},"completion_tokens":{number},"prompt_tokens_details":{{"cached_tokens":{number}}}}}'
     told = read(
         [f'{{"choices":[],"usage":{usage}}}'.encode()],

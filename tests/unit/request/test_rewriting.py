@@ -1,4 +1,4 @@
-"""Other names for models: which target a request has, and what becomes of its body."""
+"""Other names for models: which target a request gets, and how its body changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of candidates: made when somebody looks, and then what the rule saw."""
+"""The record of candidates is made when somebody looks, and shows what the rule saw."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ def test_a_candidate_says_what_the_rule_saw_of_its_endpoint() -> None:
     assert (candidate.name, candidate.address) == ("a", Address("10.0.0.1", 8000))
     assert (candidate.matched_tokens, candidate.uncached_tokens, candidate.backlog_tokens) == (128, 872, 5000)
     assert (candidate.in_flight, candidate.waiting, candidate.kv_usage) == (2, 9, 0.5)
-    assert (candidate.prefill_tokens_per_s, candidate.score_s) == (10_000.0, 0.0)  # left out, so not scored
+    # this endpoint is left out, so it has no score
+    assert (candidate.prefill_tokens_per_s, candidate.score_s) == (10_000.0, 0.0)
     assert candidate.parts_s["backlog"] == pytest.approx(0.50007)
-    assert candidate.parts_s["lora"] == 2 * SPEC.lora.load_seconds  # no slot is free
+    assert candidate.parts_s["lora"] == 2 * SPEC.lora.load_seconds  # no slot for an adapter is free
     assert candidate.excluded == "waiting"
 
 

@@ -1,4 +1,6 @@
-"""One decision: the gain threshold, the load thresholds, who is left, and that somebody always remains."""
+"""One decision: the gain threshold, the load thresholds, which candidates are left, and that there is
+always one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every rule: what it prefers, that it orders all candidates, and that equals are chosen by chance."""
+"""Every rule: what it prefers, that it puts all candidates in order, and that it chooses among equals by
+chance.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def firsts(rule: Rule, seen: list[Seen], *, times: int = 400) -> Counter[str]:
 
 
 def first(seen: list[Seen], *, seed: int, unheard_picks: float, adapter: str = "") -> int:
-    """The place that `least-cost` takes where other pickers have sent so many requests unheard."""
+    """Return the place that `least-cost` takes when other pickers have sent so many requests that are not
+    known here.
+    """
     ranked = rule_of("least-cost", seed=seed).rank(
         weighed(seen, adapter=adapter, unheard_picks=unheard_picks)
     )
@@ -90,7 +94,7 @@ def test_the_order_is_of_different_candidates_all_of_them_where_they_are_few(
     assert set(ranked.places) <= set(range(count))
     assert ranked.reason
     for column in ("undone_tokens", "rate", "in_flight", "waiting", "kv_usage"):
-        # the caller's columns are left alone
+        # the rule does not change the caller's columns
         assert getattr(given.seen, column).tolist() == getattr(before.seen, column).tolist()
     assert given.uncached_tokens.tolist() == before.uncached_tokens.tolist()
 
@@ -104,7 +108,7 @@ def test_equals_are_chosen_by_chance_not_by_their_place_in_the_list(name: RuleNa
 
 @pytest.mark.parametrize("name", ["least-cost", "affinity", "least-load"])
 def test_the_fallback_among_equals_is_chosen_by_chance_too(name: RuleName) -> None:
-    """A fixed second would get everything that a dead first leaves."""
+    """A fixed second choice would get everything when the first choice is dead."""
     rule, seen = rule_of(name), [Seen("a", cached=900), *(Seen(n, in_flight=1) for n in "bcd")]
     if name == "least-load":
         seen[0].in_flight = 0
@@ -324,7 +328,7 @@ def test_round_robin_gives_each_its_turn_and_the_next_as_fallback() -> None:
 
 @given(st.lists(st.sampled_from("abcdef"), max_size=40))
 def test_round_robin_stays_fair_while_endpoints_come_and_go(toggles: list[str]) -> None:
-    """Whoever is there all along is never passed over for a whole round, nor served twice in one."""
+    """An endpoint that is there all the time is served exactly once in each round."""
     rule, members = rule_of("round-robin"), {"m", "n"}
     picks: list[str] = []
     for toggled in ["", *toggles]:
@@ -354,7 +358,7 @@ def test_power_of_two_never_takes_the_most_loaded_but_does_take_the_second() -> 
     seen = [Seen(n, in_flight=i) for i, n in enumerate("abcd")]
     counts = firsts(rule_of("power-of-two"), seen, times=1200)
     assert counts["d"] == 0
-    # Of the six pairs a is in three, b is the better of two, c of one.
+    # Endpoint a is in three of the six pairs. b is the better one of two pairs, and c of one.
     assert 500 < counts["a"] < 700
     assert 300 < counts["b"] < 500
     assert 120 < counts["c"] < 280
@@ -389,7 +393,7 @@ def test_an_endpoint_that_leaves_moves_only_its_own_sessions() -> None:
     before, after = sessions_to(NAMES), sessions_to(NAMES[1:])
     moved = {s for s in before if before[s] != after[s]}
     assert moved == {s for s in before if before[s] == NAMES[0]}
-    assert len({after[s] for s in moved}) > 4  # and those spread over the others
+    assert len({after[s] for s in moved}) > 4  # these spread over the other endpoints
 
 
 def test_an_endpoint_that_joins_takes_its_share_and_moves_nothing_else() -> None:

@@ -37,7 +37,7 @@ _OTHER_HISTOGRAMS = (
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """What one engine of a server would report."""
+    """The numbers that one engine of a server reports."""
 
     running: int = 0
     waiting: int = 0
@@ -58,7 +58,7 @@ class EngineState:
 
 @dataclass(frozen=True, slots=True)
 class LoraSeries:
-    """One series of vllm:lora_requests_info; the newest is the current one."""
+    """One series of vllm:lora_requests_info. The newest series is the current one."""
 
     at: float
     running: str = ""
@@ -72,7 +72,7 @@ def vllm_page(
     loras: Sequence[LoraSeries] = (),
     model: str = MODEL,
 ) -> bytes:
-    """A page of vLLM; with one engine about 70 KB, as a real one."""
+    """Return a page of vLLM. With one engine it has about 70 KB, as a real page."""
     registry = CollectorRegistry()
     labels = ["engine", "model_name"]
 

@@ -1,4 +1,4 @@
-"""A server's list of models is read strictly where routing depends on it, and leniently elsewhere."""
+"""A server's list of models is read strictly where routing depends on the field, and leniently elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read from a metrics page, and what makes a page unbelievable."""
+"""What is read from a metrics page, and which pages are not believed."""
 
 from __future__ import annotations
 
@@ -324,7 +324,9 @@ def test_a_page_where_only_numbers_of_the_process_changed_is_not_parsed_again() 
 
 
 def test_a_reader_of_pages_says_of_each_page_what_a_parse_says() -> None:
-    """One page after another, each with one line changed: a number, a name, a comment, or the line's end."""
+    """The reader gets one page after another. Each has one changed line: a number, a name, a comment, or
+    the end of the line.
+    """
     lines = (PROCESS % 1.0 + vllm_page([BUSY]) + SGLANG).splitlines(keepends=True)
     reader = PageReader()
     for at, line in enumerate(lines):

@@ -1,4 +1,4 @@
-"""Several real pickers with an exchange each, and a channel between them that the test controls."""
+"""Several real pickers with an exchange each. The test controls the channel between them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def endpoints(names: str = "ab", *, incarnation: str = "") -> list[Endpoint]:
 
 
 def text(name: str, size: int = 8000) -> bytes:
-    """Another text for every name."""
+    """Return another text for every name."""
     return random.Random(name).randbytes(size // 2).hex().encode()
 
 
@@ -62,7 +62,7 @@ class Replica:
         self.picker.end(pick, outcome=outcome, now=now)
 
     def say(self, *, now: float) -> list[bytes]:
-        """All that it has to say now."""
+        """Return everything that it has to send now."""
         said = []
         while (batch := self.exchange.next_batch(now=now)) is not None:
             said.append(batch)
@@ -74,7 +74,9 @@ class Replica:
         self.check()
 
     def matched(self, prompt: bytes, *, now: float) -> dict[EndpointName, int]:
-        """Tokens of the prompt that each endpoint is believed to hold; nothing is left behind by asking."""
+        """Return the tokens of the prompt that each endpoint is believed to hold. The question leaves
+        nothing behind.
+        """
         probe = Replica(99, on=self.picker.endpoints(), policy=self.picker.policy, secret=self.picker.secret)
         chain = probe.picker.caches.chain(InferenceRequest(kind=ApiKind.CHAT, model="m", prompt=prompt))
         return self.picker.table.match(chain)
@@ -83,7 +85,7 @@ class Replica:
         return {s.endpoint.name: s.peers_in_flight for s in self.picker.fleet.states() if s.peers_in_flight}
 
     def undone(self, *, now: float) -> float:
-        """Prompt tokens that all servers have yet to compute, as this picker sees it."""
+        """Return the prompt tokens that all servers still have to compute, as this picker sees it."""
         return sum(s.backlog.undone_tokens(now=now, rate=0.0) for s in self.picker.fleet.states())
 
     def check(self) -> None:
@@ -93,7 +95,9 @@ class Replica:
 
 
 def meet(replicas: Sequence[Replica], *, now: float, rounds: int = 3) -> None:
-    """Everybody says everything and hears everybody, until nobody refers to what another missed."""
+    """Each picker sends everything and hears all others, until none refers to an event that another
+    missed.
+    """
     for _ in range(rounds):
         for speaker in replicas:
             said = speaker.say(now=now)

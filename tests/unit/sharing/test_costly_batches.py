@@ -1,5 +1,6 @@
-"""A batch costs what its chains are long, not what its bytes are:
-it is applied in portions, and has a budget."""
+"""The cost of a batch follows from the length of its chains and not from its bytes. So a batch is applied
+in portions and has a budget.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ BUDGET_CHUNKS = 2**18
 
 
 def batch(replica: Replica, number: int, events: list[Event]) -> bytes:
-    """Of another picker, about endpoint 0, which is a."""
+    """Return a batch of another picker about endpoint 0, which is a."""
     state = next(iter(replica.picker.fleet.states()))
     fresh = number == 1
     return encode(

@@ -1,5 +1,6 @@
-"""What pickers learn from each other: holdings, bookings, and what happens when words are lost,
-late or out of date."""
+"""What pickers learn from each other: what servers hold, bookings, and what happens when events are lost,
+late or out of date.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def test_a_pick_is_known_to_the_others_with_its_work() -> None:
 
 
 def test_news_tell_how_many_requests_of_others_are_not_known_yet() -> None:
-    """Fifty requests a second, heard of a tenth of a second later: five are unheard of."""
+    """Others send fifty requests a second, and a request is known a tenth of a second later. So five are
+    not known yet.
+    """
     one, other = two()
     assert other.picker.fleet.unheard.picks(now=9.0) == 0.0
     for n in range(250):
@@ -93,7 +96,7 @@ def test_a_server_that_fails_one_picker_is_left_out_by_the_others_and_comes_back
 
 
 def hangs_for(replica: Replica, name: str, *, now: float) -> None:
-    """Half of twenty requests get no first byte; those that went elsewhere do."""
+    """Half of twenty requests get no first byte. Those that went elsewhere get one."""
     for n in range(20):
         pick = replica.pick(text(f"{name}{n}"), now=now + n / 100)
         if pick.decision.chosen != name:
@@ -112,7 +115,7 @@ def test_an_answer_that_one_picker_is_told_was_cut_counts_once_with_the_others()
         assert state is not None
         assert picker.fleet.failures.share(state, now=1.1) == pytest.approx(0.59, abs=0.01)
         assert picker.left_out(now=1.1) == {state: "its answers break off midway"}
-    assert not other.say(now=1.2), "it is not told on"
+    assert not other.say(now=1.2), "it is not sent on to others"
 
 
 def test_a_server_that_hangs_for_one_picker_is_left_out_by_the_others_and_comes_back_with_them() -> None:
@@ -223,7 +226,7 @@ def test_whoever_missed_a_batch_releases_what_may_be_over_and_is_told_from_anew(
     other.hear(one.say(now=11.0), now=11.0)
     counts = other.exchange.listener.counts
     assert (counts.gaps, counts.unresolved) == (1, 1)
-    assert sum(other.in_flight_of_peers().values()) == 1, "only of the batch that was heard"
+    assert sum(other.in_flight_of_peers().values()) == 1, "only the tokens of the batch that was heard"
     one.hear(other.say(now=11.1), now=11.1)
     one.pick(turn + text("r"), now=12.0)
     other.hear(one.say(now=12.0), now=12.0)
@@ -252,7 +255,7 @@ def test_the_row_is_bounded_and_what_has_no_room_is_counted_and_forgotten() -> N
     assert speaker.dropped + speaker.waiting == 20
     other.hear(one.say(now=3.0), now=3.0)
     assert sum(other.in_flight_of_peers().values()) == 20 - speaker.dropped, (
-        "also the one told of before is forgotten"
+        "the prompt that was reported before is forgotten too"
     )
 
 
@@ -291,7 +294,7 @@ def test_a_restart_that_one_sees_from_counters_clears_the_others_tables_once() -
     third = Replica(3)
     restarted(third, pick.decision.chosen, now=21.0)
     other.hear(third.say(now=21.0), now=21.0)
-    assert other.matched(text("p"), now=21.0), "a second word of the same restart"
+    assert other.matched(text("p"), now=21.0), "a second report of the same restart"
 
 
 def test_an_endpoint_that_this_picker_does_not_know_is_counted_and_no_more() -> None:
@@ -351,7 +354,7 @@ def test_a_batch_that_is_malformed_in_its_middle_is_a_missing_one() -> None:
     one.hear(other.say(now=12.0), now=12.0)
     one.pick(text("s"), now=12.0)
     other.hear(one.say(now=12.0), now=12.0)
-    assert other.matched(text("s"), now=12.0), "it asked to be told anew"
+    assert other.matched(text("s"), now=12.0), "it asked to be sent everything again"
 
 
 def test_pools_policies_and_formats_meet_on_channels_of_their_own() -> None:
@@ -382,7 +385,7 @@ def replace_chunks(chunks: Chunks) -> Policy:
 
 
 def restarted(replica: Replica, name: EndpointName, *, now: float) -> None:
-    """Its picker sees the endpoint's counters go back."""
+    """Let this picker see the endpoint's counters go back."""
     for at, tokens in ((now - 0.1, 5000.0), (now, 3.0)):
         page = EndpointMetrics(scraped_at=at, prompt_tokens=tokens, finished=tokens)
         replica.picker.observe(name, page, now=at)

@@ -1,5 +1,6 @@
-"""What waits at one picker is known to the others:
-what is told, and what becomes of it when words are lost or old."""
+"""Each picker knows which requests wait at the others: which reports it gets, and what happens when
+reports are lost or old.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def replica(number: int, **flow: object) -> Replica:
 
 
 def two(**flow: object) -> tuple[Replica, Replica]:
-    """Whose servers are busy for long."""
+    """Return two pickers whose servers are busy for long."""
     one, other = replica(1, **flow), replica(2, **flow)
     meet([one, other], now=0.0)
     for name in "ab":
@@ -73,7 +74,9 @@ def test_what_waits_at_one_picker_counts_in_the_bounds_of_the_others() -> None:
 def test_whatever_tenant_and_priority_a_client_names_other_pickers_can_read_it(
     header: str, body: dict[str, int]
 ) -> None:
-    """A batch that names what is out of bounds is refused as a whole, with all else that it tells."""
+    """A batch with a name or a number that is out of bounds would be refused as a whole, with all other
+    events in it.
+    """
     claims = ("Tenant", "BodyPriority")
     one, other = two(per_tenant=Waiting(max_requests=1), claims=claims)
     flow = one.picker.policy.spec.flow

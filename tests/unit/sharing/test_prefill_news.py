@@ -15,7 +15,7 @@ ROLES = {"a": Role.DECODE, "b": Role.DECODE, "c": Role.PREFILL, "d": Role.PREFIL
 
 
 def a_replica(number: int) -> Replica:
-    """Two servers that answer, and are busy with it, and two that compute prompts."""
+    """Two busy servers that answer, and two servers that compute prompts."""
     on = [
         Endpoint(EndpointName(name), Address(f"10.0.0.{n}", 8000), model="m", role=role)
         for n, (name, role) in enumerate(ROLES.items(), start=1)
@@ -61,7 +61,7 @@ def test_the_tokens_that_a_prefill_server_has_to_compute_are_known_to_the_others
     assert undone(other, helper(pick), now=10.0) == 20_000
     assert undone(other, pick.decision.chosen, now=10.0) == 0
     assert other.in_flight_of_peers() == {pick.decision.chosen: 1, helper(pick): 1}
-    assert helper(a_long_one(other, "q", now=10.0)) != helper(pick), "the next prompt goes to the idle one"
+    assert helper(a_long_one(other, "q", now=10.0)) != helper(pick), "the next prompt goes to the idle server"
 
 
 def test_when_the_answer_begins_the_prefill_server_is_free_and_holds_the_prompt(

@@ -1,4 +1,4 @@
-"""A stored table is read from Redis in pieces: no call copies more than one of them."""
+"""A stored table is read from Redis in pieces. No call copies more than one of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from epp.sharing.redis_replies import MOST_PIECE_BYTES
 
 
 class FakeRedis:
-    """One value, which may be another one at each call."""
+    """Holds one value, which may differ from call to call."""
 
     def __init__(self, *values: bytes) -> None:
         self._values = values
@@ -64,7 +64,7 @@ async def test_a_table_that_is_replaced_meanwhile_is_read_anew() -> None:
 
 
 def test_portions_are_taken_out_one_at_a_time() -> None:
-    """All of a table of 128 MB in one step took 50 ms."""
+    """To take out all of a table of 128 MB in one step took 50 ms."""
     data = bytearray(msgspec.msgpack.encode([[b"a" * 99, b"b" * 99, 7, b"c"]]))
     portions: Iterator[bytes] = decode_table(memoryview(data))
     assert next(portions) == b"a" * 99

@@ -1,4 +1,4 @@
-"""The `sharing` section: every form of Redis URL, and what a mistake is answered with."""
+"""The `sharing` section: every form of Redis URL, and the messages for mistakes."""
 
 from __future__ import annotations
 

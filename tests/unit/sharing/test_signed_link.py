@@ -1,4 +1,4 @@
-"""Where a pool has a key, what it did not sign is refused."""
+"""With a pool key, messages that the pool did not sign are refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KEY = b"a key that nobody guesses"
 
 
 class Shelf:
-    """A link that keeps what it is given, for whoever reads."""
+    """A link that keeps its messages for any reader."""
 
     def __init__(self) -> None:
         self.batches: list[bytes] = []
@@ -67,7 +67,7 @@ async def test_what_another_key_or_another_channel_signed_is_refused(
     stranger, ours = await link_on(shelf, key=key, channel=channel), await link_on(shelf)
     await stranger.say(b"batch")
     await stranger.store(b"table")
-    assert await ours.read() == [Received(b"", 0.5)], "no batch: it is counted as malformed"
+    assert await ours.read() == [Received(b"", 0.5)], "this is not a batch, so it is counted as malformed"
     assert await ours.stored() is None
     assert "sharing.redis.signingKeyFile" in caplog.text
 

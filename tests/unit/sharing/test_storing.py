@@ -1,4 +1,4 @@
-"""A stored table: whoever loads it holds what its maker held, in the same order of eviction."""
+"""A stored table: a picker that loads it holds what its maker held, in the same order of eviction."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from tests.unit.sharing.pickers import Replica, endpoints, text
 
 
 def a_used_replica(*, requests: int = 300) -> Replica:
-    """Conversations over a few shared beginnings, some answers charged, more than the servers can hold."""
+    """Serve conversations over a few shared beginnings, some with charged answers, and more than the
+    servers can hold.
+    """
     replica = Replica(1, on=endpoints("abc"))
     for name in "abc":
         page = EndpointMetrics(

@@ -1,5 +1,6 @@
-"""An autoscaler on the picker's own signal:
-Kubernetes's rule by hand, and a small day in the simulated fleet."""
+"""An autoscaler that uses the picker's own signal: Kubernetes's rule worked out by hand, and a short day
+in the simulated fleet.
+"""
 
 from __future__ import annotations
 
@@ -92,5 +93,5 @@ def test_servers_come_before_first_tokens_are_late_and_go_without_thrash(workloa
     assert scaled.added_at_s + plan.start_s < left_alone.broke_at_s + 300
     assert scaled.broke_at_s is None, scaled.stretches
     assert scaled.moments[-1].servers < scaled.most, "servers are taken away again"
-    assert scaled.turns <= 1, "chance in a calm hour may ask for one once more"
+    assert scaled.turns <= 1, "in a calm hour chance may ask for one more server"
     assert len(scaled.changes) <= 12

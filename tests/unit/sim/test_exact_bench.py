@@ -1,4 +1,4 @@
-"""The benchmark of exact mode: its picker is told what the simulated servers hold, and nothing else."""
+"""The benchmark of exact mode. Its picker hears which blocks the simulated servers hold, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What the live comparison is made of: prompts of exact sizes, one description of both sides, ranks,
-and its report."""
+"""The parts of the live comparison: prompts of exact sizes, one description of both sides, ranks, and the
+report.
+"""
 
 from __future__ import annotations
 
@@ -139,5 +140,5 @@ def test_exact_mode_is_compared_run_by_run_on_the_same_requests() -> None:
     ]
     lines = exact.table_of(runs).splitlines()
     assert len(lines) == 3
-    assert "| b2b | reset | 2 |" in lines[2], "a run without its other says nothing"
+    assert "| b2b | reset | 2 |" in lines[2], "a run without its counterpart is not compared"
     assert "1.000 -> 0.700 | 0.70 (0.50 to 0.90) | 1.00 |" in lines[2]

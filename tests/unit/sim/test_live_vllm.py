@@ -1,4 +1,6 @@
-"""The comparison on real vLLM servers without them: its conversations, its simulated side, and its report."""
+"""The comparison on real vLLM servers, here without them: its conversations, its simulated side, and its
+report.
+"""
 
 from __future__ import annotations
 
@@ -73,10 +75,10 @@ def test_the_report_names_the_pairs_that_the_simulator_has_the_other_way_round()
     assert "over 15% apart by mean TTFT: 1; in another order live: 1" in text
     assert "- least-cost and round-robin: simulated" in text
     assert text.index("| round-robin | 1 |") < text.index("| least-cost | 1 |"), (
-        "only seeds that both have run count"
+        "only seeds that both sides have run count"
     )
     assert "| cache, tokens | 5,120 (5,120 to 5,120) | 5,000 (5,000 to 5,000) |" in text
     slow = msgspec.structs.replace(runs[1], true_prefill_tokens_per_s=[50.0, 150.0])
-    assert vllm_report.paced(slow) == 100 * slow.live.ttft_mean_s, "a machine at half the pace"
+    assert vllm_report.paced(slow) == 100 * slow.live.ttft_mean_s, "a machine at half the speed"
     assert "in another order live: 0" in vllm_report.report([run_of("least-cost"), run_of("round-robin")])
     assert vllm_report.report([]) == "no run yet"

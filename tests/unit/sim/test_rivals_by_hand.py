@@ -1,8 +1,8 @@
-"""Other projects' rules, each held to cases that were worked out by hand from its source.
+"""Other projects' rules. Each has cases that were worked out by hand from its source.
 
-A row is a state of three servers and the servers that the source may choose. The prompt has 1,000 tokens in
-10 blocks of 100. Where the source breaks ties by the first index, ours does by chance, so that no rule gains
-or loses by an order of names.
+A row is a state of three servers and the servers that the source may choose. The prompt has 1,000 tokens
+in 10 blocks of 100. Where the source takes the first of equal servers, ours takes one by chance, so that
+no rule gains or loses by the order of names.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Case:
     backlog: tuple[int, int, int] = NONE
     """Prompt tokens in flight and not computed."""
     depths: tuple[int, int, int] = NONE
-    """Blocks of the prompt that each holds."""
+    """Blocks of the prompt that each server holds."""
     waiting: tuple[int, int, int] = NONE
-    """Requests in the server's queue, by its page."""
+    """Requests in the server's queue, as on its page."""
     kv_usage: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """By its page."""
+    """As on the server's page."""
     sent: Sequence[tuple[int, int]] = ()
-    """What was sent before, all of it new: (server, tokens)."""
+    """Requests that were sent before, with no cached tokens: (server, tokens)."""
     prompt_tokens: int = 1000
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -351,7 +351,9 @@ def test_production_stack_session() -> None:
     world = a_world(in_flight=(9, 0, 9))
     rule = load.Session(world)
     send(rule, world, Case("", set(), sent=[(0, 50), (2, 50)]))
-    assert {choice(rule) for _ in range(20)} == {1}, "no session: fewest arrivals"
+    assert {choice(rule) for _ in range(20)} == {1}, (
+        "without a session the server with the fewest arrivals is taken"
+    )
     assert len({choice(rule, what=asked(session="a")) for _ in range(20)}) == 1
 
 
@@ -374,4 +376,4 @@ def test_dynamo_holds_a_request_while_all_are_busy(backlog: tuple[int, int, int]
     if waits:
         router.route(second, now=0.0)
         world.pods[2].backlog_tokens = 500
-        assert list(router.decided(now=1.0)) == [(1, "pod-2")], "the first one fills it again"
+        assert list(router.decided(now=1.0)) == [(1, "pod-2")], "the first request fills the server again"

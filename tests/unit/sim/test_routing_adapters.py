@@ -1,4 +1,6 @@
-"""Where the default rule puts adapters: few copies, more of what is asked for more, and few loads."""
+"""Where the default rule loads adapters: few copies, more copies of adapters with more requests, and few
+loads.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The routing benchmark in small: every rule runs, the same seed gives the same figures, and sharing pays."""
+"""The routing benchmark in small: every rule runs, the same seed gives the same figures, and a shared
+cache helps.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,8 @@ def test_every_configuration_serves_every_request_and_repeats_itself(rule: str) 
     first, again = (outcome_of(run_of(rule, load=0.5)) for _ in range(2))
     assert repr(first) == repr(again)
     assert all(record.server in {"pod-0", "pod-1", "pod-2"} for record in first.records)
-    if rule != "ps-prefix":  # sends all that share a block to one server, whatever its queue
+    # this rule sends all requests that share a block to one server, however long the queue there is
+    if rule != "ps-prefix":
         assert all(record.completed for record in first.records)
 
 
@@ -159,7 +162,7 @@ def test_runs_that_are_kept_are_not_run_again_and_report_the_same(tmp_path: Path
     assert [run.rule for run in store.missing(runs, anew=["lpwl"])] == ["lpwl", "lpwl"]
     coded = Store(store.path, code="today's")
     list(coded.keeping(map(simulate, runs[:1])))
-    assert coded.missing(runs, anew=["least-cost"]) == runs[2:3], "the first is of today's code"
+    assert coded.missing(runs, anew=["least-cost"]) == runs[2:3], "the first figure is of today's code"
     assert Store(store.path, code="changed").missing(runs, anew=["least-cost"]) == [runs[0], runs[2]]
     read = store.results()
     assert [(r.run, r.row) for r in read] == [(r.run, r.row) for r in results]

@@ -1,5 +1,6 @@
-"""Flow control in the simulator: requests wait at the gate,
-and the workloads that were made for it are what they say."""
+"""Flow control in the simulator: requests wait at the gate, and the workloads for flow control have the
+promised properties.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ from model_server.sim.fleet import Outcome
 from model_server.sim.request import SimRequest
 
 CAPACITY = (3.0, 0.0)
-"""About what two servers do of workload `none`."""
+"""About as much of workload `none` as two servers can do."""
 
 
 def place(load: float, *, mix: str = "", scale: float = 0.1) -> Place:

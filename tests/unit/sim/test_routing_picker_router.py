@@ -1,4 +1,6 @@
-"""The real picker inside the simulated fleet: it is told what happens, and nothing stays booked."""
+"""The real picker inside the simulated fleet. It hears of everything that happens, and nothing stays
+booked.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def test_the_picker_learns_the_servers_speed_from_their_pages() -> None:
     fleet.run()
     rates = [state.rate.tokens_per_s for state in router.pickers[0].fleet.states()]
     assert all(2000 < rate < 8000 for rate in rates), (
-        "under the rate of an empty context, as prompts are long"
+        "below the rate of an empty context, because prompts are long"
     )
 
 

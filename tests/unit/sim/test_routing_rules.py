@@ -1,4 +1,4 @@
-"""What each comparison rule is about, on servers whose state is set by hand."""
+"""The idea of each comparison rule, on servers whose state the test sets."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ def test_affinity_gives_way_to_a_backlog_over_its_budget() -> None:
 
 
 def test_affinity_counts_this_requests_own_work_beside_the_backlog() -> None:
-    # Both hold enough. The first has 200 of its own to compute behind 50, the second 100 behind 100;
-    # by backlog alone it were the first.
+    # Both servers hold enough of the prompt. On the first the request has to compute 200 tokens behind 50,
+    # on the second 100 behind 100. By backlog alone the first would win.
     assert choice(prefix.LlmdAffinity(a_world(backlog=(50, 100, 0))), 8, 9, 0) == 1
 
 
@@ -154,7 +154,7 @@ def test_a_learned_rule_finds_out_which_server_is_slow() -> None:
         rule.first_token(number, now=0.1 if pod.name == "pod-1" else 0.4)
     assert choice(rule) == 1
     world.pods[1].backlog_tokens = 90_000
-    assert choice(rule) != 1, "a backlog costs what it was assumed to cost"
+    assert choice(rule) != 1, "a backlog has the assumed cost"
 
 
 def test_dual_map_leaves_the_cached_candidate_when_it_is_too_late() -> None:
@@ -179,7 +179,8 @@ def test_lmetric_multiplies_work_by_load() -> None:
 def test_the_prefill_scale_lets_dynamo_hold_on_to_a_cached_server() -> None:
     world = a_world()
     world.pods[0].active_blocks.update(block_names((Segment(77, 600),), block_tokens=BLOCK))
-    # 5 blocks to compute, 6 active and 10 own: 21; elsewhere 10 and 10. With the prefill twice: 26 and 30.
+    # One server has 5 blocks to compute, 6 active and 10 of this prompt: 21. The other has 10 and 10. If
+    # the prefill counts twice: 26 and 30.
     assert choice(cost.Dynamo(world), 5, 0, 0) in {1, 2}
     assert choice(cost.Dynamo(world, scale=2.0), 5, 0, 0) == 0
 
@@ -213,7 +214,7 @@ def test_the_router_books_until_the_first_token_and_the_end() -> None:
     for number in range(2):
         router.route(asked(number=number).request, now=0.0)
     pod = world.pods[0]
-    assert (pod.in_flight, pod.backlog_tokens) == (2, 1000 + 100)  # the last block is never wholly a hit
+    assert (pod.in_flight, pod.backlog_tokens) == (2, 1000 + 100)  # the last block is never a whole hit
     router.first_token(0, now=1.0)
     assert (pod.in_flight, pod.backlog_tokens) == (2, 100)
     for number in range(2):

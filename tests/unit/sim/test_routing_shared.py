@@ -1,5 +1,6 @@
-"""Replicas that share, in the simulator:
-they find what one finds, spread load as one does, and say little."""
+"""Replicas that share, in the simulator: together they find as many hits and spread load as well as one
+picker, with little traffic.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from epp.replay.measure import Row, mean_row
 
 SCALE = 0.5
 SEEDS = (1, 2)
-"""In shorter runs caches are still cold, and one seed's spread of load differs by half from another's."""
+"""In shorter runs caches are still cold, and the spread of load differs by half between seeds."""
 
 
 def row(
@@ -44,8 +45,8 @@ def test_four_replicas_that_share_hit_as_one_does_and_spread_load_as_one_does(wo
     alone = row(workload, capacity, replicas=4)
     assert four.hit_ratio >= 0.97 * one.hit_ratio
     assert four.load_cov <= 1.1 * one.load_cov
-    assert four.completed >= one.completed - 0.01, "what is still under way at the end is not completed"
-    assert alone.hit_ratio < 0.9 * one.hit_ratio, "or the workload shows nothing"
+    assert four.completed >= one.completed - 0.01, "requests that still run at the end are not completed"
+    assert alone.hit_ratio < 0.9 * one.hit_ratio, "otherwise this workload would show nothing"
 
 
 def test_the_run_of_many_servers_says_what_each_part_of_the_pickers_work_costs() -> None:

@@ -1,4 +1,4 @@
-"""The simulated engine against the real one, and against its own invariants."""
+"""The simulated engine is compared with the real engine and with its own invariants."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EOS = TokenId(1)
 
 
 class Arrival:
-    """A request in both engines' terms: the same token ids, answer included."""
+    """A request for both engines: the same token ids, with its answer."""
 
     def __init__(
         self, number: int, *, at_s: float, prompt: list[int], answer_tokens: int, adapter: str
@@ -34,7 +34,7 @@ class Arrival:
         self.answer = [TokenId(1_000_000 + number * 10_000 + n) for n in range(answer_tokens)]
 
     def names(self) -> list[BlockHash]:
-        """Any naming will do in which equal prefixes have equal names."""
+        """Return names of the blocks. Any names will do as long as equal prefixes have equal names."""
         tokens = [*self.prompt, *self.answer]
         ends = range(BLOCK, len(tokens) + 1, BLOCK)
         return [BlockHash(repr((self.adapter, tokens[:end])).encode()) for end in ends]

@@ -1,4 +1,4 @@
-"""The fleet: one clock, events in order, and what a router is told."""
+"""The fleet: one clock, events in order, and the reports that a router gets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHAPE = EngineShape(num_blocks=200, block_tokens=16)
 
 
 class InTurn:
-    """Round robin that writes down all it is told."""
+    """Round robin that notes all it is told."""
 
     def __init__(self) -> None:
         self.servers: list[str] = []
@@ -44,7 +44,7 @@ class InTurn:
 
 
 class Steady:
-    """Requests at fixed gaps; `turns` more of the same session after each end."""
+    """Requests at fixed gaps. After each end, `turns` more of the same session follow."""
 
     def __init__(self, *, count: int, gap_s: float, turns: int = 0) -> None:
         self._count, self._gap_s, self._turns = count, gap_s, turns
@@ -157,7 +157,7 @@ def test_prompts_share_blocks_as_far_as_their_segments_do() -> None:
 
 def test_pages_count_what_the_records_say() -> None:
     plan = FleetPlan(shape=SHAPE, num_servers=1, scrape_interval_s=0.05)
-    # The pages stop with the last end, so that a straggler leaves time for one more after all the others.
+    # The pages stop at the last end, so a late request has time for one more page after all the others.
     outcome, router = run(plan, Steady(count=8, gap_s=1.0))
     last_ended = max(record.ended_s or 0.0 for record in outcome.records[:-1])
     page = next(page for _, _, page, now in router.pages if now > last_ended)
@@ -165,7 +165,7 @@ def test_pages_count_what_the_records_say() -> None:
     assert len(done) == 7
     assert page.prefill_tokens == sum(r.num_prompt_tokens - (r.num_cached_tokens or 0) for r in done)
     waits = [(r.first_token_s or 0.0) - r.arrived_s for r in done]
-    assert abs(page.prefill_sum_s - sum(waits)) < 1e-9  # each came to an idle server
+    assert abs(page.prefill_sum_s - sum(waits)) < 1e-9  # each request came to an idle server
     assert page.generated_tokens >= 20 * 7
     assert (page.running, page.waiting, page.capacity_tokens) in {(0, 0, 3200), (1, 0, 3200)}
 

@@ -1,8 +1,8 @@
-"""The users of `bench.load.overload` on simulated servers:
-two priorities, three tenants, one of which has eight tenths of the users.
+"""The users of `bench.load.overload` on simulated servers: two priorities and three tenants, one of which
+has eight tenths of the users.
 
-They come to one picker, or by chance to one of four. Those tell each other every 50 ms what
-waits and what went.
+They use one picker, or each uses one of four by chance. Four pickers tell each other every 50 ms which
+requests wait and which went.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _FLOW: Final = Flow(mode="Hold", deadline_seconds=5.0, objectives={"10": 10, "0"
 
 
 class Users:
-    """A hundred, each of whom asks, thinks for a second and asks again, whatever the answer was."""
+    """A hundred users. Each sends a request, thinks for a second after the answer, and sends the next,
+    whatever the answer was.
+    """
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -56,7 +58,7 @@ class Users:
 
 
 class _Counting(FlowRouter):
-    """Counts the most requests that ever wait at all pickers together."""
+    """Counts the most requests that wait at all pickers together."""
 
     most_waiting = 0
 
@@ -81,7 +83,7 @@ def records(request: pytest.FixtureRequest) -> list[Record]:
 
 
 def test_each_tenant_gets_its_max_min_share_within_a_tenth(records: list[Record]) -> None:
-    """All three ask for more than a third of what the higher priority leaves."""
+    """Each of the three asks for more than a third of what the higher priority leaves."""
     served: Counter[str] = Counter()
     for record in records:
         if (
@@ -96,7 +98,9 @@ def test_each_tenant_gets_its_max_min_share_within_a_tenth(records: list[Record]
 
 
 def test_the_higher_priority_is_hardly_ever_refused(records: list[Record]) -> None:
-    """By one picker never; of four, one may send a request of a lower priority before it has heard."""
+    """One picker never refuses it. One of four may send a request of a lower priority before it hears of
+    the higher one.
+    """
     high = [record for record in records if record.request.priority]
     assert sum(not record.server for record in high) <= 0.05 * len(high)
 

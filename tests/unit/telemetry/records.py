@@ -1,4 +1,4 @@
-"""Decisions and picks for tests of what is shown about them."""
+"""Decisions and picks for tests of the pages that show them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def began(of: Pick, *, trace: str = "", began_s: float | None = None) -> Began:
 
 
 def answered(of: Pick, *, mismatch: bool = False) -> Answered:
-    """As the picker tells it; of a pick that no picker made."""
+    """Return the event that a picker sends, for a pick that the test made."""
     return Answered(0.0, cast("RoutedRequest", of), mismatch)
 
 

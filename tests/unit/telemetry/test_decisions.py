@@ -1,4 +1,4 @@
-"""The ring of decisions: bounded, newest first, sound when request ids repeat."""
+"""The ring of decisions: it is bounded, shows the newest first, and stays right when request ids repeat."""
 
 from __future__ import annotations
 

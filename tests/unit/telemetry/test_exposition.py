@@ -1,5 +1,6 @@
-"""A field with a metric beside it is on the page, and plain numbers show the same page as prometheus_client's
-own counters would."""
+"""A field with a metric beside it is on the page. Plain numbers show the same page as the counters of
+prometheus_client.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log lines: one an event, whatever is in it."""
+"""Log lines: one for each event, whatever the event contains."""
 
 from __future__ import annotations
 

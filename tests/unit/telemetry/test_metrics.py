@@ -1,4 +1,4 @@
-"""What Prometheus gets to see of events and of state."""
+"""The values that Prometheus gets of events and of state."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Shown:
         )
 
     def samples(self, name: str) -> dict[tuple[str, ...], float]:
-        """By label values, in the order of the labels' names."""
+        """Return the values by their labels, in the order of the labels' names."""
         families = text_string_to_metric_families(self.metrics.page().decode())
         return {
             tuple(v for _, v in sorted(s.labels.items())): s.value

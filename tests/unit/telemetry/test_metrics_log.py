@@ -1,4 +1,4 @@
-"""Which requests are logged without asking, and under which id."""
+"""Which requests are logged by default, and under which id."""
 
 from __future__ import annotations
 

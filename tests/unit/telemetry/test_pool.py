@@ -1,4 +1,4 @@
-"""The numbers that an autoscaler follows, of all servers of a base model together."""
+"""The numbers that an autoscaler follows, over all servers of a base model."""
 
 from __future__ import annotations
 

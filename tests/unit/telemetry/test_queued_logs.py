@@ -1,4 +1,4 @@
-"""Logging never holds up whoever logs, and says what it left out."""
+"""Logging never delays its caller, and reports how many lines it left out."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Spans on their way out: a collector that is slow, fails or hangs costs spans, which are counted,
-and never a wait."""
+"""Spans on their way to a collector. A collector that is slow, fails or hangs costs spans, which are
+counted, and no request waits for it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ LONG_S = 60.0
 
 
 class Collector:
-    """Takes batches when the test lets it."""
+    """Accepts batches when the test lets it."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -61,7 +62,7 @@ def test_a_full_batch_goes_at_once_and_the_rest_when_it_ends(collector: Collecto
     sender = sender_to(collector)
     for n in range(6):
         sender.put(n)
-    assert collector.asked.wait(LONG_S), "nothing but the full batch wakes it: its delay is a minute"
+    assert collector.asked.wait(LONG_S), "only a full batch wakes the sender, since its delay is a minute"
     finish(sender)
     assert [n for batch in collector.batches for n in batch] == list(range(6))
     assert all(len(batch) <= 4 for batch in collector.batches)
@@ -84,7 +85,7 @@ def test_while_the_collector_hangs_the_queue_fills_and_the_newest_are_dropped_an
         sender.put(n)
     assert collector.asked.wait(LONG_S)
     for n in range(100):
-        sender.put(n)  # returns, or the test hangs here
+        sender.put(n)  # if this does not return, the test hangs here
     assert sender.counts["dropped"] == 100 - 8
     collector.open.set()
     finish(sender)
@@ -115,4 +116,4 @@ def test_giving_up_ends_a_sending_that_hangs(collector: Collector) -> None:
     sender.give_up()
     assert collector.closed.is_set()
     assert sender._finished.wait(LONG_S)
-    assert len(collector.batches) == 1, "what was queued is let go"
+    assert len(collector.batches) == 1, "the queued spans are dropped"

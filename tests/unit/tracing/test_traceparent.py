@@ -1,4 +1,4 @@
-"""`traceparent` by the book (W3C Trace Context, section 3.2), and whatever else a client may write there."""
+"""`traceparent` as W3C Trace Context, section 3.2, defines it, and whatever else a client may write there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which picks have a span, whose child it is, and what it says."""
+"""Which picks have a span, the parent of the span, and its content."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ AT = 1_700_000_000.0
 
 
 class Traces:
-    """A tracer whose spans stay here. `arrived` ends it."""
+    """A tracer that keeps its spans. `arrived` ends the tracer."""
 
     def __init__(self, sampler: Sampler = DEFAULT_ON) -> None:
         self.seen = Seen()
@@ -55,7 +55,7 @@ class Traces:
         return True
 
     def one(self, made: Pick | None = None, *, trace: str = "", seconds: float = 0.0) -> Pick:
-        """A whole request."""
+        """Route one request and end it."""
         made = made or pick()
         self.tracer.hear(began(made, trace=trace, began_s=-seconds - made.decision.waited_s))
         self.tracer.hear(ended(made))

@@ -1,7 +1,7 @@
-"""A model without weights whose answers depend on every KV slot that it reads through the block table.
+"""A model without weights. Its answers depend on every KV slot that it reads through the block table.
 
 Each slot of each block holds what was written there. The next token is a hash of the context as read back
-from the slots, so a wrong table, a missing copy or a slot overwritten by somebody else changes the answer.
+from the slots. So a wrong table, a missing copy or an overwritten slot changes the answer.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def greedy(logits: object, request: Request) -> TokenId:
 
 
 def answer_alone(request: Request) -> list[TokenId]:
-    """What the model answers from a context nobody shares."""
+    """Return the model's answer from a context that no other request shares."""
     tokens = [(token, repr(request.adapter)) for token in request.token_ids[: request.num_prompt_tokens]]
     answer: list[TokenId] = []
     for _ in range(request.max_tokens):

@@ -1,5 +1,6 @@
-"""Row 002-8: what was computed after a selective load is kept apart from exact KV,
-and nobody outside hears of it."""
+"""Row 002-8: blocks that were computed after a selective load are kept apart from exact KV, and
+subscribers do not hear of them.
+"""
 
 from __future__ import annotations
 

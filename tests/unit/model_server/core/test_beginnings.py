@@ -1,5 +1,6 @@
-"""The longest common beginning among cached blocks:
-as a scan of all of them finds it, and without looking at all of them."""
+"""The longest common beginning among cached blocks. The result is that of a scan of all blocks, without
+looking at all of them.
+"""
 
 from __future__ import annotations
 
@@ -86,4 +87,4 @@ def test_the_work_grows_by_a_few_comparisons_where_the_blocks_grow_sixteenfold(k
             worst[number] = max(worst[number], Counted.comparisons)
     print(f"\n{kind}: at most {worst[500]} comparisons of tokens at 500 blocks, {worst[8000]} at 8,000")
     assert worst[500] < 120
-    assert worst[8000] <= 1.6 * worst[500]  # a scan: 16 times
+    assert worst[8000] <= 1.6 * worst[500]  # a scan takes 16 times as many

@@ -1,4 +1,4 @@
-"""Block hashes: equality classes, vLLM's formulas against recorded events, and scopes."""
+"""Block hashes: which are equal, vLLM's formulas against recorded events, and scopes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def chain_of(
 
 
 def prompts_that_share(rng: random.Random, *, num_blocks: int, block: int) -> Iterator[list[int]]:
-    """Prompts of 8 blocks until `num_blocks` blocks are out; half of them begin as an earlier one does."""
+    """Make prompts of 8 blocks until there are `num_blocks` blocks. Half of them begin like an earlier
+    one.
+    """
     earlier: list[list[int]] = []
     for _ in range(num_blocks // 8):
         start = rng.choice(earlier)[: rng.randrange(8 * block)] if earlier and rng.random() < 0.5 else []
@@ -64,7 +66,7 @@ def test_000_1_chained_and_direct_hashes_name_the_same_prefixes_over_100_000_ran
 
 def test_000_1_direct_hashing_covers_quadratically_many_tokens_and_chained_linearly() -> None:
     class Counting(list[int]):
-        """Counts the tokens that are read out of it."""
+        """Counts the tokens that are read from it."""
 
         read = 0
 
@@ -112,8 +114,8 @@ def test_vllms_formulas_agree_with_the_rule_for_large_tokens_adapters_and_salts(
 ) -> None:
     tokens = [0, 23, 24, 255, 256, 65_535, 65_536, 2**31 - 1] * 6
     name, path = adapter or ("", "")
-    # The rule pickles what it is given. As in a server the strings are parsed:
-    # different objects, but for single characters, of which Python has one each.
+    # The rule pickles its arguments. As in a server the strings are parsed, so they are different objects.
+    # Python has only one object for each single character.
     apart = None if adapter is None else (name.encode().decode(), path.encode().decode())
     parsed_salt = None if salt is None else salt.encode().decode()
     expected = block_hashes(

@@ -1,4 +1,4 @@
-"""What an observer of the cache hears is what the cache holds."""
+"""An observer of the cache hears of exactly the blocks that the cache holds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ConstantRunner:
 
 
 class Mirror:
-    """Copies of each hash, from what is heard alone."""
+    """The copies of each hash, known only from what the observer hears."""
 
     def __init__(self) -> None:
         self.copies: Counter[BlockHash] = Counter()

@@ -1,4 +1,6 @@
-"""Sequences that part ways from a shared state, blocks ahead of need, and options that make no sense."""
+"""Sequences that part from a shared state, blocks that are allocated before they are needed, and wrong
+options.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def test_forked_sequences_share_all_blocks_until_one_writes_into_the_tail(*, par
     [copy] = manager.take_copies()
     assert (copy.source.block_id, copy.target.block_id, copy.num_tokens) == (2, 3, 6)
 
-    assert decode(manager, parent, 901)  # the tail is its own again
+    assert decode(manager, parent, 901)  # the tail belongs to this sequence alone again
     assert table(manager, parent) == [0, 1, 2]
     assert manager.take_copies() == ()
 
@@ -101,8 +103,8 @@ def test_preallocated_blocks_come_with_a_needed_one_and_are_used_before_new_ones
     assert table(manager, request) == [0, 1, 2, 3, 4, 5, 6]
     manager.free(request)
     manager.check_integrity()
-    # What was never filled goes first, the tail before the rest; then blocks never used;
-    # then what can be found again.
+    # Blocks that were never filled go first, the tail before the rest. Blocks that were never used come
+    # next, and blocks that can be found again come last.
     assert manager.pool.free_in_order() == [6, 5, 4, 7, 8, 9, 3, 2, 1, 0]
 
 

@@ -1,4 +1,6 @@
-"""Partial blocks in the cache: keys that grow, matches token by token, continuing in place or in a copy."""
+"""Partial blocks in the cache: their keys grow, prompts match token by token, and requests continue in the
+block or in a copy.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def decode(manager: KVCacheManager, request: Request, token: int) -> bool:
 
 
 def key_of(manager: PartialKVCacheManager, request: Request, *, end: int) -> list[int]:
-    """The blocks cached under the key of the request's block that ends at `end`."""
+    """Return the blocks that are cached under the key of the request's block that ends at `end`."""
     index = (end - 1) // manager.block_size_tokens
     chain = list(request.block_hashes[:index])
     name = manager._hasher.name(chain, request.token_ids, end=end, scope=request.scope)
@@ -66,7 +68,7 @@ def test_000_2_a_partial_block_is_rekeyed_as_it_grows_and_a_new_one_follows_a_fu
     assert key_of(manager, request, end=47) == [table[2]]
 
     decode(manager, request, 901)  # full
-    decode(manager, request, 902)  # the first token of a new partial block
+    decode(manager, request, 902)  # this is the first token of a new partial block
     assert key_of(manager, request, end=47) == []
     assert key_of(manager, request, end=48) == [table[2]]
     fourth = manager.table(request.request_id)[3].block_id
@@ -75,7 +77,7 @@ def test_000_2_a_partial_block_is_rekeyed_as_it_grows_and_a_new_one_follows_a_fu
 
 
 class Trie:
-    """A naive dictionary of every prefix that was ever computed, scope by scope."""
+    """A simple dictionary of every prefix that was ever computed, for each scope."""
 
     def __init__(self) -> None:
         self.prefixes: dict[tuple[str, tuple[int, ...]], None] = {}
@@ -186,7 +188,8 @@ def test_what_a_step_is_still_computing_is_not_copied_in_it() -> None:
     first, second = request_of(list(range(30))), request_of(list(range(30)))
     prefix = manager.get_computed(first)
     assert manager.allocate(first, prefix, num_new_tokens=30)
-    assert manager.get_computed(second).num_tokens == 16  # the full block may be shared, its tail not yet
+    # the full block may be shared, but not yet its tail
+    assert manager.get_computed(second).num_tokens == 16
     first.num_computed_tokens = 30
     manager.computed(first)
     assert manager.get_computed(second).num_tokens == 29
@@ -200,7 +203,7 @@ def test_an_aborted_step_leaves_no_wrong_key_on_a_block_that_is_continued() -> N
     first.num_computed_tokens = 10
     manager.computed(first)
     assert manager.append(first, num_new_tokens=6)  # the block has its full key now
-    manager.free(first)  # and the step is never finished
+    manager.free(first)  # the step is never finished
     second = request_of([*range(10), *range(50, 60)])
     assert admit(manager, second) == 10
     third = request_of(list(range(17)))

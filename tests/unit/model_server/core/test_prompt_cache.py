@@ -1,4 +1,4 @@
-"""Whole prompts kept with their logits, and the three ways to batch: document 003's rows."""
+"""Whole prompts are kept with their logits, and batches are made in three ways: the rows of document 003."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_003_3_a_shared_partial_tail_is_copied_once_for_each_request_that_writes
     for request in requests:
         offline.add(request)
     held = [engine.kv_cache.table(request.request_id)[:] for request in requests]
-    assert held[0] == held[1]  # both blocks are shared
+    assert held[0] == held[1]  # both blocks are now shared
     offline.run()
     engine.check_integrity()
     uncached = request_of(70)
@@ -174,7 +174,7 @@ def test_003_3_a_prompt_of_whole_blocks_has_no_tail_to_copy() -> None:
 
 
 def test_003_4_a_full_cache_evicts_and_frees_what_the_entry_held() -> None:
-    """The document's release read an attribute that does not exist, so its first eviction raised."""
+    """The document's release reads an attribute that does not exist, so its first eviction raises."""
     model = PagedModel(block_size_tokens=16)
     engine = engine_of(model, config_of(num_blocks=20), entries=1)
     run(engine, request_of(20), request_of(20, first=500))
@@ -212,7 +212,7 @@ def test_blocks_are_shared_between_prompts_that_only_begin_alike_partial_ones_in
     first, longer = request_of(40), request_of(60)
     run(engine, first, longer)
     assert longer.num_cached_tokens == 40
-    assert model.num_copies == 1  # the tail goes on with the first one's answer
+    assert model.num_copies == 1  # the tail goes on with the answer of the first request
     assert answer(longer) == answer_alone(longer)
 
 
@@ -221,7 +221,7 @@ def test_each_prefill_and_each_decode_is_a_step_for_the_order_of_eviction() -> N
     engine = engine_of(PagedModel(block_size_tokens=16), config, entries=0)
     run(engine, request_of(32, max_tokens=2), request_of(80, first=500, max_tokens=2))
     order = engine.kv_cache.pool.free_in_order()[-7:]
-    assert order[:2] == [1, 0]  # the shorter one ended in an earlier step
+    assert order[:2] == [1, 0]  # the shorter sequence ended in an earlier step
 
 
 def workload() -> list[Request]:
@@ -287,7 +287,7 @@ def test_003_5_fifteen_distinct_prompts_of_64_cost_a_quarter_of_the_prefill_toke
             model = PagedModel(block_size_tokens=64)
             engine = engine_of(model, config_of(num_blocks=64 * 14, block_size=64), entries=entries)
             mode(engine, [request_of(856, first=1000 * (n % 15), max_tokens=16) for n in range(64)])
-            computed[name, entries] = model.computed_tokens - 64 * 15  # what decoding computes
+            computed[name, entries] = model.computed_tokens - 64 * 15  # these are computed in decode steps
         assert computed[name, 0] == 64 * 856
         assert computed[name, 256] == 15 * 856
         assert computed[name, 256] <= computed[name, 0] / 4

@@ -1,5 +1,6 @@
-"""Whole prompts kept by the continuous engine:
-no prefill for one that is there, and blocks for requests before all."""
+"""The continuous engine keeps whole prompts. A kept prompt needs no prefill, and requests get blocks
+before kept prompts do.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def test_a_kept_prompt_is_answered_without_computing_any_of_it(
     run(engine)
     assert answer(first) == answer(second) == expected
     assert model.num_prefills == before[0]
-    assert model.computed_tokens - before[1] == second.max_tokens - 1, "the first token costs nothing"
+    assert model.computed_tokens - before[1] == second.max_tokens - 1, "the first token needs no computation"
     assert second.num_cached_tokens == num_tokens
 
 
@@ -80,8 +81,9 @@ def test_a_prompt_of_another_adapter_is_another_prompt() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_answers_are_those_of_a_request_alone_while_blocks_are_short(seed: int) -> None:
-    """Prompts come back, batches mix, requests are preempted and some are aborted;
-    kept prompts give way to them all."""
+    """Prompts come back, batches mix, requests are preempted and some are aborted. Kept prompts give way
+    to all of them.
+    """
     rng = random.Random(seed)
     config = config_of(entries=3, num_blocks=14, partial=seed % 2 == 0, caching=seed % 3 > 0, budget=16)
     engine = Engine(config, PagedModel(block_size_tokens=BLOCK))

@@ -1,5 +1,6 @@
-"""The hash table report's figures, which are counts and so are the same on every machine;
-the benchmark has them in full."""
+"""The figures of the hash table report. They are counts, so they are the same on every machine. The
+benchmark has all of them.
+"""
 
 from __future__ import annotations
 
@@ -68,5 +69,5 @@ def test_000_3_a_larger_pool_of_unused_blocks_never_finds_less() -> None:
 def test_000_8_three_policies_on_one_trace() -> None:
     [[_, lru, last_touch, lfu]] = policies_on_one_trace(num_requests=1000, pools=(400,))
     print(f"\n000-8: prefill tokens saved: lru {lru:.3f}, last-touch {last_touch:.3f}, lfu {lfu:.3f}")
-    assert abs(lru - last_touch) < 0.01  # one order but for ends in the same step
-    assert lfu > lru  # a few lasting favourites and many strangers: where counting uses pays
+    assert abs(lru - last_touch) < 0.01  # the orders differ only for ends in the same step
+    assert lfu > lru  # a few prompts come often and many come once, which is where counting uses helps

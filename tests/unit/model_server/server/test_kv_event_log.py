@@ -1,4 +1,6 @@
-"""The messages made of what the cache says: fields, order, numbers, what is kept."""
+"""The messages that the event log makes of the cache's reports: fields, order, numbers, and which are
+kept.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What a client sends is measured while it is still bytes:
-what cannot fit the model is refused before it is decoded."""
+"""The size of a body is checked while it is still bytes. A prompt that cannot fit the model is refused
+before it is decoded.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ CHAT = b'{"messages":[{"role":"user","content":"Hi"}],'
 
 
 class CountingLanguage(StandInLanguage):
-    """Counts the characters that it was given to cut into tokens."""
+    """Counts the characters that it has to cut into tokens."""
 
     def __init__(self) -> None:
         super().__init__(Tokenizer(), eos_token_id=TokenId(0))
@@ -102,7 +103,7 @@ def test_a_long_body_is_refused_without_making_objects_or_tokens_of_it(case: str
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak <= 2.2 * len(raw)  # a copy of it, and its text where it is one
+    assert peak <= 2.2 * len(raw)  # a copy of the body, and its text if the body is one text
     assert language.characters <= MOST_CHARACTERS
     assert len(str(refused.value)) < 500
 

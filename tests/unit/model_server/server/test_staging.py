@@ -1,5 +1,4 @@
-"""Requests wait for their prefix to be fetched, and only for that;
-a store that fails changes nothing but the time."""
+"""Requests wait until their prefix is fetched, and for nothing else. A store that fails costs only time."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ STATUS = StoreStatus(
 
 
 class Tiers:
-    """A store that says it has every prefix, and gives it when it is let."""
+    """A store that claims to have every prefix, and returns it when the test lets it."""
 
     approximation = "sel:0.5"
 
@@ -196,7 +195,7 @@ async def test_a_request_that_goes_away_while_it_loads_leaves_nothing(serving: S
     serving.tiers.gate.set()
     assert (await serving.answer("next", first=200)).num_stored_tokens == 20
     assert gone.stored is None
-    assert len(serving.tiers.fetched) == 2, "the second was not even begun"
+    assert len(serving.tiers.fetched) == 2, "the second fetch was not begun"
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -206,7 +205,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_request_that_goes_away_before_its_admission_makes_room_for_the_next_fetch() -> None:
-    """No step comes that could notice it: everybody else waits for that fetch."""
+    """No step comes that could notice it, because all others wait for that fetch."""
     serving = Serving()
     gone, _ = serving.submit("gone")
     later, _ = serving.submit("later", first=100)
@@ -242,7 +241,7 @@ async def test_after_a_reset_everything_is_told_again_once_and_the_loop_waits_fo
     serving.driver.reset_prefix_cache()
     before(stored(b"b"))
     await asyncio.sleep(0)
-    assert told() == ["AllBlocksCleared"], "it will be told of with everything else"
+    assert told() == ["AllBlocksCleared"], "the reset reports it together with all other blocks"
     serving.tiers.gate.set()
     await until(lambda: len(serving.tiers.tells) == 2)
     for name in (b"a", b"b"):
@@ -252,8 +251,9 @@ async def test_after_a_reset_everything_is_told_again_once_and_the_loop_waits_fo
 
 
 async def test_what_is_fetched_ahead_is_bounded(serving: Serving) -> None:
-    """Each takes all of it, so one is fetched after the one before is admitted;
-    in the order in which they came."""
+    """Each prefix takes all of the room. So each is fetched after the one before is admitted, in the order
+    in which they came.
+    """
     mailboxes = [serving.submit(str(number), first=100 * number)[1] for number in range(4)]
     for mailbox in mailboxes:
         await serving.ended(mailbox)

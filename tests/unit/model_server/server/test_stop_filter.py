@@ -1,4 +1,4 @@
-"""Stop strings against pieces that cut anywhere."""
+"""Stop strings, in answers that come in pieces cut anywhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from model_server.server.stops import StopFilter, StopRule
 
 
 def shown(pieces: list[str], rule: StopRule) -> tuple[list[str], bool]:
-    """What comes out after each piece, the end included, and whether a stop string ended it."""
+    """Return the text that comes out after each piece and at the end, and whether a stop string ended it."""
     answer, out = StopFilter(rule), []
     for piece in pieces:
         out.append(answer.feed(piece))

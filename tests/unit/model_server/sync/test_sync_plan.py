@@ -1,4 +1,4 @@
-"""The planning core of lora-sync, without a server."""
+"""The part of lora-sync that plans, without a server."""
 
 from __future__ import annotations
 
@@ -112,7 +112,9 @@ def test_what_a_restarted_server_forgot_is_no_longer_ours_and_names_nobody_knows
 
 @dataclass
 class PretendServer:
-    """Fails when told to, and never lets go of what it started with unless asked to unload it."""
+    """Fails when the test says so. It keeps the adapters that it started with until it is asked to unload
+    them.
+    """
 
     served: dict[AdapterName, str]
     asked: list[Action] = field(default_factory=list)
@@ -120,7 +122,7 @@ class PretendServer:
     def do(self, action: Action) -> bool:
         self.asked.append(action)
         if isinstance(action, Load):
-            assert action.name not in self.served, "loaded over another"
+            assert action.name not in self.served, "loaded over another adapter"
             self.served[action.name] = action.path
         else:
             del self.served[action.name]

@@ -1,7 +1,7 @@
-"""Prefixes whose KV anybody can tell from their hashes, so that what a store gives back can be checked;
-and a writer to kill.
+"""Prefixes whose KV follows from their hashes, so that a test can check what a store returns, and a writer
+that a test can kill.
 
-Run as a module it opens the store in the folder it is given and writes until it is killed.
+Run as a module, it opens the store in the given folder and writes until it is killed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def chain(tokens: Sequence[int]) -> list[BlockHash]:
 
 
 def records(hashes: Sequence[BlockHash]) -> list[LayerRecords]:
-    """Every token's record is made from its block's hash, its place there and the layer."""
+    """Make every token's record from the hash of its block, its place in the block, and the layer."""
     layers = []
     for layer in range(LAYOUT.num_layers):
         made = [

@@ -1,4 +1,4 @@
-"""What is fetched before it is asked for: the chunks that nearly all requests read."""
+"""Chunks that nearly all requests read are fetched before a request asks for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The radix tree of stored prefixes against a plain set of prefixes."""
+"""The radix tree of stored prefixes, compared with a plain set of prefixes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row 002-4: what the fast tiers keep."""
+"""Row 002-4: which chunks the fast tiers keep."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ def test_002_4_the_documents_example_keeps_the_chunk_with_more_important_tokens(
 
 
 def important_hit_rate(score: Score, *, seed: int) -> float:
-    """Prefixes by a Zipf law; each chunk of them has few or many tokens that its requests need.
-    A tenth fits."""
+    """Prefixes come by a Zipf law. Each chunk of them has few or many tokens that its requests need. A
+    tenth of the chunks fits.
+    """
     rng = random.Random(seed)
     num_prefixes, num_chunks = 60, 16
     important = {
@@ -64,17 +65,16 @@ def test_by_default_uses_decide_and_important_tokens_break_ties() -> None:
     assert strength(uses=2, important=0) > strength(uses=1, important=16), "unlike the document's"
     assert strength(uses=2, important=3) > strength(uses=2, important=2)
     assert strength(uses=1, important=4, earlier=8) == 1 + strength(uses=1, important=4), (
-        "its tokens had two uses"
+        "the tokens of this chunk had two uses"
     )
     long_ago = strength(uses=1, important=4, earlier=4000)
     assert strength(uses=3, important=4) == long_ago < strength(uses=4, important=0)
 
 
 def chunks_found(score: Score, *, seed: int, history_holds: bool) -> int:
-    """How often a chunk is in a fast tier when it is read.
-    A chunk is read whole, however many of its tokens are important.
-
-    All chunks come with a history of uses; where it does not hold, other chunks are read often now.
+    """Return how often a chunk is in a fast tier when it is read. A chunk is read whole, however many of
+    its tokens are important. All chunks have a history of uses. With `holds` false, other chunks are read
+    often now.
     """
     rng = random.Random(seed)
     keys = range(200)
@@ -124,7 +124,7 @@ def test_002_4_each_step_of_a_random_history_keeps_the_invariants(score: Score) 
             tiers.forget([key])
             tier_of.pop(key, None)
         tiers.check_integrity()
-        assert all(tiers.tier_of(key) == tier_of.get(key, 2) for key in sizes), "each move was told"
+        assert all(tiers.tier_of(key) == tier_of.get(key, 2) for key in sizes), "each move was reported"
     assert 0 < tiers.resident_bytes(0) <= 30
 
 
@@ -144,13 +144,13 @@ def test_a_chunk_that_fits_nowhere_leaves_all_as_it_was() -> None:
 
 
 def test_002_4_a_use_counts_the_tokens_that_mattered_to_it() -> None:
-    """One use for four tokens and one for none weigh as much as two for two each."""
+    """One use for four tokens and one for none count as much as two uses for two tokens each."""
     tiers: TieredPlacement[str] = TieredPlacement([1], score=by_importance)
     for important in (4, 0):
         tiers.use("a", size_bytes=1, num_important=important)
     for _ in range(2):
         tiers.use("b", size_bytes=1, num_important=2)
-    assert tiers.tier_of("a") == 0, "as strong as what is there is not stronger"
+    assert tiers.tier_of("a") == 0, "a chunk with an equal score does not replace another"
     tiers.use("b", size_bytes=1, num_important=1)
     assert tiers.tier_of("b") == 0
 
@@ -165,13 +165,14 @@ def test_002_4_what_its_tokens_were_used_for_before_counts_from_a_chunks_first_u
     assert tiers.tier_of("new") == 0
     tiers.use("new", size_bytes=1, num_important=0, earlier=50.0)
     tiers.use("old", size_bytes=1, num_important=2)
-    assert tiers.tier_of("old") == 0, "earlier uses are told once"
+    assert tiers.tier_of("old") == 0, "earlier uses are reported once"
     tiers.check_integrity()
 
 
 def test_002_4_a_request_that_reads_a_node_from_end_to_end_does_not_push_out_what_it_reads_next() -> None:
-    """Four alike chunks, two fit, and each request begins with the other two:
-    without nodes these push out what comes next."""
+    """There are four equal chunks and two fit. Each request begins with the two that are not there. If
+    nodes did not matter, these would push out the chunks that the request reads next.
+    """
     for node, found in (("prefix", 2), (None, 0)):
         tiers: TieredPlacement[int] = TieredPlacement([2], score=by_importance)
         for order in ([0, 1, 2, 3], [2, 3, 0, 1]) * 3:

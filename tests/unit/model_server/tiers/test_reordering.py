@@ -1,4 +1,4 @@
-"""When nodes are reordered in the background, and which."""
+"""When nodes are reordered in the background, and which nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.model_server.tiers.stored_prefixes import CAPACITY, LAYOUT, chai
 
 
 class Simulated:
-    """Time that passes only by waiting and by reordering, which takes a second a node."""
+    """Time passes only by waiting and by reordering, which takes a second for each node."""
 
     def __init__(self, *, busy_share: float, is_idle: Callable[[float], bool], until_s: float) -> None:
         self.now = 0.0
@@ -101,7 +101,7 @@ BLOCKS = tuple(chain(range(16)))
 
 
 def weights(num_blocks: int, *, start: int = 0) -> list[list[float]]:
-    """Later tokens matter more."""
+    """Later tokens are more important."""
     tokens = range(start * LAYOUT.block_tokens, (start + num_blocks) * LAYOUT.block_tokens)
     return [[float(layer + token) for token in tokens] for layer in range(2)]
 

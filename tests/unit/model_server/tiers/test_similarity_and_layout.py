@@ -1,4 +1,4 @@
-"""Rows 002-2 and 002-3: the threshold of likeness, and the order in which a node's tokens are stored."""
+"""Rows 002-2 and 002-3: the threshold of similarity, and the order in which a node's tokens are stored."""
 
 from __future__ import annotations
 
@@ -57,8 +57,9 @@ def test_002_3_bytes_are_equal_after_the_order_is_undone() -> None:
 
 
 def test_reordering_halves_chunk_reads_where_requests_agree_on_nine_tenths_of_their_choice() -> None:
-    """What the order can do on choices that were made to overlap.
-    Row 002-3 is on a real model's: tests/engine/test_tiers_bench.py."""
+    """The choices here were made to overlap. For row 002-3 on a real model's choices see
+    tests/engine/test_tiers_bench.py.
+    """
     rng = random.Random(3)
     num_tokens, kept, chunk = 512, 128, 16
     shared = rng.sample(range(num_tokens), kept)
@@ -110,9 +111,7 @@ def test_002_8_choices_that_count_chunks_are_kept_under_their_own_hash() -> None
         SelectionSettings(probe_heads=2),
         SelectionSettings(alpha=0.5),
     ]
-    assert len({each.cache_key for each in settings}) == len(settings), (
-        "what chooses otherwise has another hash"
-    )
+    assert len({each.cache_key for each in settings}) == len(settings), "another choice gives another hash"
     for share in (0.0, 1.01):
         with pytest.raises(ValueError, match="chunk_share"):
             SelectionSettings(chunk_share=share)

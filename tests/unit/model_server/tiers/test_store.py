@@ -1,4 +1,4 @@
-"""The disk tier: what is stored comes back, whatever happened to the process or to the files."""
+"""The disk tier returns what was stored, whatever happened to the process or to the files."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_002_3_reordering_changes_neither_matching_nor_what_is_read(tmp_path: Pa
     important = range(0, 24, 3)
     assert len(before.orders[0].chunks_of(important, chunk_tokens=3)) == 8
     assert len(after.orders[0].chunks_of(important, chunk_tokens=3)) == 3
-    assert store.reorder(before, [order, order]) is None, "it was reordered meanwhile"
+    assert store.reorder(before, [order, order]) is None, "the node was reordered in between"
 
 
 @pytest.mark.parametrize("field", ["model", "dtype", "num_layers", "rest_bytes", "chunk_tokens"])
@@ -105,7 +105,7 @@ def test_a_folder_is_one_processs_and_records_of_another_shape_are_refused(tmp_p
 def test_what_other_weights_computed_under_the_same_names_is_never_found_and_gives_way(
     tmp_path: Path,
 ) -> None:
-    """Of an adapter whose file has changed: its blocks are named by its name and path."""
+    """The file of an adapter has changed, but its blocks are named by the adapter's name and path."""
     one, longer = chain(range(4)), chain(range(12))
     store = opened(tmp_path)
     for hashes in (one, longer):
@@ -125,7 +125,9 @@ def test_what_other_weights_computed_under_the_same_names_is_never_found_and_giv
     store.listen(told.append)
     told.clear()
     later = [layer.part(LAYOUT, 4, 12) for layer in records(longer)]
-    assert store.put(longer, later, first_block=1, weights="new") == 0, "its beginning is not there"
+    assert store.put(longer, later, first_block=1, weights="new") == 0, (
+        "the beginning of this prefix is not stored"
+    )
     assert [type(event) for event in told] == [TierRemoved] * 4
     assert store.put(longer, records(longer), weights="new") == 3
     assert [store.num_held(longer, weights=weights) for weights in ("old", "new")] == [0, 3]
@@ -203,7 +205,7 @@ def test_a_split_that_died_between_its_two_writes_is_healed(tmp_path: Path) -> N
     store = opened(tmp_path)
     store.check_integrity()
     assert covered(store, one) == 3
-    assert len(store.segments()) == 1, "what hung on the split went with it"
+    assert len(store.segments()) == 1, "the nodes below the split went with it"
     for own in store.segments():
         check(own)
 

@@ -1,5 +1,6 @@
-"""The disk tier where more is wrong than a byte:
-failing system calls, folders that somebody else filled, too many files."""
+"""The disk tier with greater damage than one byte: failing system calls, folders that another program
+filled, too many files.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ from tests.unit.model_server.tiers.stored_prefixes import (
 
 ONE = chain(range(12))
 OTHER = chain([0, 1, 2, 3, 9, 9, 9, 9])
-"""Leaves the first one after its first block."""
+"""Differs from the first prefix after its first block."""
 
 
 def opened(folder: Path, *, capacity_bytes: int = CAPACITY, max_open_files: int | None = None) -> PrefixStore:
@@ -59,7 +60,7 @@ def held(store: PrefixStore, hashes: list[BlockHash]) -> int:
 
 
 def open_in(folder: Path) -> int:
-    """How many files of the folder this process has open, the lock left out."""
+    """Return how many files of the folder this process has open, without the lock."""
     found = 0
     for number in Path("/proc/self/fd").iterdir():
         try:
@@ -72,7 +73,7 @@ def open_in(folder: Path) -> int:
 
 @contextmanager
 def few_files() -> Iterator[None]:
-    """As many as the process has open, and 40 more."""
+    """Limit the files of the process to those that it has open, and 40 more."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(
         resource.RLIMIT_NOFILE,
@@ -123,7 +124,7 @@ def test_a_segment_that_was_replaced_or_removed_is_read_while_it_is_open_and_dam
     with pytest.raises(DamagedSegmentError, match="replaced"):
         before.layer(0)
     store.drop_unreadable([before])
-    assert held(store, ONE) == 3, "the new one is whole"
+    assert held(store, ONE) == 3, "the new segment is whole"
     [(after, _)] = store.match(ONE)
     after.path.unlink()
     put(store, chain(range(200, 208)))
@@ -174,7 +175,7 @@ def test_what_was_used_longest_ago_goes_leaf_first_and_a_restart_remembers_what_
         if not held(store, prefix(3000)):
             break
         assert start < 20_000
-    assert held(store, prefix(2000)) == 20, "it was used last"
+    assert held(store, prefix(2000)) == 20, "this prefix was used last"
     store.close()
 
 
@@ -182,7 +183,7 @@ def test_what_was_used_longest_ago_goes_leaf_first_and_a_restart_remembers_what_
 def test_a_system_call_that_fails_in_a_split_leaves_a_store_that_agrees_with_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good_calls: int
 ) -> None:
-    """File and folder are synced for the tail, the head and the new node: six calls."""
+    """File and folder are synced for the tail, the head and the new node, which makes six calls."""
     store = opened(tmp_path)
     put(store, ONE)
     put(store, chain([*range(12), 7, 7, 7, 7]))
@@ -217,7 +218,7 @@ def test_a_system_call_that_fails_in_a_split_leaves_a_store_that_agrees_with_its
 
 
 class Failing:
-    """System calls that fail now and then, while this is on."""
+    """While this is on, system calls fail from time to time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> None:
         self.on = False
@@ -255,7 +256,7 @@ def test_tree_sizes_and_files_agree_whatever_system_call_fails(
                 store.drop_unreadable([rng.choice(segments)])
         failing.on = False
         for path in set(tmp_path.glob("*.kv")) - {own.path for own in store.segments()}:
-            path.unlink()  # what could not be removed
+            path.unlink()  # the files that could not be removed
         store.check_integrity()
     for own in store.segments():
         check(own)
@@ -268,7 +269,7 @@ def test_tree_sizes_and_files_agree_whatever_system_call_fails(
 
 
 def test_a_chain_of_more_nodes_than_calls_can_be_nested_goes_at_once(tmp_path: Path) -> None:
-    """Each turn of a long conversation hangs one on the one before."""
+    """Each turn of a long conversation adds a node below the last one."""
     store = opened(tmp_path, capacity_bytes=10_000_000)
     hashes = chain([token % 250 for token in range(4 * 200)])
     layers = records(hashes[:1])
@@ -310,7 +311,7 @@ def importance_of(hashes: list[BlockHash]) -> NodeImportance:
 def segment_of(
     *, told: dict[str, Any] | None = None, slots: list[int] | None = None, checksums: int | None = None
 ) -> bytes:
-    """A segment of the first prefix whose own CRC is right, whatever else is not."""
+    """Return a segment of the first prefix. Its own CRC is right, and everything else may be wrong."""
     described: dict[str, Any] = {
         "layout": asdict(LAYOUT),
         "hashes": [block.hex() for block in ONE],

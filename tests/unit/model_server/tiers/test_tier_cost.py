@@ -1,4 +1,6 @@
-"""The cost model against the measured cells of docs/tiers.md, and what a server learns of its own speeds."""
+"""The cost model, compared with the measured cells of docs/tiers.md, and what a server learns of its own
+speeds.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ _MACHINE = Machine(
 )
 """The disk and accelerator of the page."""
 _OWN_S = 0.03
-"""Our own work in each request, as the page has it."""
+"""The time of our own work in each request, as on the page."""
 _LAYERS, _WEIGHTS, _NEW = 6, 12 * 7168**2, 24
 _BYTES = {
     (256, "25%", "1+2"): ((82, 178), (77, 173), (35, 84), (29, 68), (21, 46)),
@@ -62,8 +64,9 @@ def seconds(tokens: int, mb_and_reads: tuple[float, float] = (0, 0)) -> float:
 def test_the_model_is_right_within_a_third_where_tiers_are_small_and_says_who_wins_there(
     cell: tuple[int, str, str],
 ) -> None:
-    """With tiers of 10 + 30 % hardly anything is read, our own work decides,
-    and the model is off by up to 40 %."""
+    """With tiers of 10 + 30 % hardly anything is read from disk. Our own work then decides, and the model
+    is wrong by up to 40 %.
+    """
     everything, top_k, document, few, window = (seconds(_NEW, read) for read in _BYTES[cell])
     strongest = min(seconds(cell[0] + _NEW), everything, top_k)
     expected = (strongest / document, window / document, strongest / few, window / few)
@@ -91,21 +94,23 @@ def test_a_disk_that_is_slower_than_the_accelerator_makes_recompute_the_fastest(
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A system on this project's machine, on its real disk:
-    what it had to do, and the mean seconds that were measured."""
+    """A system on this project's machine with its real disk: the work that it had to do, and the mean of
+    the measured seconds.
+    """
 
     shape: str
     tiers: float
-    """The first tier's share of all KV."""
+    """The share of all KV that the first tier holds."""
     case: tuple[Any, ...]
-    """What the systems of one comparison have in common."""
+    """The values that the systems of one comparison have in common."""
     system: str
     work: Work
     seconds: float
 
     def on(self, machine: Machine) -> float:
-        """The seconds that were measured, with another accelerator's computation in the place of the imposed
-        one."""
+        """Return the measured seconds, with the computation of another accelerator in place of the
+        simulated one.
+        """
         computed = replace(self.work, disk_bytes=0.0, reads=0.0, used_bytes=0.0)
         return self.seconds - computed.seconds(_REAL) + computed.seconds(machine)
 
@@ -144,8 +149,9 @@ def cases(*systems: str) -> list[list[Cell]]:
 
 
 def test_on_a_real_disk_the_model_is_right_with_large_tiers_as_with_small_ones() -> None:
-    """288 cells of 8 systems: OPT-30B and 13B, 256 to 1,024 tokens, on a crowded machine,
-    where a cell is off by itself."""
+    """288 cells of 8 systems: OPT-30B and 13B, 256 to 1,024 tokens, on a crowded machine, where single
+    cells are inaccurate.
+    """
     ratios: defaultdict[tuple[str, float], list[float]] = defaultdict(list)
     without_copy: defaultdict[float, list[float]] = defaultdict(list)
     disk_alone = replace(_REAL, copied_bytes_per_s=1e30)
@@ -160,12 +166,13 @@ def test_on_a_real_disk_the_model_is_right_with_large_tiers_as_with_small_ones()
         assert 0.8 <= median(found) <= 1.25
         assert near >= 0.55
         assert fmean(0.5 <= ratio <= 2 for ratio in found) >= 0.88
-    assert median(without_copy[0.1]) < 0.7, "what large tiers hold has to be copied too"
+    assert median(without_copy[0.1]) < 0.7, "the content of large tiers has to be copied too"
 
 
 def test_002_5_by_means_on_the_recorded_disk_the_documents_factor_is_reached_in_one_cell_of_36() -> None:
-    """The strongest of recompute, loading everything and top-k over the document's rules, and over few
-    chunks."""
+    """The strongest of three systems (recompute, loading everything, top-k) is divided by the document's
+    rules, and by few chunks.
+    """
     baselines = ("recompute", "load everything + LFU", "top-k of all heads + LFU")
     document, few, window = "+ importance caching", "+ few chunks", "sinks + window + LFU"
     gains: defaultdict[str, list[float]] = defaultdict(list)
@@ -184,7 +191,7 @@ def test_002_5_by_means_on_the_recorded_disk_the_documents_factor_is_reached_in_
 def test_the_model_says_whether_to_load_or_to_compute_and_where_it_errs_little_is_lost(
     tflops: int, right: int
 ) -> None:
-    """The two ways between which `--kv-store-mode auto` chooses; 36 cases."""
+    """36 cases of the two ways between which `--kv-store-mode auto` chooses."""
     machine = replace(_REAL, flops_per_s=tflops * 1e12, weights_bytes_per_s=tflops * 25e9)
     lost, agreed = [], 0
     for both in cases("recompute", "load everything + LFU"):
@@ -206,14 +213,14 @@ def test_a_server_loads_until_it_knows_both_speeds_and_then_takes_the_faster() -
     speeds = Speeds()
     assert speeds.loading_pays(DISK, tokens=100)
     speeds.loaded(DISK, seconds=2.0)
-    assert speeds.loading_pays(DISK, tokens=100), "how fast it computes is not known"
+    assert speeds.loading_pays(DISK, tokens=100), "the server's speed of computing is not known"
     speeds.computed(tokens=3, seconds=9.0)
     assert speeds.loading_pays(DISK, tokens=100), "so few tokens say nothing"
     speeds.computed(tokens=100, seconds=1.0)
     assert not speeds.loading_pays(DISK, tokens=100)
     assert speeds.loading_pays(DISK, tokens=300)
     tried = [speeds.loading_pays(DISK, tokens=100) for _ in range(34)]
-    assert tried.count(True) == 2, "now and then it looks again"
+    assert tried.count(True) == 2, "from time to time it tries the store again"
     for _ in range(20):
         speeds.loaded(DISK, seconds=0.1)
     assert speeds.loading_pays(DISK, tokens=100)
@@ -223,11 +230,11 @@ def test_what_the_fast_tiers_hold_is_loaded_where_the_same_from_disk_is_computed
     speeds = Speeds()
     speeds.computed(tokens=100, seconds=1.0)
     speeds.loaded(DISK, seconds=2.0)
-    assert speeds.loading_pays(HELD, tokens=100), "how fast the tiers are is not known"
+    assert speeds.loading_pays(HELD, tokens=100), "the speed of the tiers is not known"
     speeds.loaded(HELD, seconds=0.1)
     for _ in range(5):
         assert not speeds.loading_pays(DISK, tokens=100)
-        assert speeds.loading_pays(HELD, tokens=100), "the disk's slowness is not theirs"
+        assert speeds.loading_pays(HELD, tokens=100), "the tiers are not slow because the disk is"
     half = Load(disk_bytes=450, held_bytes=550)  # 0.9 s and 0.055 s
     assert speeds.loading_pays(half, tokens=100)
     more = Load(disk_bytes=550, held_bytes=450)  # 1.1 s and 0.045 s
@@ -238,6 +245,6 @@ def test_of_a_mixed_load_the_time_is_that_of_the_place_where_most_of_it_was() ->
     speeds = Speeds()
     speeds.computed(tokens=100, seconds=1.0)
     speeds.loaded(HELD, seconds=0.2)
-    speeds.loaded(Load(disk_bytes=500, held_bytes=500), seconds=0.6)  # 0.1 s of them is the tiers'
+    speeds.loaded(Load(disk_bytes=500, held_bytes=500), seconds=0.6)  # the tiers took 0.1 s of them
     assert speeds.loading_pays(Load(disk_bytes=900), tokens=100)
     assert not speeds.loading_pays(Load(disk_bytes=1100), tokens=100)

@@ -1,5 +1,6 @@
-"""Prefixes written in the background: what is promised is stored, what does not fit or fails is counted,
-nobody waits."""
+"""Prefixes are written in the background. What was promised is stored, what does not fit or fails is
+counted, and nobody waits.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class Clock:
 
 
 class Writing:
-    """A store, its writer, and prefixes for it whose records are only given out when `gate` is open."""
+    """A store, its writer, and prefixes whose records the writer gets only while `gate` is open."""
 
     def __init__(self, folder: Path, *, capacity_bytes: int = CAPACITY, waiting_bytes: int = 10_000) -> None:
         self.clock = Clock()
@@ -49,7 +50,7 @@ class Writing:
 
     @property
     def stored(self) -> list[tuple[int, int]]:
-        """Of each node that came: its first token, and how many."""
+        """Return, for each node that was stored, its first token and its number of tokens."""
         return [
             (event.token_ids[0], len(event.token_ids)) for event in self.told if isinstance(event, TierStored)
         ]

@@ -1,5 +1,6 @@
-"""Which chunk of vLLM's offload tier goes first, without vLLM;
-`tests/integration/test_vllm_offload_policy.py` has the rest."""
+"""Which chunk of vLLM's offload tier is evicted first, without vLLM.
+`tests/integration/test_vllm_offload_policy.py` tests the rest.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +25,16 @@ SIZE_TOKENS = 32
 
 
 class Tier:
-    """A ranking and the chunks it ranks, all of them idle."""
+    """A ranking, and the chunks that it ranks. None of them is in use."""
 
     def __init__(self, *, capacity_chunks: int = 4) -> None:
         self.ranking = OffloadRanking(capacity_chunks=capacity_chunks)
         self.held: set[bytes] = set()
 
     def use(self, names: Sequence[str], *, first: int = 0, important: ImportantTokens | None = None) -> None:
-        """A request used these chunks of a prompt, from its `first`-th on;
-        those that were not held are now."""
+        """A request uses these chunks of a prompt, from chunk `first` on. Chunks that were not held are
+        held now.
+        """
         keys = [name.encode() for name in names]
         ends = [(first + place) * SIZE_TOKENS for place in range(1, len(keys) + 1)]
         self.ranking.observe(keys, ends_tokens=ends, request=RequestUses(important))

@@ -1,4 +1,4 @@
-"""Launch profiles: what is written for vLLM, and what is refused with its reason."""
+"""Launch profiles: the files that they write for vLLM, and the reasons for which a profile is refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def text(**changes: Any) -> str:
 
 
 def complaints(**changes: Any) -> dict[str, str]:
-    """Where -> the whole message."""
+    """Return the whole message for each place."""
     return {problem.where: str(problem) for problem in problems(read(text(**changes)))}
 
 
