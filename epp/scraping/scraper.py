@@ -21,12 +21,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
-import aiohttp
-from yarl import URL
-
 from epp.config.observing import Scrape
 from epp.scraping.metrics_page import MetricsError, PageReader
-from epp.scraping.sessions import in_words, slow_reading_connector
+from epp.scraping.page_client import PageClient
+from epp.scraping.sessions import in_words
 from epp.sources import Keep
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 
@@ -37,13 +35,6 @@ _SHORTEST_NAP_S: Final = 0.002
 """Timers of the event loop may fire early by this much."""
 _WATCH_S: Final = 1.0
 _PARTS: Final = 10
-_HEADERS: Final = {
-    # the classic text format, uncompressed: unpacking costs more CPU than a local network
-    "Accept": "text/plain;version=0.0.4",
-    "Accept-Encoding": "identity",
-    "User-Agent": "prefix-gateway-epp",
-}
-_READ_BYTES: Final = 2**17
 
 OnMetrics = Callable[[EndpointName, EndpointMetrics | None], None]
 
@@ -83,15 +74,21 @@ class _Target:
     nap: _Nap | None = None
     """None: it is being scraped now."""
     reader: PageReader = field(default_factory=PageReader)
-    url: tuple[str, URL] = ("", URL())
-    """Its last URL, as text and parsed. Parsing it each time would be a tenth of the cost of a scrape."""
+    client: tuple[str, PageClient] | None = None
+    """The connection to the server, and the address of the page there."""
 
-    def url_at(self, path: str) -> URL:
-        """The URL of its page. path: used if the endpoint names no other path."""
-        text = _url(self.endpoint, path)
-        if text != self.url[0]:
-            self.url = text, URL(text)
-        return self.url[1]
+    def client_for(self, path: str) -> PageClient:
+        """The connection for its page. path: used if the endpoint names no other path."""
+        address, path = _page_of(self.endpoint, path)
+        where = f"{address}{path}"
+        if self.client is None or self.client[0] != where:
+            self.close()
+            self.client = where, PageClient(address, path)
+        return self.client[1]
+
+    def close(self) -> None:
+        if self.client is not None:
+            self.client[1].close()
 
 
 class Scraper:
@@ -118,22 +115,13 @@ class Scraper:
         self._keep = keep
         self._rng = rng
         self._targets: dict[EndpointName, _Target] = {}
-        self._session: aiohttp.ClientSession | None = None
         self._group: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
         """Scrape until cancelled. If one server's page makes its task fail, `keep` starts the task again."""
-        assert self._session is None, "already running"
-        session = aiohttp.ClientSession(
-            connector=slow_reading_connector(force_close=False),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers=_HEADERS,
-            auto_decompress=False,  # so a compressed page of any unpacked size stays a bounded page
-            read_bufsize=_READ_BYTES,
-            trust_env=False,  # pods are reached directly, even if the environment names a proxy
-        )
-        async with session, asyncio.TaskGroup() as group:
-            self._session, self._group = session, group
+        assert self._group is None, "already running"
+        async with asyncio.TaskGroup() as group:
+            self._group = group
             try:
                 for target in self._targets.values():
                     self._start(target)
@@ -141,7 +129,7 @@ class Scraper:
                 await asyncio.get_running_loop().create_future()  # until cancelled
             finally:
                 # This comes before the group waits for its tasks: a later task would never be cancelled.
-                self._session = self._group = None
+                self._group = None
                 for target in self._targets.values():
                     target.task = None
 
@@ -185,16 +173,19 @@ class Scraper:
         """Scrape one endpoint for ever, by the current settings."""
         target.started_at = self._clock()
         target.intervals = self._rng.random()
-        while True:
-            await self._nap(target)
-            # The interval is from start to start, so a slow server is read as often as others.
-            target.started_at = self._clock()
-            target.intervals = 1 + self._rng.uniform(-_JITTER, _JITTER)
-            was_idle = target.idle
-            self._report(target, await self._scrape(target))
-            if target.idle and not was_idle:
-                # Servers that became idle together are spread over the longer interval from now on.
-                target.intervals = self._rng.random()
+        try:
+            while True:
+                await self._nap(target)
+                # The interval is from start to start, so a slow server is read as often as others.
+                target.started_at = self._clock()
+                target.intervals = 1 + self._rng.uniform(-_JITTER, _JITTER)
+                was_idle = target.idle
+                self._report(target, await self._scrape(target))
+                if target.idle and not was_idle:
+                    # Servers that became idle together are spread over the longer interval from now on.
+                    target.intervals = self._rng.random()
+        finally:
+            target.close()
 
     async def _nap(self, target: _Target) -> None:
         """Sleep until the next scrape is due. `_watch` ends the nap if the interval becomes shorter."""
@@ -232,30 +223,15 @@ class Scraper:
     async def _scrape(self, target: _Target) -> EndpointMetrics | str:
         settings = self._settings()
         try:
-            page = await self._fetch(target.url_at(settings.path), settings)
+            async with asyncio.timeout(settings.timeout_seconds):
+                page = await target.client_for(settings.path).read(most_bytes=settings.max_page_bytes)
             return target.reader.read(page, scraped_at=self._clock())
         except TimeoutError:
             return f"no answer within {settings.timeout_seconds:g} s"
         except MetricsError as error:
             return str(error)
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            return in_words(error)  # aiohttp raises ValueError for some malformed answers
-
-    async def _fetch(self, url: URL, settings: Scrape) -> bytes:
-        assert self._session is not None, "scrapes run only inside run()"
-        timeout = aiohttp.ClientTimeout(total=settings.timeout_seconds)
-        async with self._session.get(url, timeout=timeout, allow_redirects=False) as response:
-            if response.status != 200:
-                raise MetricsError(f"HTTP status {response.status}")
-            pieces: list[bytes] = []
-            left_bytes = settings.max_page_bytes
-            async for piece in response.content.iter_any():
-                left_bytes -= len(piece)
-                if left_bytes < 0:
-                    response.close()  # the rest is not read, and the connection is closed
-                    raise MetricsError(f"the metrics page has more than {settings.max_page_bytes} bytes")
-                pieces.append(piece)
-            return b"".join(pieces)
+        except (OSError, ValueError) as error:
+            return in_words(error)
 
     def _report(self, target: _Target, result: EndpointMetrics | str) -> None:
         error = result if isinstance(result, str) else ""
@@ -278,10 +254,10 @@ class Scraper:
             self._on_metrics(target.endpoint.name, None)
 
 
-def _url(endpoint: Endpoint, path: str) -> str:
+def _page_of(endpoint: Endpoint, path: str) -> tuple[Address, str]:
     port, slash, own_path = endpoint.metrics.partition("/")
     address = Address(endpoint.address.host, int(port[1:])) if port else endpoint.address
-    return f"http://{address}{slash}{own_path}" if slash else f"http://{address}{path}"
+    return address, f"/{own_path}" if slash else path
 
 
 def _same_server(new: Endpoint, old: Endpoint) -> bool:

@@ -1,4 +1,4 @@
-"""HTTP sessions for questions that model servers are asked only seldom, and the connections of all questions.
+"""HTTP sessions for questions that model servers are asked only seldom, and why a question failed, in words.
 Called by `model_lists`, `probes` and `scraper`.
 """
 
@@ -21,11 +21,6 @@ from it. A server that sends nothing but `100 Continue` costs 1.3 us a byte: 256
 _PLAIN: Final = "; if it expects TLS: model servers are reached by plain HTTP"
 _TLS_ALERT: Final = re.compile(r"\\+x15\\+x03")
 """How an error quotes the first bytes of the alert that a server with TLS sends on plain HTTP."""
-
-
-def slow_reading_connector(*, force_close: bool) -> aiohttp.TCPConnector:
-    """As many connections as there are servers, each read in small portions."""
-    return aiohttp.TCPConnector(limit=0, force_close=force_close, socket_factory=_socket)
 
 
 def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
@@ -57,7 +52,7 @@ def session_for_questions(*, headers: Mapping[str, str], timeout_s: float) -> ai
     timeout_s: for each question with its answer. The connection must be there after half of this time.
     """
     return aiohttp.ClientSession(
-        connector=slow_reading_connector(force_close=True),
+        connector=aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_socket),
         cookie_jar=aiohttp.DummyCookieJar(),
         headers=headers,
         auto_decompress=False,

@@ -160,6 +160,12 @@ async def flood(head: str, reader: Reader, writer: Writer) -> None:
         await writer.drain()
 
 
+async def continue_for_ever(head: str, reader: Reader, writer: Writer) -> None:
+    while True:
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
+        await writer.drain()
+
+
 async def hang_up(head: str, reader: Reader, writer: Writer) -> None:
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5000\r\n\r\nvllm:num")
     await writer.drain()
@@ -175,13 +181,14 @@ MISBEHAVING: dict[str, tuple[bytes | Handler, str]] = {
     "drips": (drip, "no answer within"),
     "floods": (flood, "page has more than 65536 bytes"),
     "huge": (http(b"vllm:x 1\n" * 20_000), "page has more than 65536 bytes"),
-    "hangs up": (hang_up, "ClientPayloadError"),
+    "hangs up": (hang_up, "ended the connection before the end of its answer"),
     "garbage page": (http(b"\xff\x00<html>" * 100), "no metric of vLLM"),
     "not http": (
         b"\x15\x03\x01 this is TLS\r\n\r\n",
         "if it expects TLS: model servers are reached by plain HTTP",
     ),
     "ends at once": (end_at_once, "if it expects TLS: model servers are reached by plain HTTP"),
+    "never begins": (continue_for_ever, "HTTP status 100"),
     "redirects": (http(b"", status="302 Found", headers="location: /elsewhere\r\n"), "HTTP status 302"),
     "fails": (http(PAGE, status="500 Internal Server Error"), "HTTP status 500"),
     "unreadable": (http(b"vllm:num_requests_running NaN\n"), "not a number"),
@@ -310,6 +317,20 @@ async def test_endpoints_set_before_the_start_are_read() -> None:
         watched.scraper.set_endpoints([endpoint("a", server.address)])
         async with watched.running():
             await watched.until(lambda: bool(watched.seen["a"]))
+
+
+async def test_a_server_that_closes_its_connection_between_two_pages_has_no_failed_scrape() -> None:
+    async def answer_and_leave(head: str, reader: Reader, writer: Writer) -> None:
+        """As a server that ends idle connections: the answer does not say so."""
+        writer.write(http(PAGE))
+        await writer.drain()
+        raise ConnectionResetError
+
+    async with Server(answer_and_leave).running() as server, Watched().running() as watched:
+        watched.scraper.set_endpoints([endpoint("a", server.address)])
+        await watched.until(lambda: len(watched.seen["a"]) >= 3)
+        assert None not in watched.seen["a"]
+        assert server.connections >= 3
 
 
 async def test_a_proxy_named_in_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

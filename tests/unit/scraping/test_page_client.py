@@ -1,0 +1,102 @@
+"""Answers of metrics pages, as they arrive from a connection."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from epp.scraping.metrics_page import MetricsError
+from epp.scraping.page_client import Answer
+
+PAGE = b"vllm:num_requests_running 1\nvllm:num_requests_waiting 2\n"
+SIZED = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(PAGE), PAGE)
+CHUNKS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n%b\r\n%X;name=value\r\n%b\r\n0\r\n" % (
+    PAGE[:5],
+    len(PAGE) - 5,
+    PAGE[5:],
+)
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, 1000])
+@pytest.mark.parametrize("sent", [SIZED, CHUNKS + b"\r\n", CHUNKS + b"Trailer: x\r\n\r\n"])
+def test_a_page_is_the_same_in_pieces_of_any_size(sent: bytes, piece_bytes: int) -> None:
+    answer = Answer(most_bytes=1000)
+    pieces = [sent[at : at + piece_bytes] for at in range(0, len(sent), piece_bytes)]
+    assert [answer.feed(piece) for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert answer.page() == PAGE
+    assert answer.keeps_open
+
+
+def test_a_page_without_a_size_ends_with_its_connection() -> None:
+    answer = Answer(most_bytes=1000)
+    assert not answer.feed(b"HTTP/1.0 200 OK\r\n\r\n" + PAGE)
+    assert answer.end()
+    assert answer.page() == PAGE
+    assert not answer.keeps_open
+
+
+@pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200", SIZED[:-1], CHUNKS])
+def test_an_answer_that_breaks_off_is_not_whole(sent: bytes) -> None:
+    answer = Answer(most_bytes=1000)
+    assert not answer.feed(sent)
+    assert not answer.end()
+
+
+def test_a_server_may_close_the_connection_after_its_answer() -> None:
+    answer = Answer(most_bytes=1000)
+    assert answer.feed(SIZED.replace(b"\r\n", b"\r\nConnection: Close\r\n", 1))
+    assert not answer.keeps_open
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "not HTTP/1"),
+        (b"HTTP/1.1 OK\r\n\r\n", "no status"),
+        (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 4000, "head of the answer has more than 16384 bytes"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "has the length"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", "has the length"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", "transfer encoding"),
+        (CHUNKS.replace(b"\r\n5\r\n", b"\r\n-5\r\n"), "a chunk has the size"),
+        (CHUNKS.replace(b"\r\n5\r\n", b"\r\n" + b"5" * 300), "a chunk has no size"),
+        (CHUNKS.replace(b"\r\n5\r\n", b"\r\n4\r\n"), "does not end where it should"),
+        (CHUNKS + b"a: b\r\n" * 4000, "no end after its last chunk"),
+    ],
+)
+def test_what_is_not_http_is_refused(sent: bytes, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Answer(most_bytes=1000).feed(sent)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1001\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nFFFFFFFF\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 1001,
+    ],
+)
+def test_a_page_over_the_bound_is_refused_before_it_has_come(sent: bytes) -> None:
+    with pytest.raises(MetricsError, match="more than 1000 bytes"):
+        Answer(most_bytes=1000).feed(sent)
+
+
+@pytest.mark.parametrize("status", ["100 Continue", "204 No Content", "302 Found", "503 Service Unavailable"])
+def test_only_status_200_has_a_page(status: str) -> None:
+    with pytest.raises(MetricsError, match=f"HTTP status {status[:3]}"):
+        Answer(most_bytes=1000).feed(SIZED.replace(b"200 OK", status.encode()))
+
+
+def test_chunks_of_one_byte_take_time_in_proportion_to_their_number() -> None:
+    def reading_s(chunks: int) -> float:
+        answer = Answer(most_bytes=2**30)
+        answer.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        sent = b"1\r\nx\r\n" * chunks
+        started = time.process_time()
+        for at in range(0, len(sent), 4099):
+            answer.feed(sent[at : at + 4099])
+        return time.process_time() - started
+
+    few_s, many_s = (min(reading_s(chunks) for _ in range(3)) for chunks in (10_000, 80_000))
+    assert many_s < 8 * few_s * 3
