@@ -17,6 +17,7 @@ import uvloop
 from epp import preflight, process, reference
 from epp.config.policy import RuleName
 from epp.config.settings import Config, load_config
+from epp.envoy.bootstrap import bootstrap
 from epp.envoy.replacing import write_if_changed
 from epp.errors import ConfigError
 from epp.misses import command as explain
@@ -214,8 +215,6 @@ def main(argv: list[str] | None = None) -> int:
             return _replay(args)
         config = load_config(args.config)
         if args.command == "envoy-config":
-            from epp.envoy.bootstrap import bootstrap  # noqa: PLC0415 - its message classes take a second to import
-
             return _hand_out(bootstrap(config, output=args.format), args.output)
         if args.command == "check":
             return _check(config)

@@ -9,63 +9,38 @@ other filters. The custom response filter does this here, before the filter of t
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from envoy_data_plane.envoy.config.core.v3 import HeaderValue, HeaderValueOption
-from envoy_data_plane.envoy.extensions.filters.http.custom_response.v3 import CustomResponse
-from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import HttpFilter
-from envoy_data_plane.envoy.extensions.http.custom_response.local_response_policy.v3 import (
-    LocalResponsePolicy,
-)
-from envoy_data_plane.envoy.type.matcher.v3 import (
-    HttpResponseHeaderMatchInput,
-    HttpResponseLocalReplyMatchInput,
-)
-from envoy_data_plane.google.protobuf import Any as AnyMessage
-from envoy_data_plane.xds.core.v3 import TypedExtensionConfig as MatcherInput
-from envoy_data_plane.xds.type.matcher.v3 import (
-    Matcher,
-    MatcherMatcherList,
-    MatcherMatcherListFieldMatcher,
-    MatcherMatcherListPredicate,
-    MatcherMatcherListPredicatePredicateList,
-    MatcherMatcherListPredicateSinglePredicate,
-    MatcherOnMatch,
-    StringMatcher,
-)
+from epp.envoy.messages import Message, extension, typed
 
 _HEADER: Final = "connection"
 _VALUE: Final = "close"
 
-MARK: Final = HeaderValueOption(header=HeaderValue(key=_HEADER, value=_VALUE))
+MARK: Final[Message] = {"header": {"key": _HEADER, "value": _VALUE}}
 """A header of the 400 that Envoy makes, which distinguishes it from the picker's own 400. Envoy replaces this
 header when it writes the answer."""
 
 
-def replies() -> HttpFilter:
+def replies() -> Message:
     """The filter stands after the external processor in the list, because filters see answers from last to
     first.
     """
-    envoys_own = _is(HttpResponseLocalReplyMatchInput(), "true")
-    marked = _is(HttpResponseHeaderMatchInput(header_name=_HEADER), _VALUE)
-    both = MatcherMatcherListPredicate(
-        and_matcher=MatcherMatcherListPredicatePredicateList(predicate=[envoys_own, marked])
+    envoys_own = _is("true", "HttpResponseLocalReplyMatchInput")
+    marked = _is(_VALUE, "HttpResponseHeaderMatchInput", header_name=_HEADER)
+    again = typed(
+        "extensions.http.custom_response.local_response_policy.v3.LocalResponsePolicy", status_code=400
     )
-    again = MatcherInput(name="again", typed_config=AnyMessage.pack(LocalResponsePolicy(status_code=400)))
-    rule = MatcherMatcherListFieldMatcher(predicate=both, on_match=MatcherOnMatch(action=again))
-    matcher = Matcher(matcher_list=MatcherMatcherList(matchers=[rule]))
-    return HttpFilter(
-        name="envoy.filters.http.custom_response",
-        typed_config=AnyMessage.pack(CustomResponse(custom_response_matcher=matcher)),
+    rule = {
+        "predicate": {"and_matcher": {"predicate": [envoys_own, marked]}},
+        "on_match": {"action": {"name": "again", "typed_config": again}},
+    }
+    return extension(
+        "filters.http.custom_response",
+        "extensions.filters.http.custom_response.v3.CustomResponse",
+        custom_response_matcher={"matcher_list": {"matchers": [rule]}},
     )
 
 
-def _is(
-    what: HttpResponseLocalReplyMatchInput | HttpResponseHeaderMatchInput, value: str
-) -> MatcherMatcherListPredicate:
-    return MatcherMatcherListPredicate(
-        single_predicate=MatcherMatcherListPredicateSinglePredicate(
-            input=MatcherInput(name="answer", typed_config=AnyMessage.pack(what)),
-            value_match=StringMatcher(exact=value),
-        )
-    )
+def _is(value: str, kind: str, **what: Any) -> Message:
+    answer = {"name": "answer", "typed_config": typed(f"type.matcher.v3.{kind}", **what)}
+    return {"single_predicate": {"input": answer, "value_match": {"exact": value}}}

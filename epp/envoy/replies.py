@@ -6,25 +6,10 @@ pass unchanged, because their response code details begin with `DETAILS`. Called
 
 from __future__ import annotations
 
-from typing import Final
-
-from envoy_data_plane.envoy.config.accesslog.v3 import (
-    AccessLogFilter,
-    ComparisonFilter,
-    ComparisonFilterOp,
-    ExtensionFilter,
-    StatusCodeFilter,
-)
-from envoy_data_plane.envoy.config.core.v3 import RuntimeUInt32, SubstitutionFormatString
-from envoy_data_plane.envoy.extensions.access_loggers.filters.cel.v3 import ExpressionFilter
-from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
-    LocalReplyConfig,
-    ResponseMapper,
-)
-from envoy_data_plane.google.protobuf import Any as AnyMessage
-from envoy_data_plane.google.protobuf import Struct
+from typing import Final, Literal
 
 from epp.envoy import framing
+from epp.envoy.messages import Message, extension
 from epp.errors import DETAILS, BlockedPathError, BodyTooLargeError, PickError, SaturatedError
 
 _INVALID: Final = "invalid_request_error"
@@ -50,49 +35,43 @@ _OVERFLOW: Final = "header_mutation_result_exceeds_limit"
 """Details of the 503 that a request gets if it has no room for the header fields that the gateway adds."""
 
 
-def as_json() -> LocalReplyConfig:
+def as_json() -> Message:
     """All error replies. A status that is not in the table gets a general text."""
     other = (PickError.error_type, PickError.reason, "the gateway could not answer")
-    return LocalReplyConfig(
-        mappers=[
-            ResponseMapper(filter=_details(f"response.code_details.startsWith('{DETAILS}')")),
-            ResponseMapper(
-                filter=_details(f"response.code_details == '{_OVERFLOW}'"),
-                status_code=431,
-                body_format_override=_body(*_ERRORS[431]),
-            ),
+    return {
+        "mappers": [
+            {"filter": _details(f"response.code_details.startsWith('{DETAILS}')")},
+            {
+                "filter": _details(f"response.code_details == '{_OVERFLOW}'"),
+                "status_code": 431,
+                "body_format_override": _body(*_ERRORS[431]),
+            },
             *(
-                ResponseMapper(
-                    filter=_status(status, ComparisonFilterOp.EQ),
-                    body_format_override=_body(*error),
-                    headers_to_add=[framing.MARK] if status == 400 else [],
-                )
+                {
+                    "filter": _status(status, "EQ"),
+                    "body_format_override": _body(*error),
+                    **({"headers_to_add": [framing.MARK]} if status == 400 else {}),
+                }
                 for status, error in _ERRORS.items()
             ),
-            ResponseMapper(filter=_status(400, ComparisonFilterOp.GE), body_format_override=_body(*other)),
+            {"filter": _status(400, "GE"), "body_format_override": _body(*other)},
         ]
-    )
+    }
 
 
-def _details(expression: str) -> AccessLogFilter:
-    extension = ExtensionFilter(
-        name="envoy.access_loggers.extension_filters.cel",
-        typed_config=AnyMessage.pack(ExpressionFilter(expression=expression)),
-    )
-    return AccessLogFilter(extension_filter=extension)
+def _details(expression: str) -> Message:
+    name = "access_loggers.extension_filters.cel"
+    kind = "extensions.access_loggers.filters.cel.v3.ExpressionFilter"
+    return {"extension_filter": extension(name, kind, expression=expression)}
 
 
-def _status(status: int, comparison: ComparisonFilterOp) -> AccessLogFilter:
+def _status(status: int, comparison: Literal["EQ", "GE"]) -> Message:
     # Envoy requires the name of a runtime setting that could change the number. Nobody sets it.
-    value = RuntimeUInt32(default_value=status, runtime_key=f"gateway.error_{status}")
-    return AccessLogFilter(
-        status_code_filter=StatusCodeFilter(comparison=ComparisonFilter(op=comparison, value=value))
-    )
+    value = {"default_value": status, "runtime_key": f"gateway.error_{status}"}
+    return {"status_code_filter": {"comparison": {"op": comparison, "value": value}}}
 
 
-def _body(error_type: str, code: str, message: str) -> SubstitutionFormatString:
+def _body(error_type: str, code: str, message: str) -> Message:
     error = {"message": message, "type": error_type, "param": None, "code": code}
     # The extra `type`, which OpenAI's clients ignore, lets Anthropic's clients read it too.
-    return SubstitutionFormatString(
-        json_format=Struct.from_dict({"type": "error", "error": error}), content_type="application/json"
-    )
+    return {"json_format": {"type": "error", "error": error}, "content_type": "application/json"}

@@ -6,63 +6,53 @@ Called by the listener and the clusters.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from envoy_data_plane.envoy.config.core.v3 import ConfigSource, PathConfigSource, TransportSocket
-from envoy_data_plane.envoy.extensions.transport_sockets.tls.v3 import (
-    CommonTlsContext,
-    DownstreamTlsContext,
-    SdsSecretConfig,
-    UpstreamTlsContext,
-)
-from envoy_data_plane.google.protobuf import Any as AnyMessage
+from typing import TYPE_CHECKING, Any
 
 from epp.envoy import sds
+from epp.envoy.messages import Message, extension
 
 if TYPE_CHECKING:
     from epp.config.settings import Config
 
 
-def downstream(config: Config, *, protocols: list[str]) -> TransportSocket | None:
-    """TLS for the gateway's clients, if configured. With a client CA it is mutual TLS."""
+def downstream(config: Config, *, protocols: list[str]) -> Message:
+    """The field with TLS for the gateway's clients, if configured. With a client CA it is mutual TLS."""
     tls = config.envoy.tls
     if tls is None:
-        return None
-    context = DownstreamTlsContext(
-        common_tls_context=CommonTlsContext(
-            tls_certificate_sds_secret_configs=[_secret(config, sds.GATEWAY_IDENTITY)],
-            validation_context_sds_secret_config=(
-                _secret(config, sds.CLIENT_TRUST) if tls.client_ca_file else None
-            ),
-            alpn_protocols=protocols,
-        ),
-        # Without this, a certificate is checked only if a client sends one.
-        require_client_certificate=True if tls.client_ca_file else None,
-    )
-    return TransportSocket(name="envoy.transport_sockets.tls", typed_config=AnyMessage.pack(context))
+        return {}
+    common: Message = {
+        "tls_certificate_sds_secret_configs": [_secret(config, sds.GATEWAY_IDENTITY)],
+        "alpn_protocols": protocols,
+    }
+    if not tls.client_ca_file:
+        return _socket("DownstreamTlsContext", common_tls_context=common)
+    common["validation_context_sds_secret_config"] = _secret(config, sds.CLIENT_TRUST)
+    # Without the second field, a certificate is checked only if a client sends one.
+    return _socket("DownstreamTlsContext", common_tls_context=common, require_client_certificate=True)
 
 
-def upstream(config: Config) -> TransportSocket | None:
-    """TLS to the picker, if the picker has it.
+def upstream(config: Config) -> Message:
+    """The field with TLS to the picker, if the picker has it.
 
     An upstream context without trusted CAs encrypts but accepts any peer, without a warning. If the picker
     asks for client certificates, Envoy shows the picker's own pair, so the client CA must have signed it.
     """
     tls = config.listen.tls
     if tls is None:
-        return None
-    context = UpstreamTlsContext(
-        common_tls_context=CommonTlsContext(
-            tls_certificate_sds_secret_configs=(
-                [_secret(config, sds.PICKER_CLIENT)] if tls.client_ca_file else []
-            ),
-            validation_context_sds_secret_config=_secret(config, sds.PICKER_TRUST),
-            alpn_protocols=["h2"],
-        )
-    )
-    return TransportSocket(name="envoy.transport_sockets.tls", typed_config=AnyMessage.pack(context))
+        return {}
+    common: Message = {
+        "validation_context_sds_secret_config": _secret(config, sds.PICKER_TRUST),
+        "alpn_protocols": ["h2"],
+    }
+    if tls.client_ca_file:
+        common["tls_certificate_sds_secret_configs"] = [_secret(config, sds.PICKER_CLIENT)]
+    return _socket("UpstreamTlsContext", common_tls_context=common)
 
 
-def _secret(config: Config, name: str) -> SdsSecretConfig:
-    source = ConfigSource(path_config_source=PathConfigSource(path=sds.path(config, name)))
-    return SdsSecretConfig(name=name, sds_config=source)
+def _socket(kind: str, **context: Any) -> Message:
+    name = "transport_sockets.tls"
+    return {"transport_socket": extension(name, f"extensions.{name}.v3.{kind}", **context)}
+
+
+def _secret(config: Config, name: str) -> Message:
+    return {"name": name, "sds_config": {"path_config_source": {"path": sds.path(config, name)}}}

@@ -1,0 +1,45 @@
+"""Pieces that many messages of the bootstrap have. A message is a dictionary, with the names of the fields as
+in Envoy's own documentation.
+
+Nothing here checks names or types. The tests parse every kind of bootstrap strictly, by Envoy's protobuf
+definitions, and start the real Envoy with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from epp.types import Address
+
+Message = dict[str, Any]
+
+
+def typed(kind: str, **fields: Any) -> Message:
+    """A message in a field that takes any type. kind: the type without `envoy.` before it."""
+    return {"@type": f"type.googleapis.com/envoy.{kind}", **fields}
+
+
+def extension(name: str, kind: str, **fields: Any) -> Message:
+    """A named extension and its settings."""
+    return {"name": f"envoy.{name}", "typed_config": typed(kind, **fields)}
+
+
+def seconds(number: float) -> str:
+    """A duration."""
+    return f"{number:.6f}".rstrip("0").rstrip(".") + "s"
+
+
+def address(text: str) -> Message:
+    """`ip:port` or `unix:/path`."""
+    if text.startswith("unix:"):
+        return {"pipe": {"path": text.removeprefix("unix:")}}
+    parsed = Address.parse(text)
+    return socket_address(parsed.host, parsed.port)
+
+
+def socket_address(host: str, port: int) -> Message:
+    return {"socket_address": {"address": host, "port_value": port}}
+
+
+def grpc_to(cluster: str) -> Message:
+    return {"envoy_grpc": {"cluster_name": cluster}}
