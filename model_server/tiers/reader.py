@@ -33,10 +33,10 @@ from model_server.tiers.events import Tell
 from model_server.tiers.foresight import Foresight
 from model_server.tiers.layout import TokenOrder
 from model_server.tiers.learnt import Learnt
+from model_server.tiers.node_reports import NodeReports
 from model_server.tiers.placement import Score, TieredPlacement, by_uses_and_importance
 from model_server.tiers.records import Records
 from model_server.tiers.repacking import repacked
-from model_server.tiers.residency import Residency
 from model_server.tiers.segment import KvLayout, Segment
 from model_server.tiers.selection import Choice
 from model_server.tiers.settings import SelectionSettings
@@ -100,7 +100,7 @@ class TieredReader:
         """For each layer of a segment: how often the tokens of each chunk were read before the chunk was
         made.
         """
-        self._residency = Residency(store.layout)
+        self._node_reports = NodeReports(store.layout)
         self._foresight = Foresight[Segment]()
         self._reordering: Segment | None = None
         """This segment's chunks are needed for a moment after the segment has been replaced."""
@@ -197,8 +197,8 @@ class TieredReader:
         """
 
         def start() -> None:
-            self._residency.tell = tell
-            self._residency.tell_all()
+            self._node_reports.tell = tell
+            self._node_reports.tell_all()
 
         self.wait_for(self._thread.submit(start))
 
@@ -223,7 +223,7 @@ class TieredReader:
             held.device.type == (self.device if self._placement.tier_of(key) == 0 else _CPU).type
             for key, held in self._held.items()
         )
-        self._residency.check_integrity(key[0] for key in self._held)
+        self._node_reports.check_integrity(key[0] for key in self._held)
         assert self._earlier.keys() <= self._known
         assert {key[0] for key in self._held} <= self._known
         self._learnt.check_integrity()
@@ -267,14 +267,14 @@ class TieredReader:
     def _settle(self, key: ChunkKey, content: torch.Tensor, moved: dict[ChunkKey, int]) -> None:
         num_tiers, was_held = self._placement.num_tiers, key in self._held
         if not was_held and moved[key] < num_tiers:
-            self._residency.came(key[0])
+            self._node_reports.add(key[0])
         self._held[key] = content
         for other, now in moved.items():
             held = self._held.pop(other)
             if now < num_tiers:
                 self._held[other] = held.to(self.device if now == 0 else _CPU)
             elif other != key or was_held:
-                self._residency.left(other[0])
+                self._node_reports.remove(other[0])
 
     def _where(self, parts: Sequence[tuple[Segment, int]], first_token: int) -> Load:
         layout, start = self.store.layout, 0
@@ -375,7 +375,7 @@ class TieredReader:
         self._placement.forget(keys)
         for key in keys:
             if self._held.pop(key, None) is not None:
-                self._residency.left(key[0])
+                self._node_reports.remove(key[0])
 
 
 def _from_disk(key: ChunkKey) -> torch.Tensor:

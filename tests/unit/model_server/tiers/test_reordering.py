@@ -14,8 +14,8 @@ from model_server.tiers.events import TierEvent, TierRemoved, TierStored
 from model_server.tiers.health import FIRST_PAUSE_S
 from model_server.tiers.importance import NodeImportance
 from model_server.tiers.learnt import Blocks, Learnt
+from model_server.tiers.node_reports import NodeReports
 from model_server.tiers.reordering import BackgroundReordering
-from model_server.tiers.residency import Residency
 from model_server.tiers.store import PrefixStore
 from tests.unit.model_server.tiers.stored_prefixes import CAPACITY, LAYOUT, chain, records
 
@@ -213,24 +213,24 @@ def test_a_node_is_told_of_when_all_of_it_has_come_and_when_the_first_part_leave
     store.put(BLOCKS, records(BLOCKS))
     [segment] = store.segments()
     told: list[TierEvent] = []
-    residency = Residency(LAYOUT)
-    residency.tell = told.append
+    reports = NodeReports(LAYOUT)
+    reports.tell = told.append
     chunks = LAYOUT.num_layers * (1 + LAYOUT.num_chunks(16))
     for count in range(chunks):
         assert not told
-        residency.came(segment)
-        residency.check_integrity([segment] * (count + 1))
+        reports.add(segment)
+        reports.check_integrity([segment] * (count + 1))
     stored, removed = TierStored("CPU", BLOCKS, 0, None), TierRemoved("CPU", BLOCKS)
     assert told == [stored]
-    residency.tell_all()
-    residency.left(segment)
-    residency.left(segment)
+    reports.tell_all()
+    reports.remove(segment)
+    reports.remove(segment)
     assert told == [stored, stored, removed]
-    residency.tell_all()
-    residency.came(segment)
-    residency.came(segment)
+    reports.tell_all()
+    reports.add(segment)
+    reports.add(segment)
     assert told == [stored, stored, removed, stored]
     for _ in range(chunks):
-        residency.left(segment)
-    residency.check_integrity([])
+        reports.remove(segment)
+    reports.check_integrity([])
     store.close()

@@ -16,18 +16,20 @@ from model_server.tiers.events import Tell, TierRemoved, TierStored, to_nobody
 from model_server.tiers.segment import KvLayout, Segment
 
 
-class Residency:
+class NodeReports:
     def __init__(self, layout: KvLayout) -> None:
         self.tell: Tell = to_nobody
         self._layout = layout
         self._held: Counter[Segment] = Counter()
 
-    def came(self, segment: Segment) -> None:
+    def add(self, segment: Segment) -> None:
+        """A chunk of the node's segment has come into a fast tier."""
         self._held[segment] += 1
         if self._is_whole(segment):
             self._tell_stored(segment)
 
-    def left(self, segment: Segment) -> None:
+    def remove(self, segment: Segment) -> None:
+        """A chunk of the node's segment has left the fast tiers."""
         if self._is_whole(segment):
             self.tell(TierRemoved("CPU", segment.place.hashes))
         self._held[segment] -= 1
