@@ -1,6 +1,7 @@
-"""A model server that does as a test says: answers with its own name, streams, waits, fails, resets, hangs.
+"""A model server that behaves as a test says: it answers with its own name, streams, waits, fails, resets,
+hangs.
 
-It runs in the test's event loop. What it received is recorded; its `/metrics` page speaks vLLM's names with
+It runs in the test's event loop and records what it receives. Its `/metrics` page has vLLM's names with
 values that a test sets. A pause is a `Gate` that the test opens, so that tests wait for events and not for
 time.
 """
@@ -33,16 +34,16 @@ METRICS: Final = {
 }
 
 PICKER: Final = "prefix-gateway-epp"
-"""How a picker's own requests name it."""
+"""The user agent of a picker's own requests."""
 
 GENERATED: Final = "vllm:generation_tokens_total"
-"""Grows with each answer, in the metrics of a backend that a test has given it."""
+"""A metric that grows with each answer, if a test has given it to the backend."""
 
 MetricsPage = Literal["normal", "hang", "garbage", "huge", "error"]
 
 
 class Gate:
-    """Shut, it holds whoever passes; open, it holds nobody."""
+    """A shut gate holds everyone who passes. An open gate holds nobody."""
 
     def __init__(self, *, shut: bool = False) -> None:
         self._open = asyncio.Event()
@@ -64,7 +65,7 @@ class Gate:
             self.waiting -= 1
 
     async def wait_waiting(self, count: int, *, timeout_s: float = 60.0) -> None:
-        """Until exactly `count` are held."""
+        """Wait until the gate holds exactly `count`."""
         await wait_until(lambda: self.waiting == count, what=f"{count} held at the gate", timeout_s=timeout_s)
 
 
@@ -77,9 +78,9 @@ class Received:
     headers: Mapping[str, str]
     body: bytes
     target: str = ""
-    """The path and query as they came on the wire."""
+    """The path and query as they were sent."""
     finished: bool = False
-    """The whole answer was written; False for ever when the client went away."""
+    """True when the whole answer was written. It stays False if the client went away."""
 
 
 @dataclass(slots=True)
@@ -88,27 +89,32 @@ class Behaviour:
 
     status: int = 200
     chunks: int = 1
-    """Pieces of the body; more than one, or `stream` in the request: server-sent events."""
+    """Pieces of the body. With more than one piece, or with `stream` in the request, the answer is
+    server-sent events.
+    """
     before_headers: Gate = field(default_factory=Gate)
     before_body: Gate = field(default_factory=Gate)
     before_last: Gate = field(default_factory=Gate)
-    """Before the last piece: shut, an answer is in flight until the test opens it."""
+    """Comes before the last piece. While it is shut, an answer is in flight."""
     headers_pause_s: float = 0.0
     chunk_pause_s: float = 0.0
     reset: bool = False
     """Cut the connection once the request was read, before any answer."""
     cuts: Literal["", "chunked", "length"] = ""
-    """Cut the connection after the headers and a part of the body: chunked, or of a stated length."""
+    """Cut the connection after the headers and a part of the body. The body is chunked or has a stated
+    length.
+    """
     fail_next: int = 0
-    """So many of the next requests get `fail_status`."""
+    """The number of coming requests that get `fail_status`."""
     fail_status: int = 503
     cached_share: float | None = None
-    """What an answer that is not streamed says in its usage: so much of the prompt was cached.
-    None: it has no usage."""
+    """The share of the prompt that was cached, as the usage of an answer that is not streamed reports it.
+    None: the answer has no usage.
+    """
     lacks: str = ""
-    """It answers 404 to requests for this model."""
+    """The backend answers 404 to requests for this model."""
     names_model: bool = False
-    """Answers name the model that was asked for, as real servers' do."""
+    """Answers name the requested model, as real servers do."""
 
 
 class Backend:
@@ -123,19 +129,19 @@ class Backend:
         self.metrics: dict[str, float] = dict(METRICS)
         self.metrics_page: MetricsPage = "normal"
         self.models: list[dict[str, object]] = []
-        """What it tells pickers that ask for its models; empty: it does not list them."""
+        """The models that pickers get when they ask. Empty: the backend does not list its models."""
         self.more_metrics = ""
         """Further lines of the normal page."""
         self._server: WebServer | None = None
 
     @property
     def prompts(self) -> list[Received]:
-        """Requests of clients: neither scrapes nor probes."""
+        """Return the requests of clients, without scrapes and probes."""
         return [r for r in self.received if r.path != "/metrics" and r.headers.get("user-agent") != PICKER]
 
     @property
     def probes(self) -> int:
-        """How often a picker itself has asked for a token."""
+        """Return how often a picker itself has asked for a token."""
         return sum(r.method == "POST" and r.headers.get("user-agent") == PICKER for r in self.received)
 
     async def start(self) -> None:
@@ -255,7 +261,7 @@ class Backend:
         return web.Response(text="\n".join(lines) + "\n" + self.more_metrics)
 
     async def _huge_page(self, request: web.Request) -> web.StreamResponse:
-        """64 MiB, then no end: more than anyone should read."""
+        """Send 64 MiB and never end: more than any reader should read."""
         response = web.StreamResponse()
         await response.prepare(request)
         for _ in range(64):
@@ -269,7 +275,7 @@ def _model(body: bytes, behaviour: Behaviour) -> dict[str, str]:
 
 
 def _usage(body: bytes, cached_share: float | None) -> dict[str, object]:
-    """With four bytes to a token."""
+    """Return the usage, with four bytes for each token."""
     if cached_share is None:
         return {}
     tokens = len(body) // 4

@@ -25,7 +25,7 @@ _WITHIN_S: Final = 60.0
 
 
 def chromium() -> str:
-    """The path of the program. RuntimeError: there is none and none can be installed."""
+    """Return the path of the program. RuntimeError: there is none, and none can be installed."""
     for name in _NAMES:
         if path := shutil.which(name):
             return path
@@ -97,7 +97,7 @@ class Browser:
                 await asyncio.sleep(0.05)
 
     async def seen(self, selector: str) -> str:
-        """The text that is shown there."""
+        """Return the text that is shown there."""
         found: str = await self.value(f"document.querySelector({selector!r}).innerText")
         return found
 
@@ -110,7 +110,7 @@ class Browser:
             )
 
     async def screenshot(self, path: Path, *, scale: float = 1.0) -> None:
-        """The visible part, as PNG."""
+        """Return the visible part, as PNG."""
         size = await self.value("[innerWidth, innerHeight]")
         clip = {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": scale}
         found = await self.call("Page.captureScreenshot", format="png", clip=clip)
@@ -119,7 +119,7 @@ class Browser:
 
 @asynccontextmanager
 async def browser(directory: Path) -> AsyncIterator[Browser]:
-    """A browser that ends with the block. `directory` holds its profile."""
+    """Run a browser until the block ends. `directory` holds its profile."""
     profile = directory / "profile"
     options = [
         "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars",

@@ -30,7 +30,9 @@ _REQUIRE: Final = "PREFIX_GATEWAY_REQUIRE_CLUSTER"
 
 
 def collector_program() -> Path:
-    """Its path. It is built first if it is not cached. Skips the test if no Go is installed."""
+    """Return the program's path. The program is built first if it is not cached. Skips the test if no Go
+    is installed.
+    """
     files = ("go.mod", "go.sum", "main.go")
     final = cache_folder() / f"collector-{content_key(*((_SOURCES / name).read_bytes() for name in files))}"
     if (final / "collector").exists():

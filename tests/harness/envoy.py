@@ -82,7 +82,7 @@ class EnvoyProcess:
         await wait_until(known, what=f"Envoy holds {sorted(addresses)}", timeout_s=timeout_s)
 
     async def bypassed(self) -> int:
-        """Number of requests that went on without the picker."""
+        """Return the number of requests that went on without the picker."""
         return await self.stat(f"{EXT_PROC}failure_mode_allowed")
 
     def access_log(self) -> list[dict[str, Any]]:

@@ -22,7 +22,9 @@ _REQUIRE: Final = "PREFIX_GATEWAY_REQUIRE_CLUSTER"
 
 
 def h2spec_program() -> Path:
-    """Its path. It is built first if it is not cached. Skips the test if no Go is installed."""
+    """Return the program's path. The program is built first if it is not cached. Skips the test if no Go
+    is installed.
+    """
     final = cache_folder() / f"h2spec-{VERSION}"
     if (final / "h2spec").exists():
         return final / "h2spec"

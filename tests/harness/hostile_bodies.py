@@ -144,7 +144,7 @@ def plain(size_bytes: int) -> bytes:
 
 
 def shapes(rng: random.Random) -> Iterator[Shape]:
-    """Without end: a random place, and a unit of one to three pieces that may stand there."""
+    """Yield shapes without end: a random place, and a unit of one to three pieces that may stand there."""
     while True:
         path = rng.choice(PATHS)
         start, end = rng.choice(_PLACES[path])

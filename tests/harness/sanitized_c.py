@@ -45,7 +45,7 @@ def load(path: str) -> ModuleType:
 
 
 def inputs(rng: random.Random) -> Iterator[bytes]:
-    """Without end."""
+    """Yield inputs without end."""
     shapes: list[Shape] = list(every_shape())
     while True:
         body = rng.choice(shapes).body(rng.choice((40, 80, 200, 600)))
@@ -60,7 +60,7 @@ def inputs(rng: random.Random) -> Iterator[bytes]:
 
 
 def messages(rng: random.Random) -> Iterator[bytes]:
-    """Of the data plane, without end."""
+    """Yield messages of the data plane without end."""
     while True:
         value = rng.choice((b"", b"v" * 5, b"v" * 127, b"v" * 128, b"v" * 300))
         headers = [part(1, part(1, rng.choice((b":path", b"accept", b"")))) for _ in range(rng.randrange(3))]
@@ -82,7 +82,7 @@ def messages(rng: random.Random) -> Iterator[bytes]:
 
 
 def part(number: int, content: bytes) -> bytes:
-    """A field of protobuf."""
+    """Return a field of protobuf."""
     size = len(content)
     length = bytes((size,)) if size < 0x80 else bytes((size & 0x7F | 0x80, size >> 7))
     return bytes((number << 3 | 2,)) + length + content
@@ -96,7 +96,9 @@ _LIBC.free.argtypes = (ctypes.c_void_p,)
 
 @contextmanager
 def exactly(data: bytes) -> Iterator[ctypes.Array[ctypes.c_char]]:
-    """A buffer without a byte to spare: Python's own have some, and what is there may be read unnoticed."""
+    """Copy into a buffer without spare bytes. Python's own buffers have some, and reading them might not
+    be noticed.
+    """
     address = _LIBC.malloc(len(data))
     try:
         ctypes.memmove(address, data, len(data))
@@ -124,13 +126,13 @@ def read_message(module: ModuleType, data: Any, rng: random.Random) -> None:
 
 
 def prompts(rng: random.Random) -> Iterator[bytes]:
-    """Of few chunks, without end."""
+    """Yield prompts of few chunks without end."""
     while True:
         yield rng.randbytes(rng.randrange(4000))
 
 
 def hash_prompt(module: ModuleType, data: Any, rng: random.Random) -> None:
-    """Chunks that reach to the end, and some that would go on beyond it."""
+    """Hash chunks that reach to the end, and some that would go on beyond the end."""
     size, later = rng.choice((241, 256, 1024, 1025, 2048)), max(241, len(data) // 2)
     for wanted in (
         (size, len(data) // size, later, 0),
@@ -147,7 +149,7 @@ _KINDS = {"_wire": (messages, read_message), "_chain": (prompts, hash_prompt)}
 
 
 def run(module: ModuleType, *, seed: int, size_bytes: int) -> int:
-    """How many inputs it took to reach so many bytes."""
+    """Return how many inputs it took to reach so many bytes."""
     rng, fed = random.Random(seed), 0
     made, read = _KINDS.get(module.__name__, (inputs, read_body))
     for number, data in enumerate(made(rng)):

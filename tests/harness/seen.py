@@ -1,5 +1,6 @@
-"""What a stream and its picker told, kept for tests:
-the observer of streams and a listener to the picker's events."""
+"""What a stream and its picker reported, kept for tests: the observer of streams and a listener to the
+picker's events.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class Seen:
 
     @classmethod
     def of(cls, picker: Picker) -> Seen:
-        """Listens to the picker from now on."""
+        """Make an observer that listens to the picker from now on."""
         seen = cls()
         picker.subscribe(seen.hear)
         return seen

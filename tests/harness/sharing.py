@@ -34,7 +34,7 @@ class Sharer:
         return self.replica.exchange.listener.peers
 
     def serve(self, prompt: bytes) -> Pick:
-        """One request from pick to end."""
+        """Route one request and end it."""
         now = time.monotonic()
         pick = self.replica.pick(prompt, now=now)
         self.replica.end(pick, now=now)
@@ -48,7 +48,7 @@ class Sharer:
 
     async def learns(self, prompt: bytes, *, timeout_s: float = 60.0) -> None:
         await wait_until(
-            lambda: self.knows(prompt), what="what another picker did is known", timeout_s=timeout_s
+            lambda: self.knows(prompt), what="the picker knows what another picker did", timeout_s=timeout_s
         )
 
 
@@ -64,7 +64,7 @@ async def sharing(
     policy: Policy = DEFAULT_POLICY,
     secret: HashSecret = NO_SECRET,
 ) -> AsyncIterator[Sharer]:
-    """A replica and its service, joined."""
+    """Run a replica with its service, which has joined the others."""
     replica = Replica(
         next(_numbers),
         on=on or endpoints("abc"),
@@ -94,14 +94,14 @@ async def sharing_over(
     secret: HashSecret = NO_SECRET,
     **fields: Any,
 ) -> AsyncIterator[Sharer]:
-    """`fields` are further ones of the settings."""
+    """`fields` are further fields of the settings."""
     settings = Sharing(pool=pool, redis=redis, flush_interval_seconds=flush_interval_seconds, **fields)
     async with sharing(RedisLink(redis), settings=settings, secret=secret) as sharer:
         yield sharer
 
 
 async def met(*sharers: Sharer, timeout_s: float = 60.0) -> None:
-    """Everybody has heard of everybody."""
+    """Wait until every picker has heard of every other."""
     await wait_until(
         lambda: all(s.peers == len(sharers) - 1 and s.service.connected for s in sharers),
         what="all pickers have met",

@@ -82,11 +82,11 @@ class Servers:
         self.queries = 0.0
         self.hits = 0.0
         self.growth = (0.0, 0.0)
-        """What each look at a page adds to queries and hits."""
+        """What each read of a page adds to queries and hits."""
         self.running = 0
-        """Requests that each page says to be running."""
+        """The number of running requests that each page reports."""
         self.looks = 0
-        """At any of the pages, so far."""
+        """How often any of the pages was read so far."""
 
     def host(self, number: int) -> str:
         return f"127.1.{number // 250}.{number % 250 + 1}"
@@ -113,7 +113,7 @@ class Servers:
 
 @asynccontextmanager
 async def running_servers(count: int) -> AsyncIterator[Servers]:
-    """So many, on one free port."""
+    """Run so many servers on one free port."""
     servers = Servers(free_port())
     application = web.Application()
     application.router.add_get("/metrics", servers.page)

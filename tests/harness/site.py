@@ -43,16 +43,16 @@ class Site:
     folder: Path
 
     def hosts(self, count: int, *, start: int = 0) -> dict[str, str]:
-        """Names and addresses of so many pods."""
+        """Return names and addresses of so many pods."""
         return {f"pod-{n:04}": self.servers.host(n) for n in range(start, start + count)}
 
     async def endpoints(self, picker: PickerProcess | None = None) -> dict[str, dict[str, Any]]:
-        """The endpoints that the picker has, by name."""
+        """Return the picker's endpoints by name."""
         shown = await admin(picker or self.picker, "endpoints")
         return {e["name"]: e for e in shown["endpoints"]}
 
     async def wait_addresses(self, *addresses: str) -> None:
-        """Until the picker has endpoints at these and no others."""
+        """Wait until the picker has endpoints at these addresses and no others."""
         seen: set[str] = set()
 
         async def so() -> bool:
@@ -66,7 +66,7 @@ class Site:
             raise AssertionError(f"the endpoints are at {seen}, not at {addresses}") from error
 
     async def wait_policy(self, name: str, *, rule: str = "") -> None:
-        """Until the picker routes by it, and by this rule if one is given."""
+        """Wait until the picker routes by this policy, and by this rule if one is given."""
 
         async def so() -> bool:
             policy = await admin(self.picker, "policy")
@@ -76,7 +76,7 @@ class Site:
 
     @asynccontextmanager
     async def replica(self, name: str, **fields: Any) -> AsyncIterator[PickerProcess]:
-        """One more picker of the same pool."""
+        """Run one more picker of the same pool."""
         folder = self.folder / name
         folder.mkdir()
         async with running_picker(
@@ -86,7 +86,7 @@ class Site:
 
 
 async def admin(picker: PickerProcess, page: str) -> dict[str, Any]:
-    """A page of its admin address."""
+    """Return a page of the picker's admin address."""
     async with (
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session,
         session.get(f"{picker.admin_urls[0]}/{page}") as response,
@@ -98,7 +98,7 @@ async def admin(picker: PickerProcess, page: str) -> dict[str, Any]:
 def site_config(
     folder: Path, account: Path, *, kubernetes: Mapping[str, Any] | None = None, **fields: Any
 ) -> Config:
-    """The picker's configuration in a cluster."""
+    """Return the picker's configuration in a cluster."""
     quick = {"status": {"leaseSeconds": 6, "intervalSeconds": 1}}
     return config_in(
         folder,

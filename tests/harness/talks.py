@@ -1,9 +1,9 @@
-"""Conversations at a steady rate, for tests in which the servers' caches matter:
-each turn begins with all that was said before.
+"""Conversations at a steady rate, for tests in which the servers' caches matter: each turn begins with all
+that was said before.
 
-A picker that saw only some of a conversation's turns sends the next one elsewhere, so what pickers tell each
-other shows in the hits. Every talk has as many turns as any other and users are at different ones, so hits do
-not change with time.
+A picker that saw only some of a conversation's turns sends the next turn elsewhere, so the hits show what
+pickers tell each other. All conversations have the same number of turns, and users are at different turns,
+so hits do not change with time.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _PAUSE_S: Final = 0.8
 
 
 class Talks(SteadyLoad):
-    """So many users, each in one talk after the other. Made by `talks`."""
+    """A number of users. Each has one conversation after the other. Made by `talks`."""
 
     @property
     def faults(self) -> list[str]:
         return [f"{phase.name}: {fault}" for phase in self.phases for fault in phase.faults]
 
     async def keep(self) -> None:
-        """One user's life."""
+        """Run one user: one conversation after the other."""
         user = next(self._numbers)
         for talk in itertools.count():
             prompt = ""
@@ -47,13 +47,13 @@ class Talks(SteadyLoad):
 
 
 def recent(phase: Phase, count: int) -> Phase:
-    """The last so many requests of a phase, as one of their own."""
+    """Return the last requests of a phase, as a phase of their own."""
     return Phase(f"the last of {phase.name}", outcomes=phase.outcomes[-count:])
 
 
 @asynccontextmanager
 async def talks(url: str, *, model: str, users: int) -> AsyncIterator[Talks]:
-    """They begin in a first phase that counts for nothing: it fills the caches."""
+    """Run conversations. Their first phase fills the caches and is not counted."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         load = Talks(session, url, model=model)
         async with asyncio.TaskGroup() as group:

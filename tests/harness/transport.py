@@ -1,8 +1,8 @@
-"""Which transport the pickers of a test run on:
-our own HTTP/2, unless a module asks for both (`transport_fixtures`).
+"""The transport on which the pickers of a test run: our own HTTP/2, unless a module asks for both
+(`transport_fixtures`).
 
-Every picker that the harness starts, in this process or another, gets `listen.transport` from here.
-`make run` imports this module, so it does without pytest.
+Every picker that the harness starts, in this process or another, gets `listen.transport` from here. `make
+run` imports this module, so it does without pytest.
 """
 
 from __future__ import annotations
@@ -15,5 +15,5 @@ TransportName = Literal["http2", "grpcio"]
 
 
 def transport() -> TransportName:
-    """The one in use now."""
+    """Return the transport that is in use now."""
     return cast("TransportName", os.environ.get(VARIABLE, "http2"))

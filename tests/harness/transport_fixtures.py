@@ -1,4 +1,4 @@
-"""A module whose tests run on both transports: each test that uses `both_transports` runs twice."""
+"""Tests on both transports: each test that uses `both_transports` runs twice."""
 
 from __future__ import annotations
 
