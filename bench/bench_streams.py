@@ -233,7 +233,7 @@ _pack_number = struct.Struct(">L").pack
 
 
 def _on(data_frame: bytes, number: int) -> bytes:
-    """The same frame on another stream."""
+    """Return the same frame on another stream."""
     return data_frame[:5] + _pack_number(number) + data_frame[9:]
 
 

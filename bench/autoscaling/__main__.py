@@ -118,7 +118,7 @@ def _seconds(value: float) -> str:
 
 
 def picture(course: Course) -> str:
-    """The load in servers, the servers that are ready, ten times the signal, and ten times the p90."""
+    """Return the load in servers, the servers that are ready, ten times the signal, and ten times the p90."""
     day, rates = course.plan.day, course.plan.day.rates()
     one = day.calm_per_s / _CALM
     moments: Sequence[tuple[float, float, float]] = [

@@ -92,7 +92,7 @@ class Autoscaler:
         return max(wanted, min(now_there, *limits), self.least)
 
     def _at_start(self, pace: Pace, now_there: int, now: float) -> int:
-        """How many there were when the pace's period began."""
+        """Return how many there were when the pace's period began."""
         since = now - pace.period_s
         added = sum(count for at, count in self._added if at > since)
         removed = sum(count for at, count in self._removed if at > since)

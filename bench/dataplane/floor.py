@@ -53,7 +53,7 @@ def destination(slot: Slot, address: str) -> bytes:
 
 
 def handler(addresses: Sequence[str]) -> Call:
-    """The Process method."""
+    """Return the Process method."""
     on_body = itertools.cycle([destination(Slot.REQUEST_BODY, a) for a in addresses])
     on_headers = itertools.cycle([destination(Slot.REQUEST_HEADERS, a) for a in addresses])
 
@@ -89,7 +89,7 @@ async def _duplex(context: Any, picked: bytes) -> None:
 
 
 def _echo(data: bytes) -> tuple[bytes, bool]:
-    """The answer to a body message, and whether this message was the last of its body."""
+    """Return the answer to a body message, and whether this message was the last of its body."""
     size, start = _varint(data, 1)
     body = data[start : start + size]
     # response (1) > body_mutation (3) > streamed_response (3), each with the length of its content.

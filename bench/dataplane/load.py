@@ -55,7 +55,7 @@ class Prompts:
         self._numbers = itertools.count(rng.getrandbits(48))
 
     def next(self) -> Sequence[bytes]:
-        """The bytes of one request."""
+        """Return the bytes of one request."""
         number = next(self._numbers)
         nonce = b"%0*x" % (_NONCE_CHARS, number)
         family = b" %02d" % (number % _FAMILIES)
@@ -192,7 +192,9 @@ class Client:
         return result
 
     async def one(self, prompts: Prompts) -> float:
-        """A single request with nothing beside it. Returns the seconds to the first byte of its answer."""
+        """Return a single request with nothing beside it. Returns the seconds to the first byte of its
+        answer.
+        """
         await self._connect(1)
         return await self._connections[0].request(prompts.next())
 

@@ -39,7 +39,7 @@ Row = Sequence[str]
 
 
 def tables(results: Results) -> str:
-    """All tables as Markdown."""
+    """Return all tables as Markdown."""
     parts = [_about_idle(results)]
     for title in dict.fromkeys(result.cell.table for result in results.cells):
         cells = [result for result in results.cells if result.cell.table == title]
@@ -56,7 +56,7 @@ def tables(results: Results) -> str:
 
 
 def document(results: Results) -> dict[str, Any]:
-    """Every turn of every cell, for `--json`."""
+    """Return every turn of every cell, for `--json`."""
     return {
         "idle_cores": {str(count): shares for count, shares in results.idle_cores.items()},
         "alone_first_byte_s": {str(kb): took for kb, took in results.alone.items()},
@@ -132,7 +132,7 @@ def _alone_rows(prompt_kb: int, took: dict[VariantName, list[float]]) -> Iterabl
 
 
 def _verdicts(results: Results) -> list[str]:
-    """Each target, and whether this run met it."""
+    """Return each target, and whether this run met it."""
     told = []
     for result in results.cells:
         cell = result.cell
@@ -151,7 +151,7 @@ def _word(value: float, target: float) -> str:
 
 
 def _endpoints(results: Results) -> Iterable[str]:
-    """How much a request costs with many endpoints."""
+    """Return how much a request costs with many endpoints."""
     for result in results.cells:
         cell = result.cell
         if {"few", "ours"} <= result.turns.keys():
@@ -162,7 +162,7 @@ def _endpoints(results: Results) -> Iterable[str]:
 
 
 def _duplex(results: Results) -> Iterable[str]:
-    """How much one more chunk costs in full duplex."""
+    """Return how much one more chunk costs in full duplex."""
     cells = [r for r in results.cells if "ours-duplex" in r.turns and r.cell.prompt_kb == 1]
     if len(cells) < 2:
         return
@@ -187,7 +187,7 @@ def _added(results: Results) -> Iterable[str]:
 
 
 def _growth(results: Results) -> Iterable[str]:
-    """Whether the picker's own work, in excess of the floor's, grows with the length of the answer."""
+    """Return whether the picker's own work, in excess of the floor's, grows with the length of the answer."""
     plain = [r for r in results.cells if {"ours", "floor"} <= r.turns.keys()]
     for key in dict.fromkeys((r.cell.table, r.cell.prompt_kb) for r in plain):
         same = [r for r in plain if (r.cell.table, r.cell.prompt_kb) == key]
@@ -219,8 +219,8 @@ def _over_floor_ms(result: CellResult) -> float:
 
 
 def _ratios(result: CellResult, variant: Variant) -> list[float]:
-    """The cost divided by the cost of the floor, round by round. Full duplex is compared with a floor of its
-    own.
+    """Return the cost divided by the cost of the floor, round by round. Full duplex is compared with a
+    floor of its own.
     """
     floor = result.turns.get("floor-duplex" if variant.duplex else "floor")
     if floor is None or variant.picker in (None, "floor"):

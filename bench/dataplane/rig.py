@@ -130,11 +130,13 @@ class Rig:
         await self.envoy.wait_endpoints({str(a) for a in listed})
 
     async def messages(self, variant: Variant) -> int:
-        """The number of ext_proc messages that Envoy has sent for this variant so far."""
+        """Return the number of ext_proc messages that Envoy has sent for this variant so far."""
         return await self.envoy.stat(f"http.{variant.name}.ext_proc.stream_msgs_sent")
 
     async def bypassed(self) -> int:
-        """The number of requests that bypassed their picker. If there is any, the figures are worthless."""
+        """Return the number of requests that bypassed their picker. If there is any, the figures are
+        worthless.
+        """
         stats = await self.envoy.stats("http.")
         return sum(value for name, value in stats.items() if name.endswith("ext_proc.failure_mode_allowed"))
 

@@ -76,7 +76,7 @@ def by_quota(core: float, pid: int) -> Iterator[None]:
 
 
 def _own_group(*, old: bool) -> Path:
-    """The cgroup of this process. old: a cgroup of the first version."""
+    """Return the cgroup of this process. old: a cgroup of the first version."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if ("cpu" in controllers.split(",")) if old else not controllers:

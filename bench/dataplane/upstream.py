@@ -138,7 +138,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _field(head: bytes, name: bytes) -> bytes:
-    """The value of a header. Empty if there is none."""
+    """Return the value of a header. Empty if there is none."""
     return head.partition(b"\r\n" + name + b":")[2].partition(b"\r\n")[0].strip()
 
 

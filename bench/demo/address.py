@@ -47,7 +47,7 @@ def announced(place: Place, *, directory: Path = DIRECTORY) -> Iterator[None]:
 
 
 def running(*, directory: Path = DIRECTORY) -> list[Place]:
-    """All demos of this checkout that are up, the latest first."""
+    """Return all demos of this checkout that are up, the latest first."""
     files = sorted(directory.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
     return [place for file in files if (place := _read(file)) is not None]
 

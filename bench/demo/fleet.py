@@ -145,7 +145,9 @@ async def _start(
     binary: Path,
     recording: Path,
 ) -> Fleet:
-    """The model servers together, then the picker, then Envoy, which needs the picker's list of endpoints."""
+    """Return the model servers together, then the picker, then Envoy, which needs the picker's list of
+    endpoints.
+    """
 
     async def start(name: str, args: Sequence[str | Path]) -> ManagedProcess:
         command = tethered([str(arg) for arg in args])

@@ -140,7 +140,7 @@ async def ask(session: aiohttp.ClientSession, url: str, body: bytes, *, tenant: 
 
 
 def read_events(stream: bytes) -> tuple[str, bool]:
-    """The text of a whole answer in server-sent events, and whether its end came."""
+    """Return the text of a whole answer in server-sent events, and whether its end came."""
     texts: list[str] = []
     for line in stream.split(b"\n"):
         if not line.startswith(_DATA):

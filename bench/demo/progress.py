@@ -40,7 +40,7 @@ class Progress:
 
 
 def line(rule: str, run: Run, *, now: float) -> str:
-    """The state of a run in one line."""
+    """Return the state of a run in one line."""
     filled = _BAR * run.done // run.total
     bar = "█" * filled + "░" * (_BAR - filled)
     parts = [f"  {rule:<14} {bar} {run.done:>4}/{run.total}", f"{now - run.started_at:3.0f} s"]

@@ -91,7 +91,7 @@ def _ratio(value: float, base: float) -> str:
 
 
 def table(figures: Sequence[RuleFigures]) -> str:
-    """The rules side by side, every one after the first with its ratio to the first."""
+    """Return the rules side by side, every one after the first with its ratio to the first."""
     first = figures[0]
     rows = [["", *_header(figures)]]
     for row in _ROWS:

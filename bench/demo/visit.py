@@ -31,7 +31,7 @@ def curl_line(url: str) -> str:
 
 
 def invitation(fleet: Fleet, *, rule: str, request_id: str) -> str:
-    """All addresses."""
+    """Return all addresses."""
     admin = fleet.admin_url
     recording = fleet.config.recording
     assert recording is not None, "the demo records"

@@ -117,8 +117,9 @@ class Workload:
     users: Sequence[User]
 
     def body(self, user: User, said: Sequence[tuple[str, str]], turn: Turn, *, nonce: str) -> dict[str, Any]:
-        """The chat request of `turn` after `said` (messages and answers so far).
-        `nonce` parts one run from another."""
+        """Return the chat request of `turn` after `said` (messages and answers so far). `nonce` parts one
+        run from another.
+        """
         system = f"Run {nonce}. {self.systems[user.tenant]}"
         messages = [{"role": "system", "content": system}]
         for message, answer in said:
@@ -165,7 +166,7 @@ def _said_chars(turns: Sequence[Turn]) -> int:
 
 
 def make_workload(shape: Shape, *, seed: int) -> Workload:
-    """The same for the same shape and seed."""
+    """Return the same for the same shape and seed."""
     rng = random.Random(seed)
     systems = [_text(rng, shape.system_words) for _ in range(shape.tenants)]
     # Some tenants are larger than others, as they are everywhere.

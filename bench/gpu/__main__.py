@@ -91,7 +91,7 @@ def main() -> int:
 
 
 def _gpu(device: str) -> str:
-    """The name of the GPU. Empty: torch is not installed or sees no GPU."""
+    """Return the name of the GPU. Empty: torch is not installed or sees no GPU."""
     if importlib.util.find_spec("torch") is None:
         return ""
     import torch  # noqa: PLC0415 - not every Python that runs the tiny steps has it

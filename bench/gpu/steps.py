@@ -41,7 +41,7 @@ class Step:
 
 
 def on_gpu(device: str) -> list[Step]:
-    """The steps for one data-centre GPU. Together they take less than ten minutes."""
+    """Return the steps for one data-centre GPU. Together they take less than ten minutes."""
     large = ("--shape", "8b", "--device", device)
     small = ("--shape", "gpt2", "--device", device)
     opt = ("--device", device, "--ratios", "0.25", "--tiers", "5+10", "--prefix-tokens", "512")
@@ -59,7 +59,7 @@ def on_gpu(device: str) -> list[Step]:
 
 
 def tiny() -> list[Step]:
-    """The same steps on the CPU, as small as possible. They show only that the steps run."""
+    """Return the same steps on the CPU, as small as possible. They show only that the steps run."""
     shape = ("--shape", "tiny", "--repeats", "1")
     tiers = (
         "--shape",

@@ -65,8 +65,8 @@ class Client:
         self._head = f"POST {target} HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: application/json\r\n"
 
     def post(self, body: bytes, *, headers: str = "") -> list[Piece]:
-        """The pieces of a whole answer with status 200. Otherwise AnswerError. headers: further ones, each
-        with its line's end.
+        """Return the pieces of a whole answer with status 200. Otherwise AnswerError. headers: further
+        ones, each with its line's end.
         """
         sock = self._connect()
         reader = _Reader()

@@ -120,7 +120,7 @@ class Figures:
 
 
 def together(parts: Iterable[Figures]) -> Figures:
-    """The sum over several processes or several scenarios."""
+    """Return the sum over several processes or several scenarios."""
     whole = Figures()
     for part in parts:
         whole.merge(part)

@@ -124,7 +124,7 @@ class LoadRun:
         return answer
 
     def _trace_file(self) -> TraceFile | None:
-        """The trace file of this process, if one is wanted."""
+        """Return the trace file of this process, if one is wanted."""
         if not self.options.record:
             return None
         path = Path(self.options.record)

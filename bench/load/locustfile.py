@@ -61,7 +61,7 @@ _OVERLOAD_TOKENS = 3000
 
 
 def _of_tenant(name: str) -> str:
-    """The header that names whose request it is, as a line."""
+    """Return the header that names whose request it is, as a line."""
     return f"x-llm-d-inference-fairness-id: {name}\r\n"
 
 

@@ -73,7 +73,7 @@ class PickerRecording:
         self.left_out = left_out
 
     def told(self) -> str:
-        """The result, for people."""
+        """Return the result, for people."""
         if not self.requests:
             return f"The picker recorded nothing: {self.fault or 'it saw no request'}"
         left_out = f", {self.left_out:,} left out" if self.left_out else ""

@@ -35,7 +35,7 @@ Message = dict[str, str]
 
 
 def text(seed: str, tokens: int) -> str:
-    """A text of about so many tokens."""
+    """Return a text of about so many tokens."""
     rng = random.Random(seed)
     words = rng.choices(_WORDS, k=max(1, round(tokens / _TOKENS_PER_WORD)))
     lines = [" ".join(words[n : n + 12]) for n in range(0, len(words), 12)]
@@ -44,12 +44,12 @@ def text(seed: str, tokens: int) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def shared_text(seed: str, tokens: int) -> str:
-    """The same for beginnings that are used several times."""
+    """Return the same for beginnings that are used several times."""
     return text(seed, tokens)
 
 
 def chat(model: str, messages: Sequence[Message], *, answer_tokens: int, salt: str = "") -> dict[str, Any]:
-    """A streamed chat request, whose answer has the given length and ends with its usage."""
+    """Return a streamed chat request, whose answer has the given length and ends with its usage."""
     body: dict[str, Any] = {
         "model": model,
         "messages": list(messages),
@@ -62,8 +62,8 @@ def chat(model: str, messages: Sequence[Message], *, answer_tokens: int, salt: s
 
 
 def block_text(block: int, tokens: int, *, whole_tokens: int, seed: int) -> str:
-    """The text of one block of a trace. If the block is the prompt's short last one: the beginning of this
-    text.
+    """Return the text of one block of a trace. If the block is the prompt's short last one: the beginning
+    of this text.
     """
     whole = shared_text(f"{seed} block {block}", whole_tokens)
     if tokens >= whole_tokens:

@@ -122,7 +122,7 @@ def failure_lines(figures: Figures) -> list[str]:
 
 
 def generator_lines(figures: Figures) -> list[str]:
-    """Whether the figures are the server's alone."""
+    """Return whether the figures are the server's alone."""
     if figures.verdict:
         head = "THE GENERATOR WAS A BOTTLENECK: these figures are not the servers' alone."
         return [head, *(f"  - {reason}" for reason in figures.verdict), f"  ({figures.health.summary()})"]

@@ -35,7 +35,7 @@ class Schedule:
         return self._next == len(self._calls)
 
     def take(self, *, now: float) -> list[Due]:
-        """All calls that are due and were not returned yet."""
+        """Return all calls that are due and were not returned yet."""
         due = []
         while not self.finished and (at := self._due_at(self._next)) <= now:
             due.append(Due(self._calls[self._next], at))
@@ -55,5 +55,5 @@ class Schedule:
 
 
 def share(calls: Sequence[Call], *, worker: int, workers: int) -> list[Call]:
-    """Every `workers`-th call, for one of several processes. The moments stay."""
+    """Return every `workers`-th call, for one of several processes. The moments stay."""
     return list(calls[worker::workers])

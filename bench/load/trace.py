@@ -47,7 +47,7 @@ class Call:
 
 
 def read(path: Path) -> list[Call]:
-    """The calls in order of time, beginning at 0. TraceError: it is no trace."""
+    """Return the calls in order of time, beginning at 0. TraceError: it is no trace."""
     try:
         raw = path.read_bytes()
         text = (gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw).decode()
@@ -57,7 +57,7 @@ def read(path: Path) -> list[Call]:
 
 
 def parse(text: str, *, name: str) -> list[Call]:
-    """The same from a file's content. `name` is for messages."""
+    """Return the same from a file's content. `name` is for messages."""
     calls = list(_mooncake(text, name) if text.lstrip().startswith("{") else _azure(text, name))
     if not calls:
         raise TraceError(f"{name}: the trace holds no request")

@@ -84,8 +84,8 @@ def family(
 
 
 def answers_for_the_reported_rate(prompt_tokens: int) -> tuple[float, float]:
-    """The mean number of answer tokens with which 8.14 % of all tokens belong to a prompt that was seen
-    before, and the rate seen there.
+    """Return the mean number of answer tokens with which 8.14 % of all tokens belong to a prompt that was
+    seen before, and the rate seen there.
 
     A prompt is found 999 of 1,000 times: rate = 0.999 n / (n + answer).
     """

@@ -145,7 +145,7 @@ def _policies(title: str, rows: Sequence[Sequence[float]]) -> str:
 
 
 def _share(row: str, line: Content) -> tuple[str, float]:
-    """A bar's label, and the time with the cache divided by the time without."""
+    """Return a bar's label, and the time with the cache divided by the time without."""
     match row:
         case "000-7":
             return f"000-7 {line['p']:g}/{line['answer tokens']}", 1 / line["ratio"]

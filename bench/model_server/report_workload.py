@@ -126,7 +126,8 @@ def run(
 
 
 def expected_rate(p: float, *, bound: int, answer_tokens: tuple[int, int]) -> float:
-    """The share of the report's prompts that should be found if `bound` unused blocks keep their content.
+    """Return the share of the report's prompts that should be found if `bound` unused blocks keep their
+    content.
 
     Each request has the chance p/20 to be a given frequent sequence, and every request leaves its blocks
     behind. So the sequence is found if it comes again within bound / (blocks of a request) requests. The

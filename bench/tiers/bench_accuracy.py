@@ -178,7 +178,7 @@ def measure(
 def _packed(
     sequencer: Sequencer, source: MemorySource, others: Sequence[list[int]], *, group: int
 ) -> list[torch.Tensor]:
-    """The chunk of each token in each layer, after these requests have decided the order."""
+    """Return the chunk of each token in each layer, after these requests have decided the order."""
     heads = SelectionSettings().probe_heads
     history: NodeImportance | None = None
     for token_ids in others:

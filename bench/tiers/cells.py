@@ -52,7 +52,7 @@ def write_cells(path: Path, rows: Sequence[Row], *, new_tokens: int) -> None:
 
 
 def _cell(row: Row, *, new_tokens: int) -> Row:
-    """The fields of the cost model's `Work`, where the bytes come from, and the measured seconds."""
+    """Return the fields of the cost model's `Work`, where the bytes come from, and the measured seconds."""
     recompute = row["system"] == RECOMPUTE.name
     return {
         "shape": row["shape"],
@@ -71,7 +71,7 @@ def _cell(row: Row, *, new_tokens: int) -> Row:
 
 
 def _used_bytes(row: Row) -> float:
-    """The bytes of chunks and probed keys that a request needed, wherever they were found."""
+    """Return the bytes of chunks and probed keys that a request needed, wherever they were found."""
     [system] = [system for system in SYSTEMS if system.name == row["system"]]
     if system is RECOMPUTE:
         return 0.0

@@ -80,7 +80,9 @@ MODULES = [
 
 
 def documents(language: PretrainedLanguage, *, length_tokens: int, count: int) -> list[list[int]]:
-    """The manual pages of this many standard modules, each cut to a length. Shorter pages are skipped."""
+    """Return the manual pages of this many standard modules, each cut to a length. Shorter pages are
+    skipped.
+    """
     found = []
     for name in MODULES:
         pages = pydoc.TextDoc()

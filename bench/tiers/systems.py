@@ -101,7 +101,7 @@ class Traffic:
         self._weights = [1 / (rank + 1) for rank in range(patterns.num_prefixes)]
 
     def taught(self) -> list[Ask]:
-        """Each teaching request, once."""
+        """Return each teaching request, once."""
         half = range(self._patterns.num_requests // 2)
         return [Ask(prefix, request) for prefix in range(self._patterns.num_prefixes) for request in half]
 
@@ -160,7 +160,7 @@ def window(total: int, settings: SelectionSettings) -> torch.Tensor:
 
 
 def name_of(prefix: int, num_tokens: int) -> list[BlockHash]:
-    """A chain of block hashes. Any distinct names would do."""
+    """Return a chain of block hashes. Any distinct names would do."""
     return [BlockHash(f"{prefix:08}-{block:023}".encode()) for block in range(num_tokens // BLOCK)]
 
 

@@ -94,8 +94,8 @@ class ServerUnderTest:
 
 
 async def find_model(http: aiohttp.ClientSession, wanted: str | None) -> tuple[str, int | None]:
-    """A model's name and, if the server states it, its greatest length. CalibrationError: the server has no
-    such model.
+    """Return a model's name and, if the server states it, its greatest length. CalibrationError: the
+    server has no such model.
     """
     async with http.get("v1/models") as response:
         if response.status != 200:

@@ -37,6 +37,6 @@ def read_costs(path: Path) -> CostModel:
 
 
 def cost_document(costs: CostModel, *, fit: dict[str, Any], source: dict[str, Any]) -> str:
-    """The text of the file. `speed` is not a cost and is left out."""
+    """Return the text of the file. `speed` is not a cost and is left out."""
     figures = {name: float(f"{value:.6g}") for name, value in asdict(costs).items() if name != "speed"}
     return yaml.safe_dump({"costs": figures, "fit": fit, "source": source}, sort_keys=False)

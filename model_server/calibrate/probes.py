@@ -67,7 +67,7 @@ Sample = PrefillSample | DecodeSample | MixedSample
 
 
 def plan(*, max_prompt_tokens: int, max_batch: int, repeats: int) -> list[Probe]:
-    """The probes, interleaved so that a slow minute affects all kinds alike."""
+    """Return the probes, interleaved so that a slow minute affects all kinds alike."""
     lengths = sorted({max_prompt_tokens // divisor for divisor in (1, 2, 3, 4, 8)} - {0})
     batches = sorted({1, 2, 4, max_batch // 2, max_batch} & set(range(1, max_batch + 1)))
     half = max(1, max_prompt_tokens // 2)
@@ -93,7 +93,7 @@ def sample_of(probe: Probe, traces: Sequence[Trace]) -> Sample | None:
 
 
 def fastest(measured: Mapping[Probe, Sequence[Sample]]) -> list[Sample]:
-    """The fastest of equal probes, since other work on a machine only adds to times."""
+    """Return the fastest of equal probes, since other work on a machine only adds to times."""
     return [min(samples, key=_seconds) for samples in measured.values() if samples]
 
 
@@ -111,7 +111,7 @@ def _seconds(sample: Sample) -> float:
 
 
 def _decode(probe: Probe, together: Sequence[Trace]) -> DecodeSample | None:
-    """The time from when all requests decode until the first one ends."""
+    """Return the time from when all requests decode until the first one ends."""
     begin = max(trace.token_s[0] for trace in together)
     end = min(trace.token_s[-1] for trace in together)
     times = [time for time in together[0].token_s if begin <= time <= end]
@@ -139,7 +139,7 @@ def _mixed(probe: Probe, together: Sequence[Trace], late: Trace) -> MixedSample 
 
 
 def _context(probe: Probe, together: Sequence[Trace], at_s: float) -> float:
-    """Tokens of all requests at that moment."""
+    """Return tokens of all requests at that moment."""
     said = sum(time <= at_s for trace in together for time in trace.token_s)
     return float(sum(probe.together) + said)
 

@@ -40,8 +40,8 @@ class Beginnings:
         del self._entries[at]
 
     def longest(self, wanted: _Tokens) -> tuple[int, Block | None]:
-        """The longest common beginning of `wanted` and a block, in tokens, and such a block. A block that
-        ends there is preferred.
+        """Return the longest common beginning of `wanted` and a block, in tokens, and such a block. A
+        block that ends there is preferred.
         """
         at = bisect_left(self._entries, (wanted,))
         beside = self._entries[max(0, at - 1) : at + 1]
@@ -57,7 +57,7 @@ class Beginnings:
 
 
 def _common(left: Sequence[TokenId], right: Sequence[TokenId]) -> int:
-    """Number of leading tokens that both have in common."""
+    """Return number of leading tokens that both have in common."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return index

@@ -75,12 +75,12 @@ class BlockPool:
         return 1 - self.num_free / len(self.blocks)
 
     def find(self, block_hash: BlockHash) -> Block | None:
-        """The block that was cached first under this hash. Changes nothing."""
+        """Return the block that was cached first under this hash. Changes nothing."""
         copies = self._cached.get(block_hash)
         return next(iter(copies.values())) if copies else None
 
     def find_all(self, block_hash: BlockHash) -> tuple[BlockId, ...]:
-        """Every copy under this hash, in the order in which they were cached."""
+        """Return every copy under this hash, in the order in which they were cached."""
         return tuple(self._cached.get(block_hash, ()))
 
     def hold(self, blocks: Sequence[Block]) -> None:
@@ -170,8 +170,8 @@ class BlockPool:
         self._unused.end_step()
 
     def free_in_order(self) -> list[BlockId]:
-        """The free blocks in the order in which they will be taken, for tests and for a page that shows the
-        cache.
+        """Return the free blocks in the order in which they will be taken, for tests and for a page that
+        shows the cache.
         """
         return [block.block_id for block in (*reversed(self._empty), *self._unused)]
 

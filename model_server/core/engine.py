@@ -91,7 +91,7 @@ class EngineConfig:
         return self.max_model_len_tokens or self.capacity_tokens
 
     def ends(self, token_id: TokenId) -> bool:
-        """Whether the token ends an answer."""
+        """Return whether the token ends an answer."""
         return token_id == self.eos_token_id or token_id in self.more_eos_token_ids
 
 

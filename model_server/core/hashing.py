@@ -88,7 +88,9 @@ class BlockHasher(ABC):
     def name(
         self, chain: Sequence[BlockHash], token_ids: Sequence[int], *, end: int, scope: PrefixScope
     ) -> BlockHash:
-        """The hash of the block after those in `chain`. It ends before position `end`, and may be partial."""
+        """Return the hash of the block after those in `chain`. It ends before position `end`, and may be
+        partial.
+        """
 
 
 class ChainedHasher(BlockHasher):
@@ -171,8 +173,8 @@ def _packed(token_ids: Sequence[int]) -> bytes:
 
 
 def _vllm_extra_keys(scope: PrefixScope, *, first: bool) -> _ExtraKeys:
-    """The pickled form depends on which strings are one object, so name, path and salt are made as separate
-    objects.
+    """Return the pickled form depends on which strings are one object, so name, path and salt are made as
+    separate objects.
 
     In vLLM they come from different fields of parsed JSON: equal text, different objects.
     """

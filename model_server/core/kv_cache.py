@@ -130,11 +130,11 @@ class KVCacheManager:
         return len({block for table in self._tables.values() for block in table}) / len(self.pool.blocks)
 
     def table(self, request_id: RequestId) -> Sequence[Block]:
-        """The request's blocks in order. The list grows with the request, so a step may keep it."""
+        """Return the request's blocks in order. The list grows with the request, so a step may keep it."""
         return self._tables[request_id]
 
     def get_computed(self, request: Request) -> CachedPrefix:
-        """The part of the request's prefix that is in the cache, without a gap from the start on.
+        """Return the part of the request's prefix that is in the cache, without a gap from the start on.
 
         At least one token is left to compute, because the first new token needs its output. So a full hit
         ends one block early. Changes no block.
@@ -310,7 +310,7 @@ class KVCacheManager:
         assert all(block.block_hash is None for block in blocks)
 
     def _shareable(self, prefix: CachedPrefix) -> list[Block]:
-        """The blocks of a prefix that the request can use as they are."""
+        """Return the blocks of a prefix that the request can use as they are."""
         return list(prefix.blocks)
 
     def _take(self, num_blocks: int) -> list[Block]:

@@ -158,7 +158,7 @@ def _place(request: Request, index: int) -> _Place:
 def make_manager(
     *, num_blocks: int, block_size_tokens: int, enable_prefix_caching: bool, options: CacheOptions
 ) -> KVCacheManager:
-    """The manager that `options.partial_blocks` asks for."""
+    """Return the manager that `options.partial_blocks` asks for."""
     kind = PartialKVCacheManager if options.partial_blocks else KVCacheManager
     return kind(
         num_blocks=num_blocks,

@@ -211,8 +211,8 @@ class Scheduler:
         return self._chunk(request, num_tokens)
 
     def _kept(self, request: Request) -> PromptEntry | None:
-        """The kept prompt of the request, which then holds its blocks. None for a request that returns with a
-        part of its answer.
+        """Return the kept prompt of the request, which then holds its blocks. None for a request that
+        returns with a part of its answer.
         """
         if self._prompts is None or request.num_cached_tokens is not None:
             return None

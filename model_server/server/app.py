@@ -282,7 +282,7 @@ class Api:
 
 
 async def _small(http: web.Request) -> bytes:
-    """A body that names one adapter. ApiError: it is longer."""
+    """Return a body that names one adapter. ApiError: it is longer."""
     raw = await http.read()
     if len(raw) > _READ_AT_ONCE_BYTES:
         raise ApiError(f"The body is over the {_READ_AT_ONCE_BYTES:,} bytes that are taken on this path.")

@@ -143,7 +143,7 @@ class KvEventLog:
         )
 
     def take(self, *, wall_time_s: float) -> Message | None:
-        """The notes since the last call, as the next message. None: there are none."""
+        """Return the notes since the last call, as the next message. None: there are none."""
         if not self._heard:
             return None
         batch = KvEventBatch(wall_time_s, tuple(self._heard), 0)
@@ -154,7 +154,7 @@ class KvEventLog:
         return message
 
     def since(self, sequence: int) -> Sequence[Message]:
-        """The kept messages from this number on, oldest first."""
+        """Return the kept messages from this number on, oldest first."""
         return [message for message in self._kept if message.sequence >= sequence]
 
     def check_integrity(self) -> None:
@@ -164,8 +164,8 @@ class KvEventLog:
         assert sorted(ids) == list(range(1, len(ids) + 1))
 
     def _adapter_id(self, scope: PrefixScope) -> int | None:
-        """A number for each adapter, from 1, in the order in which they first store a block. Another path is
-        another adapter.
+        """Return a number for each adapter, from 1, in the order in which they first store a block.
+        Another path is another adapter.
         """
         if not scope.adapter_name:
             return None
@@ -174,7 +174,9 @@ class KvEventLog:
 
 
 def _extra_keys(scope: PrefixScope, *, first: bool) -> ExtraKeys | None:
-    """The parts of a block's hash that are not tokens, without the tags that the hash itself covers."""
+    """Return the parts of a block's hash that are not tokens, without the tags that the hash itself
+    covers.
+    """
     keys = (scope.adapter_name,) if scope.adapter_name else ()
     if scope.cache_salt and first:
         keys = (*keys, scope.cache_salt)

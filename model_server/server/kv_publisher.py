@@ -81,7 +81,7 @@ class KvPublisher:
         return _bound_address(self._router) if self._router is not None else None
 
     def source(self) -> dict[str, Any]:
-        """How to subscribe, in vLLM's names."""
+        """Return how to subscribe, in vLLM's names."""
         return {
             "enable_kv_cache_events": True,
             "publisher": "zmq",

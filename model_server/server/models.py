@@ -43,7 +43,7 @@ class ServedModels:
         return tuple(self._adapters.values())
 
     def resolve(self, name: str | None) -> Adapter | None:
-        """The adapter of that name. None: the base model; a request without a name means the base
+        """Return the adapter of that name. None: the base model; a request without a name means the base
         model, too.
         """
         if not name or name in self.names:

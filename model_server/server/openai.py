@@ -137,7 +137,7 @@ def read_body(raw: bytes, kind: type[AnyBody]) -> AnyBody:
 
 
 def _field_at_fault(message: str) -> str | None:
-    """The place in the body, as msgspec writes it."""
+    """Return the place in the body, as msgspec writes it."""
     found = [match[1] for pattern in (FAULT_PLACE, MISSING_FIELD) if (match := pattern.search(message))]
     return ".".join(found).strip(".") or None
 

@@ -68,12 +68,12 @@ _TokenIds = list[Annotated[int, msgspec.Meta(ge=0, lt=2**32)]]
 
 
 def given(raw: msgspec.Raw) -> bool:
-    """Whether the field is there and not null."""
+    """Return whether the field is there and not null."""
     return bytes(memoryview(raw)[:5]) not in (b"", b"null")
 
 
 def decoded(raw: msgspec.Raw | bytes, kind: type[Decoded] | Any, *, param: str) -> Decoded:
-    """The decoded field. The ApiError names the field and the place in it."""
+    """Return the decoded field. The ApiError names the field and the place in it."""
     try:
         value: Decoded = msgspec.json.decode(raw, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -82,7 +82,7 @@ def decoded(raw: msgspec.Raw | bytes, kind: type[Decoded] | Any, *, param: str) 
 
 
 def option(raw: msgspec.Raw, kind: type[Decoded] | Any, *, param: str) -> Decoded | None:
-    """A field whose value is small if a client means it. Raises ApiError."""
+    """Return a field whose value is small if a client means it. Raises ApiError."""
     if not given(raw):
         return None
     if len(memoryview(raw)) > _MAX_OPTION_BYTES:
@@ -117,7 +117,7 @@ class PromptReader:
         return prompts
 
     def counted(self, raw: msgspec.Raw) -> list[TokenId]:
-        """A text whose tokens a client wants to count. It may be longer than the model's length."""
+        """Return a text whose tokens a client wants to count. It may be longer than the model's length."""
         return self._text(raw, at_least=_MAX_COUNTED_CHARACTERS)
 
     def conversation(self, body: Conversation) -> list[TokenId]:
@@ -141,7 +141,7 @@ class PromptReader:
             raise ApiError(str(error)[:1000], param="messages") from error
 
     def text_of(self, raw: msgspec.Raw) -> str:
-        """The text of token ids."""
+        """Return the text of token ids."""
         tokens = self._ids(raw, param="tokens", at_least=_MAX_COUNTED_CHARACTERS)
         try:
             return self._language.decode(tokens)
@@ -170,7 +170,7 @@ class PromptReader:
         return self._language.encode(text)
 
     def _texts(self, raw: msgspec.Raw) -> list[str]:
-        """The texts of many prompts, which are counted before the first one is decoded."""
+        """Return the texts of many prompts, which are counted before the first one is decoded."""
         strings = _STRING.finditer(memoryview(raw))
         if sum(1 for _ in islice(strings, MAX_PROMPTS + 1)) > MAX_PROMPTS:
             raise _too_many()
@@ -246,7 +246,7 @@ def _part_text(part: Part) -> str:
 
 
 def _named(body: Conversation) -> dict[str, Any]:
-    """The values of template variables that have their own fields in the body."""
+    """Return the values of template variables that have their own fields in the body."""
     named = {
         "add_generation_prompt": body.add_generation_prompt,
         "continue_final_message": body.continue_final_message,
@@ -265,7 +265,7 @@ def _json(raw: msgspec.Raw, kind: Any, *, param: str) -> Any:
 
 
 def _first_marks(raw: msgspec.Raw) -> tuple[bytes, bytes]:
-    """The first character of a value, and for a list also the first one inside."""
+    """Return the first character of a value, and for a list also the first one inside."""
     view = memoryview(raw)
     found = _LIST_START.match(view)
     return bytes(view[:1]), found[1] if found else b""
@@ -276,6 +276,6 @@ def _too_many() -> ApiError:
 
 
 def _place(param: str, message: str) -> str:
-    """The place in the field, as msgspec writes it."""
+    """Return the place in the field, as msgspec writes it."""
     fault, missing = FAULT_PLACE.search(message), MISSING_FIELD.search(message)
     return param + (fault[1] if fault else "") + (f".{missing[1]}" if missing else "")

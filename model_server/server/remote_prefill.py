@@ -135,7 +135,7 @@ def _url(where: str) -> str:
 
 
 def _one_token(raw: bytes) -> bytes:
-    """The same request for one token of answer, in one piece."""
+    """Return the same request for one token of answer, in one piece."""
     body: dict[str, Any] = msgspec.json.decode(raw)
     for name in ("stream", "stream_options", "max_completion_tokens", "min_tokens", "n", "best_of"):
         body.pop(name, None)

@@ -52,7 +52,7 @@ def usage(requests: Sequence[Request], *, answers_each: int = 1) -> dict[str, An
 
 
 def error_event(body: object) -> bytes:
-    """An error after the headers of a stream were sent. No `[DONE]` follows it."""
+    """Return an error after the headers of a stream were sent. No `[DONE]` follows it."""
     return b"data: %b\n\n" % _encode(body)
 
 
@@ -84,7 +84,7 @@ class Reply:
         return {**self._head, "object": kind, "choices": choices, "usage": self._usage(requests)}
 
     def role_event(self) -> bytes:
-        """A chat stream's first event."""
+        """Return a chat stream's first event."""
         choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
         return self._event([choice])
 

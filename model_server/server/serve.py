@@ -321,7 +321,7 @@ def _engine_config(settings: ServerSettings, backend: Backend, *, num_blocks: in
 
 
 def _max_len(settings: ServerSettings, backend: Backend, *, num_blocks: int) -> int | None:
-    """The length that was asked for, but not more than the model was made for."""
+    """Return the length that was asked for, but not more than the model was made for."""
     asked, allowed = settings.max_model_len_tokens, backend.max_len_tokens
     if allowed is None:
         return asked

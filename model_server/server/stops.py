@@ -38,8 +38,8 @@ class StopFilter:
         return self.stopped_by is not None
 
     def feed(self, piece: str) -> str:
-        """The text that can be shown after this piece. `stopped` becomes true when the piece completes a stop
-        string.
+        """Return the text that can be shown after this piece. `stopped` becomes true when the piece
+        completes a stop string.
         """
         assert not self.stopped, "the answer has ended"
         text = self._held + piece

@@ -100,11 +100,11 @@ class SimEngine:
         return counted + (steps if stride.end_s(steps) <= now else steps - 1) * len(stride.chunks)
 
     def jobs(self) -> list[Job]:
-        """The running requests in order of admission, then the waiting ones in order."""
+        """Return the running requests in order of admission, then the waiting ones in order."""
         return [*self._running, *self._waiting]
 
     def fits(self, job: Job) -> bool:
-        """Whether the request could ever run here."""
+        """Return whether the request could ever run here."""
         return job.end_tokens <= self.shape.capacity_tokens
 
     def add(self, job: Job, *, now: float) -> None:
@@ -221,7 +221,9 @@ class SimEngine:
         self.due_s = stride.end_s(num_steps)
 
     def _steps_alike(self, chunks: list[tuple[Job, int]]) -> int:
-        """Number of steps until a request ends or needs a block, if all requests decode. Otherwise 1."""
+        """Return number of steps until a request ends or needs a block, if all requests decode. Otherwise
+        1.
+        """
         least = 1 << 30
         for job, num_tokens in chunks:
             computed = job.num_computed
@@ -290,7 +292,7 @@ class SimEngine:
         self._waiting.extendleft(reversed(passed_over))
 
     def _try_admit(self, job: Job, budget: int, now: float) -> int:
-        """Tokens that the request computes in this step. 0: there is no room for it."""
+        """Return tokens that the request computes in this step. 0: there is no room for it."""
         size, pool = self.shape.block_tokens, self.pool
         usable = (job.num_tokens - 1) // size
         hits: list[Block] = []

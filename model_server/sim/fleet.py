@@ -36,7 +36,7 @@ class Router(Protocol):
         """The current servers. `restarted` names one that came back with a cold cache, or is empty."""
 
     def route(self, request: SimRequest, *, now: float) -> str | None:
-        """The server's name. None refuses the request. `WAITS`: a `Gate` will answer later."""
+        """Return the server's name. None refuses the request. `WAITS`: a `Gate` will answer later."""
 
     def first_token(self, request_id: int, *, now: float) -> None: ...
 

@@ -33,7 +33,7 @@ class Snapshot:
 
 
 def snapshot(engine: SimEngine, *, now: float) -> Snapshot:
-    """The current page. Prompt tokens are counted when a prefill ends, answer tokens at every step."""
+    """Return the current page. Prompt tokens are counted when a prefill ends, answer tokens at every step."""
     counters = engine.counters
     return Snapshot(
         taken_s=now,

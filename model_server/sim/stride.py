@@ -30,7 +30,7 @@ class Stride:
         return self.started_s + num_steps * self.first_s + self.growth_s * (num_steps * (num_steps - 1) / 2)
 
     def steps_until(self, now: float) -> int:
-        """The fewest steps whose end is not before `now`."""
+        """Return the fewest steps whose end is not before `now`."""
         left = max(0.0, now - self.started_s)
         if self.growth_s > 0:
             half = self.first_s - self.growth_s / 2

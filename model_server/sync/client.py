@@ -86,7 +86,7 @@ class AdapterServer:
 
 
 def _message(raw: bytes) -> str:
-    """The message of an error in the API's shape, or the beginning of any other answer."""
+    """Return the message of an error in the API's shape, or the beginning of any other answer."""
     try:
         text = msgspec.json.decode(raw, type=_Refusal).error.message
     except (msgspec.MsgspecError, UnicodeDecodeError):

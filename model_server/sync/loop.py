@@ -74,7 +74,7 @@ class LoraSync:
         return in_sync(self._lines(self._wanted, self._served))
 
     def status(self) -> dict[str, Any]:
-        """The status for a page, as plain data."""
+        """Return the status for a page, as plain data."""
         known = self._wanted is not None and self._served is not None
         now = self._clock()
         return {

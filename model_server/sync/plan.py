@@ -104,7 +104,7 @@ def plan(wanted: Adapters, served: Adapters, history: History, *, now: float, pr
 
 
 def observed(history: History, *, wanted: Adapters, served: Adapters) -> dict[AdapterName, Record]:
-    """The history after a look at the server. Names that neither side knows are forgotten."""
+    """Return the history after a look at the server. Names that neither side knows are forgotten."""
     kept: dict[AdapterName, Record] = {}
     for name, record in history.items():
         if name not in wanted and name not in served:

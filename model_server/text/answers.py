@@ -39,7 +39,7 @@ class Answers:
         self.eos_token_id = tokenizer.register(END_MARKER)
 
     def next_token(self, request: Request) -> TokenId:
-        """The token after the newest one. When the answer is complete: the end marker."""
+        """Return the token after the newest one. When the answer is complete: the end marker."""
         position = request.num_output_tokens
         if position >= self._length(request) and not request.ignore_eos:
             return self.eos_token_id

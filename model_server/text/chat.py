@@ -14,7 +14,7 @@ from model_server.text.language import ChatMessage
 
 
 def render_chat(messages: Sequence[ChatMessage], *, tools_json: str = "") -> str:
-    """The prompt of a conversation. Tools come first, as in most templates."""
+    """Return the prompt of a conversation. Tools come first, as in most templates."""
     head = f"<|tools|>\n{tools_json}{END_MARKER}\n" if tools_json else ""
     body = "".join(f"<|{message.role}|>\n{message.content}{END_MARKER}\n" for message in messages)
     return f"{head}{body}<|assistant|>\n"

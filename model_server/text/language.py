@@ -37,11 +37,11 @@ class Detokenizer(Protocol):
     """Turns one answer's tokens into text, piece by piece. The pieces together are the answer."""
 
     def feed(self, token_id: TokenId) -> str:
-        """The text that this token completes. Empty while the token ends inside a character."""
+        """Return the text that this token completes. Empty while the token ends inside a character."""
         ...
 
     def flush(self) -> str:
-        """The text that was held back, as well as it can be shown. The answer has ended."""
+        """Return the text that was held back, as well as it can be shown. The answer has ended."""
         ...
 
 
@@ -67,14 +67,14 @@ class Language(Protocol):
         tools: Sequence[Any] | None = None,
         variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> list[TokenId]:
-        """The conversation as the model reads it, ready for its answer. ChatTemplateError.
+        """Return the conversation as the model reads it, ready for its answer. ChatTemplateError.
 
         `variables`: variables of the model's own template that the client sets, such as `enable_thinking`.
         """
         ...
 
     def decode(self, token_ids: Sequence[TokenId]) -> str:
-        """The text, with special tokens. Raises UnknownTokenError."""
+        """Return the text, with special tokens. Raises UnknownTokenError."""
         ...
 
     def detokenizer(self, prompt: Sequence[TokenId]) -> Detokenizer:

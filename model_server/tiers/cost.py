@@ -98,8 +98,8 @@ class Speeds:
             self._held_s_per_byte = _learnt(self._held_s_per_byte, max(0.0, own_s) / load.held_bytes)
 
     def loading_pays(self, load: Load, *, tokens: int) -> bool:
-        """Whether loading the prefix is expected to take less time than computing it. Unknown speeds are
-        learned by loading.
+        """Return whether loading the prefix is expected to take less time than computing it. Unknown
+        speeds are learned by loading.
         """
         load_s = self._load_s(load)
         if self._compute_s_per_token is None or load_s is None:

@@ -120,7 +120,7 @@ class ReadFile:
         files.read(self)
 
     def handle(self) -> Handle:
-        """A handle to read from. DamagedSegmentError: it is another file now, or none."""
+        """Return a handle to read from. DamagedSegmentError: it is another file now, or none."""
         handle = self._handle
         if handle is None:
             try:
@@ -138,7 +138,7 @@ class ReadFile:
         self._handle = None
 
     def is_there(self) -> bool:
-        """Whether its path still leads to the same file."""
+        """Return whether its path still leads to the same file."""
         try:
             status = self.path.lstat()
         except OSError:

@@ -43,7 +43,7 @@ class Foresight(Generic[S]):
         reads.of_chunk.update(chunks)
 
     def expected(self, segment: S, layer: int) -> list[int]:
-        """The expected chunks in ascending order. Empty before two requests have shown them."""
+        """Return the expected chunks in ascending order. Empty before two requests have shown them."""
         reads = self._reads[segment][layer] if segment in self._reads else _Reads()
         if reads.requests < _FEWEST_REQUESTS:
             return []

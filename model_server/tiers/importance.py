@@ -53,12 +53,12 @@ class NodeImportance:
         return self._means[layer]
 
     def reads(self, layer: int) -> Sequence[int]:
-        """Number of requests that read each token since the process started."""
+        """Return number of requests that read each token since the process started."""
         return self._reads[layer]
 
     def top(self, layer: int, count: int) -> set[int]:
-        """The `count` most important tokens, earlier ones first among equals. None before
-        the first request.
+        """Return the `count` most important tokens, earlier ones first among equals. None before the first
+        request.
         """
         if not self.num_requests:
             return set()
@@ -66,8 +66,8 @@ class NodeImportance:
         return set(nlargest(count, range(self.num_tokens), key=lambda token: (means[token], -token)))
 
     def split(self, num_tokens: int) -> tuple[NodeImportance, NodeImportance]:
-        """The importance of the first `num_tokens` tokens, and of the others, because the node was split
-        there.
+        """Return the importance of the first `num_tokens` tokens, and of the others, because the node was
+        split there.
         """
         assert 0 < num_tokens < self.num_tokens
         return self._part(slice(0, num_tokens)), self._part(slice(num_tokens, self.num_tokens))

@@ -46,8 +46,8 @@ def save(folder: Path, blocks: Blocks, importance: NodeImportance) -> None:
 def load(
     folder: Path, *, stored: Collection[BlockHash], num_layers: int, block_tokens: int
 ) -> list[tuple[Blocks, NodeImportance]]:
-    """The importance of the nodes whose names are in `stored`, in a layout with so many layers and tokens a
-    block. Other files are removed.
+    """Return the importance of the nodes whose names are in `stored`, in a layout with so many layers and
+    tokens a block. Other files are removed.
     """
     found = []
     for path in folder.glob(f"*{SUFFIX}"):

@@ -23,8 +23,8 @@ class TokenOrder:
 
     @classmethod
     def by_importance(cls, importance: Sequence[float]) -> TokenOrder:
-        """The most important tokens first, equal ones in logical order. So any number of the most important
-        tokens lies in the fewest chunks.
+        """Return the most important tokens first, equal ones in logical order. So any number of the most
+        important tokens lies in the fewest chunks.
         """
         stored = sorted(range(len(importance)), key=lambda token: -importance[token])
         return cls.of_stored(stored)
@@ -55,7 +55,7 @@ class TokenOrder:
         return _gather(stored, self.slots, record_bytes)
 
     def chunks_of(self, tokens: Iterable[int], *, chunk_tokens: int) -> list[int]:
-        """The chunks that hold these tokens, in ascending order. Each is one read."""
+        """Return the chunks that hold these tokens, in ascending order. Each is one read."""
         return sorted({self.slots[token] // chunk_tokens for token in tokens})
 
     def check_integrity(self) -> None:

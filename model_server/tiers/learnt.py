@@ -30,7 +30,7 @@ class Learnt:
         self._unsaved: set[BlockHash] = set()
 
     def known(self, blocks: Blocks) -> NodeImportance | None:
-        """The importance of a node with exactly these blocks. None before its first request."""
+        """Return the importance of a node with exactly these blocks. None before its first request."""
         found = self._importance.get(blocks[0])
         if found is None or found[0][: len(blocks)] != blocks:
             return None

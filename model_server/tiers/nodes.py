@@ -67,7 +67,7 @@ class PrefixTree:
         return self._nodes.get(name)
 
     def match(self, hashes: Sequence[BlockHash]) -> list[Match]:
-        """The part of a prefix that the tree has, from its beginning on."""
+        """Return the part of a prefix that the tree has, from its beginning on."""
         found: list[Match] = []
         children, at = self._roots, 0
         while at < len(hashes) and (node := children.get(hashes[at])):
@@ -80,8 +80,8 @@ class PrefixTree:
         return found
 
     def num_held(self, hashes: Sequence[BlockHash]) -> int:
-        """How many of a prefix's first blocks are in the tree. A block is there only if all blocks before it
-        are there.
+        """Return how many of a prefix's first blocks are in the tree. A block is there only if all blocks
+        before it are there.
         """
         return bisect_left(hashes, 1, key=lambda block: block not in self._node_of)
 
@@ -164,7 +164,7 @@ class PrefixTree:
 
 
 def _common(own: Sequence[BlockHash], wanted: Sequence[BlockHash], at: int) -> int:
-    """Number of leading blocks of `own` that equal those of `wanted` from there on."""
+    """Return number of leading blocks of `own` that equal those of `wanted` from there on."""
     count, most = 0, min(len(own), len(wanted) - at)
     while count < most and own[count] == wanted[at + count]:
         count += 1

@@ -124,7 +124,7 @@ class TieredPlacement(Generic[K]):
         return len(self._tiers)
 
     def __contains__(self, key: K) -> bool:
-        """Whether the chunk was used before."""
+        """Return whether the chunk was used before."""
         return key in self._uses
 
     def use(
@@ -205,7 +205,7 @@ class TieredPlacement(Generic[K]):
         return self._score(self._uses[key])
 
     def _score_against(self, weakest: K, key: K) -> float:
-        """The score of `key` for the decision whether `weakest` must leave to make room for it."""
+        """Return the score of `key` for the decision whether `weakest` must leave to make room for it."""
         use = self._uses[key]
         read_together = use.node is not None and self._uses[weakest].node == use.node
         if key == self._reading and read_together:

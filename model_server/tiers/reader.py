@@ -112,7 +112,9 @@ class TieredReader:
         return self.store.layout
 
     def open(self, hashes: Sequence[BlockHash], *, weights: str = "") -> TieredPrefix | None:
-        """The stored part of a prefix that was computed with these weights. None: nothing is stored."""
+        """Return the stored part of a prefix that was computed with these weights. None: nothing is
+        stored.
+        """
         parts = self.store.match(hashes, weights=weights)
         if not parts:
             return None
@@ -120,9 +122,11 @@ class TieredReader:
         return TieredPrefix(self, parts)
 
     def wait_for(self, work: Future[_T]) -> _T:
-        """The result of work in the reader's thread. TimeoutError or another OSError: the disk hangs.
+        """Return the result of work in the reader's thread. TimeoutError or another OSError: the disk
+        hangs.
 
-        Work is done in its order. So while one piece of work hangs, the pieces behind it are not waited for.
+        Work is done in its order. So while one piece of work hangs, the pieces behind it are not waited
+        for.
         """
         hangs = self._waited_in_vain is not None and not self._waited_in_vain.done()
         try:

@@ -15,8 +15,8 @@ from model_server.tiers.segment import KvLayout
 def repacked(
     held: Mapping[int, torch.Tensor], old: TokenOrder, new: TokenOrder, *, layout: KvLayout
 ) -> dict[int, tuple[torch.Tensor, tuple[int, ...]]]:
-    """The new chunks whose tokens are all in `held` (old chunk -> its bytes), each with the old chunks from
-    which it is made.
+    """Return the new chunks whose tokens are all in `held` (old chunk -> its bytes), each with the old
+    chunks from which it is made.
     """
     size, num_tokens = layout.chunk_tokens, len(old.slots)
     at_hand = {chunk: content.cpu() for chunk, content in held.items() if chunk >= 0}

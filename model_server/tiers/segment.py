@@ -160,15 +160,15 @@ class Segment:
         return self._checked(number, offset, layout.chunk_bytes(chunk, num_tokens=self.num_tokens))
 
     def layer(self, layer: int) -> LayerRecords:
-        """All of one layer, in logical order again."""
+        """Return all of one layer, in logical order again."""
         chunks = range(self._layout.num_chunks(self.num_tokens))
         stored = b"".join([self.chunk(layer, chunk) for chunk in chunks])
         rest = self.orders[layer].unpack(stored, record_bytes=self._layout.rest_bytes)
         return LayerRecords(self.probe(layer), rest)
 
     def is_there(self) -> bool:
-        """Whether its path still leads to the same file, so that the segment was neither replaced nor
-        removed.
+        """Return whether its path still leads to the same file, so that the segment was neither replaced
+        nor removed.
         """
         return self._file.is_there()
 

@@ -52,7 +52,7 @@ Chooser = Callable[[Seen], Choice]
 
 
 def num_probe_kv_heads(settings: SelectionSettings, *, num_heads: int, num_kv_heads: int) -> int:
-    """Number of KV heads that serve the probed query heads. They are the first ones."""
+    """Return number of KV heads that serve the probed query heads. They are the first ones."""
     return -(-min(settings.probe_heads, num_heads) * num_kv_heads // num_heads)
 
 
@@ -78,7 +78,7 @@ def visible_to(queries: int, num_before: int, *, device: torch.device) -> torch.
 
 
 def probe(seen: Seen, *, settings: SelectionSettings, group: int) -> Choice:
-    """The seed's rule. `group`: query heads for each KV head."""
+    """Return the seed's rule. `group`: query heads for each KV head."""
     heads = head_weights(seen, num_heads=min(settings.probe_heads, seen.query.shape[1]), group=group)
     return choose(heads, settings=settings, chunks=seen.chunks)
 

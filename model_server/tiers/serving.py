@@ -168,7 +168,7 @@ class ServedTiers:
         self._reordering.start()
 
     def num_held(self, hashes: Sequence[BlockHash], *, adapter: Adapter | None) -> int:
-        """How many of a prefix's first blocks could be loaded now."""
+        """Return how many of a prefix's first blocks could be loaded now."""
         weights = self._weights(adapter)
         if weights is None or not self._health.may_try(now=self._clock()):
             return 0
@@ -211,7 +211,7 @@ class ServedTiers:
     def fetch(
         self, hashes: Sequence[BlockHash], *, adapter: Adapter | None, first_block: int
     ) -> LoadedPrefix | OutsidePrefix | None:
-        """The stored part of a prefix whose first `first_block` blocks are known already.
+        """Return the stored part of a prefix whose first `first_block` blocks are known already.
 
         None: the store has no more blocks than these.
         """
@@ -388,7 +388,7 @@ class ServedTiers:
 
 
 def view_for(request: Request) -> KvView | None:
-    """The view of a request whose prefix is read selectively."""
+    """Return the view of a request whose prefix is read selectively."""
     return _view_of(request) if isinstance(request.stored, OutsidePrefix) else None
 
 

@@ -16,7 +16,7 @@ DEFAULT_ALPHA = 0.6
 
 
 def jaccard(one: AbstractSet[int], other: AbstractSet[int]) -> float:
-    """The number of common elements, divided by the number of elements in either set. Two empty
+    """Return the number of common elements, divided by the number of elements in either set. Two empty
     sets have 1.
     """
     either = len(one | other)
@@ -24,12 +24,12 @@ def jaccard(one: AbstractSet[int], other: AbstractSet[int]) -> float:
 
 
 def mean_jaccard(sets: Sequence[AbstractSet[int]]) -> float:
-    """The mean over all pairs. 1 if there is no pair, since a single head cannot disagree."""
+    """Return the mean over all pairs. 1 if there is no pair, since a single head cannot disagree."""
     return mean(jaccard(one, other) for one, other in combinations(sets, 2))
 
 
 def by_chance(kept: int, total: int) -> float:
-    """The expected Jaccard index of two random sets of `kept` out of `total` tokens."""
+    """Return the expected Jaccard index of two random sets of `kept` out of `total` tokens."""
     if not 0 < kept <= total:
         raise ValueError(f"between 1 and all of the {total} tokens can be kept, not {kept}")
     share = kept / total

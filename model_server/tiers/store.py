@@ -104,7 +104,7 @@ class PrefixStore:
             return [(self._segments[match.node.name], match.num_blocks) for match in found]
 
     def num_held(self, hashes: Sequence[BlockHash], *, weights: str = "") -> int:
-        """How many of a prefix's first blocks are stored.
+        """Return how many of a prefix's first blocks are stored.
 
         This is a hint: the call does not wait for a lock, and the number may be out of date in a moment.
         """
@@ -192,7 +192,7 @@ class PrefixStore:
                     self.drop_damaged(own)
 
     def find(self, name: BlockHash) -> Segment | None:
-        """The segment that begins with this block."""
+        """Return the segment that begins with this block."""
         with self._lock:
             return self._segments.get(name)
 
@@ -261,14 +261,16 @@ class PrefixStore:
         self._make_room(0, keep=())
 
     def _are_of(self, hashes: Sequence[BlockHash], weights: str) -> bool:
-        """Whether the blocks that are stored under these names were computed with these weights. Connected
-        nodes always have the same weights.
+        """Return whether the blocks that are stored under these names were computed with these weights.
+        Connected nodes always have the same weights.
         """
         first = self._segments.get(hashes[0]) if hashes else None
         return first is None or first.place.weights == weights
 
     def _current(self, hashes: Sequence[BlockHash], weights: str) -> list[Match]:
-        """The part of a prefix that the tree has, marked as used now. Blocks of other weights are removed."""
+        """Return the part of a prefix that the tree has, marked as used now. Blocks of other weights are
+        removed.
+        """
         found = self._tree.match(hashes)
         if found and not self._are_of(hashes, weights):
             self._remove(found[0].node)
@@ -353,8 +355,8 @@ class PrefixStore:
             self._oldest.file(name, self._age(name))
 
     def _size_bytes(self, num_blocks: int) -> int:
-        """An upper bound for the bytes of a segment of this many blocks, and of the second description that a
-        split adds.
+        """Return an upper bound for the bytes of a segment of this many blocks, and of the second
+        description that a split adds.
         """
         layout = self.layout
         described = layout.described_bytes(num_blocks) + 4096 + 8 * layout.num_layers

@@ -126,7 +126,7 @@ class TieredPrefix:
         return range(layer, min(layer + self._reader.layers_ahead + 1, self._records.shape.num_layers))
 
     def _wanted(self, layer: int, chosen: torch.Tensor) -> tuple[LayerRead, torch.Tensor]:
-        """The chunks to read, and the row of each chosen token among all rows of these chunks."""
+        """Return the chunks to read, and the row of each chosen token among all rows of these chunks."""
         layout = self._reader.layout
         wanted: list[tuple[Segment, int, int]] = []
         rows, num_rows, start, size = [], 0, 0, layout.chunk_tokens

@@ -50,7 +50,7 @@ class WeakestFirst(Generic[K, S]):
             self.file(key, score)
 
     def weakest(self, score_of: Callable[[K], S]) -> K | None:
-        """The key with the least score now. It stays in the heap. None: there is no key."""
+        """Return the key with the least score now. It stays in the heap. None: there is no key."""
         while self._heap:
             filed, _, key = self._heap[0]
             if self.filed.get(key) != filed:

@@ -50,7 +50,9 @@ _OWN_VARIABLES = {
 
 
 def problems(profile: Profile) -> list[Problem]:
-    """All problems, in the order of the checks. Empty: pods that are started in this way can be routed to."""
+    """Return all problems, in the order of the checks. Empty: pods that are started in this way can be
+    routed to.
+    """
     return [problem for check in _CHECKS for problem in check(profile)]
 
 

@@ -107,7 +107,7 @@ class Profile(_Part, frozen=True):
 
 
 def read(text: str | bytes) -> Profile:
-    """The profile as written. Only types are checked. A ProfileError names the field at fault."""
+    """Return the profile as written. Only types are checked. A ProfileError names the field at fault."""
     try:
         raw = yaml.safe_load(text)
         return msgspec.convert(raw, Profile)
@@ -121,7 +121,7 @@ def read(text: str | bytes) -> Profile:
 
 
 def of_pool(profile: Profile, name: str) -> Profile:
-    """The profile with one pool's differences applied. KeyError: there is no such pool."""
+    """Return the profile with one pool's differences applied. KeyError: there is no such pool."""
     pool = next((pool for pool in profile.pools if pool.name == name), None)
     if pool is None:
         raise KeyError(name)
@@ -140,7 +140,7 @@ def of_pool(profile: Profile, name: str) -> Profile:
 
 
 def arguments(profile: Profile) -> list[str]:
-    """The arguments after `vllm serve`."""
+    """Return the arguments after `vllm serve`."""
     found = [profile.model, "--port", str(profile.port)]
     if profile.served_names:
         found += ["--served-model-name", *profile.served_names]
@@ -169,7 +169,7 @@ def environment(profile: Profile) -> dict[str, str]:
 
 
 def pod_patch(profile: Profile) -> dict[str, Any]:
-    """A strategic merge patch for a Deployment or StatefulSet whose image starts `vllm serve`."""
+    """Return a strategic merge patch for a Deployment or StatefulSet whose image starts `vllm serve`."""
     ports = [{"name": "http", "containerPort": profile.port}]
     events = profile.kv_events
     if events is not None:
@@ -197,7 +197,7 @@ def shell_variables(variables: Mapping[str, str]) -> str:
 
 
 def tcp_port(address: str) -> int | None:
-    """The port of a tcp:// address. None: any other address, or one without a number at its end."""
+    """Return the port of a tcp:// address. None: any other address, or one without a number at its end."""
     scheme, _, rest = address.partition("://")
     port = rest.rpartition(":")[2]
     return int(port) if scheme == "tcp" and port.isdecimal() and len(port) <= 5 else None

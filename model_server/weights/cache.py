@@ -23,8 +23,8 @@ def cache_folder() -> Path:
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """The folder of that name. If it does not exist, `make` fills it, and other processes
-    that need it wait.
+    """Return the folder of that name. If it does not exist, `make` fills it, and other processes that need
+    it wait.
     """
     folder = cache_folder() / name
     if folder.is_dir():

@@ -30,7 +30,7 @@ Progress = Callable[[str], None]
 
 
 def find(model: str, *, progress: Progress) -> Path:
-    """The folder of a model. `smollm2` is fetched (93 MB) and converted the first time. Otherwise
+    """Return the folder of a model. `smollm2` is fetched (93 MB) and converted the first time. Otherwise
     WeightsError.
     """
     if model == SMOLLM2:

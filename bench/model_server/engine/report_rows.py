@@ -100,16 +100,16 @@ def _items(
 
 
 def by_answer(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
-    """The 64 identical prompts of 15 tokens of 000-7, which were seen once before, by the number of answered
-    tokens.
+    """Return the 64 identical prompts of 15 tokens of 000-7, which were seen once before, by the number of
+    answered tokens.
     """
     prompt = bench.text_of("same", SHORT_TOKENS)
     return gain_by_answer(bench, kept, prompt, ANSWERS, repeats=repeats, say=say, row="000-7-by-answer")
 
 
 def question(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
-    """The question of 000-6, "What is your name?", 64 times, and once before. Answers are sampled at a
-    temperature of 1, and so they differ.
+    """Return the question of 000-6, "What is your name?", 64 times, and once before. Answers are sampled
+    at a temperature of 1, and so they differ.
     """
     drawn = SamplingParams(temperature=1.0)
     row = "000-6-by-answer"

@@ -57,7 +57,7 @@ class Bench:
     modes: Sequence[str] = MODES
 
     def twin(self) -> Bench:
-        """The same weights over another memory, for two engines that run in turns within a run."""
+        """Return the same weights over another memory, for two engines that run in turns within a run."""
         memory = self.model.memory
         own = hf.PagedModel(
             self.model.module, num_blocks=self.num_blocks, block_size_tokens=memory.block_size_tokens
@@ -115,7 +115,7 @@ def prepare_shape(shape: str, *, device_name: str, num_blocks: int) -> Bench:
 def request(
     name: str, prompt: Sequence[TokenId], *, max_tokens: int, sampling: SamplingParams = GREEDY
 ) -> Request:
-    """A request that never ends before `max_tokens`."""
+    """Return a request that never ends before `max_tokens`."""
     return Request(
         RequestId(name),
         list(prompt),
@@ -188,7 +188,7 @@ class Kept:
         return median(self.series[name])
 
     def ratio(self, over: str, under: str) -> float:
-        """The median of the ratios within the repeats."""
+        """Return the median of the ratios within the repeats."""
         return median(a / b for a, b in zip(self.series[over], self.series[under], strict=True))
 
     def ratios(self, word: str, over: str, under: str) -> Figures:

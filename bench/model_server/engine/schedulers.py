@@ -66,7 +66,7 @@ class Outcome:
 
 
 def run(bench: Bench, mode: str, *, keep_prompts: bool, load: Load) -> tuple[Outcome, list[list[TokenId]]]:
-    """The time of the mode, and the answers."""
+    """Return the time of the mode, and the answers."""
     prompts = [bench.text_of(f"distinct {n}", load.prompt_tokens) for n in range(load.distinct)]
     engine = PromptEngine(
         runs.config_of(bench, cache=False),

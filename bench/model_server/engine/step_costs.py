@@ -72,7 +72,7 @@ def counted(load: Load, costs: CostModel, *, cache: bool) -> tuple[float, float]
 def ratios(
     costs: CostModel, *, rate_per_s: float, requests: int, seeds: Sequence[int]
 ) -> tuple[float, float]:
-    """The cache's TTFT and TPOT over none's, means of the seeds."""
+    """Return the cache's TTFT and TPOT over none's, means of the seeds."""
     found = []
     for seed in seeds:
         load = Load(

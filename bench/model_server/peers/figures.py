@@ -84,7 +84,7 @@ def served(row: Recorded) -> list[Figures]:
 
 
 def _times(turn: Turn, row: Recorded) -> Run:
-    """The times of the last round, in which requests arrive."""
+    """Return the times of the last round, in which requests arrive."""
     # all prompts have the same length
     tokens = row.prompt_tokens * len(turn.token_s) / (len(turn.token_s) + 1)
     served = [Served(times) for times in turn.token_s]
@@ -122,7 +122,7 @@ def _whole(row: Recorded, engine: str) -> Figures:
 
 
 def _new_and_seen(turn: Turn) -> tuple[float, float]:
-    """The mean CPU seconds of the rounds before the middle one, and of those after it."""
+    """Return the mean CPU seconds of the rounds before the middle one, and of those after it."""
     middle = len(turn.round_cpu_s) // 2
     return fmean(turn.round_cpu_s[:middle]), fmean(turn.round_cpu_s[middle + 1 :])
 

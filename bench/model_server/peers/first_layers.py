@@ -33,6 +33,6 @@ def first_layers(folder: Path, *, count: int, into: Path) -> Path:
 
 
 def _layer(name: str) -> int:
-    """The layer of a weight. A weight that belongs to no layer counts as one of the first layer."""
+    """Return the layer of a weight. A weight that belongs to no layer counts as one of the first layer."""
     found = _LAYER.match(name)
     return int(found[1]) if found else 0

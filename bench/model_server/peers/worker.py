@@ -42,7 +42,7 @@ class SteppedEngine(Protocol):
         """Start a greedy request of exactly this many tokens."""
 
     def step(self) -> dict[int, list[int]]:
-        """The tokens that this step gave, by request. Empty dict: there was nothing to do."""
+        """Return the tokens that this step gave, by request. Empty dict: there was nothing to do."""
 
     def hit_tokens(self, number: int) -> int:
         """For an ended request: the prompt tokens that the cache had."""

@@ -37,7 +37,7 @@ class Load:
     seed: int = 1
 
     def prompts(self, *, name: str) -> list[list[int]]:
-        """The prompts of this name, always the same. Two names share nothing."""
+        """Return the prompts of this name, always the same. Two names share nothing."""
         shared = self._tokens(f"{name} shared", self.shared_tokens)
         return [shared + self._tokens(f"{name} {n}", self.own_tokens) for n in range(self.requests)]
 
@@ -104,7 +104,7 @@ class Run:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that this percentage of them does not exceed."""
+    """Return the smallest value that this percentage of them does not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 

@@ -42,12 +42,12 @@ def at_once(args: argparse.Namespace, engine: str) -> Iterator[list[dict[str, An
 
 
 def made(run: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether that run, as a file has it, is the wanted one. Older files do not say `sides`."""
+    """Return whether that run, as a file has it, is the wanted one. Older files do not say `sides`."""
     return wanted.items() <= ({"sides": IN_TURNS} | dict(run)).items()
 
 
 def _about(args: argparse.Namespace, engine: str, *, cache: bool, rate: float, seed: int) -> dict[str, Any]:
-    """The parts that identify a run."""
+    """Return the parts that identify a run."""
     return {
         "sides": IN_TURNS,
         "engine": engine,

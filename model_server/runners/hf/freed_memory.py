@@ -18,7 +18,7 @@ _KEPT_BYTES = 512 << 20
 
 
 def keep_freed_memory() -> bool:
-    """Whether the C library accepted the setting."""
+    """Return whether the C library accepted the setting."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False

@@ -73,7 +73,7 @@ class AdapterBank:
         self._rows: list[tuple[dict[str, LowRank], torch.Tensor]] = []
 
     def __len__(self) -> int:
-        """The number of adapters in memory, including those that wait for their last requests."""
+        """Return the number of adapters in memory, including those that wait for their last requests."""
         return len(self._adapters)
 
     def load(self, adapter: Adapter) -> None:
@@ -113,8 +113,8 @@ class AdapterBank:
             self._leaving.discard(gone)
 
     def digest(self, adapter: Adapter) -> str | None:
-        """The digest of the adapter's files, which is the same each time they are loaded. None: it was never
-        loaded.
+        """Return the digest of the adapter's files, which is the same each time they are loaded. None: it
+        was never loaded.
         """
         digest = self._digests.get(adapter)
         return None if digest is None else digest.hex()
@@ -181,7 +181,7 @@ class AdapterBank:
 
 
 def _inputs_and_outputs(layer: Any) -> tuple[int, int]:
-    """The sizes of a linear layer, or of GPT-2's own kind of layer, whose weights are transposed."""
+    """Return the sizes of a linear layer, or of GPT-2's own kind of layer, whose weights are transposed."""
     if hasattr(layer, "in_features"):
         return int(layer.in_features), int(layer.out_features)
     return int(layer.weight.shape[0]), int(layer.weight.shape[1])
@@ -213,8 +213,8 @@ def _scale(config: dict[str, Any]) -> float:
 
 
 def _digest(folder: Path) -> bytes:
-    """The digest of the files. They are first checked to be regular files of a size that an adapter can have,
-    then read in pieces.
+    """Return the digest of the files. They are first checked to be regular files of a size that an adapter
+    can have, then read in pieces.
     """
     digest = hashlib.sha256()
     for name, most in _MOST_BYTES.items():

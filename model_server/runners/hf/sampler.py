@@ -24,8 +24,8 @@ _FIRST_LOOK = 1024
 def choose(
     logits: torch.Tensor, requests: Sequence[Request]
 ) -> tuple[list[TokenId], list[TokenLogprobs | None]]:
-    """The next token of each request, with the log probabilities that it asked for. `logits`: (requests,
-    vocabulary).
+    """Return the next token of each request, with the log probabilities that it asked for. `logits`:
+    (requests, vocabulary).
     """
     tokens = [TokenId(token) for token in logits.argmax(-1).tolist()]
     for row, request in enumerate(requests):
@@ -53,7 +53,7 @@ def draw(logits: torch.Tensor, params: SamplingParams, *, position: int) -> Toke
 
 
 def _most_likely(probabilities: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
-    """The allowed tokens and their probabilities, the most likely first."""
+    """Return the allowed tokens and their probabilities, the most likely first."""
     likely, ids = probabilities.topk(min(params.top_k or _FIRST_LOOK, len(probabilities)))
     if not params.top_k and float(likely.sum()) < params.top_p:
         likely, ids = probabilities.sort(descending=True, stable=True)
@@ -64,7 +64,7 @@ def _most_likely(probabilities: torch.Tensor, params: SamplingParams) -> tuple[t
 
 
 def _place(weights: torch.Tensor, number: float) -> int:
-    """The place of a number in [0, 1) among weights of any sum."""
+    """Return the place of a number in [0, 1) among weights of any sum."""
     cumulative = weights.cumsum(-1)
     found = torch.searchsorted(cumulative, number * cumulative[-1], right=True)
     return min(int(found), len(weights) - 1)
@@ -78,6 +78,6 @@ def logprobs(logits: torch.Tensor, token_id: TokenId, *, count: int) -> TokenLog
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1)."""
+    """Return a number in [0, 1)."""
     word = xxhash.xxh3_64_intdigest(struct.pack("<I", position), seed=seed & 0xFFFFFFFFFFFFFFFF)
     return (word >> 11) / 2.0**53
