@@ -45,12 +45,13 @@ def prompts(size: int, *, count: int, seed: int) -> list[bytes]:
     return made
 
 
-def over_nothing(size: int) -> None:
+def in_memory(size: int) -> None:
+    """Print what sharing costs without Redis: each replica hears the batches of all others at once."""
     count = REQUESTS if size < 100_000 else REQUESTS // 8
     replicas = [Replica(n + 1, on=endpoints(POOL)) for n in range(REPLICAS)]
     meet(replicas, now=0.0)
-    said_s = heard_s = 0.0
-    said_bytes = 0
+    sending_s = hearing_s = 0.0
+    sent_bytes = 0
     now = 10.0
     batch: list[tuple[Replica, bytes]] = []
     rng = random.Random(5)
@@ -67,19 +68,19 @@ def over_nothing(size: int) -> None:
         for replica in replicas:
             start = time.process_time()
             said = replica.say(now=now)
-            said_s += time.process_time() - start
-            said_bytes += sum(map(len, said))
+            sending_s += time.process_time() - start
+            sent_bytes += sum(map(len, said))
             for other in replicas:
                 if other is not replica:
                     start = time.process_time()
                     for data in said:
                         other.exchange.hear(data, now=now)
-                    heard_s += time.process_time() - start
+                    hearing_s += time.process_time() - start
                     other.picker.housekeep(now=now)
     unresolved = sum(r.exchange.listener.counts.unresolved for r in replicas)
     print(
-        f"| {size // 1000} KB | {said_bytes / count:.0f} | {said_s / count * 1e6:.0f} | "
-        f"{heard_s / count / (REPLICAS - 1) * 1e6:.0f} | {unresolved} |"
+        f"| {size // 1000} KB | {sent_bytes / count:.0f} | {sending_s / count * 1e6:.0f} | "
+        f"{hearing_s / count / (REPLICAS - 1) * 1e6:.0f} | {unresolved} |"
     )
 
 
@@ -140,7 +141,7 @@ def main() -> None:
     print("| prompt | bytes said a request | CPU to say, us | CPU to hear at each other, us | unresolved |")
     print("| --- | --- | --- | --- | --- |")
     for size in SIZES:
-        over_nothing(size)
+        in_memory(size)
     print("\nOver Redis: 2 pickers in one process, 80 requests a second\n")
     print(
         "| prompt | bytes into Redis | out of it | Redis CPU, us | both pickers' CPU, us | entries | 0.9 of them after, s |"

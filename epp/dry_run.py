@@ -50,7 +50,7 @@ class DryRun:
         self._rng.setstate(rng.getstate())
 
     def choose(self, request: SchedulingRequest, snapshot: Snapshot, *, place: int) -> WouldPick:
-        """The pick of this policy. The policy in use picks the candidate at `place`.
+        """Return the pick of this policy. The policy in use picks the candidate at `place`.
         snapshot: made by this policy's settings.
         """
         self.picks += 1

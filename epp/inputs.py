@@ -87,7 +87,7 @@ def _read(path: str, *, field: str) -> bytes:
 
 
 def file_policy(text: bytes, config: Config) -> Policy:
-    """The policy in `policyFile`. ConfigError says what is wrong with it."""
+    """Return the policy in `policyFile`. ConfigError says what is wrong with it."""
     policy = load_policy(text, source=config.policy_file)
     if config.kubernetes is not None and policy.spec.mode == "DryRun":
         raise ConfigError(

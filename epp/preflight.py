@@ -84,7 +84,7 @@ def _of_waits(config: Config, policy: Policy) -> list[str]:
 
 
 def _of_transport(config: Config) -> list[str]:
-    """A remark on a transport that notices an overload of the picker only late."""
+    """Return a remark on a transport that notices an overload of the picker only late."""
     if config.listen.transport != "grpcio":
         return []
     return [
@@ -175,5 +175,5 @@ def _check_folder(folder: Path, *, field: str) -> None:
 
 
 def _nearest(folder: Path) -> Path:
-    """The nearest folder above that exists. The picker makes the missing ones."""
+    """Return the nearest folder above that exists. The picker makes the missing ones."""
     return next((each for each in (folder, *folder.parents) if each.exists()), folder)

@@ -41,7 +41,7 @@ or none."""
 
 
 def compiled() -> bool:
-    """Whether the hot path was installed as machine code (PREFIX_GATEWAY_COMPILE=1 in setup.py)."""
+    """Return whether the hot path was installed as machine code (PREFIX_GATEWAY_COMPILE=1 in setup.py)."""
     spec = importlib.util.find_spec(HOT_MODULE)
     suffixes = tuple(importlib.machinery.EXTENSION_SUFFIXES)
     return spec is not None and (spec.origin or "").endswith(suffixes)

@@ -87,7 +87,7 @@ def _place(fleet: Fleet) -> Place:
 
 
 async def _compare(fleet: Fleet, options: Options) -> str:
-    """Return the same work by each rule, and the table. Id of the last request that was answered."""
+    """Do the same work by each rule, and print the table. Return the id of the last answered request."""
     shape = options.serving.shape(servers=options.servers, requests=options.requests)
     workload = make_workload(shape, seed=options.seed)
     print(_about(workload, options), flush=True)

@@ -69,8 +69,8 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
 
 
 def dialect_of(name: DialectName, *, own_envoy: bool) -> Dialect:
-    """The profile of a name. own_envoy: the picker writes an endpoints file for Envoy; `auto` then assumes
-    the Envoy of `epp envoy-config`.
+    """Return the profile of a name. own_envoy: the picker writes an endpoints file for Envoy; `auto` then
+    assumes the Envoy of `epp envoy-config`.
     """
     if name == "auto":
         return DIALECTS["envoy"] if own_envoy else UNKNOWN

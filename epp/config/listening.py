@@ -59,7 +59,7 @@ class Admin(Strict, frozen=True):
     too. A name with several addresses, such as a headless Service, stands for all of them."""
 
     def addresses(self, *, workers: int) -> tuple[Address, ...]:
-        """The admin address of each worker. ValueError: there are not enough ports."""
+        """Return the admin address of each worker. ValueError: there are not enough ports."""
         return _row(Address.parse(self.address), workers)
 
 

@@ -139,7 +139,7 @@ class Policy(Strict, frozen=True):
 
 
 def only_set(spec: msgspec.Struct) -> dict[str, object]:
-    """The fields of a spec that differ from their defaults, as JSON values."""
+    """Return the fields of a spec that differ from their defaults, as JSON values."""
     found: dict[str, object] = {}
     for one in msgspec.structs.fields(spec):
         value = getattr(spec, one.name)

@@ -21,7 +21,7 @@ class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
 
 
 def definitions(root: type[Strict]) -> Mapping[str, Any]:
-    """The JSON schema of `root` and of every section in it, by the name of the class."""
+    """Return the JSON schema of `root` and of every section in it, by the name of the class."""
     _, found = msgspec.json.schema_components([root])
     for section in Strict.__subclasses__():
         if section.__name__ in found:
@@ -31,7 +31,9 @@ def definitions(root: type[Strict]) -> Mapping[str, Any]:
 
 
 def _texts(section: type[Strict]) -> Mapping[str, str]:
-    """The string below each field, in one line. Python drops such strings, so they are read in the source."""
+    """Return the string below each field, in one line. Python drops such strings, so they are read in the
+    source.
+    """
     yaml_names = dict(zip(section.__struct_fields__, section.__struct_encode_fields__, strict=True))
     [tree] = ast.parse(inspect.getsource(section)).body
     assert isinstance(tree, ast.ClassDef)

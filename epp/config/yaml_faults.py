@@ -40,7 +40,7 @@ _MOST_ALIASES: Final = 1_000
 
 
 def decode(text: str | bytes, *, kind: type | UnionType) -> Any:
-    """The document as `kind`. Any text that does not fit raises a ValueError and nothing else."""
+    """Return the document as `kind`. Any text that does not fit raises a ValueError and nothing else."""
     try:
         _check_shape(text)
         return msgspec.yaml.decode(text, type=kind)
@@ -129,7 +129,7 @@ def _unknown_field(name: str, *, path: str, of: type[msgspec.Struct]) -> str:
 
 
 def _at(node: inspect.Type, path: str) -> inspect.Type:
-    """The type at `path`, followed through the fields, lists and maps of structs."""
+    """Return the type at `path`, followed through the fields, lists and maps of structs."""
     for step in _STEP.finditer(path):
         node = _struct_or_collection(node)
         match node:

@@ -227,7 +227,7 @@ class Exchange:
             await asyncio.gather(writing, return_exceptions=True)
 
     def _whole(self, half: Half, sent: int, *, trailers: bool) -> bool:
-        """Whether every answer that the mode requires has come."""
+        """Return whether every answer that the mode requires has come."""
         if not self.mode.duplex:
             return len(half.order) == sent
         return "trailers" in half.order if trailers else any(half.ends)
@@ -244,7 +244,7 @@ class Exchange:
         served: str = "",
         attribute: bool = False,
     ) -> Exchange:
-        """The server's answer. `served`: the server, in the metadata or in `attribute` (Envoy's)."""
+        """Return the server's answer. `served`: the server, in the metadata or in `attribute` (Envoy's)."""
         pieces = [] if body is None else [body] if isinstance(body, bytes) else list(body)
         assert self.immediate is None, f"no server was asked, the picker answered: {self.immediate}"
         sent = [(":status", str(status)), *headers]
@@ -277,7 +277,7 @@ class Exchange:
         return await self.code()
 
     async def code(self) -> Any:
-        """The stream's gRPC status, once the picker ends it."""
+        """Return the stream's gRPC status, once the picker ends it."""
         return await asyncio.wait_for(self.call.code(), _PATIENCE_S)
 
     # -- messages --------------------------------------------------------------------------------------------
@@ -350,7 +350,7 @@ def _with_headers(kind: str, headers: Headers, *, end: bool, plain_values: bool 
 
 
 def _bodies(kind: str, pieces: Sequence[bytes], *, trailers: bool) -> list[Any]:
-    """The body messages. The last one ends the stream unless trailers follow."""
+    """Return the body messages. The last one ends the stream unless trailers follow."""
     last = len(pieces) - 1
     return [
         wire.ProcessingRequest(**{kind: {"body": piece, "end_of_stream": n == last and not trailers}})

@@ -67,5 +67,5 @@ def junit(results: Sequence[Result]) -> str:
 
 
 def _printable(text: str) -> str:
-    """The text without control characters, which XML cannot contain."""
+    """Return the text without control characters, which XML cannot contain."""
     return "".join(c if c.isprintable() else " " for c in text[:2000])

@@ -45,6 +45,6 @@ _NAME: Final = re.compile(r"test_row_(\d\d)_")
 
 
 def row_of(name: str) -> int | None:
-    """The row that a test belongs to, from its name or node id."""
+    """Return the row that a test belongs to, from its name or node id."""
     found = _NAME.search(name)
     return int(found[1]) if found else None

@@ -133,11 +133,11 @@ class Columns:
     # -- reading; the caller has called `follow` -------------------------------------------------------------
 
     def holders(self, adapter: str) -> AbstractSet[int]:
-        """Slots of the servers that hold the adapter, as far as we know."""
+        """Return slots of the servers that hold the adapter, as far as we know."""
         return self._holders.get(adapter, set())
 
     def failing(self, *, times: int) -> set[int]:
-        """Slots of the servers whose last `times` scrapes have all failed."""
+        """Return slots of the servers whose last `times` scrapes have all failed."""
         if not self._failing:
             return set()
         return {slot for slot, failures in self._failing.items() if failures >= times}
@@ -151,7 +151,7 @@ class Columns:
         stale_after_s: float,
         now: float,
     ) -> Snapshot:
-        """A snapshot of some slots. Nothing changes in it later.
+        """Return a snapshot of some slots. Nothing changes in it later.
         adapter_slots: number of adapters that a server can hold if it does not say.
         """
         undone = np.maximum(self._undone_tokens - self._rate * (now - self._undone_at), _ZERO)
@@ -187,8 +187,8 @@ class Columns:
         return mask
 
     def _all_fresh(self, *, now: float, stale_after_s: float) -> bool:
-        """Whether the metrics of all servers are there and fresh. Looks at the whole column only when the
-        oldest known metrics have become stale.
+        """Return whether the metrics of all servers are there and fresh. Looks at the whole column only
+        when the oldest known metrics have become stale.
         """
         if now - self._oldest_scrape <= stale_after_s:
             return True
@@ -214,5 +214,5 @@ class Columns:
 
 
 def _largest(numbers: Floats) -> float:
-    """The largest known value. Minus infinity: none is known."""
+    """Return the largest known value. Minus infinity: none is known."""
     return float(np.fmax.reduce(numbers, initial=-np.inf))

@@ -254,8 +254,8 @@ class Failures:
     # -- probes ----------------------------------------------------------------------------------------------
 
     def probes_due(self, *, settings: Settings, now: float) -> Sequence[Probe]:
-        """The probes to send now. Report the result of each to `probed`. A server that has failed is probed
-        until a probe succeeds or is unclear; a server that is left out, until it is back.
+        """Return the probes to send now. Report the result of each to `probed`. A server that has failed
+        is probed until a probe succeeds or is unclear; a server that is left out, until it is back.
         """
         if not self._marks or not settings.probe:
             return ()
@@ -297,7 +297,7 @@ class Failures:
     # -- what a pick and people are told ---------------------------------------------------------------------
 
     def onto(self, snapshot: Snapshot, *, model: str, settings: Settings, now: float) -> Snapshot:
-        """The snapshot with the candidates' failures for a request for `model` filled in."""
+        """Return the snapshot with the candidates' failures for a request for `model` filled in."""
         if not self._marks:
             return snapshot
         places = snapshot.places_by_slot()
@@ -348,7 +348,7 @@ class Failures:
     def why(
         self, states: Sequence[EndpointState], *, settings: Settings, now: float
     ) -> dict[EndpointState, str]:
-        """Servers that are left out for all models, and the reasons."""
+        """Return servers that are left out for all models, and the reasons."""
         marks = {n: m for n, s in enumerate(states) if (m := self._marks.get((s, ""))) is not None}
         if not marks:
             return {}
@@ -377,18 +377,18 @@ class Failures:
 
 
 def _takes_probes(state: EndpointState) -> bool:
-    """Whether the endpoint answers clients itself. Ranks of a server share one address."""
+    """Return whether the endpoint answers clients itself. Ranks of a server share one address."""
     return state.endpoint.role.answers and state.endpoint.rank is None
 
 
 def _waits_unseen(state: EndpointState) -> bool:
-    """Whether the server has a queue, and its counters would not show that it works on it."""
+    """Return whether the server has a queue, and its counters would not show that it works on it."""
     page = state.metrics
     return page is not None and page.counts_at_end and bool(page.waiting)
 
 
 def _has_queue(state: EndpointState, *, now: float) -> bool:
-    """Whether the server has a queue, by its page or by the tokens that it still has to compute."""
+    """Return whether the server has a queue, by its page or by the tokens that it still has to compute."""
     rate = state.rate.tokens_per_s
     waiting = state.metrics.waiting if state.metrics is not None else None
     return bool(waiting) or state.backlog.undone_tokens(now=now, rate=rate) > rate * _QUEUE_S

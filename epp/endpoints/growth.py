@@ -6,7 +6,7 @@ from epp.types import EndpointMetrics
 
 
 def growth(before: float | None, after: float | None) -> float:
-    """How much a counter grew. 0: one of the values is unknown, or the counter has started again."""
+    """Return how much a counter grew. 0: one of the values is unknown, or the counter has started again."""
     return max(0.0, after - before) if before is not None and after is not None else 0.0
 
 
@@ -17,6 +17,6 @@ def computed_growth(before: EndpointMetrics, after: EndpointMetrics) -> float:
 
 
 def restarted(before: EndpointMetrics, after: EndpointMetrics) -> bool:
-    """Whether a counter went down, so that another process answers now and its cache is cold."""
+    """Return whether a counter went down, so that another process answers now and its cache is cold."""
     pairs = ((before.prompt_tokens, after.prompt_tokens), (before.prefix_queries, after.prefix_queries))
     return any(b is not None and a is not None and a < b for b, a in pairs)

@@ -26,7 +26,9 @@ class ThreeTerms:
         self._moments = [keep * m for m in self._moments]
 
     def solve(self, *, prior: Three, trust: Three) -> Three:
-        """The coefficients, each pulled to its prior with a weight above 0 in the unit of its squares."""
+        """Return the coefficients, each pulled to its prior with a weight above 0 in the unit of its
+        squares.
+        """
         xx, xy, xz, yy, yz, zz, xv, yv, zv = self._moments
         xx, yy, zz = xx + trust[0], yy + trust[1], zz + trust[2]
         xv, yv, zv = xv + trust[0] * prior[0], yv + trust[1] * prior[1], zv + trust[2] * prior[2]

@@ -171,13 +171,13 @@ class Serving:
         return self._everyone if len(slots) == len(self._everyone) else sorted(slots)
 
     def declares(self, adapter: str) -> bool:
-        """Whether a source or a server's list names this adapter."""
+        """Return whether a source or a server's list names this adapter."""
         return self._find(adapter).declared
 
     def slots(
         self, model: str, *, holders: AbstractSet[int], bases: Sequence[str], refuses: bool
     ) -> Sequence[int]:
-        """The servers that can serve `model`, ready or not.
+        """Return the servers that can serve `model`, ready or not.
         holders: the servers that were seen to hold it as an adapter;
         bases: base models by slot.
 
@@ -197,7 +197,9 @@ class Serving:
         return silent if 0 < len(silent) < len(self._everyone) else self._everyone
 
     def none_serves(self, model: str, slots: Iterable[int]) -> bool:
-        """Whether all these servers are known not to serve `model`, and there is at least one of them."""
+        """Return whether all these servers are known not to serve `model`, and there is at least one of
+        them.
+        """
         asked = set(slots)
         return (
             bool(asked)

@@ -87,7 +87,7 @@ class EndpointState:
         return self.endpoint.model or (self.listed.base if self.listed is not None else "")
 
     def fresh(self, *, now: float, stale_after_s: float) -> EndpointMetrics | None:
-        """The last metrics. None: there are none, or they are too old."""
+        """Return the last metrics. None: there are none, or they are too old."""
         metrics = self.metrics
         return metrics if metrics is not None and now - metrics.scraped_at <= stale_after_s else None
 
@@ -117,7 +117,7 @@ class EndpointState:
         return scraped, known
 
     def slots(self, *, spec: PolicySpec) -> int:
-        """Number of adapters that the server can hold at once."""
+        """Return number of adapters that the server can hold at once."""
         stated = self.metrics.max_lora if self.metrics else None
         return stated or spec.lora.slots_per_endpoint
 
@@ -186,12 +186,12 @@ class EndpointState:
             del self.adapters[adapter]
 
     def _all_begun(self, after: EndpointMetrics) -> bool:
-        """Whether every request at the server has its first token, as far as this page shows.
+        """Return whether every request at the server has its first token, as far as this page shows.
 
-        First tokens minus ended requests are the requests that decode, except for a constant: requests that
-        ended without a first token, and counts from before. If we subtract the requests at the server, the
-        number is largest on pages without a request in prefill. So a page with the largest number seen so far
-        has none.
+        First tokens minus ended requests are the requests that decode, except for a constant: requests
+        that ended without a first token, and counts from before. If we subtract the requests at the
+        server, the number is largest on pages without a request in prefill. So a page with the largest
+        number seen so far has none.
         """
         inside = after.inside
         if inside is None or after.ttft_count is None or after.finished is None:
@@ -256,8 +256,8 @@ class EndpointState:
             self.ends_since_scrape += 1
 
     def _unseen(self, at: float) -> bool:
-        """Whether the last scrape was before `at`. Events of other pickers come late, so a scrape may have
-        counted them already.
+        """Return whether the last scrape was before `at`. Events of other pickers come late, so a scrape
+        may have counted them already.
         """
         return self.metrics is None or at > self.metrics.scraped_at
 

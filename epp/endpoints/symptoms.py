@@ -81,7 +81,7 @@ class FirstBytes:
         """Time to the first byte, for answers that are streamed and for others."""
 
     def __len__(self) -> int:
-        """Requests whose first byte may become overdue."""
+        """Return requests whose first byte may become overdue."""
         return len(self._waits)
 
     def sent(
@@ -120,8 +120,9 @@ class FirstBytes:
         self._typical_s[wait.streams] = typical + _TYPICAL_STEP * (now - wait.sent_at - typical)
 
     def suspects(self, *, now: float) -> Sequence[Wait]:
-        """Requests that became overdue since the last call, if this suggests that their servers hang. An
-        answer that is not streamed may just be long, so of such a request the server has to be asked.
+        """Return requests that became overdue since the last call, if this suggests that their servers
+        hang. An answer that is not streamed may just be long, so of such a request the server has to be
+        asked.
         """
         found = []
         while self._waits and self._waits[0][0] <= now:
@@ -134,7 +135,7 @@ class FirstBytes:
         self._overdue.pop(state, None)
 
     def _suspect(self, wait: Wait) -> bool:
-        """Whether this overdue answer, together with earlier ones, shows that its server hangs."""
+        """Return whether this overdue answer, together with earlier ones, shows that its server hangs."""
         state = wait.state
         others = self._answers - state.answers - wait.others_before
         if state.gone or state.answers > wait.own_before or others < _OTHERS:
@@ -218,13 +219,13 @@ class Stalls:
 
 
 def counts_answers(page: EndpointMetrics | None) -> bool:
-    """Whether the server counts the tokens of an answer while it generates them."""
+    """Return whether the server counts the tokens of an answer while it generates them."""
     return page is not None and page.generated_tokens is not None and not page.counts_at_end
 
 
 def _grew(before: EndpointMetrics, after: EndpointMetrics) -> bool:
-    """Whether the counters grew. A server that does not count answers' tokens while it generates them is
-    assumed to work.
+    """Return whether the counters grew. A server that does not count answers' tokens while it generates
+    them is assumed to work.
     """
     if not (counts_answers(before) and counts_answers(after)):
         return True

@@ -32,7 +32,7 @@ class CallAges:
         self._by_peer: OrderedDict[str, _Youngest] = OrderedDict()
 
     def waited_s(self, peer: str, age_s: float, *, now: float) -> float:
-        """How much older this call is than the youngest recent call of the same peer.
+        """Return how much older this call is than the youngest recent call of the same peer.
 
         peer: the connection. age_s: our wall clock minus the time at which Envoy began the request.
         """

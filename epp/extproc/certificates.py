@@ -61,8 +61,8 @@ class Certificates(Generic[_Made]):
 
 
 def ssl_context(tls: Tls) -> ssl.SSLContext:
-    """The TLS context of an HTTP/2 server. Clients must show a certificate if a client CA is configured.
-    Raises OSError or ssl.SSLError.
+    """Return the TLS context of an HTTP/2 server. Clients must show a certificate if a client CA is
+    configured. Raises OSError or ssl.SSLError.
     """
     for path in (tls.cert_file, tls.key_file, tls.client_ca_file):
         if path:

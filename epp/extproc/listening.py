@@ -36,7 +36,7 @@ def require_folder(path: Path) -> None:
 
 
 def max_peers() -> int:
-    """The most connections at once. File descriptors remain for everything else."""
+    """Return the most connections at once. File descriptors remain for everything else."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _MAX_PEERS
@@ -44,7 +44,7 @@ def max_peers() -> int:
 
 
 def bound(listen: Listen) -> socket.socket:
-    """A listening socket. Raises ConfigError with the reason if it cannot listen."""
+    """Return a listening socket. Raises ConfigError with the reason if it cannot listen."""
     if listen.address.startswith("unix:"):
         return _bound_to_path(Path(listen.address.removeprefix("unix:")), mode=int(listen.socket_mode, 8))
     host, _, port = listen.address.rpartition(":")

@@ -109,8 +109,8 @@ class ExtProcServer:
 
 
 def _transport(streams: Streams, health: Health, listen: Listen) -> Transport:
-    """The transport that the settings ask for. The other one is not even imported, because gRPC starts its
-    own threads.
+    """Return the transport that the settings ask for. The other one is not even imported, because gRPC
+    starts its own threads.
     """
     if listen.transport == "grpcio":
         from epp.extproc.over_grpcio import GrpcioTransport  # noqa: PLC0415

@@ -33,7 +33,7 @@ _END: Final = "-----END CERTIFICATE-----"
 
 
 def files_of(tls: Tls) -> list[tuple[str, str]]:
-    """The configured files, with the names of their fields."""
+    """Return the configured files, with the names of their fields."""
     named = (
         ("certFile", tls.cert_file),
         ("keyFile", tls.key_file),
@@ -101,7 +101,9 @@ def _check_expiry(text: bytes, *, where: str, unix_now_s: float) -> None:
 
 
 def expiry(certificate: bytes) -> datetime | None:
-    """A certificate's notAfter, by its place in the DER structure. None: these bytes are no certificate."""
+    """Return a certificate's notAfter, by its place in the DER structure. None: these bytes are no
+    certificate.
+    """
     try:
         _, at, _ = _element(certificate, 0)  # Certificate
         _, at, _ = _element(certificate, at)  # TBSCertificate
@@ -121,7 +123,7 @@ def expiry(certificate: bytes) -> datetime | None:
 
 
 def _element(data: bytes, at: int) -> tuple[int, int, int]:
-    """The tag, and where the content begins and ends. IndexError: the bytes end too early."""
+    """Return the tag, and where the content begins and ends. IndexError: the bytes end too early."""
     tag, size, start = data[at], data[at + 1], at + 2
     if size >= 0x80:
         count = size & 0x7F

@@ -88,7 +88,9 @@ def load_endpoints(text: str | bytes, *, source: str) -> Sequence[Endpoint]:
 
 
 def load_rewrites(text: str | bytes, *, source: str) -> Rewrites:
-    """The rewrites of the same file, in its order. Raises ConfigError in the same way."""
+    """Return the rewrites of an endpoints file, in the order of the file. Raises ConfigError as
+    `load_endpoints` does.
+    """
     return Rewrites(
         Rule(rule.models, tuple(Target(target.model, target.weight) for target in rule.targets))
         for rule in _decoded(text, source=source).rewrites

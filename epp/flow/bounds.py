@@ -54,10 +54,10 @@ class Bounds(Generic[T]):
     def _too_many_in_pool(
         self, item: QueueItem[T], victims: Sequence[QueueItem[T]], scope: tuple[int | None, str | None]
     ) -> bool:
-        """Whether too many requests wait at all pickers together, so that the new request must still make
-        room for itself. The new request makes room for itself only: the other pickers take out what they
-        themselves let in at the same moment. The new request also pushes out no request that is worth more
-        than some request at another picker.
+        """Return whether too many requests wait at all pickers together, so that the new request must
+        still make room for itself. The new request makes room for itself only: the other pickers take out
+        what they themselves let in at the same moment. The new request also pushes out no request that is
+        worth more than some request at another picker.
         """
         others = self._elsewhere.of(*scope)
         if not others.requests or not self.over(*scope, others=others):

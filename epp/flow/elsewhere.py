@@ -47,7 +47,7 @@ class Telling:
     def rows(
         self, waiting: Mapping[FlowKey, Load], charges: Mapping[FlowKey, int], *, anew: bool
     ) -> Sequence[Row]:
-        """The rows that other pickers do not know yet.
+        """Return the rows that other pickers do not know yet.
 
         charges: tokens let go since the last call. anew: the other pickers know nothing.
         """
@@ -81,12 +81,13 @@ class Elsewhere:
         return min(self.by_priority, default=None)
 
     def waits_before(self, band: BandKey) -> bool:
-        """Whether a request that goes before every request of this band waits at another picker."""
+        """Return whether a request that goes before every request of this band waits at another picker."""
         return bool(self._tokens) and min(self._tokens) < band
 
     def passed_over(self, band: BandKey, *, now: float) -> bool:
-        """Whether every picker that holds more pressing requests goes on to send less pressing ones. If so,
-        the more pressing requests wait there for one certain server, and no server is kept free for them.
+        """Return whether every picker that holds more pressing requests goes on to send less pressing
+        ones. If so, the more pressing requests wait there for one certain server, and no server is kept
+        free for them.
         """
         return all(
             self._passes_over(picker, pressing, now=now)
@@ -100,8 +101,8 @@ class Elsewhere:
         return any(band > pressing and at > since for band, at in self._went.get(picker, {}).items())
 
     def shorter(self, band: BandKey, tokens: int) -> int:
-        """The number of pickers at which requests wait in this band, with fewer tokens in all
-        than `tokens`.
+        """Return the number of pickers at which requests wait in this band, with fewer tokens in all than
+        `tokens`.
         """
         return sum(other < tokens for other in self._tokens.get(band, {}).values())
 
@@ -114,7 +115,7 @@ class Elsewhere:
         return self.by_tenant.get((priority, tenant), NOTHING)
 
     def tokens_before(self, priority: int) -> int:
-        """Tokens that wait at other pickers at this priority or above."""
+        """Return tokens that wait at other pickers at this priority or above."""
         return sum(load.tokens for of, load in self.by_priority.items() if of >= priority)
 
     def hear(self, picker: bytes, row: Row, *, now: float) -> None:

@@ -55,8 +55,8 @@ class Forecaster(Protocol[T_contra]):
         """Figures of all servers. The method makes one pass over the servers, as above."""
 
     def forecast(self, payload: T_contra, *, now: float) -> Forecast:
-        """The forecast for one request. If no server can take the request, the forecast is a wait of 0, so
-        that the request goes to the picker and is refused there.
+        """Return the forecast for one request. If no server can take the request, the forecast is a wait
+        of 0, so that the request goes to the picker and is refused there.
         """
 
 

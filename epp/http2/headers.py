@@ -139,7 +139,7 @@ def read_request(fields: Iterable[tuple[bytes, bytes]]) -> Request:
 
 
 def read_timeout(text: bytes) -> float | None:
-    """Seconds of a `grpc-timeout`. None: the text is not a valid timeout."""
+    """Return seconds of a `grpc-timeout`. None: the text is not a valid timeout."""
     match = _TIMEOUT(text)
     return None if match is None else int(match[1]) * _UNIT_S[match[2]]
 
@@ -159,7 +159,9 @@ def _check_field(name: bytes, value: bytes) -> None:
 
 
 def encode(fields: Iterable[tuple[str, str]]) -> bytes:
-    """A header block without the dynamic table, so the same bytes mean the same on every connection."""
+    """Return a header block without the dynamic table, so the same bytes mean the same on every
+    connection.
+    """
     never = [NeverIndexedHeaderTuple(name.encode(), value.encode()) for name, value in fields]
     return Encoder().encode(never, huffman=False)
 
@@ -169,7 +171,7 @@ GRPC_RESPONSE: Final = encode(((":status", "200"), ("content-type", "application
 
 @functools.lru_cache(maxsize=64)
 def trailers(status: int, details: str, *, alone: bool) -> bytes:
-    """The trailers of a call. alone: no response headers were sent before them."""
+    """Return the trailers of a call. alone: no response headers were sent before them."""
     fields = [(":status", "200"), ("content-type", "application/grpc")] if alone else []
     fields.append(("grpc-status", str(status)))
     if details:
@@ -182,7 +184,7 @@ _NO_CALL: Final = b"This port speaks gRPC alone: POST, with content-type applica
 
 @functools.lru_cache(maxsize=16)
 def refusal(http_status: int) -> tuple[bytes, bytes]:
-    """The header block and the body of the answer to a stream that is not a gRPC call."""
+    """Return the header block and the body of the answer to a stream that is not a gRPC call."""
     fields = (
         (":status", str(http_status)),
         ("content-type", "text/plain"),
@@ -192,6 +194,6 @@ def refusal(http_status: int) -> tuple[bytes, bytes]:
 
 
 def percent_encoded(text: str) -> str:
-    """The text as `grpc-message` needs it."""
+    """Return the text as `grpc-message` needs it."""
     data = text.encode()
     return "".join(chr(b) if 0x20 <= b <= 0x7E and b != 0x25 else f"%{b:02X}" for b in data)

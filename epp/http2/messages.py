@@ -69,7 +69,7 @@ class Assembly:
         return stop
 
     def takes(self, size: int) -> bool:
-        """Whether the next `size` bytes all belong to this message, and may be held."""
+        """Return whether the next `size` bytes all belong to this message, and may be held."""
         return 0 < size <= self._size - self._have and self._held.now + size <= self._held.most
 
     def with_part(self, part: bytes) -> bytes | None:
@@ -78,7 +78,7 @@ class Assembly:
         return self.whole() if self._have == self._size else None
 
     def whole(self) -> bytes | None:
-        """The message, if it is complete. The assembly then keeps nothing of it."""
+        """Return the message, if it is complete. The assembly then keeps nothing of it."""
         if self._have != self._size:
             return None
         message = b"".join(self._parts)
@@ -104,7 +104,9 @@ class Assembly:
 
 
 def message_bytes(data: bytes, at: int, *, max_bytes: int) -> int:
-    """The length of the message whose prefix is at `at`. Raises BadMessageError if the message is refused."""
+    """Return the length of the message whose prefix is at `at`. Raises BadMessageError if the message is
+    refused.
+    """
     if data[at]:
         if data[at] == 1:
             raise BadMessageError(

@@ -50,7 +50,7 @@ _COPIED: Final = ("type", "minimum", "maximum", "minLength", "maxLength", "patte
 
 
 def crd() -> Mapping[str, Any]:
-    """The whole object as JSON values."""
+    """Return the whole object as JSON values."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -90,7 +90,7 @@ def crd() -> Mapping[str, Any]:
 
 
 def crd_yaml() -> str:
-    """The object as the file in the chart."""
+    """Return the object as the file in the chart."""
     return _HEAD + yaml.safe_dump(crd(), sort_keys=False, width=110, allow_unicode=True)
 
 
@@ -112,7 +112,7 @@ def _schema() -> dict[str, Any]:
 
 
 def _object(name: str, sections: Mapping[str, Any]) -> dict[str, Any]:
-    """A struct's schema, with all references replaced by their content, as Kubernetes needs it."""
+    """Return a struct's schema, with all references replaced by their content, as Kubernetes needs it."""
     struct = sections[name]
     made: dict[str, Any] = {
         "type": "object",

@@ -92,7 +92,7 @@ class Discovery:
             self.changed = True
 
     def found(self) -> list[Found]:
-        """An endpoint for each port of each server. `united` makes names and addresses unique."""
+        """Return an endpoint for each port of each server. `united` makes names and addresses unique."""
         self.changed = False
         return [
             Found(server.created, _endpoint(name, server, port, rank=rank, pool=self._pool))
@@ -108,7 +108,7 @@ class Discovery:
         self.changed = changed
 
     def _server(self, pod: Pod) -> _Server | None:
-        """The facts about a pod. None: the pod gets no requests now."""
+        """Return the facts about a pod. None: the pod gets no requests now."""
         host = _host(pod, self._family)
         if not _ready(pod) or not host or pod.metadata.deletion_timestamp is not None:
             return None
@@ -135,11 +135,12 @@ def _adapters(text: str) -> frozenset[str]:
 
 
 def _ready(pod: Pod) -> bool:
-    """Whether the pod is ready, as its own kubelet last reported, for the pod or for its parts.
+    """Return whether the pod is ready, as its own kubelet last reported, for the pod or for its parts.
 
     If the node controller does not hear of a node, it sets Ready to false on all pods of that node, and
     changes nothing else. If the pods still serve, for example because only the control plane was away, all
-    endpoints would be gone at once. If they do not serve, their scrapes fail and they get no requests anyway.
+    endpoints would be gone at once. If they do not serve, their scrapes fail and they get no requests
+    anyway.
     """
     said = {c.type: c.status for c in pod.status.conditions}
     parts = ("ContainersReady", *(gate.condition_type for gate in pod.spec.readiness_gates))
@@ -147,7 +148,7 @@ def _ready(pod: Pod) -> bool:
 
 
 def pool_ports(pool: Pool) -> tuple[int, ...]:
-    """The target ports, each once. Numbers that are not ports are left out."""
+    """Return the target ports, each once. Numbers that are not ports are left out."""
     return tuple(dict.fromkeys(port.number for port in pool.spec.target_ports if 0 < port.number < 65_536))
 
 
@@ -156,11 +157,11 @@ def label_selector(labels: Mapping[str, str]) -> str:
 
 
 def united(pools: Sequence[Sequence[Found]]) -> list[Endpoint]:
-    """The endpoints of several pools, by name. Names and addresses are unique.
+    """Return the endpoints of several pools, by name. Names and addresses are unique.
 
-    Two pods can have the same address for a moment, or for long if a node died. And two watches can know two
-    pods of the same name, an older and a younger one. The younger pod gets the name and the address. A pod
-    that several pools select belongs to the first of them.
+    Two pods can have the same address for a moment, or for long if a node died. And two watches can know
+    two pods of the same name, an older and a younger one. The younger pod gets the name and the address. A
+    pod that several pools select belongs to the first of them.
     """
     by_age = sorted(chain.from_iterable(reversed(pools)), key=lambda found: found.created)
     by_name = {found.endpoint.name: found for found in by_age}
@@ -193,13 +194,13 @@ def _endpoint(name: str, server: _Server, port: int, *, rank: int, pool: str) ->
 
 
 def _port(text: str) -> int:
-    """The port. 0: the text is not a port."""
+    """Return the port. 0: the text is not a port."""
     return int(text) if len(text) <= 5 and text.isascii() and text.isdigit() and int(text) < 65_536 else 0
 
 
 def _host(pod: Pod, family: AddressFamily) -> str:
-    """The pod's address of this family, in the spelling by which `Address` compares. If it has none: its
-    primary address.
+    """Return the pod's address of this family, in the spelling by which `Address` compares. If it has
+    none: its primary address.
     """
     addresses = [ip for text in (pod.status.pod_ip, *(p.ip for p in pod.status.pod_ips)) if (ip := _ip(text))]
     wanted = _VERSIONS.get(family)

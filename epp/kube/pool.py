@@ -85,7 +85,9 @@ class PoolWatch:
         return self.known and self._discovery.changed
 
     def found(self) -> Sequence[Found]:
-        """The endpoints. While the pods of a new selector are not listed yet: the endpoints from before."""
+        """Return the endpoints. While the pods of a new selector are not listed yet: the endpoints from
+        before.
+        """
         if self.changed:
             self._found = self._discovery.found()
         return self._found

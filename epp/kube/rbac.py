@@ -80,7 +80,7 @@ def rules(*, pools: Sequence[str] = (POOL,), lease: str = LEASE) -> Sequence[Map
 
 
 def rules_yaml() -> str:
-    """The file that the chart reads, with the reason of each rule."""
+    """Return the file that the chart reads, with the reason of each rule."""
     written = [
         f"# {rule.why}\n" + yaml.safe_dump([made], sort_keys=False)
         for rule, made in zip(RULES, rules(), strict=True)

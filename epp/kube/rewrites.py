@@ -137,7 +137,7 @@ def all_rewrites(newer_first: Sequence[ModelRewrites]) -> Rewrites:
 
 
 def _same(known: Claim, found: ModelRewrite) -> bool:
-    """Whether the spec is unchanged. The generation grows with each change of the spec."""
+    """Return whether the spec is unchanged. The generation grows with each change of the spec."""
     return (known.uid, known.generation) == (found.metadata.uid, found.metadata.generation)
 
 
@@ -158,7 +158,7 @@ def _claim(group: str, found: ModelRewrite, *, judge: bool = True, catches_all: 
 
 
 def _rules(found: ModelRewrite, faults: list[str], *, catches_all: bool) -> Sequence[Rule]:
-    """The usable rules of the object. The faults of the others are added to `faults`.
+    """Return the usable rules of the object. The faults of the others are added to `faults`.
     catches_all: whether a rule may be for every other name.
     """
     all_rules, rules = found.spec.rules, []

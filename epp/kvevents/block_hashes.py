@@ -67,8 +67,8 @@ class BlockHasher:
 
 
 def _own_object(text: str) -> str:
-    """A separate object with the same text. Pickle writes an object that occurs twice as a reference, and in
-    a server name, path and salt are three objects.
+    """Return a separate object with the same text. Pickle writes an object that occurs twice as a
+    reference, and in a server name, path and salt are three objects.
     """
     return text.encode().decode()
 

@@ -63,7 +63,7 @@ class PendingPrompts:
         return told
 
     def overdue(self, now: float) -> list[Node]:
-        """The same for all prompts that are given up."""
+        """Return the same for all prompts that are given up."""
         told = []
         while self._prompts:
             last = next(iter(self._prompts))

@@ -29,7 +29,7 @@ def require(settings: ExactMode) -> None:
 
 
 def make(picker: Picker, settings: ExactMode) -> ExactService:
-    """The service. It listens to the picker from now on; `run` starts the rest."""
+    """Return the service. It listens to the picker from now on; `run` starts the rest."""
     models = _models(settings)
     prompts = RoutedPrompts(max_prompts=settings.max_queued_prompts, max_bytes=settings.max_queued_bytes)
     picker.subscribe(prompts.hear)

@@ -71,7 +71,7 @@ class Accounts:
             bucket.by_server[cause.name, server] += tokens
 
     def over(self, window_s: float, *, now: float) -> Account:
-        """The sums over the buckets that began within the window."""
+        """Return the sums over the buckets that began within the window."""
         kept = [bucket for bucket in self._buckets if now - bucket.began_at <= window_s]
         missed: defaultdict[str, float] = defaultdict(float)
         servers: dict[str, defaultdict[EndpointName, float]] = {c.name: defaultdict(float) for c in CAUSES}

@@ -50,7 +50,7 @@ class Seen:
         return self._sent.get(chunk)
 
     def none_of(self, chunks: Sequence[ChunkHash]) -> bool:
-        """Whether none of these chunks was ever sent anywhere, as far as the sample shows."""
+        """Return whether none of these chunks was ever sent anywhere, as far as the sample shows."""
         return self._sent.keys().isdisjoint(self.sampled(chunks))  # no other chunk is there
 
     def note(self, chunks: Sequence[ChunkHash], sent: Sent) -> None:

@@ -140,7 +140,7 @@ class Mirror:
 
 
 def whole_chain(run: Run) -> array[int]:
-    """The hashes from the chain's first chunk to the run's last."""
+    """Return the hashes from the chain's first chunk to the run's last."""
     parts, above = [run.hashes], run.parent
     while above is not None:
         parts.append(above.hashes)
@@ -349,8 +349,8 @@ class RunForest:
 
 
 def _shared(hashes: array[int], chain: Sequence[ChunkHash], at: int) -> int:
-    """How many chunks from `at` on a run shares with the chain. The first one is known to be shared;
-    bisection finds the last.
+    """Return how many chunks from `at` on a run shares with the chain. The first one is known to be
+    shared; bisection finds the last.
     """
     low, high = 1, min(len(hashes), len(chain) - at)
     while low < high:

@@ -123,7 +123,9 @@ def _framed(*parts: bytes) -> bytes:
 
 
 def hash_chain(prompt: bytes, *, seed: int, schedule: ChunkSchedule) -> list[ChunkHash]:
-    """The hashes of the prompt's full chunks, each seeded with the one before, the first with `seed`."""
+    """Return the hashes of the prompt's full chunks, each seeded with the one before, the first with
+    `seed`.
+    """
     size, count = schedule.chunk_bytes, schedule.chunks_in(len(prompt))
     if COMPILED and size >= _LONG_BYTES and schedule.later_chunk_bytes >= _LONG_BYTES:
         early = min(count, schedule.early_chunks)
@@ -148,8 +150,8 @@ def hash_chain(prompt: bytes, *, seed: int, schedule: ChunkSchedule) -> list[Chu
 def continued_chain(
     chain: Sequence[ChunkHash], rest: bytes, *, seed: int, schedule: ChunkSchedule
 ) -> list[ChunkHash]:
-    """The chain of a longer prompt. rest: the prompt's bytes after the last chunk of `chain`. `seed` is for
-    an empty chain.
+    """Return the chain of a longer prompt. rest: the prompt's bytes after the last chunk of `chain`.
+    `seed` is for an empty chain.
     """
     grown, covered, at = list(chain), schedule.end_bytes(len(chain)), 0
     while (end := schedule.end_bytes(len(grown) + 1) - covered) <= len(rest):

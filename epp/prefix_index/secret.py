@@ -44,5 +44,5 @@ class HashSecret(Struct, frozen=True):
 
 
 def derived(secret: bytes) -> HashSecret:
-    """The secret that follows from a file of any size."""
+    """Return the secret that follows from a file of any size."""
     return HashSecret(blake2b(secret, digest_size=KEY_BYTES, person=b"chunk hashes").digest())

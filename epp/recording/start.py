@@ -18,7 +18,7 @@ KEY_BYTES = 16
 
 
 def make(picker: Picker, settings: Recording, *, worker: int, workers: int) -> RecordingService:
-    """The service. Its thread runs from now on."""
+    """Return the service. Its thread runs from now on."""
     path = Path(settings.file)
     if workers > 1:
         path = path.with_name(f"{path.name}.w{worker}")
@@ -35,7 +35,7 @@ def make(picker: Picker, settings: Recording, *, worker: int, workers: int) -> R
 
 
 def opening_of(picker: Picker) -> Opening:
-    """How the picker cuts, hashes and routes now."""
+    """Return how the picker cuts, hashes and routes now."""
     schedule = picker.table.schedule
     return Opening(
         chunk_bytes=schedule.chunk_bytes,
@@ -47,7 +47,7 @@ def opening_of(picker: Picker) -> Opening:
 
 
 def servers_of(picker: Picker) -> Servers:
-    """The endpoints, with the numbers that they stated or that were learned."""
+    """Return the endpoints, with the numbers that they stated or that were learned."""
     return Servers(
         servers=tuple(
             Server(

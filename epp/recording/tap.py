@@ -38,10 +38,11 @@ class Tap:
         return self._recorder is not None
 
     def read(self, reader: str, last: bool) -> tuple[bytes, int]:  # noqa: FBT001 - as the admin address calls it
-        """The lines since this reader's last question, opened as a file is, and the number of requests that
-        were left out so far.
+        """Return the lines since this reader's last question, opened as a file is, and the number of
+        requests that were left out so far.
 
-        last: the reader is done, and another one may begin. RecordingTakenError: another reader is recording.
+        last: the reader is done, and another one may begin. RecordingTakenError: another reader is
+        recording.
         """
         now = self._clock()
         if self.on and now - self._asked_at > GONE_AFTER_S:

@@ -79,7 +79,7 @@ def _replay(trace: Trace, options: Options, *, began: float) -> None:
 
 
 def _candidates(trace: Trace, options: Options) -> list[Candidate]:
-    """The recorded policy first, then the policies of files, then one for each rule."""
+    """Return the recorded policy first, then the policies of files, then one for each rule."""
     recorded, base = trace.policy, trace.policy or DEFAULT_POLICY
     found = [Candidate(name=_named("recorded" if recorded is not None else "default", base), policy=base)]
     for path in options.policies:

@@ -40,8 +40,8 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def row_of(outcome: Outcome) -> Row:
-    """The figures of a run. A request without a first token counts with its wait until the run's end, so that
-    waiting never looks short.
+    """Return the figures of a run. A request without a first token counts with its wait until the run's
+    end, so that waiting never looks short.
     """
     ordered = sorted(outcome.records, key=lambda r: (r.arrived_s, r.request.request_id))
     records = ordered[int(WARM_UP_SHARE * len(ordered)) :]
@@ -69,7 +69,7 @@ def mean_row(rows: Sequence[Row]) -> Row:
 
 
 def spread(rows: Sequence[Row], name: str) -> float:
-    """The largest value of one figure over the seeds, minus the smallest."""
+    """Return the largest value of one figure over the seeds, minus the smallest."""
     values: list[float] = [getattr(row, name) for row in rows]
     return max(values) - min(values)
 

@@ -31,7 +31,7 @@ _DECODER: Final = msgspec.json.Decoder(_Row)
 
 
 def is_one(text: bytes) -> bool:
-    """Whether the file is such a trace, by its first line."""
+    """Return whether the file is such a trace, by its first line."""
     return b'"hash_ids"' in text.lstrip().split(b"\n", 1)[0]
 
 

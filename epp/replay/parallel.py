@@ -30,7 +30,7 @@ class Candidate:
 def run_all(
     trace: Trace, candidates: Sequence[Candidate], setting: Setting, *, processes: int, told: Told
 ) -> dict[str, Figures]:
-    """The results by name, in the given order."""
+    """Return the results by name, in the given order."""
     shares = dict.fromkeys((candidate.name for candidate in candidates), 0.0)
     found: dict[str, Figures] = {}
     waiting, running = deque(candidates), dict[Connection, str]()

@@ -185,8 +185,8 @@ def _servers_of(line: Servers | None, model: str) -> list[Server]:
 def _call_of(
     asked: RecordedRequest, schedule: ChunkSchedule, number: int, *, tempo: Tempo, bytes_per_token: float
 ) -> Call:
-    """A request as a call. The end of a chunk depends only on its position, so equal chunks get equal numbers
-    of tokens.
+    """Return a request as a call. The end of a chunk depends only on its position, so equal chunks get
+    equal numbers of tokens.
     """
     pieces = []
     covered, tokens = 0, 0
@@ -219,8 +219,8 @@ def _from_zero(calls: Sequence[Call]) -> list[Call]:
 
 
 def _really(every: Sequence[RecordedRequest]) -> Figures:
-    """The recorded figures, without the first tenth of the requests, as in a simulated run. The requests of
-    each server are counted completely.
+    """Return the recorded figures, without the first tenth of the requests, as in a simulated run. The
+    requests of each server are counted completely.
     """
     requests = every[int(WARM_UP_SHARE * len(every)) :]
     ttfts = sorted(a.ttft_s for a in requests if a.ttft_s is not None)

@@ -82,7 +82,7 @@ def picture(columns: Mapping[str, Figures], *, title: str) -> str:
 
 
 def imbalance(figures: Figures) -> float:
-    """The requests of the busiest server divided by the mean."""
+    """Return the requests of the busiest server divided by the mean."""
     counts = list(figures.by_server.values())
     return max(counts) * len(counts) / sum(counts) if counts and sum(counts) else 0.0
 

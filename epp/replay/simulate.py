@@ -63,7 +63,7 @@ def run(trace: Trace, policy: Policy, setting: Setting, *, progress: Progress) -
 
 
 def fleet_of(trace: Trace, setting: Setting) -> Sequence[Server]:
-    """The recorded servers. If another number is asked for: the first ones, repeated."""
+    """Return the recorded servers. If another number is asked for: the first ones, repeated."""
     known = trace.servers or [Server(name="server", capacity_tokens=512_000, prefill_tokens_per_s=8000.0)]
     count = setting.servers or len(trace.servers) or 8
     return [
@@ -152,8 +152,8 @@ def _plan_of(trace: Trace, servers: Sequence[Server], *, horizon_s: float) -> Fl
 
 
 def _figures_of(outcome: Outcome, servers: Sequence[Server]) -> Figures:
-    """The figures of a run. The first tenth of the requests meets cold caches and counts only in the requests
-    of each server.
+    """Return the figures of a run. The first tenth of the requests meets cold caches and counts only in
+    the requests of each server.
     """
     ordered = sorted(outcome.records, key=lambda record: record.arrived_s)
     records = ordered[int(WARM_UP_SHARE * len(ordered)) :]

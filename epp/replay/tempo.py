@@ -57,8 +57,8 @@ class Tempo:
         )
 
     def output_tokens(self, asked: RecordedRequest) -> int:
-        """The length of an answer, as the server reported it, or estimated from the time that the answer
-        took.
+        """Return the length of an answer, as the server reported it, or estimated from the time that the
+        answer took.
         """
         if asked.output_tokens is not None:
             return max(1, min(MOST_TOLD_TOKENS, asked.output_tokens))
@@ -66,7 +66,7 @@ class Tempo:
 
 
 def tpots_s(requests: Sequence[RecordedRequest]) -> list[float]:
-    """Seconds for each token after the first, of all answers with these times, in ascending order."""
+    """Return seconds for each token after the first, of all answers with these times, in ascending order."""
     return sorted(
         (a.ended_s - a.ttft_s) / (a.output_tokens - 1)
         for a in requests
@@ -92,7 +92,7 @@ def _step_s(requests: Sequence[RecordedRequest], servers: Sequence[Server], tpot
 
 
 def _middle_tokens(requests: Sequence[RecordedRequest]) -> float:
-    """The average position of a computed token in its prompt."""
+    """Return the average position of a computed token in its prompt."""
     computed = [
         (a.prompt_tokens - a.matched_tokens, (a.prompt_tokens + a.matched_tokens) / 2) for a in requests
     ]

@@ -26,7 +26,7 @@ class AnswerNames:
         self._held = b""
 
     def feed(self, data: bytes | memoryview, *, end: bool) -> bytes:
-        """The bytes to send on now. end: no more bytes follow."""
+        """Return the bytes to send on now. end: no more bytes follow."""
         text = self._held + bytes(data)
         for old, new in self._names:
             text = text.replace(old, new)
@@ -46,5 +46,5 @@ class AnswerNames:
 
 
 def readable(headers: dict[str, str]) -> bool:
-    """Whether an answer with these headers has its model in plain JSON."""
+    """Return whether an answer with these headers has its model in plain JSON."""
     return not headers.get("content-encoding", "") and headers.get("content-type", "").startswith(_READABLE)

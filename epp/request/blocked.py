@@ -36,7 +36,7 @@ class BlockedPaths:
         self._prefixes = tuple(prefix.lower() for prefix in prefixes)
 
     def refuse(self, target: str) -> bool:
-        """Whether a request for `target` must be refused. `target` is the `:path` as it came."""
+        """Return whether a request for `target` must be refused. `target` is the `:path` as it came."""
         path = target.partition("?")[0]
         if _PLAIN.fullmatch(path):
             return path.startswith(self._prefixes)
@@ -69,7 +69,9 @@ def _merged(segments: Iterable[str]) -> str:
 
 
 def _resolved(segments: Iterable[str]) -> list[str]:
-    """The path without dot segments, as RFC 3986 removes them. An empty segment counts as a segment."""
+    """Return the path without dot segments, as RFC 3986 removes them. An empty segment counts as a
+    segment.
+    """
     kept: list[str] = []
     for segment in segments:
         if segment == "..":

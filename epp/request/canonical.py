@@ -96,7 +96,9 @@ def heading(role: bytes, *, name: bytes = b"", answers: bytes = b"") -> bytes:
 
 
 def label(name: bytes) -> bytes:
-    """The heading of a part that is not a message, such as the list of tools. No role has this heading."""
+    """Return the heading of a part that is not a message, such as the list of tools. No role has this
+    heading.
+    """
     return SECTION + FIELD + name + BODY
 
 
@@ -105,19 +107,19 @@ def present(raw: Raw) -> bool:
 
 
 def raw_section(name: bytes, raw: Raw) -> list[Piece]:
-    """A section with JSON as it was sent, if any. Other white space costs a hit and does no harm."""
+    """Return a section with JSON as it was sent, if any. Other white space costs a hit and does no harm."""
     return [label(name), raw] if present(raw) else []
 
 
 def raw_call(name: bytes, raw: Raw) -> list[Piece]:
-    """A message's tool calls, as they were sent. They stand after the content, because the server wrote the
-    text first.
+    """Return a message's tool calls, as they were sent. They stand after the content, because the server
+    wrote the text first.
     """
     return [PART + FIELD + name + FIELD, raw] if present(raw) else []
 
 
 def required_text(raw: Raw, *, where: str) -> bytes:
-    """The text of a field that must be a string. `where` names the field in the error message."""
+    """Return the text of a field that must be a string. `where` names the field in the error message."""
     text = text_bytes(raw)
     if text is None:
         raise bad_field(where, "must be a string")
@@ -130,7 +132,7 @@ def optional_text(raw: Raw, *, where: str) -> bytes:
 
 
 def items_of(raw: Raw, *, where: str, expected: str) -> list[Raw]:
-    """The items of a JSON array whose first item is a string, a list or an object."""
+    """Return the items of a JSON array whose first item is a string, a list or an object."""
     if first_byte(raw) != _LIST:
         raise bad_field(where, expected)
     if first_item(raw) not in _ITEMS:
@@ -139,7 +141,7 @@ def items_of(raw: Raw, *, where: str, expected: str) -> list[Raw]:
 
 
 def first_item(raw: Raw) -> int:
-    """The first byte of a list's first item. For an empty list, the byte that ends the list."""
+    """Return the first byte of a list's first item. For an empty list, the byte that ends the list."""
     start = bytes(memoryview(raw)[1:65]).lstrip() or bytes(memoryview(raw)[1:]).lstrip()
     return start[0] if start else 0
 
@@ -163,7 +165,7 @@ def content_bytes(raw: Raw, *, where: str, nested: bool = False) -> bytes:
 
 
 def _part_bytes(raw: Raw, *, where: str, nested: bool) -> bytes | None:
-    """The part's bytes. None for thinking, which later prompts do not contain."""
+    """Return the part's bytes. None for thinking, which later prompts do not contain."""
     if first_byte(raw) != _OBJECT:
         raise bad_field(where, "must be a string or an object with a `type`")
     part = _DECODE_PART.decode(raw)
@@ -203,7 +205,9 @@ def item_pieces(raw: Raw, *, where: str) -> list[Piece]:
 
 
 def fingerprint(raw: Raw) -> bytes:
-    """A hash of a JSON object. Its URL or data counts; the order of its keys and cache marks do not count."""
+    """Return a hash of a JSON object. Its URL or data counts; the order of its keys and cache marks do not
+    count.
+    """
     told = xxhash.xxh3_128()
     for key, value in sorted(_DECODE_FIELDS.decode(raw).items()):
         if key not in _INCIDENTAL:

@@ -104,8 +104,8 @@ def plain_chat(body: bytes | memoryview, most_units: int = sys.maxsize) -> Plain
 
 
 def plain_text(value: Raw) -> bytes | None:
-    """The UTF-8 of one JSON value that is a string. None: it is not a string, or it may not be
-    well formed.
+    """Return the UTF-8 of one JSON value that is a string. None: it is not a string, or it may not be well
+    formed.
     """
     return text_of(value) if COMPILED else None
 
@@ -121,8 +121,8 @@ def text_bytes(value: Raw) -> bytes | None:
 
 
 def token_bytes(value: Raw) -> bytes:
-    """A JSON array of token ids, as four little-endian bytes each. Raises ValidationError or OverflowError if
-    it is no such array.
+    """Return a JSON array of token ids, as four little-endian bytes each. Raises ValidationError or
+    OverflowError if it is no such array.
     """
     packed = ids_of(value) if COMPILED else None
     if packed is None:
@@ -131,7 +131,7 @@ def token_bytes(value: Raw) -> bytes:
 
 
 def first_byte(value: Raw) -> int:
-    """The first byte of a JSON value, which shows its kind. 0: there is none."""
+    """Return the first byte of a JSON value, which shows its kind. 0: there is none."""
     view = memoryview(value)
     return view[0] if view else 0
 
@@ -214,8 +214,8 @@ def place_of_model(body: bytes | memoryview) -> tuple[int, int] | None:
 
 
 def _weighed_without_c(given: bytes | memoryview) -> Weight:
-    """The same by searches of the whole body. These do not show nesting, so every list and object counts as
-    rendered.
+    """Return the same by searches of the whole body. These do not show nesting, so every list and object
+    counts as rendered.
     """
     if len(given) * _BYTE_NS > _LONGEST_NS:
         return Weight(size_bytes=len(given), units=0)

@@ -27,8 +27,8 @@ _DECODE = msgspec.json.Decoder(str)
 
 
 def bounded_name(name: str, *, most_chars: int = MAX_NAME_CHARS) -> str:
-    """The name itself. For a long name: its beginning and a digest, one character longer than any name that
-    is kept.
+    """Return the name itself. For a long name: its beginning and a digest, one character longer than any
+    name that is kept.
     """
     if len(name) <= most_chars:
         return name
@@ -37,8 +37,8 @@ def bounded_name(name: str, *, most_chars: int = MAX_NAME_CHARS) -> str:
 
 
 def name_in(value: Raw) -> str | None:
-    """A JSON string as a name. None: it is not a string. A long name is not decoded. Raises DecodeError if
-    the string is malformed.
+    """Return a JSON string as a name. None: it is not a string. A long name is not decoded. Raises
+    DecodeError if the string is malformed.
     """
     json = memoryview(value)
     if not json or json[0] != ord('"'):
@@ -50,5 +50,7 @@ def name_in(value: Raw) -> str | None:
 
 
 def is_digest(name: str) -> bool:
-    """Whether `bounded_name` replaced the name, so that the name as it was sent is not known any more."""
+    """Return whether `bounded_name` replaced the name, so that the name as it was sent is not known any
+    more.
+    """
     return len(name) > MAX_NAME_CHARS

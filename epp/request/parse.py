@@ -110,7 +110,7 @@ def _api(path: str) -> tuple[ApiKind, Callable[[Body], InferenceRequest] | None]
 
 
 def _seen_model(value: bytes) -> str:
-    """The model's name if `weigh` found it, so that an unread body goes to a server that has it."""
+    """Return the model's name if `weigh` found it, so that an unread body goes to a server that has it."""
     try:
         return (name_in(Raw(value)) if value else None) or ""
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -132,8 +132,8 @@ def _parse_pathless(body: Body) -> InferenceRequest:
 
 
 def _told_api(told: Telling) -> Callable[[Body], InferenceRequest] | None:
-    """The API that the fields show. If two APIs have the same fields: the one whose prompts are written
-    alike, so that prefixes are found for both.
+    """Return the API that the fields show. If two APIs have the same fields: the one whose prompts are
+    written alike, so that prefixes are found for both.
     """
     if told.messages is not NO_RAW:
         return _parse_chat if told.system is NO_RAW else _parse_messages
@@ -180,7 +180,7 @@ def _parse_other(body: Body) -> InferenceRequest:
 
 
 def _is_media(body: Body) -> bool:
-    """Whether the body is a form or an upload, not JSON."""
+    """Return whether the body is a form or an upload, not JSON."""
     return bytes(body[:64]).lstrip()[:1] not in (b"{", b"[", b"")
 
 
@@ -294,7 +294,7 @@ _OTHER: Final = (ApiKind.OTHER, None)
 
 
 def _asked_prompts(raw: Raw, *, where: str) -> Prompts | None:
-    """The prompts of the body. None: the body has no prompt."""
+    """Return the prompts of the body. None: the body has no prompt."""
     return None if raw is NO_RAW or raw == _NULL else read_prompts(raw, where=where)
 
 
@@ -385,7 +385,9 @@ _AT = " - at `$."
 
 
 def _explained(fault: str) -> BadRequestError:
-    """The decoder's error in the user's words, of the form ``Expected `str`, got `int` - at `$.model```."""
+    """Return the decoder's error in the user's words, of the form ``Expected `str`, got `int` - at
+    `$.model```.
+    """
     what, at, field = fault.partition(_AT)
     if not at:
         return BadRequestError("The body must be a JSON object.", reason="bad_json")

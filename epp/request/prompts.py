@@ -36,8 +36,8 @@ class Prompts(Value, frozen=True):
 
 
 def read_prompts(raw: Raw, *, where: str) -> Prompts | None:
-    """The prompts of a `prompt` or `input` field. None: an empty list. Raises BadRequestError, or the
-    decoder's errors, if the value is none of these.
+    """Return the prompts of a `prompt` or `input` field. None: an empty list. Raises BadRequestError, or
+    the decoder's errors, if the value is none of these.
     """
     text = text_bytes(raw)
     if text is not None:

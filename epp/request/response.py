@@ -104,7 +104,7 @@ class ResponseReader:
                 self._json += piece
 
     def finish(self) -> ResponseFeedback:
-        """The result. Call this once, when the answer has ended or was cut off."""
+        """Return the result. Call this once, when the answer has ended or was cut off."""
         if self._events is not None:
             for data in self._events.finish():
                 self._on_event(data)
@@ -268,7 +268,7 @@ _GENERATED_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls", "r
 
 
 def _decoded(data: bytes) -> dict[str, object]:
-    """A JSON object, else empty. The escape of a lone surrogate is read as U+FFFD, as in requests."""
+    """Return a JSON object, else empty. The escape of a lone surrogate is read as U+FFFD, as in requests."""
     if weigh(data).units > _MOST_UNITS:
         return {}
     try:
@@ -289,7 +289,7 @@ def _objects(value: object) -> list[dict[str, object]]:
 
 
 def _count(value: object) -> int | None:
-    """A number of tokens, or an index. None: the value can be neither."""
+    """Return a number of tokens, or an index. None: the value can be neither."""
     counts = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_COUNT
     return cast("int", value) if counts else None
 

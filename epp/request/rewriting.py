@@ -65,7 +65,7 @@ class Rewrites:
         return list(self._exact)
 
     def target(self, inference: InferenceRequest, *, session: str, request_id: str) -> str:
-        """The model to ask for instead of `model`. The same model if no rule applies."""
+        """Return the model to ask for instead of `model`. The same model if no rule applies."""
         model = inference.model
         targets = self._exact.get(model, self._others)
         if not targets:
@@ -84,7 +84,7 @@ class Rewrites:
 
 
 def _opening(inference: InferenceRequest) -> bytes:
-    """The bytes with which all turns of a conversation begin."""
+    """Return the bytes with which all turns of a conversation begin."""
     prompt = inference.prompt
     at = -1 if inference.token_ids else prompt.find(_USER)
     if at < 0:
@@ -94,10 +94,10 @@ def _opening(inference: InferenceRequest) -> bytes:
 
 
 def with_model(body: bytes | memoryview, *, before: str, after: str) -> bytes:
-    """The body with another value of `model`. All other bytes stay unchanged.
+    """Return the body with another value of `model`. All other bytes stay unchanged.
 
-    If the place of the value is not known (an escaped key, no compiled reader), the object is written anew,
-    field by field.
+    If the place of the value is not known (an escaped key, no compiled reader), the object is written
+    anew, field by field.
     """
     name = msgspec.json.encode(after)
     place = place_of_model(body)

@@ -19,8 +19,8 @@ _MOST: Final = 1000
 
 
 def replace_lone(json: bytes) -> bytes:
-    """The same JSON with U+FFFD for each lone surrogate. Pairs stay. JSON with very many surrogates is
-    returned unchanged.
+    """Return the same JSON with U+FFFD for each lone surrogate. Pairs stay. JSON with very many surrogates
+    is returned unchanged.
     """
     pieces: list[bytes] = []
     done = after_pair = 0

@@ -109,11 +109,11 @@ class Snapshot(Facts, frozen=True):
         return [places[address] for address in dict.fromkeys(addresses) if address in places]
 
     def places_by_slot(self) -> Mapping[int, int]:
-        """The place of each candidate's slot."""
+        """Return the place of each candidate's slot."""
         return {slot: place for place, slot in enumerate(self.slots)}
 
     def burden(self) -> Floats:
-        """Requests in flight, for rules that choose by load.
+        """Return requests in flight, for rules that choose by load.
 
         Failed answers count as requests, since a server that fails at once is always idle.
         """
@@ -124,11 +124,11 @@ class Snapshot(Facts, frozen=True):
         )
 
     def of(self, by_slot: Array) -> Array:
-        """The candidates' values of a column that has a value for each slot."""
+        """Return the candidates' values of a column that has a value for each slot."""
         return by_slot if self.slots is self.roster.everyone else cast("Array", by_slot[self.slots])
 
     def narrowed(self, places: Ints) -> Snapshot:
-        """A snapshot of some candidates, in the order of `places`. None of them counts as failing."""
+        """Return a snapshot of some candidates, in the order of `places`. None of them counts as failing."""
         return Snapshot(
             self.roster,
             [self.slots[place] for place in places.tolist()],

@@ -69,8 +69,8 @@ _Samples = dict[bytes, list[_Sample]]
 
 
 def parse_page(page: bytes, *, scraped_at: float) -> EndpointMetrics:
-    """The numbers of `page`, added up over its engines. Raises MetricsError if it is not a model server's
-    page, or if its load is unreadable.
+    """Return the numbers of `page`, added up over its engines. Raises MetricsError if it is not a model
+    server's page, or if its load is unreadable.
     """
     found = _Found(_collect(page))
     block_size, capacity = found.cache()
@@ -114,7 +114,7 @@ class PageReader:
         """Number of pages that were equal to the page before, and were not parsed."""
 
     def read(self, page: bytes, *, scraped_at: float) -> EndpointMetrics:
-        """The same as `parse_page`."""
+        """Return the same as `parse_page`."""
         digest = xxh3_64_intdigest(memoryview(page)[_unread_bytes(page) :])
         if self._last is not None and self._last[0] == digest:
             self.unchanged += 1
@@ -138,8 +138,8 @@ class _Found:
                     break
 
     def load(self, field: str) -> int | None:
-        """A gauge of requests, over all engines. None: the page lacks it. If it is there and unreadable, the
-        scrape fails.
+        """Return a gauge of requests, over all engines. None: the page lacks it. If it is there and
+        unreadable, the scrape fails.
         """
         values = self._of_engines(field)
         if any(math.isnan(v) for v in values):
@@ -147,8 +147,8 @@ class _Found:
         return int(sum(values)) if values else None
 
     def kv_usage(self) -> float | None:
-        """The mean over the engines. Inside the server, requests go to the emptier engine, so one full engine
-        does not mean a full server.
+        """Return the mean over the engines. Inside the server, requests go to the emptier engine, so one
+        full engine does not mean a full server.
         """
         values = self._of_engines("kv_usage")
         if any(math.isnan(v) for v in values):
@@ -156,7 +156,7 @@ class _Found:
         return min(1.0, sum(values) / len(values)) if values else None
 
     def total(self, field: str) -> float | None:
-        """A counter over all engines, models and reasons. None: it is absent, or partly unreadable."""
+        """Return a counter over all engines, models and reasons. None: it is absent, or partly unreadable."""
         series = self._by_field.get(field)
         if not series:
             return None
@@ -235,7 +235,7 @@ class _Found:
 
 
 def _series(samples: _Samples, name: str) -> Sequence[_Sample]:
-    """The samples of `name`, or of `name{label=value}`."""
+    """Return the samples of `name`, or of `name{label=value}`."""
     family, _, condition = name.partition("{")
     found = samples.get(family.encode(), ())
     if not condition:
@@ -315,7 +315,7 @@ def _read_lines(lines: Iterable[bytes], samples: _Samples, steps: Callable[[], N
 
 
 def _budget() -> Callable[[], None]:
-    """A counter of steps. It ends a page that was made to stall the event loop."""
+    """Return a counter of steps. It ends a page that was made to stall the event loop."""
     left = _MAX_STEPS
 
     def step() -> None:
@@ -328,7 +328,7 @@ def _budget() -> Callable[[], None]:
 
 
 def _number(text: bytes) -> float:
-    """A finite number from 0 to 1e15, else NaN. No metric read here can be negative or infinite."""
+    """Return a finite number from 0 to 1e15, else NaN. No metric read here can be negative or infinite."""
     try:
         value = float(text)
     except ValueError:
@@ -337,7 +337,7 @@ def _number(text: bytes) -> float:
 
 
 def _whole(text: bytes | None, *, most: int = 10**_MAX_DIGITS) -> int | None:
-    """A whole number. None: it is not whole, or over `most`."""
+    """Return a whole number. None: it is not whole, or over `most`."""
     if not text or not text.isdigit() or len(text) > _MAX_DIGITS:
         return None
     number = int(text)
@@ -345,7 +345,9 @@ def _whole(text: bytes | None, *, most: int = 10**_MAX_DIGITS) -> int | None:
 
 
 def _rank(labels: dict[bytes, bytes]) -> bytes:
-    """The engine of a data parallel server that a series belongs to. vLLM and SGLang name it differently."""
+    """Return the engine of a data parallel server that a series belongs to. vLLM and SGLang name it
+    differently.
+    """
     return labels.get(b"engine") or labels.get(b"dp_rank") or b""
 
 

@@ -61,7 +61,7 @@ class SpeakerDictionary:
         return pack_hashes(chain[known - 1 : known]) if known else b"", pack_hashes(tail)
 
     def _num_sent(self, chain: Sequence[int]) -> int:
-        """Number of leading hashes that were sent before."""
+        """Return number of leading hashes that were sent before."""
         hashes, low, high = self._hashes, 0, len(chain)
         while low < high:
             middle = (low + high + 1) // 2
@@ -83,11 +83,11 @@ class ListenerDictionary:
         self._names.extend(names[: max(0, MOST_NAMES - len(self._names))])
 
     def name(self, index: int) -> tuple[str, int] | None:
-        """The name of an index. None: the index was never sent."""
+        """Return the name of an index. None: the index was never sent."""
         return self._names[index] if 0 <= index < len(self._names) else None
 
     def chain(self, head: bytes, tail: bytes) -> list[int] | None:
-        """The whole chain. None: its head is unknown. Raises MalformedError."""
+        """Return the whole chain. None: its head is unknown. Raises MalformedError."""
         if not head:
             hashes = unpack_hashes(tail[: MOST_CHUNKS * HASH_BYTES])
             self._learn(0, hashes)
@@ -106,7 +106,7 @@ class ListenerDictionary:
             self._parents.update(zip(hashes, chained((parent,), hashes), strict=False))
 
     def _back_from(self, at: int) -> list[int] | None:
-        """The chain that ends in this hash, by its parents. 0 stands before the first hash."""
+        """Return the chain that ends in this hash, by its parents. 0 stands before the first hash."""
         parents = self._parents
         whole: list[int] = []
         while at:

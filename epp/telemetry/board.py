@@ -91,7 +91,7 @@ class Board:
         self._history.append({e.name: _counters(e) for e in self._state().endpoints})
 
     def own(self) -> dict[str, Any]:
-        """The part of the page that this picker makes alone."""
+        """Return the part of the page that this picker makes alone."""
         now = self._clock()
         if self._own is None or now - self._own[0] >= self._own[1]["refresh_s"]:
             self._own = (now, self._made())
@@ -102,7 +102,7 @@ class Board:
         return self.own() | {"endpoints": [], "prefixes": []}
 
     async def packed(self) -> bytes:
-        """All pickers' parts, gzipped. Made once for all browsers that ask at about the same time."""
+        """Return all pickers' parts, gzipped. Made once for all browsers that ask at about the same time."""
         self._packing = self._packing or asyncio.Lock()
         async with self._packing:
             own = self.own()
@@ -214,8 +214,8 @@ def _rounded(value: float | None) -> float | None:
 
 
 async def _answers_of(names: Sequence[str], *, but: str) -> list[dict[str, Any]]:
-    """The parts of the other pickers, each once. Pickers that do not answer in time are left out, and so is
-    this picker.
+    """Return the parts of the other pickers, each once. Pickers that do not answer in time are left out,
+    and so is this picker.
     """
     if not names:
         return []
@@ -325,7 +325,7 @@ def merged(own: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, A
 
 
 def _tried(found: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """The sums over all pickers that have the same policy in dry run as the first of them."""
+    """Return the sums over all pickers that have the same policy in dry run as the first of them."""
     every = [tried for tried in found if tried]
     if not every:
         return None
@@ -342,7 +342,7 @@ def _tried(found: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
 
 
 def _added(accounts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The causes of all pickers together, by size."""
+    """Return the causes of all pickers together, by size."""
     first = accounts[0]
     prompt = sum(a.get("prompt_tokens", 0) for a in accounts)
     matched = sum(a.get("matched_tokens", 0) for a in accounts)

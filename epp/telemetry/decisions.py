@@ -58,11 +58,11 @@ class DecisionRing:
         self._newest[record.request_id] = record
 
     def get(self, request_id: str) -> Record | None:
-        """The newest record of that id, if it is still kept."""
+        """Return the newest record of that id, if it is still kept."""
         return self._newest.get(request_id)
 
     def last(self, limit: int, *, endpoint: str = "") -> list[Record]:
-        """The newest records first, at most `limit`. endpoint: only those that chose it."""
+        """Return the newest records first, at most `limit`. endpoint: only those that chose it."""
         return list(islice(self._matching(endpoint), limit))
 
     def _matching(self, endpoint: str) -> Iterator[Record]:
@@ -77,7 +77,9 @@ class DecisionRing:
 
 
 def as_json(record: Record) -> dict[str, Any]:
-    """The record as JSON values. Addresses are `ip:port`, and text that is not valid UTF-8 is replaced."""
+    """Return the record as JSON values. Addresses are `ip:port`, and text that is not valid UTF-8 is
+    replaced.
+    """
     shown: dict[str, Any] = _shown(record)
     if isinstance(record, Decision):
         shown["candidates"] = [_shown(candidate) for candidate in record.candidates]

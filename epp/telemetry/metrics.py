@@ -184,7 +184,7 @@ class Metrics:
             yield generate_latest(_Only(family))
 
     def _shown(self) -> Shown:
-        """The state to show. Counts of endpoints that are gone are dropped here."""
+        """Return the state to show. Counts of endpoints that are gone are dropped here."""
         status = self._state()
         present = {endpoint.name for endpoint in status.endpoints}
         for name in self._servers.keys() - present:
@@ -207,8 +207,8 @@ def _log_refusal(request_id: str, error: PickError) -> None:
 
 
 def _class_of(status: int | None) -> str:
-    """The class of a server's status. Unknown ones go to the class of their first digit, which the data plane
-    checks.
+    """Return the class of a server's status. Unknown ones go to the class of their first digit, which the
+    data plane checks.
     """
     if status in (404, 429):
         return str(status)

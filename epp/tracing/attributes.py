@@ -25,7 +25,7 @@ _OPERATIONS: Final[Mapping[str, str]] = {
 
 
 def attributes_of(decision: Decision) -> Attributes:
-    """The attributes of a finished request. Unknown values are left out."""
+    """Return the attributes of a finished request. Unknown values are left out."""
     served = decision.served or decision.destinations[0]
     found: Attributes = {
         "gen_ai.operation.name": _OPERATIONS.get(decision.kind, decision.kind),
@@ -73,7 +73,7 @@ def error_of(decision: Decision) -> str:
 
 
 def attributes_of_refusal(request_id: str, error: PickError) -> Attributes:
-    """The attributes of a request that the picker answered itself."""
+    """Return the attributes of a request that the picker answered itself."""
     return {
         "http.response.status_code": error.status,
         "error.type": error.reason,

@@ -58,7 +58,9 @@ def require(tracing: bool) -> None:  # noqa: FBT001 - the configuration's switch
 
 
 def make(observer: Observer, *, worker: int) -> Tracer:
-    """An observer around `observer` that sends spans. Raises ConfigError if a variable cannot be used."""
+    """Return an observer around `observer` that sends spans. Raises ConfigError if a variable cannot be
+    used.
+    """
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - an extra
     from opentelemetry.sdk.trace.export import SpanExportResult  # noqa: PLC0415
 
@@ -104,7 +106,9 @@ def _made_exporter() -> SpanExporter:
 
 
 def _resource(worker: int) -> Resource:
-    """The attributes in OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES, with a default name and instance."""
+    """Return the attributes in OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES, with a default name and
+    instance.
+    """
     from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - an extra
 
     usual = {"service.name": "prefix-gateway", "service.instance.id": f"{socket.gethostname()}-{worker}"}
@@ -133,7 +137,7 @@ def _protocol() -> str:
 
 
 def _bounds(environ: Mapping[str, str]) -> Bounds:
-    """The bounds in OTEL_BSP_*."""
+    """Return the bounds in OTEL_BSP_*."""
     usual = Bounds()
 
     def number(name: str, default: int) -> int:

@@ -20,7 +20,7 @@ class Parent(NamedTuple):
 
 
 def read_traceparent(text: str) -> Parent | None:
-    """The caller's span. None: the request begins a new trace."""
+    """Return the caller's span. None: the request begins a new trace."""
     found = _READ(text)
     if found is None or (found[1] == "00" and len(text) != _VERSION_00_CHARS):
         return None

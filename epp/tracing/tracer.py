@@ -126,7 +126,7 @@ class Tracer:
         self._open[id(event.request)] = _Span(context, parent, start, end, decision)
 
     def _sampled(self, trace: str) -> tuple[SpanContext, SpanContext | None] | None:
-        """The contexts of the new span and of its parent. None: this request is not sampled."""
+        """Return the contexts of the new span and of its parent. None: this request is not sampled."""
         parent, above = None, None
         caller = read_traceparent(trace) if trace else None
         if caller is not None:

@@ -64,7 +64,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: fitted; 1: the server could not be measured, or its times do not fit; 2: bad flags."""
+    """Return 0 if the times were fitted, 1 if the server could not be measured or its times do not fit, 2
+    for bad flags.
+    """
     if args.max_prompt_tokens < 64 or args.max_batch < 2 or args.repeats < 1:
         print(
             "model-server: --max-prompt-tokens must be at least 64, --max-batch 2, --repeats 1",

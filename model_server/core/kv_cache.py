@@ -230,7 +230,7 @@ class KVCacheManager:
 
     def fork(self, request: Request, child: Request) -> None:
         """`child` shares the blocks of `request`. Its tokens begin with the computed tokens of `request`.
-        Between steps only.
+        Call it only between steps.
         """
         num_blocks = self.blocks_for(request.num_computed_tokens)
         self.adopt(

@@ -107,7 +107,9 @@ class Request:
         self.fingerprint = xxhash.xxh3_64_intdigest(prompt + own, seed=self.seed & 0xFFFFFFFFFFFFFFFF)
 
     def approximate(self, name: str) -> None:
-        """To be called before admission: the KV will not be exact, so its blocks get other hashes."""
+        """Mark the KV of this request as not exact, so that its blocks get other hashes. Call it before
+        admission.
+        """
         assert self.state is RequestState.WAITING
         self.approximation = name
         self.scope = replace(self.scope, approximation=name)

@@ -351,8 +351,8 @@ class SimEngine:
     # -- time ------------------------------------------------------------------------------------------------
 
     def _durations(self, chunks: list[tuple[Job, int]]) -> tuple[float, float]:
-        """Time of a step, and how much longer the next one takes if all requests continue decoding. Without
-        adapter loads, at speed 1.
+        """Return the time of a step, and how much longer the next step takes if all requests continue
+        decoding. Both are for speed 1 and without adapter loads.
         """
         costs = self.shape.costs
         prefill, context, decoding = 0.0, 0, 0

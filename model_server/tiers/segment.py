@@ -216,7 +216,7 @@ class Segment:
             self.orders.append(order)
         self._checksums = _from_little("I", numbers[layout.num_layers * row :])
         if len(self._checksums) != layout.num_layers * (1 + layout.num_chunks(self.num_tokens)):
-            raise ValueError("it has another number of checksums than of chunks")
+            raise ValueError("the number of checksums is not the number of chunks")
 
     def _checked(self, number: int, offset: int, num_bytes: int) -> bytes:
         handle = self._file.handle()

@@ -41,8 +41,9 @@ class SelectionSettings:
 
     @property
     def cache_key(self) -> str:
-        """The part of a block's hash that names the load before it: such blocks are not exact, and differ
-        from those of other settings.
+        """Return the part of a block's hash that names these settings. Blocks that were computed after a
+        selective load are not exact, so their hashes must differ from those of exact blocks and of other
+        settings.
         """
         few_chunks = f":{self.chunk_share:g}" if self.chunk_share < EVERY_CHUNK else ""
         heads = f":heads={self.probe_heads}" if self.probe_heads != PROBE_HEADS else ""
