@@ -21,7 +21,9 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_costs(path: Path) -> CostModel:
-    """ValueError: the file cannot be read, or is no such file; the message says why."""
+    """Return the costs in a file that `model-server calibrate` wrote. ValueError: the file cannot be read
+    or has other content; the message says why.
+    """
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:

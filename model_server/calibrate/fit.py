@@ -146,7 +146,9 @@ def _least_squares(rows: Sequence[tuple[float, ...]], seen: Sequence[float]) -> 
 
 
 def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Gauss with pivots, for a few unknowns. Columns are scaled first, because squared lengths are large."""
+    """Solve the linear equations by Gaussian elimination with pivots. The columns are scaled first,
+    because squared lengths are large.
+    """
     size = len(right)
     scale = [matrix[i][i] ** 0.5 or 1.0 for i in range(size)]
     rows = [

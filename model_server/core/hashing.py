@@ -201,7 +201,7 @@ def _sha256_cbor(value: object) -> bytes:
 
 
 def _cbor(value: object) -> bytes:
-    """Canonical CBOR (RFC 8949) for the types that a block hash covers."""
+    """Encode in canonical CBOR (RFC 8949), for the types that a block hash covers."""
     match value:
         case None:
             return b"\xf6"

@@ -108,8 +108,8 @@ class SimEngine:
         return job.end_tokens <= self.shape.capacity_tokens
 
     def add(self, job: Job, *, now: float) -> None:
-        """Queue a request. An idle engine has to be woken now; one in a stride, at the end of the current
-        step.
+        """Queue a request. The caller has to wake an idle engine now, and an engine that does several
+        steps in one stride at the end of its current step.
         """
         assert self.fits(job), "the request could never run"
         job.arrived_s = now

@@ -45,8 +45,8 @@ class _PieceIds(dict[str, TokenId]):
 
 
 def _parts(text: str) -> Iterator[list[str]]:
-    """The pieces of a long text. The end of a part may cut a piece in two, so the next part starts before the
-    last piece that may be cut.
+    """Yield the pieces of a long text, part by part. The end of a part may cut a piece in two, so the next
+    part starts before the last piece that may be cut.
     """
     start = 0
     while len(text) - start > _AT_ONCE_CHARACTERS:

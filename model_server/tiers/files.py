@@ -66,14 +66,14 @@ class Handle:
     """A file that is open for reading as long as this object exists."""
 
     def __init__(self, path: Path) -> None:
-        """A link or a pipe in its place is neither followed nor waited for. DamagedSegmentError: it is a
-        link.
+        """Open the file. If a link stands at this path, the link is not followed; if a pipe stands there,
+        nobody waits for a writer. DamagedSegmentError: the path is a link.
         """
         try:
             self.number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise DamagedSegmentError(f"{path} is no file") from error
+                raise DamagedSegmentError(f"{path} is not a file") from error
             raise
 
     def __del__(self) -> None:
@@ -113,7 +113,7 @@ class ReadFile:
         self._handle: Handle | None = Handle(path)
         status = os.fstat(self._handle.number)
         if not stat.S_ISREG(status.st_mode):
-            raise DamagedSegmentError(f"{path} is no file")
+            raise DamagedSegmentError(f"{path} is not a file")
         self._identity = status.st_dev, status.st_ino
         self.size_bytes = status.st_size
         self.written_ns = status.st_mtime_ns
@@ -138,7 +138,7 @@ class ReadFile:
         self._handle = None
 
     def is_there(self) -> bool:
-        """Return whether its path still leads to the same file."""
+        """Return whether the path still leads to the same file."""
         try:
             status = self.path.lstat()
         except OSError:

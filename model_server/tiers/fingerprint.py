@@ -14,7 +14,9 @@ _PIECE_BYTES = 1 << 24
 
 
 def of_model(folder: Path) -> str:
-    """Return the hash of everything that decides its KV, read once. StoreError: it has no weights."""
+    """Return the hash of all files that decide the KV of the model in this folder. StoreError: the folder
+    has no weights.
+    """
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         raise StoreError(f"{folder} has no *.safetensors, by which the KV store tells models apart")

@@ -98,7 +98,7 @@ class PrefixStore:
         Blocks that other weights have computed under the same names do not belong to the prefix.
         """
         with self._lock:
-            found = self._tree.match(hashes) if self._are_of(hashes, weights) else []
+            found = self._tree.match(hashes) if self._have_weights(hashes, weights) else []
             if found:
                 self._touch(found[-1].node)
             return [(self._segments[match.node.name], match.num_blocks) for match in found]
@@ -108,7 +108,7 @@ class PrefixStore:
 
         This is a hint: the call does not wait for a lock, and the number may be out of date in a moment.
         """
-        return self._tree.num_held(hashes) if self._are_of(hashes, weights) else 0
+        return self._tree.num_held(hashes) if self._have_weights(hashes, weights) else 0
 
     def put(
         self,
@@ -245,7 +245,7 @@ class PrefixStore:
                 node = self._tree.attach(
                     place.hashes, first_block=place.first_block, parent_hash=place.parent
                 )
-            if node is not None and not self._are_of(
+            if node is not None and not self._have_weights(
                 node.parent.hashes if node.parent else (), place.weights
             ):
                 self._tree.remove(node)
@@ -260,7 +260,7 @@ class PrefixStore:
             self._touch(node)
         self._make_room(0, keep=())
 
-    def _are_of(self, hashes: Sequence[BlockHash], weights: str) -> bool:
+    def _have_weights(self, hashes: Sequence[BlockHash], weights: str) -> bool:
         """Return whether the blocks that are stored under these names were computed with these weights.
         Connected nodes always have the same weights.
         """
@@ -272,7 +272,7 @@ class PrefixStore:
         removed.
         """
         found = self._tree.match(hashes)
-        if found and not self._are_of(hashes, weights):
+        if found and not self._have_weights(hashes, weights):
             self._remove(found[0].node)
             return []
         if found:

@@ -105,7 +105,9 @@ class TieredPrefix:
         probed = self._probed.pop(layer) if layer in self._probed else self.probe_keys(layer)
         chosen = torch.arange(self.num_tokens) if tokens is None else tokens.cpu()
         if self._foreseen is not None:
-            assert torch.equal(chosen, self._foreseen), "what was foreseen is what is read"
+            assert torch.equal(chosen, self._foreseen), (
+                "the tokens of this read differ from the ones read ahead"
+            )
             for ahead in self._ahead(layer):
                 if ahead not in self._reads:
                     self._reads[ahead] = self._reader.submit(ahead, self._wanted(ahead, chosen)[0], {})
