@@ -123,7 +123,7 @@ def of_an_event() -> None:
 
 
 def delay_of_picks(language: FolderLanguage, *, switch_s: float, busy: bool) -> Sequence[float]:
-    """Return seconds from the moment that a pick is due to its end, on one thread, while another maps
+    """Return the seconds from the moment that a pick is due to its end, on one thread, while another maps
     prompts of 40 KB all the time.
     """
     before = sys.getswitchinterval()

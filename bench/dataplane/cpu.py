@@ -15,7 +15,7 @@ _CPU_CLOCK = 2
 
 
 def cpu_s(pid: int) -> float:
-    """Return seconds of CPU that the process has used so far. OSError: the process is gone."""
+    """Return the seconds of CPU that the process has used so far. OSError: the process is gone."""
     return time.clock_gettime((~pid << 3) | _CPU_CLOCK)
 
 
@@ -27,7 +27,7 @@ class CpuMeter:
         self._last = self._read()
 
     def lap(self) -> dict[str, float]:
-        """Return seconds that each process used since the last lap, or since the start."""
+        """Return the seconds that each process used since the last lap, or since the start."""
         before, self._last = self._last, self._read()
         return {name: self._last[name] - before[name] for name in before}
 

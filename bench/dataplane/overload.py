@@ -47,7 +47,7 @@ SLOWED: Final = {"evenly": evenly, "quota": by_quota}
 
 
 async def at_rate(port: int, prompts: Prompts, *, rate: float, seconds: float) -> list[float]:
-    """Return seconds to the first byte of each answer."""
+    """Return the seconds to the first byte of each answer."""
     loop = asyncio.get_running_loop()
     idle: list[Connection] = []
     for _ in range(_CONNECTIONS):

@@ -55,7 +55,7 @@ class Served:
             self._admit(self._new_names())
 
     def prompts(self, count: int) -> list[list[BlockHash]]:
-        """Return names for the next requests. Making them is not part of the measured time."""
+        """Return the names for the next requests. Making them is not part of the measured time."""
         return [
             self._rng.choice(self._known) if self._rng.random() < self._hit_rate else self._new_names()
             for _ in range(count)

@@ -192,7 +192,7 @@ def _judge(report: Report) -> None:
 
 
 async def _metric(gateway: Gateway, name: str) -> float:
-    """0 while a worker is away."""
+    """Return the metric, or 0 while a worker is away."""
     try:
         return await gateway.picker.metric(name)
     except (aiohttp.ClientError, OSError):

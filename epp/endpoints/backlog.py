@@ -72,7 +72,9 @@ class Backlog:
         return oldest.booked_at if oldest is not None else inf
 
     def undone_tokens(self, *, now: float, rate: float) -> float:
-        """Return estimate of the tokens still to compute, at `rate` tokens a second since the last event."""
+        """Return an estimate of the tokens still to compute, at `rate` tokens a second since the last
+        event.
+        """
         tokens, at = self.undone
         return max(0.0, tokens - rate * max(0.0, now - at))
 

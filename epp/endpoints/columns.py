@@ -133,11 +133,11 @@ class Columns:
     # -- reading; the caller has called `follow` -------------------------------------------------------------
 
     def holders(self, adapter: str) -> AbstractSet[int]:
-        """Return slots of the servers that hold the adapter, as far as we know."""
+        """Return the slots of the servers that hold the adapter, as far as we know."""
         return self._holders.get(adapter, set())
 
     def failing(self, *, times: int) -> set[int]:
-        """Return slots of the servers whose last `times` scrapes have all failed."""
+        """Return the slots of the servers whose last `times` scrapes have all failed."""
         if not self._failing:
             return set()
         return {slot for slot, failures in self._failing.items() if failures >= times}

@@ -348,7 +348,7 @@ class Failures:
     def why(
         self, states: Sequence[EndpointState], *, settings: Settings, now: float
     ) -> dict[EndpointState, str]:
-        """Return servers that are left out for all models, and the reasons."""
+        """Return the servers that are left out for all models, and the reasons."""
         marks = {n: m for n, s in enumerate(states) if (m := self._marks.get((s, ""))) is not None}
         if not marks:
             return {}

@@ -76,7 +76,7 @@ class TokenEstimate:
         return self._bytes / self._tokens
 
     def tokens(self, size: PromptSize) -> int:
-        """Return estimated tokens of one prompt, at least one for each 64 bytes."""
+        """Return the estimated tokens of one prompt, at least one for each 64 bytes."""
         a, b, c = self._terms
         told = a * size.text_bytes + b * size.continuation_bytes + c * size.opaque
         return int(max(told, size.text_bytes / _MOST_BYTES_PER_TOKEN))

@@ -117,7 +117,7 @@ class EndpointState:
         return scraped, known
 
     def slots(self, *, spec: PolicySpec) -> int:
-        """Return number of adapters that the server can hold at once."""
+        """Return the number of adapters that the server can hold at once."""
         stated = self.metrics.max_lora if self.metrics else None
         return stated or spec.lora.slots_per_endpoint
 

@@ -81,7 +81,7 @@ class FirstBytes:
         """Time to the first byte, for answers that are streamed and for others."""
 
     def __len__(self) -> int:
-        """Return requests whose first byte may become overdue."""
+        """Return the requests whose first byte may become overdue."""
         return len(self._waits)
 
     def sent(
@@ -120,7 +120,7 @@ class FirstBytes:
         self._typical_s[wait.streams] = typical + _TYPICAL_STEP * (now - wait.sent_at - typical)
 
     def suspects(self, *, now: float) -> Sequence[Wait]:
-        """Return requests that became overdue since the last call, if this suggests that their servers
+        """Return the requests that became overdue since the last call, if this suggests that their servers
         hang. An answer that is not streamed may just be long, so of such a request the server has to be
         asked.
         """

@@ -115,7 +115,7 @@ class Elsewhere:
         return self.by_tenant.get((priority, tenant), NOTHING)
 
     def tokens_before(self, priority: int) -> int:
-        """Return tokens that wait at other pickers at this priority or above."""
+        """Return the tokens that wait at other pickers at this priority or above."""
         return sum(load.tokens for of, load in self.by_priority.items() if of >= priority)
 
     def hear(self, picker: bytes, row: Row, *, now: float) -> None:

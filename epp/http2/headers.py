@@ -139,7 +139,7 @@ def read_request(fields: Iterable[tuple[bytes, bytes]]) -> Request:
 
 
 def read_timeout(text: bytes) -> float | None:
-    """Return seconds of a `grpc-timeout`. None: the text is not a valid timeout."""
+    """Return the seconds of a `grpc-timeout`. None: the text is not a valid timeout."""
     match = _TIMEOUT(text)
     return None if match is None else int(match[1]) * _UNIT_S[match[2]]
 

@@ -44,7 +44,7 @@ class Explaining:
                 await asyncio.sleep(0)
 
     def told(self, window_s: float) -> dict[str, Any]:
-        """The reasons why tokens were missed in the last `window_s` seconds."""
+        """Return the reasons why tokens were missed in the last `window_s` seconds."""
         misses = self._misses
         account = misses.over(window_s, now=time.monotonic())
         return {

@@ -66,7 +66,9 @@ class Tempo:
 
 
 def tpots_s(requests: Sequence[RecordedRequest]) -> list[float]:
-    """Return seconds for each token after the first, of all answers with these times, in ascending order."""
+    """Return the seconds for each token after the first, of all answers with these times, in ascending
+    order.
+    """
     return sorted(
         (a.ended_s - a.ttft_s) / (a.output_tokens - 1)
         for a in requests

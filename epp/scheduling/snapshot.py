@@ -113,7 +113,7 @@ class Snapshot(Facts, frozen=True):
         return {slot: place for place, slot in enumerate(self.slots)}
 
     def burden(self) -> Floats:
-        """Return requests in flight, for rules that choose by load.
+        """Return the requests in flight, for rules that choose by load.
 
         Failed answers count as requests, since a server that fails at once is always idle.
         """

@@ -61,7 +61,7 @@ class SpeakerDictionary:
         return pack_hashes(chain[known - 1 : known]) if known else b"", pack_hashes(tail)
 
     def _num_sent(self, chain: Sequence[int]) -> int:
-        """Return number of leading hashes that were sent before."""
+        """Return the number of leading hashes that were sent before."""
         hashes, low, high = self._hashes, 0, len(chain)
         while low < high:
             middle = (low + high + 1) // 2

@@ -139,7 +139,7 @@ def _mixed(probe: Probe, together: Sequence[Trace], late: Trace) -> MixedSample 
 
 
 def _context(probe: Probe, together: Sequence[Trace], at_s: float) -> float:
-    """Return tokens of all requests at that moment."""
+    """Return the tokens of all requests at that moment."""
     said = sum(time <= at_s for trace in together for time in trace.token_s)
     return float(sum(probe.together) + said)
 

@@ -57,7 +57,7 @@ class Beginnings:
 
 
 def _common(left: Sequence[TokenId], right: Sequence[TokenId]) -> int:
-    """Return number of leading tokens that both have in common."""
+    """Return the number of leading tokens that both have in common."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return index

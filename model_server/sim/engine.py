@@ -221,7 +221,7 @@ class SimEngine:
         self.due_s = stride.end_s(num_steps)
 
     def _steps_alike(self, chunks: list[tuple[Job, int]]) -> int:
-        """Return number of steps until a request ends or needs a block, if all requests decode. Otherwise
+        """Return the number of steps until a request ends or needs a block, if all requests decode. Otherwise
         1.
         """
         least = 1 << 30
@@ -292,7 +292,7 @@ class SimEngine:
         self._waiting.extendleft(reversed(passed_over))
 
     def _try_admit(self, job: Job, budget: int, now: float) -> int:
-        """Return tokens that the request computes in this step. 0: there is no room for it."""
+        """Return how many tokens the request computes in this step. 0: there is no room for the request."""
         size, pool = self.shape.block_tokens, self.pool
         usable = (job.num_tokens - 1) // size
         hits: list[Block] = []

@@ -41,7 +41,7 @@ def render(segments: Sequence[Segment], *, bytes_per_token: float = _TOKEN_BYTES
 
 
 def block_names(segments: Sequence[Segment], *, block_tokens: int, root: str = "") -> list[BlockHash]:
-    """Return names of all full blocks. `root` (adapter, salt) keeps chains of different roots apart."""
+    """Return the names of all full blocks. `root` (adapter, salt) keeps chains of different roots apart."""
     size = block_tokens * _TOKEN_BYTES
     view = memoryview(render(segments))
     seed = xxh3_64_intdigest(root.encode())

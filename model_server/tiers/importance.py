@@ -53,7 +53,7 @@ class NodeImportance:
         return self._means[layer]
 
     def reads(self, layer: int) -> Sequence[int]:
-        """Return number of requests that read each token since the process started."""
+        """Return the number of requests that read each token since the process started."""
         return self._reads[layer]
 
     def top(self, layer: int, count: int) -> set[int]:

@@ -164,7 +164,7 @@ class PrefixTree:
 
 
 def _common(own: Sequence[BlockHash], wanted: Sequence[BlockHash], at: int) -> int:
-    """Return number of leading blocks of `own` that equal those of `wanted` from there on."""
+    """Return the number of leading blocks of `own` that equal those of `wanted` from there on."""
     count, most = 0, min(len(own), len(wanted) - at)
     while count < most and own[count] == wanted[at + count]:
         count += 1

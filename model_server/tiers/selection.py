@@ -52,7 +52,7 @@ Chooser = Callable[[Seen], Choice]
 
 
 def num_probe_kv_heads(settings: SelectionSettings, *, num_heads: int, num_kv_heads: int) -> int:
-    """Return number of KV heads that serve the probed query heads. They are the first ones."""
+    """Return the number of KV heads that serve the probed query heads. They are the first ones."""
     return -(-min(settings.probe_heads, num_heads) * num_kv_heads // num_heads)
 
 

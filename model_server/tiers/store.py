@@ -92,8 +92,8 @@ class PrefixStore:
                 self._lock_file = -1
 
     def match(self, hashes: Sequence[BlockHash], *, weights: str = "") -> list[tuple[Segment, int]]:
-        """The stored part of a prefix: segments from its beginning, and how many blocks of each belong to the
-        prefix.
+        """Return the stored part of a prefix: segments from its beginning, and how many blocks of each
+        belong to the prefix.
 
         Blocks that other weights have computed under the same names do not belong to the prefix.
         """

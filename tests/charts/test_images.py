@@ -52,7 +52,7 @@ def test_an_image_is_small_and_runs_as_nobody(built_images: Images, name: str) -
 
 
 @EACH
-def test_nobody_who_gets_into_it_finds_a_compiler_or_an_installer(built_images: Images, name: str) -> None:
+def test_the_image_has_no_compiler_and_no_installer(built_images: Images, name: str) -> None:
     root = built_images[name].root
     found = [
         program

@@ -53,7 +53,7 @@ async def test_a_configuration_that_cannot_be_used_ends_it_at_first_and_not_late
         assert keep.status is None
 
 
-async def test_told_to_end_it_passes_that_on_and_waits(tmp_path: Path) -> None:
+async def test_the_keeper_passes_a_signal_to_end_on_and_waits(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     script = f"trap 'sleep 0.2; exit 7' TERM; touch {ready}; while :; do sleep 0.05; done"
     async with managed_process("keep", run(script), directory=tmp_path) as keep:
@@ -62,7 +62,7 @@ async def test_told_to_end_it_passes_that_on_and_waits(tmp_path: Path) -> None:
         assert await keep.wait() == 7, "as the picker ended"
 
 
-async def test_told_to_end_between_two_runs_it_ends(tmp_path: Path) -> None:
+async def test_a_signal_to_end_between_two_runs_ends_the_keeper(tmp_path: Path) -> None:
     error = tmp_path / "keep.err"
     async with managed_process("keep", run("exit 3"), directory=tmp_path) as keep:
         await wait_until(

@@ -30,11 +30,11 @@ def container(made: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_there_is_none_unless_it_is_asked_for(helm: Helm) -> None:
+def test_there_is_no_load_job_unless_the_values_ask_for_one(helm: Helm) -> None:
     assert not [each for each in helm.render(GATEWAY) if each["kind"] == "Job"]
 
 
-def test_it_loads_the_releases_own_service_and_is_never_one_of_its_pods(helm: Helm) -> None:
+def test_the_job_loads_the_releases_own_service_and_is_never_one_of_its_pods(helm: Helm) -> None:
     objects = helm.render(GATEWAY, {"loadTest": ON})
     made = of_kind(objects, "Job")
     service = of_kind(objects, "Service", "gateway-prefix-gateway")

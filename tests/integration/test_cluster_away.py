@@ -35,7 +35,7 @@ def kubeconfig_to(port: int, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["after a restart", "for the first time"])
-async def test_it_waits_and_envoy_keeps_what_it_was_told(tmp_path: Path, known: bool) -> None:  # noqa: FBT001 - a case
+async def test_the_picker_waits_and_envoy_keeps_its_endpoints(tmp_path: Path, known: bool) -> None:  # noqa: FBT001 - a case
     nobody = kubeconfig_to(free_port(), tmp_path)
     config: Config = config_in(
         tmp_path, endpointsFile="", kubernetes={"pool": "vllm", "kubeconfig": str(nobody)}

@@ -143,7 +143,9 @@ def test_the_same_work_by_both_rules_fails_nowhere_and_hits_more_by_least_cost(
     assert [server.name for server in recorded.servers] == ["server-1", "server-2"]
 
 
-def test_it_stays_up_with_a_curl_line_that_works_and_the_decision_it_led_to(short_tmp: Path) -> None:
+def test_the_demo_stays_up_with_a_curl_line_that_works_and_shows_the_decision_about_it(
+    short_tmp: Path,
+) -> None:
     with demo("--servers", "2", "--requests", "3", "--rules", "least-cost", tmp=short_tmp) as running:
         said = running.read_until("Ctrl-C ends everything")
         (place,) = [place for place in announced_demos() if place.pid == running.pid]

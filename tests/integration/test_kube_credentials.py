@@ -99,7 +99,7 @@ async def test_a_token_that_was_replaced_is_read_anew_and_the_request_sent_again
         await api.close()
 
 
-async def test_refused_again_it_is_an_error_and_soon_after_nothing_is_asked_for_anew(
+async def test_a_second_refusal_is_an_error_and_soon_after_it_no_credential_is_read_again(
     server: Server, kubeconfig: tuple[Kubernetes, Path]
 ) -> None:
     settings, token = kubeconfig

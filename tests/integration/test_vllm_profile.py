@@ -187,7 +187,7 @@ async def test_lora_sync_makes_its_adapters_equal_a_file_and_leaves_what_it_star
         assert started.served().keys() == {ALPHA}
 
 
-def test_it_says_itself_where_to_subscribe(started: Started) -> None:
+def test_the_server_says_itself_where_to_subscribe(started: Started) -> None:
     events = started.profile.kv_events
     assert events is not None
     source = started.server.get("/kv_event_sources").json()["0"]

@@ -30,7 +30,7 @@ def test_a_server_that_cuts_every_answer_gets_trials_only_and_is_back_within_ten
     assert traffic.to(SICK, since=30.0, until=45.0) >= 0.15
 
 
-def test_so_it_is_without_probes() -> None:
+def test_without_probes_a_server_that_cuts_gets_trials_only_and_comes_back_too() -> None:
     failures = Failures(probe=False)
     traffic = Traffic(sick=begins, cuts=True, failures=failures).run(45.0)
     assert traffic.to(SICK, since=5.0, until=20.0) <= 0.02

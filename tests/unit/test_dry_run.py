@@ -101,7 +101,7 @@ def test_a_policy_that_would_refuse_picks_nobody() -> None:
     assert picker.dry_run.refused == 1
 
 
-def test_what_it_would_have_changed_is_foretold_in_tokens_and_seconds() -> None:
+def test_the_change_that_a_dry_run_would_have_made_is_predicted_in_tokens_and_seconds() -> None:
     picker = a_picker(PolicySpec(rule="round-robin"), PolicySpec(rule="affinity"))
     first, second = (picker.pick(ask(0), now=0.0) for _ in range(2))
     tried, would = picker.dry_run, second.decision.dry_run
@@ -120,7 +120,7 @@ def test_what_it_would_have_changed_is_foretold_in_tokens_and_seconds() -> None:
     tried.check_integrity()
 
 
-def test_without_one_the_decision_says_nothing() -> None:
+def test_without_a_dry_run_the_decision_says_nothing() -> None:
     picker = a_picker(PolicySpec(), PolicySpec(rule="random"))
     picker.set_dry_run(None)
     assert picker.pick(ask(0), now=0.0).decision.dry_run is None

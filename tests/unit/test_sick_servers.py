@@ -25,7 +25,7 @@ def test_a_server_that_fails_at_once_gets_no_more_than_its_share_and_then_trials
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_it_is_back_within_ten_seconds_of_its_recovery(rule: RuleName) -> None:
+def test_a_sick_server_is_back_within_ten_seconds_of_its_recovery(rule: RuleName) -> None:
     traffic = Traffic(rule=rule).run(40.0)
     assert traffic.to(SICK, since=30.0, until=40.0) >= 0.15
 
@@ -72,7 +72,7 @@ def test_a_server_whose_answers_begin_and_do_not_go_on_is_noticed_within_three_s
     assert traffic.to(SICK, since=50.0, until=60.0) >= 0.15
 
 
-def test_such_a_server_is_found_by_probes_where_no_other_server_has_work() -> None:
+def test_a_server_whose_answers_stop_is_found_by_probes_where_no_other_server_has_work() -> None:
     traffic = Traffic(
         rule="least-cost", per_s=0.2, sick=begins, stuck=True, sick_from=0.0, sick_to=100.0
     ).run(130.0)

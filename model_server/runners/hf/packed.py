@@ -94,7 +94,7 @@ def pack(module: Any) -> int:
 
 
 def _groups(parent: Any) -> list[tuple[str, ...]]:
-    """Return names of a module's linear layers, grouped by equal input rows."""
+    """Return the names of a module's linear layers, grouped by equal input rows."""
     linear = {name: layer for name, layer in parent.named_children() if type(layer) is torch.nn.Linear}
     together = [
         names

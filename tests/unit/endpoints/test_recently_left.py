@@ -63,7 +63,7 @@ def test_another_process_of_the_same_name_is_cold(other: Endpoint) -> None:
     assert picker.table.entries(A) == 0
 
 
-def test_one_that_stays_away_is_forgotten() -> None:
+def test_an_endpoint_that_stays_away_is_forgotten() -> None:
     picker, _ = back(endpoint(), as_=endpoint(), away_s=KEPT_S)
     assert picker.table.entries(A) == 0
     picker, _ = warm_picker(endpoint())

@@ -9,7 +9,7 @@ import pytest
 from epp.endpoints.unheard import Unheard
 
 
-def test_it_is_the_rate_of_the_others_times_the_age_of_the_news() -> None:
+def test_the_estimate_is_the_rate_of_the_others_times_the_age_of_the_news() -> None:
     unheard = Unheard()
     for n in range(4000):
         unheard.heard(age_s=0.075, now=n / 1000)

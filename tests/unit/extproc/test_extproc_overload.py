@@ -106,7 +106,7 @@ def test_pauses_of_50_ms_at_twice_the_load_make_nobody_wait_for_over_100() -> No
     assert len(queue.read) > 0.4 * CAPACITY / 4.0 * queue.now
 
 
-def test_it_is_over_with_the_load() -> None:
+def test_the_overload_ends_with_the_load() -> None:
     queue = Queue()
     queue.run(load=2.0, seconds=3.0)
     assert 0.4 < queue.overload.share(now=queue.now) < 0.9

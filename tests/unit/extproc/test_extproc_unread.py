@@ -107,7 +107,7 @@ def test_every_other_request_gets_a_stream(unusual: ext_proc.ProcessingRequest) 
     assert not seen.picks
 
 
-def test_so_do_all_where_models_differ_or_there_is_no_endpoint() -> None:
+def test_every_request_gets_a_stream_where_models_differ_or_there_is_no_endpoint() -> None:
     for picker in (a_picker("m", "n"), a_picker()):
         assert answer(message().SerializeToString(), picker) is None
 

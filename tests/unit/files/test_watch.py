@@ -190,7 +190,7 @@ async def test_a_file_too_large_to_be_a_configuration_is_refused(path: Path) -> 
     assert (follower.taken, follower.results) == ([], [False])
 
 
-async def test_it_goes_on_looking_by_itself(path: Path) -> None:
+async def test_the_watcher_goes_on_looking_by_itself(path: Path) -> None:
     follower = Follower(path)
     task = asyncio.create_task(follower.watcher.run())
     try:

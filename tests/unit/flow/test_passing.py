@@ -30,7 +30,7 @@ def passes(
     return None if flow is None else (flow.band.priority, flow.tenant)
 
 
-def test_one_that_passes_is_charged_to_its_tenant_and_told_to_other_pickers() -> None:
+def test_a_request_that_passes_is_charged_to_its_tenant_and_reported_to_other_pickers() -> None:
     gate = gateway()
     gate.flow.take_charges()
     assert passes(gate, now=0.0) == (3, "t")
@@ -39,7 +39,7 @@ def test_one_that_passes_is_charged_to_its_tenant_and_told_to_other_pickers() ->
 
 
 @pytest.mark.parametrize("ttft_s", [None, 1.5], ids=["the server is busy", "it would be late"])
-def test_one_that_does_not_pass_is_not_charged(ttft_s: float | None) -> None:
+def test_a_request_that_does_not_pass_is_not_charged(ttft_s: float | None) -> None:
     gate = gateway()
     gate.offer(SECOND, now=0.0)
     gate.fleet.take(SECOND, now=0.0)
@@ -47,7 +47,7 @@ def test_one_that_does_not_pass_is_not_charged(ttft_s: float | None) -> None:
     assert "t" not in gate.flow.shares.tokens
 
 
-def test_nobody_passes_those_who_wait() -> None:
+def test_no_request_passes_those_that_wait() -> None:
     gate = gateway()
     gate.offer(SECOND, now=0.0)
     assert gate.offer(SECOND, now=0.0).waits

@@ -43,7 +43,7 @@ def test_what_is_remembered_is_bounded() -> None:
         event_budget.check_integrity()
 
 
-def test_one_that_could_not_be_written_starts_anew() -> None:
+def test_an_event_that_could_not_be_written_starts_again() -> None:
     event_budget = EventBudget()
     first = event_budget.offer(NOBODY, now=0.0, time_text="T0")
     assert first is not None

@@ -37,7 +37,7 @@ def as_read(written: PolicyStatus) -> PolicyStatus:
     return msgspec.json.decode(msgspec.json.encode(written), type=PolicyStatus)
 
 
-def test_it_tells_conditions_endpoints_hit_ratio_and_what_was_accepted() -> None:
+def test_the_status_has_conditions_endpoints_hit_ratio_and_the_accepted_fields() -> None:
     body: Mapping[str, Any] = patch(status(verdict_on(rule="affinity")), uid="u")
     assert body["metadata"] == {"uid": "u"}
     told = body["status"]
@@ -60,7 +60,7 @@ def test_a_dry_run_tells_how_often_it_agrees() -> None:
     assert body["status"]["lastAccepted"] is None
 
 
-def test_it_tells_saturation_and_what_flow_control_in_dry_run_would_have_done() -> None:
+def test_the_status_has_saturation_and_what_flow_control_in_dry_run_would_have_done() -> None:
     live = Live(
         LIVE.endpoints,
         8,
@@ -95,7 +95,7 @@ def test_the_time_of_a_condition_is_that_of_its_last_change() -> None:
     assert {c.last_transition_time for c in refused.conditions} == {"T2"}
 
 
-def test_what_it_says_already_is_not_written_again() -> None:
+def test_a_status_that_is_there_already_is_not_written_again() -> None:
     wanted = status(verdict_on())
     assert not WriteTimes(interval_s=10).due("u", wanted=wanted, says=as_read(wanted), now=0.0)
 

@@ -144,7 +144,7 @@ async def test_a_pool_comes_and_goes_beside_one_that_stays() -> None:
         assert found.pools.uids == {"a": "", "b": "ub"}
 
 
-async def test_that_a_pool_without_pods_is_gone_is_told_too() -> None:
+async def test_the_picker_hears_that_a_pool_without_pods_is_gone_too() -> None:
     server = two_pools()
     server.pods["model=none"] = []
     async with following(server, "a", "b") as found:

@@ -115,7 +115,7 @@ async def play(*script: object, free_form: bool = False) -> tuple[Server, Names,
     return server, names, reflector
 
 
-async def test_it_lists_and_then_watches_from_there() -> None:
+async def test_the_reflector_lists_and_then_watches_from_there() -> None:
     server, names, reflector = await play(
         page(5, raw("a", 1), raw("b", 2)),
         [event("ADDED", raw("c", 6)), event("MODIFIED", raw("a", 7)), event("DELETED", raw("b", 8))],

@@ -68,7 +68,7 @@ def test_endpoints_over_a_threshold_come_last_with_the_reason_of_the_first_that_
     assert [excluded(choice.left_out, place) for place in (0, 1, 2)] == ["waiting", "kv_usage", ""]
 
 
-def test_those_left_out_are_ordered_by_load() -> None:
+def test_endpoints_left_out_are_ordered_by_load() -> None:
     choice = choose([Seen("a", waiting=11, in_flight=5), Seen("b", waiting=11, in_flight=3), Seen("c")])
     assert choice.places == [2, 1, 0]
 

@@ -112,6 +112,6 @@ def test_each_kind_of_value_becomes_series_with_its_objects_labels(
     assert page_of_servers(servers).get_sample_value(name, labels) == value
 
 
-def test_none_is_no_series_and_no_object_no_family() -> None:
+def test_a_none_gives_no_series_and_a_missing_object_no_family() -> None:
     assert [s for s in samples(page_of_servers({"b": Server(None, "", {}, {})})) if s[0] == "t_speed"] == []
     assert list(page_of_servers({}).collect()) == []
