@@ -9,28 +9,12 @@ verified, because its content is only sent back to the API server that issued it
 from __future__ import annotations
 
 import base64
-import binascii
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 TOKEN_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
-
-
-class _Account(msgspec.Struct, frozen=True):
-    name: str
-    uid: str
-
-
-class _Place(msgspec.Struct, frozen=True):
-    namespace: str
-    serviceaccount: _Account
-
-
-class _Claims(msgspec.Struct, frozen=True):
-    kubernetes: _Place = msgspec.field(name="kubernetes.io")
 
 
 def owner(token_file: Path, *, namespace: str) -> Mapping[str, str] | None:
@@ -43,10 +27,11 @@ def owner(token_file: Path, *, namespace: str) -> Mapping[str, str] | None:
     try:
         _, payload, _ = token_file.read_text().split(".")
         text = base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4))
-        place = msgspec.json.decode(text, type=_Claims).kubernetes
-    except (OSError, ValueError, binascii.Error, msgspec.MsgspecError):
+        claims = json.loads(text)["kubernetes.io"]
+        found, account = claims["namespace"], claims["serviceaccount"]
+        name, uid = str(account["name"]), str(account["uid"])
+    except (OSError, ValueError, LookupError, TypeError):
         return None
-    if place.namespace != namespace:
+    if found != namespace:
         return None
-    account = place.serviceaccount
-    return {"apiVersion": "v1", "kind": "ServiceAccount", "name": account.name, "uid": account.uid}
+    return {"apiVersion": "v1", "kind": "ServiceAccount", "name": name, "uid": uid}

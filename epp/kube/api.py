@@ -12,9 +12,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
-import json
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
 from pathlib import Path
@@ -257,9 +256,3 @@ def read(answer: bytes, kind: type[_T]) -> _T:
         return msgspec.json.decode(answer, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(f"the answer cannot be read: {error}") from error
-
-
-def as_json(value: object) -> Mapping[str, Any]:
-    """A struct as JSON values, for the body of a request."""
-    made: Mapping[str, Any] = json.loads(msgspec.json.encode(value))
-    return made

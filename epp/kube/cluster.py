@@ -234,7 +234,7 @@ class Cluster:
             if self._policies.changed:
                 before = self._outcome
                 after = self._outcome = self._policies.resolve(default=self._default, existing=pools.existing)
-                sound = sum(verdict.accepted.so for verdict in after.verdicts.values())
+                sound = sum(verdict.accepted.so is True for verdict in after.verdicts.values())
                 self._hooks.judged(sound, len(after.verdicts) - sound)
                 if (after.acting, after.tried) != (before.acting, before.tried):
                     self._hooks.policies(after.acting, after.tried)

@@ -70,7 +70,3 @@ class Election:
             renew_time=time_text,
             lease_transitions=(before.lease_transitions or 0) + (step == "take"),
         )
-
-    def check_integrity(self) -> None:
-        assert self._renewed_at is None or self._seen is None or self._renewed_at >= 0
-        assert self._duration_s > 0

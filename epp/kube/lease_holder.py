@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from epp.kube.api import Api, ApiError, as_json, read
+from epp.kube.api import Api, ApiError, read
 from epp.kube.lease import Election, Step
 from epp.kube.objects import Lease, LeaseSpec
 
@@ -74,9 +74,6 @@ class LeaseHolder:
         finally:
             await self._give_back()
 
-    def check_integrity(self) -> None:
-        self._election.check_integrity()
-
     async def _try_once(self) -> None:
         try:
             self._lease = await self._read()
@@ -116,7 +113,7 @@ class LeaseHolder:
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
             "metadata": metadata,
-            "spec": as_json(spec),
+            "spec": msgspec.to_builtins(spec),
         }
         method, path = ("POST", self._path) if create else ("PUT", f"{self._path}/{self._name}")
         self._lease = read(await self._api.request(method, path, body=body), Lease)

@@ -81,8 +81,3 @@ class HitRatio:
     def check_integrity(self) -> None:
         assert len(self._slices) <= _SLICES
         assert all(s[2] >= 0 and s[1] >= 0 for s in self._slices)
-
-
-def why_not(endpoints: Sequence[LiveEndpoint], *, pool: str) -> Mapping[str, str]:
-    """For each endpoint, why no request goes to it. Empty: requests may."""
-    return {e.name: e.why_not for e in endpoints if e.pool == pool}

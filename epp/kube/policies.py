@@ -19,8 +19,10 @@ have no effect.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, check_spec
 from epp.errors import ConfigError
@@ -40,9 +42,9 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The content of one condition: true or false, a reason in one word, a message."""
+    """The content of one condition: true, false or unknown (None), a reason in one word, a message."""
 
-    so: bool
+    so: bool | None
     reason: str
     message: str
 
@@ -68,18 +70,6 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class OtherPoolsPolicy:
-    """A policy for a pool of another picker. That picker, if there is one, judges it."""
-
-    name: str
-    uid: str
-    generation: int
-    resource_version: str
-    target: str
-    status: PolicyStatus
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     """The policy that routes, the policy in dry run, and the results of all policies of the pool by name."""
 
@@ -92,22 +82,21 @@ class Outcome:
 class _Claim:
     """A policy object for one of our pools."""
 
-    name: str
+    found: PolicyObject
+    """The object as last seen. No decision depends on its status."""
     target: str
-    namespace: str
-    uid: str
-    generation: int
-    created: str
     spec: PolicySpec | None
     fault: str
     last: Accepted | None
-    status: Any = field(compare=False)
-    """The status last seen in the object. No decision depends on it."""
+
+    @property
+    def name(self) -> str:
+        return self.found.metadata.name
 
     @property
     def order(self) -> tuple[str, str]:
         """The oldest first. Policies of the same second are ordered by name, so that all replicas agree."""
-        return self.created, self.name
+        return self.found.metadata.creation_timestamp, self.name
 
 
 class PolicySet:
@@ -116,7 +105,7 @@ class PolicySet:
     def __init__(self, *, pools: Collection[str]) -> None:
         self._pools = pools
         self._claims: dict[str, _Claim] = {}
-        self._of_other_pools: dict[str, OtherPoolsPolicy] = {}
+        self._of_other_pools: dict[str, PolicyObject] = {}
         self.changed = False
 
     def __len__(self) -> int:
@@ -134,13 +123,13 @@ class PolicySet:
         name = found.metadata.name
         before = self._claims.get(name)
         self._of_other_pools.pop(name, None)
-        if not self._is_ours(found):
+        if target(found) not in self._pools:
             self._drop(name)
-            self._of_other_pools[name] = _of_other_pool(found)
+            self._of_other_pools[name] = msgspec.structs.replace(found, spec=_only_target(found))
         elif before is not None and _same(before, found):
-            before.status = found.status
+            before.found = found
         else:
-            same_object = before is not None and before.uid == found.metadata.uid
+            same_object = before is not None and before.found.metadata.uid == found.metadata.uid
             self._claims[name] = _claim(found, last=before.last if before and same_object else None)
             self.changed = True
 
@@ -148,16 +137,18 @@ class PolicySet:
         """The object after our own write of its status. It may be older than the watch's last event."""
         claim = self._claims.get(found.metadata.name)
         if claim is not None and _same(claim, found):
-            claim.status = found.status
+            claim.found = found
 
     def remove(self, found: PolicyObject) -> None:
         self._drop(found.metadata.name)
 
-    def observed(self) -> Mapping[str, Any]:
-        return {name: claim.status for name, claim in self._claims.items()}
+    def observed(self) -> Mapping[str, PolicyStatus]:
+        return {name: claim.found.status for name, claim in self._claims.items()}
 
-    def of_other_pools(self) -> Collection[OtherPoolsPolicy]:
-        """The policies of this namespace for pools of other pickers, as last seen."""
+    def of_other_pools(self) -> Collection[PolicyObject]:
+        """The policies of this namespace for pools of other pickers, which judge them, if there are such
+        pickers. Of the spec only the target is kept.
+        """
         return self._of_other_pools.values()
 
     def resolve(self, *, default: Policy, existing: Collection[str]) -> Outcome:
@@ -170,29 +161,24 @@ class PolicySet:
         if winner is None:  # no policy asks to route, so a DryRun policy that has routed goes on
             winner = next((c for c in claims if c.last is not None), None)
         elif winner.spec is not None:
-            winner.last = Accepted(winner.generation, winner.spec)
+            winner.last = Accepted(winner.found.metadata.generation, winner.spec)
         acting = default if winner is None or winner.last is None else _policy(winner, winner.last)
         tried = next((c for c in claims if c.spec is not None and c.spec.mode == "DryRun"), None)
         verdicts = {
             c.name: _verdict(c, winner=winner, acting=acting, tried=tried, pool_exists=c.target in existing)
             for c in claims
         }
-        tried_spec = tried.spec if tried is not None else None
-        return Outcome(
-            acting=acting,
-            tried=_policy(tried, Accepted(tried.generation, tried_spec)) if tried and tried_spec else None,
-            verdicts=verdicts,
-        )
+        policy_tried = None
+        if tried is not None and tried.spec is not None:
+            policy_tried = _policy(tried, Accepted(tried.found.metadata.generation, tried.spec))
+        return Outcome(acting=acting, tried=policy_tried, verdicts=verdicts)
 
     def check_integrity(self) -> None:
         assert not self._claims.keys() & self._of_other_pools.keys()
         for name, claim in self._claims.items():
             assert claim.name == name
             assert (claim.spec is None) == bool(claim.fault), "a claim is sound, or says why not"
-            assert claim.last is None or claim.last.generation <= claim.generation
-
-    def _is_ours(self, found: PolicyObject) -> bool:
-        return _target(found) in self._pools
+            assert claim.last is None or claim.last.generation <= claim.found.metadata.generation
 
     def _drop(self, name: str) -> None:
         self._of_other_pools.pop(name, None)
@@ -200,49 +186,29 @@ class PolicySet:
             self.changed = True
 
 
-def _target(found: PolicyObject) -> str:
+def target(found: PolicyObject) -> str:
     """The pool that the policy names. Empty: none."""
-    target = found.spec.get("targetRef") if isinstance(found.spec, dict) else None
-    return str(target.get("name") or "") if isinstance(target, dict) else ""
+    named = found.spec.get("targetRef") if isinstance(found.spec, dict) else None
+    return str(named.get("name") or "") if isinstance(named, dict) else ""
 
 
-def _of_other_pool(found: PolicyObject) -> OtherPoolsPolicy:
-    metadata = found.metadata
-    return OtherPoolsPolicy(
-        name=metadata.name,
-        uid=metadata.uid,
-        generation=metadata.generation,
-        resource_version=metadata.resource_version,
-        target=_target(found)[:_NAME_CHARS],
-        status=found.status,
-    )
+def _only_target(found: PolicyObject) -> Mapping[str, Any]:
+    return {"targetRef": {"name": target(found)[:_NAME_CHARS]}}
 
 
 def _same(before: _Claim, found: PolicyObject) -> bool:
     """Whether the spec is unchanged. A change of target is a change of spec, and so of generation."""
-    metadata = found.metadata
-    return before.uid == metadata.uid and before.generation == metadata.generation
+    now, seen = found.metadata, before.found.metadata
+    return (seen.uid, seen.generation) == (now.uid, now.generation)
 
 
 def _claim(found: PolicyObject, *, last: Accepted | None) -> _Claim:
-    metadata = found.metadata
     spec, fault = None, ""
     try:
         spec = check_spec(found.spec)
     except ConfigError as error:
         fault = str(error)
-    return _Claim(
-        name=metadata.name,
-        target=_target(found),
-        namespace=metadata.namespace,
-        uid=metadata.uid,
-        generation=metadata.generation,
-        created=metadata.creation_timestamp,
-        spec=spec,
-        fault=fault,
-        last=last or _remembered(found),
-        status=found.status,
-    )
+    return _Claim(found, target(found), spec, fault, last or _remembered(found))
 
 
 def _remembered(found: PolicyObject) -> Accepted | None:
@@ -266,7 +232,9 @@ def _claims_routing(claim: _Claim) -> bool:
 
 
 def _policy(claim: _Claim, accepted: Accepted) -> Policy:
-    metadata = Metadata(name=claim.name, namespace=claim.namespace, generation=accepted.generation)
+    metadata = Metadata(
+        name=claim.name, namespace=claim.found.metadata.namespace, generation=accepted.generation
+    )
     return Policy(api_version=API_VERSION, kind=KIND, metadata=metadata, spec=accepted.spec)
 
 
@@ -275,8 +243,8 @@ def _verdict(
 ) -> Verdict:
     accepted = _accepted(claim, winner=winner, tried=tried, pool_exists=pool_exists)
     return Verdict(
-        uid=claim.uid,
-        generation=claim.generation,
+        uid=claim.found.metadata.uid,
+        generation=claim.found.metadata.generation,
         target=claim.target,
         accepted=accepted,
         programmed=_programmed(claim, accepted, acting=acting, routes=claim is winner, tried=claim is tried),

@@ -8,20 +8,22 @@ condition is the time when its `status` last changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from epp.config.policy import only_set
 from epp.kube.live import Live, ratio_text
-from epp.kube.objects import Condition, LastAccepted, PolicyStatus
-from epp.kube.policies import OtherPoolsPolicy, Result, Verdict
+from epp.kube.objects import Condition, LastAccepted, PolicyObject, PolicyStatus
+from epp.kube.policies import Result, Verdict, target
 
 _SHORTEST_S: Final = 1.0
 """Least time between two writes to one object, in any case."""
 _MOST_SATURATION: Final = 9999.0
 _MESSAGE_CHARS: Final = 1024
+
+T = TypeVar("T")
 
 
 def desired(
@@ -45,7 +47,9 @@ def desired(
         rule=verdict.rule,
         mode=verdict.mode,
         conditions=tuple(
-            _condition(kind, result, verdict.generation, before=before, time_text=time_text)
+            condition(
+                kind, result, generation=verdict.generation, before=before.conditions, time_text=time_text
+            )
             for kind, result in (("Accepted", verdict.accepted), ("Programmed", verdict.programmed))
         ),
         endpoints=len(live.endpoints) if counts else None,
@@ -62,11 +66,12 @@ def _saturation(live: Live) -> str | None:
     return None if live.saturation is None else f"{min(live.saturation, _MOST_SATURATION):.2f}"
 
 
-def _condition(
-    kind: str, result: Result, generation: int, *, before: PolicyStatus, time_text: str
+def condition(
+    kind: str, result: Result, *, generation: int, before: Sequence[Condition], time_text: str
 ) -> Condition:
-    status = "True" if result.so else "False"
-    same = [c for c in before.conditions if c.type == kind and c.status == status and c.last_transition_time]
+    """before: the current conditions of the object."""
+    status = "Unknown" if result.so is None else str(result.so)
+    same = [c for c in before if c.type == kind and c.status == status and c.last_transition_time]
     return Condition(
         type=kind,
         status=status,
@@ -77,18 +82,19 @@ def _condition(
     )
 
 
-def unclaimed(policy: OtherPoolsPolicy, *, time_text: str) -> PolicyStatus:
+def unclaimed(policy: PolicyObject, *, time_text: str) -> PolicyStatus:
     """The status of a policy that no picker has judged. It replaces an older status for another target."""
     result = Result(
         False,
         "TargetNotFound",
-        f"no picker for {policy.target or 'this target'} has looked at this policy; look at spec.targetRef.name, and "
+        f"no picker for {target(policy) or 'this target'} has looked at this policy; look at spec.targetRef.name, and "
         "whether a gateway for that pool runs in this namespace",
     )
+    generation, before = policy.metadata.generation, policy.status.conditions
     return PolicyStatus(
-        observed_generation=policy.generation,
+        observed_generation=generation,
         conditions=tuple(
-            _condition(kind, result, policy.generation, before=policy.status, time_text=time_text)
+            condition(kind, result, generation=generation, before=before, time_text=time_text)
             for kind in ("Accepted", "Programmed")
         ),
     )
@@ -115,23 +121,19 @@ def patch(status: PolicyStatus, *, uid: str, resource_version: str = "") -> Mapp
 
 
 class Unclaimed:
-    """Finds policies for other pools that no picker judges within `_PATIENCE_S`."""
+    """Finds objects for other pools that no picker judges within `_PATIENCE_S`."""
 
     _PATIENCE_S: Final = 20.0
     """The holder of that pool's Lease may be changing."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, int], float] = {}
-        """By uid and generation: when the policy was first seen without a judgement."""
+        """By uid and generation: when the object was first seen without a judgement."""
 
-    def due(self, policies: Iterable[OtherPoolsPolicy], *, now: float) -> list[OtherPoolsPolicy]:
-        """The policies that have waited long enough. Each is returned until its status says so."""
-        waiting = {(s.uid, s.generation): s for s in policies if s.status.observed_generation < s.generation}
+    def due(self, waiting: Mapping[tuple[str, int], T], *, now: float) -> list[T]:
+        """Of the objects without a judgement, by uid and generation, those that have waited long enough."""
         self._since = {key: self._since.get(key, now) for key in waiting}
-        return [s for key, s in waiting.items() if now - self._since[key] >= self._PATIENCE_S]
-
-    def check_integrity(self) -> None:
-        assert all(at >= 0 for at in self._since.values())
+        return [found for key, found in waiting.items() if now - self._since[key] >= self._PATIENCE_S]
 
 
 class WriteTimes:
@@ -157,9 +159,6 @@ class WriteTimes:
 
     def keep(self, uids: set[str]) -> None:
         self._written = {uid: at for uid, at in self._written.items() if uid in uids}
-
-    def check_integrity(self) -> None:
-        assert all(at >= 0 for at in self._written.values())
 
 
 def _written_back(status: PolicyStatus) -> PolicyStatus:

@@ -15,10 +15,10 @@ import msgspec
 
 from epp.kube.objects import Condition
 from epp.kube.policies import Result
+from epp.kube.policy_status import condition
 from epp.kube.rewrites import Claim, ModelRewrites
 
 _ACCEPTED: Final = "Accepted"
-_MESSAGE_CHARS: Final = 1024
 _NAMED: Final = 5
 
 Key = tuple[str, str]
@@ -66,8 +66,8 @@ def _result(claim: Claim, taken: Mapping[str, Claim], *, pool_exists: bool) -> R
 
 
 def accepted(result: Result, claim: Claim, *, time_text: str) -> Condition:
-    return _condition(
-        "True" if result.so else "False", result.reason, result.message, claim, time_text=time_text
+    return condition(
+        _ACCEPTED, result, generation=claim.generation, before=claim.conditions, time_text=time_text
     )
 
 
@@ -78,16 +78,12 @@ def unclaimed(claim: Claim, *, time_text: str) -> Condition:
         f"no picker that writes status has looked at this rewrite for {pool}; look at spec.poolRef.name, and whether "
         "a gateway for that pool runs in this namespace and follows rewrites"
     )
-    return _condition("Unknown", "TargetNotFound", said, claim, time_text=time_text)
+    return accepted(Result(None, "TargetNotFound", said), claim, time_text=time_text)
 
 
 def observed_generation(claim: Claim) -> int:
     """The generation that its status was last judged for. 0: nobody has judged it."""
     return max((c.observed_generation for c in claim.conditions if c.type == _ACCEPTED), default=0)
-
-
-def says(claim: Claim, wanted: Condition) -> bool:
-    return wanted in claim.conditions
 
 
 def patch(claim: Claim, wanted: Condition) -> Mapping[str, Any]:
@@ -99,15 +95,3 @@ def patch(claim: Claim, wanted: Condition) -> Mapping[str, Any]:
         "metadata": {"uid": claim.uid, "resourceVersion": claim.resource_version},
         "status": {"conditions": msgspec.to_builtins([*others, wanted])},
     }
-
-
-def _condition(status: str, reason: str, message: str, claim: Claim, *, time_text: str) -> Condition:
-    same = [c for c in claim.conditions if c.type == _ACCEPTED and c.status == status]
-    return Condition(
-        type=_ACCEPTED,
-        status=status,
-        reason=reason,
-        message=message[:_MESSAGE_CHARS],
-        observed_generation=claim.generation,
-        last_transition_time=same[0].last_transition_time if same else time_text,
-    )

@@ -14,16 +14,14 @@ from typing import Final
 from epp.kube.api import Api, ApiError, read
 from epp.kube.objects import Condition, ModelRewrite
 from epp.kube.policies import Result
-from epp.kube.rewrite_status import Key, accepted, judge, observed_generation, patch, says, unclaimed
+from epp.kube.policy_status import Unclaimed
+from epp.kube.rewrite_status import Key, accepted, judge, observed_generation, patch, unclaimed
 from epp.kube.rewrites import PATHS, Claim, ModelRewrites
 
 _log = logging.getLogger(__name__)
 
 _WRITES_AT_ONCE: Final = 20
 """Most writes in one look. The others follow at the next look."""
-_PATIENCE_S: Final = 20.0
-"""The picker of another pool has this long to judge an object, since the holder of its
-Lease may be changing."""
 _AGAIN_S: Final = 10.0
 """Pause after a write that left the object unchanged."""
 _MERGE: Final = "application/merge-patch+json"
@@ -41,8 +39,7 @@ class RewriteWriter:
         self._time_text = time_text
         self._results: Mapping[Key, Result] = {}
         self._judged_at: tuple[tuple[int, ...], frozenset[str]] | None = None
-        self._unjudged_since: dict[tuple[str, int], float] = {}
-        """By uid and generation of an object for another pool."""
+        self._unclaimed = Unclaimed()
         self._tried: dict[tuple[str, str], float] = {}
         """When the status of an object was last sent, by its uid and version."""
         self._complaint = ""
@@ -61,9 +58,6 @@ class RewriteWriter:
             self._tried[claim.uid, claim.resource_version] = now
             await self._write(rewrites, claim, wanted)
 
-    def check_integrity(self) -> None:
-        assert all(at >= 0 for at in self._unjudged_since.values())
-
     def _due(self, *, existing: Collection[str]) -> Iterator[tuple[ModelRewrites, Claim, Condition]]:
         """Objects of our pools whose status differs from their result."""
         state = (tuple(rewrites.version for rewrites in self._sets), frozenset(existing))
@@ -72,7 +66,7 @@ class RewriteWriter:
         for rewrites in self._sets:
             for claim in rewrites.claims():
                 wanted = accepted(self._results[claim.group, claim.name], claim, time_text=self._time_text())
-                if not says(claim, wanted):
+                if wanted not in claim.conditions:
                     yield rewrites, claim, wanted
 
     def _due_unclaimed(self, *, now: float) -> Iterator[tuple[ModelRewrites, Claim, Condition]]:
@@ -83,10 +77,8 @@ class RewriteWriter:
             for claim in rewrites.of_other_pools()
             if observed_generation(claim) < claim.generation
         }
-        self._unjudged_since = {key: self._unjudged_since.get(key, now) for key in waiting}
-        for key, (rewrites, claim) in waiting.items():
-            if now - self._unjudged_since[key] >= _PATIENCE_S:
-                yield rewrites, claim, unclaimed(claim, time_text=self._time_text())
+        for rewrites, claim in self._unclaimed.due(waiting, now=now):
+            yield rewrites, claim, unclaimed(claim, time_text=self._time_text())
 
     async def _write(self, rewrites: ModelRewrites, claim: Claim, wanted: Condition) -> None:
         path = f"{PATHS[rewrites.group].format(namespace=self._namespace)}/{claim.name}/status"

@@ -16,9 +16,9 @@ from epp.config.policy import API_VERSION, KIND
 from epp.kube.api import Api, ApiError, read
 from epp.kube.crd import GROUP, PLURAL, VERSION
 from epp.kube.event_budget import EndpointChanges, EventBudget, EventText, Written
-from epp.kube.live import HitRatio, Live, why_not
+from epp.kube.live import HitRatio, Live
 from epp.kube.objects import PolicyObject, PolicyStatus
-from epp.kube.policies import OtherPoolsPolicy, Outcome, Verdict
+from epp.kube.policies import Outcome, Verdict
 from epp.kube.policy_status import Unclaimed, WriteTimes, desired, patch, unclaimed
 
 _log = logging.getLogger(__name__)
@@ -68,8 +68,8 @@ class Writer:
         self,
         outcome: Outcome,
         *,
-        says: Mapping[str, Any],
-        of_other_pools: Collection[OtherPoolsPolicy] = (),
+        says: Mapping[str, PolicyStatus],
+        of_other_pools: Collection[PolicyObject] = (),
         live: Live,
         pool_uids: Mapping[str, str],
         holds: Callable[[], bool],
@@ -87,7 +87,7 @@ class Writer:
         told = [
             text
             for pool, changes in self._endpoint_changes.items()
-            for text in changes.look(dict(why_not(live.endpoints, pool=pool)))
+            for text in changes.look({e.name: e.why_not for e in live.endpoints if e.pool == pool})
         ]
         if holds():
             told += await self._write_due(outcome, says=says, live=live, holds=holds, now=now)
@@ -97,13 +97,19 @@ class Writer:
                 await self._tell(text, pool_uid=pool_uids.get(text.pool, ""), now=now)
 
     def check_integrity(self) -> None:
-        for part in (self._times, self._unclaimed, self._event_budget, self._hit_ratio):
-            part.check_integrity()
+        self._event_budget.check_integrity()
+        self._hit_ratio.check_integrity()
         for changes in self._endpoint_changes.values():
             changes.check_integrity()
 
     async def _write_due(
-        self, outcome: Outcome, *, says: Mapping[str, Any], live: Live, holds: Callable[[], bool], now: float
+        self,
+        outcome: Outcome,
+        *,
+        says: Mapping[str, PolicyStatus],
+        live: Live,
+        holds: Callable[[], bool],
+        now: float,
     ) -> list[EventText]:
         """Write the statuses that have changed. Returns their news about the pools."""
         self._times.keep({verdict.uid for verdict in outcome.verdicts.values()})
@@ -131,15 +137,18 @@ class Writer:
         return told
 
     async def _write_unclaimed(
-        self, of_other_pools: Collection[OtherPoolsPolicy], *, holds: Callable[[], bool], now: float
+        self, of_other_pools: Collection[PolicyObject], *, holds: Callable[[], bool], now: float
     ) -> None:
         """Mark policies that nobody judges. If two holders write the same, the second write is refused."""
-        for policy in self._unclaimed.due(of_other_pools, now=now)[:_WRITES_AT_ONCE]:
+        waiting = {
+            (each.metadata.uid, each.metadata.generation): each
+            for each in of_other_pools
+            if each.status.observed_generation < each.metadata.generation
+        }
+        for policy in self._unclaimed.due(waiting, now=now)[:_WRITES_AT_ONCE]:
             if holds():
-                wanted = unclaimed(policy, time_text=self._time_text())
-                await self._write(
-                    policy.name, wanted, uid=policy.uid, resource_version=policy.resource_version
-                )
+                wanted, found = unclaimed(policy, time_text=self._time_text()), policy.metadata
+                await self._write(found.name, wanted, uid=found.uid, resource_version=found.resource_version)
 
     async def _write(self, name: str, wanted: PolicyStatus, *, uid: str, resource_version: str = "") -> bool:
         path = f"{_POLICIES.format(namespace=self._place.namespace)}/{name}/status"
