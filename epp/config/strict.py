@@ -20,17 +20,18 @@ class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
     """Frozen, with fields in camelCase. An unknown field is refused. The text below a field describes it."""
 
 
-def definitions(root: type[Strict]) -> Mapping[str, Any]:
-    """Return the JSON schema of `root` and of every section in it, by the name of the class."""
+def definitions(root: type[msgspec.Struct]) -> Mapping[str, Any]:
+    """Return the JSON schema of `root` and of every struct in it, by the name of the class."""
     _, found = msgspec.json.schema_components([root])
-    for section in Strict.__subclasses__():
+    base: Any = root.__base__  # the other structs have the same
+    for section in base.__subclasses__():
         if section.__name__ in found:
             for field, text in _texts(section).items():
                 found[section.__name__]["properties"][field]["description"] = text
     return found
 
 
-def _texts(section: type[Strict]) -> Mapping[str, str]:
+def _texts(section: type[msgspec.Struct]) -> Mapping[str, str]:
     """Return the string below each field, in one line. Python drops such strings, so they are read in the
     source.
     """

@@ -1,11 +1,11 @@
 """The CustomResourceDefinition of PrefixRoutingPolicy, made from the structs that the picker itself reads.
 
-Fields, bounds, defaults and descriptions come from `epp.config.policy`. The parts that only Kubernetes knows
-(CEL rules, status, columns) are here. So the API server refuses the same values as the reader of policy
-files, field by field. Faults that a schema cannot express appear in the status of the object. The schema has
-no defaults: an object stores only the fields that its author set, so a changed default of a later release
-applies to it. Every string, list and map has a bound: CEL's cost estimate multiplies them out. Called by `epp
-reference crd`.
+Fields, bounds, defaults and descriptions come from `epp.config.policy` and, for the status, from `objects`.
+The parts that only Kubernetes knows (CEL rules, columns) are here. So the API server refuses the same values
+as the reader of policy files, field by field. Faults that a schema cannot express appear in the status of the
+object. The schema has no defaults: an object stores only the fields that its author set, so a changed default
+of a later release applies to it. Every string, list and map has a bound: CEL's cost estimate multiplies them
+out. Called by `epp reference crd`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import yaml
 
 from epp.config.policy import API_VERSION, KIND, PolicySpec
 from epp.config.strict import definitions
+from epp.kube.objects import PolicyStatus
 
 GROUP, VERSION = API_VERSION.split("/")
 PLURAL: Final = "prefixroutingpolicies"
@@ -46,7 +47,12 @@ _RULES: Final[Mapping[str, tuple[tuple[str, str, str], ...]]] = {
 """By struct: the larger field, the smaller field, and the error message. `PolicySpec.__post_init__` checks
 the same in single structs; with these rules `kubectl apply` checks it too."""
 
-_COPIED: Final = ("type", "minimum", "maximum", "minLength", "maxLength", "pattern")
+_COPIED: Final = (
+    *("description", "type", "format", "minimum", "maximum", "minLength", "maxLength", "pattern"),
+    *("x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-preserve-unknown-fields"),
+)
+_REQUIRED: Final = ["type", "status", "reason", "message", "lastTransitionTime"]
+"""Fields that every condition has, as Kubernetes wants it. The picker also reads conditions without them."""
 
 
 def crd() -> Mapping[str, Any]:
@@ -141,11 +147,12 @@ def _at_least(larger: str, smaller: str, fields: Mapping[str, Any], struct: Mapp
 
 
 def _field(schema: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
-    refers = [part["$ref"] for part in (schema, *schema.get("anyOf", ())) if "$ref" in part]
-    if refers:
-        return _object(refers[0].rsplit("/", 1)[1], sections)
-    made = {"description": schema["description"]} if "description" in schema else {}
-    made |= {key: schema[key] for key in _COPIED if key in schema}
+    for part in schema.get("anyOf", ()):
+        if part.get("type") != "null":
+            schema = {**part, **schema}
+    if "$ref" in schema:
+        return _object(schema["$ref"].rsplit("/", 1)[1], sections)
+    made = {key: schema[key] for key in _COPIED if key in schema}
     if "exclusiveMinimum" in schema:  # a number in JSON schema, a flag beside `minimum` in OpenAPI 3.0
         made |= {"minimum": schema["exclusiveMinimum"], "exclusiveMinimum": True}
     if "items" in schema:
@@ -162,110 +169,10 @@ def _field(schema: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, 
     return made
 
 
-def _text(description: str, max_length: int) -> dict[str, Any]:
-    return {"type": "string", "description": description, "maxLength": max_length}
-
-
-def _number(description: str) -> dict[str, Any]:
-    return {"type": "integer", "format": "int64", "minimum": 0, "description": description}
-
-
 def _status() -> dict[str, Any]:
-    ratio = {"pattern": r"^[01]\.[0-9]{3}$"}
-    return {
-        "type": "object",
-        "description": "Written by the picker that holds the pool's Lease; never by people.",
-        "properties": {
-            "observedGeneration": _number("Generation of the spec that this status describes."),
-            "conditions": {
-                "type": "array",
-                "description": "Accepted: the policy is valid, and no older policy is used instead. "
-                "Programmed: requests are routed by it.",
-                "maxItems": 8,
-                "x-kubernetes-list-type": "map",
-                "x-kubernetes-list-map-keys": ["type"],
-                "items": _condition(),
-            },
-            "rule": _text("The rule of the spec that was judged, its default included.", 64),
-            "mode": _text("The mode of the spec that was judged, its default included.", 64),
-            "endpoints": _number("Endpoints of the pool: every target port of every ready pod."),
-            "readyEndpoints": _number("Endpoints that requests may go to, because their scrapes succeed."),
-            "hitRatio": _text(
-                "Share of prompt tokens that the model servers found in their prefix caches over the last minutes, "
-                "by their own count.",
-                5,
-            )
-            | ratio,
-            "saturation": _text(
-                "Saturation of flow control, as the picker sees it that writes this status. 0: the servers are idle. 1: a new request waits for "
-                "spec.flow.goalSeconds. Above 1: there are too few servers. Absent while flow control is off.",
-                7,
-            )
-            | {"pattern": r"^[0-9]{1,4}\.[0-9]{2}$"},
-            "dryRun": _dry_run(ratio),
-            "lastAccepted": _last_accepted(),
-        },
-    }
-
-
-def _dry_run(ratio: dict[str, str]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "description": "For a DryRun policy: what it would have picked, as the picker counts that writes this status.",
-        "properties": {
-            "picks": _number("Picks that were scored by this policy as well."),
-            "agreement": _text(
-                "Share of these picks in which this policy would have picked the same endpoint.", 5
-            )
-            | ratio,
-            "waits": _number(
-                "Requests that the flow control of this policy would have held, under the current load."
-            ),
-            "refusals": _number(
-                "Requests that the flow control of this policy would have refused, under the current load."
-            ),
-        },
-    }
-
-
-def _last_accepted() -> dict[str, Any]:
-    return {
-        "type": "object",
-        "description": "The last spec of this policy that routed. It stays in use while a newer one is refused "
-        "or only tried, through restarts of the picker as well.",
-        "properties": {
-            "generation": _number("Its generation."),
-            "spec": {
-                "type": "object",
-                "description": "The fields that were set in that spec.",
-                "x-kubernetes-preserve-unknown-fields": True,
-            },
-        },
-    }
-
-
-def _condition() -> dict[str, Any]:
-    return {
-        "type": "object",
-        "description": "One aspect of the policy's state, in the form that all of Kubernetes uses.",
-        "required": ["type", "status", "reason", "message", "lastTransitionTime"],
-        "properties": {
-            "type": _text("Accepted or Programmed.", 64),
-            "status": {
-                "type": "string",
-                "enum": ["True", "False", "Unknown"],
-                "description": "Whether it is so.",
-            },
-            "observedGeneration": _number("Generation of the spec that was judged."),
-            "lastTransitionTime": {
-                "type": "string",
-                "format": "date-time",
-                "description": "When `status` last changed.",
-            },
-            "reason": _text("Why, in one word.", 64) | {"pattern": "^[A-Za-z]+$"},
-            "message": _text("The reason, in a sentence that says what to do.", 1024),
-        },
-    }
+    made = _object("PolicyStatus", definitions(PolicyStatus))
+    made["properties"]["conditions"]["items"]["required"] = _REQUIRED
+    return made
 
 
 def _columns() -> list[dict[str, Any]]:

@@ -2,19 +2,29 @@
 
 Bytes are decoded directly into these structs. No objects are made for the other fields, which are most of a
 pod. Called by the sinks of the reflectors. Every struct has `metadata.resource_version`, from which a watch
-continues.
+continues. The text below a field of `PolicyStatus` is its description in the CRD.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import field
+from msgspec import Meta, field
 
 
 class _Object(msgspec.Struct, frozen=True, rename="camel"):
     """Unknown fields are ignored, and missing fields have defaults."""
+
+
+def _schema(**words: Any) -> Meta:
+    """What the CRD says of a field. An object is read all the same if it differs, since another release may
+    have written it.
+    """
+    return Meta(extra_json_schema=words)
+
+
+_RATIO = _schema(maxLength=5, pattern=r"^[01]\.[0-9]{3}$")
 
 
 class PodAnnotations(_Object, frozen=True):
@@ -141,12 +151,20 @@ class Objective(_Object, frozen=True):
 
 
 class Condition(_Object, frozen=True):
-    type: str
-    status: str
-    reason: str = ""
-    message: str = ""
-    observed_generation: int = 0
-    last_transition_time: str = ""
+    """One aspect of the policy's state, in the form that all of Kubernetes uses."""
+
+    type: Annotated[str, _schema(maxLength=64)]
+    """Accepted or Programmed."""
+    status: Annotated[str, _schema(enum=["True", "False", "Unknown"])]
+    """Whether it is so."""
+    reason: Annotated[str, _schema(maxLength=64, pattern="^[A-Za-z]+$")] = ""
+    """Why, in one word."""
+    message: Annotated[str, _schema(maxLength=1024)] = ""
+    """The reason, in a sentence that says what to do."""
+    observed_generation: Annotated[int, _schema(minimum=0)] = 0
+    """Generation of the spec that was judged."""
+    last_transition_time: Annotated[str, _schema(format="date-time")] = ""
+    """When `status` last changed."""
 
 
 class ModelName(_Object, frozen=True):
@@ -185,22 +203,56 @@ class ModelRewrite(_Object, frozen=True):
 
 
 class LastAccepted(_Object, frozen=True):
-    generation: int = 0
-    spec: Any = None
+    """The last spec of this policy that routed. It stays in use while a newer one is refused or only tried,
+    through restarts of the picker as well.
+    """
+
+    generation: Annotated[int, _schema(minimum=0)] = 0
+    """Its generation."""
+    spec: Annotated[Any, _schema(type="object", **{"x-kubernetes-preserve-unknown-fields": True})] = None
+    """The fields that were set in that spec."""
+
+
+class DryRun(_Object, frozen=True, omit_defaults=True):
+    """For a DryRun policy: what it would have picked, as the picker counts that writes this status."""
+
+    picks: Annotated[int | None, _schema(minimum=0)] = None
+    """Picks that were scored by this policy as well."""
+    agreement: Annotated[str | None, _RATIO] = None
+    """Share of these picks in which this policy would have picked the same endpoint."""
+    waits: Annotated[int | None, _schema(minimum=0)] = None
+    """Requests that the flow control of this policy would have held, under the current load."""
+    refusals: Annotated[int | None, _schema(minimum=0)] = None
+    """Requests that the flow control of this policy would have refused, under the current load."""
 
 
 class PolicyStatus(_Object, frozen=True, omit_defaults=True):
-    """The status of a PrefixRoutingPolicy, read and written."""
+    """Written by the picker that holds the pool's Lease; never by people."""
 
-    observed_generation: int = 0
-    conditions: tuple[Condition, ...] = ()
-    rule: str | None = None
-    mode: str | None = None
-    endpoints: int | None = None
-    ready_endpoints: int | None = None
-    hit_ratio: str | None = None
-    saturation: str | None = None
-    dry_run: dict[str, Any] | None = None
+    observed_generation: Annotated[int, _schema(minimum=0)] = 0
+    """Generation of the spec that this status describes."""
+    conditions: Annotated[
+        tuple[Condition, ...],
+        _schema(maxItems=8, **{"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
+    ] = ()
+    """Accepted: the policy is valid, and no older policy is used instead. Programmed: requests are routed by
+    it."""
+    rule: Annotated[str | None, _schema(maxLength=64)] = None
+    """The rule of the spec that was judged, its default included."""
+    mode: Annotated[str | None, _schema(maxLength=64)] = None
+    """The mode of the spec that was judged, its default included."""
+    endpoints: Annotated[int | None, _schema(minimum=0)] = None
+    """Endpoints of the pool: every target port of every ready pod."""
+    ready_endpoints: Annotated[int | None, _schema(minimum=0)] = None
+    """Endpoints that requests may go to, because their scrapes succeed."""
+    hit_ratio: Annotated[str | None, _RATIO] = None
+    """Share of prompt tokens that the model servers found in their prefix caches over the last minutes, by
+    their own count."""
+    saturation: Annotated[str | None, _schema(maxLength=7, pattern=r"^[0-9]{1,4}\.[0-9]{2}$")] = None
+    """Saturation of flow control, as the picker sees it that writes this status. 0: the servers are idle. 1:
+    a new request waits for spec.flow.goalSeconds. Above 1: there are too few servers. Absent while flow
+    control is off."""
+    dry_run: DryRun | None = None
     last_accepted: LastAccepted | None = None
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from epp.config.policy import only_set
 from epp.kube.live import Live, ratio_text
-from epp.kube.objects import Condition, LastAccepted, PolicyObject, PolicyStatus
+from epp.kube.objects import Condition, DryRun, LastAccepted, PolicyObject, PolicyStatus
 from epp.kube.policies import Result, Verdict, target
 
 _SHORTEST_S: Final = 1.0
@@ -32,16 +32,6 @@ def desired(
     """The status that the object should have. `before`: its current status."""
     last = verdict.last_accepted
     counts = verdict.routes or verdict.dry_run  # other policies have no part in these numbers
-    tried: dict[str, int | str] | None = None
-    if verdict.dry_run:
-        tried = {"picks": live.tried_picks}
-        agreement = ratio_text(live.tried_agreed, live.tried_picks)
-        if agreement is not None:
-            tried["agreement"] = agreement
-        if live.tried_flow:
-            held = sum(live.tried_flow.get(fate, 0) for fate in ("wait", "demote"))
-            tried["waits"] = held
-            tried["refusals"] = sum(live.tried_flow.values()) - held - live.tried_flow.get("go", 0)
     return PolicyStatus(
         observed_generation=verdict.generation,
         rule=verdict.rule,
@@ -56,9 +46,18 @@ def desired(
         ready_endpoints=sum(not e.why_not for e in live.endpoints) if counts else None,
         hit_ratio=hit_ratio if counts else None,
         saturation=_saturation(live) if verdict.routes else None,
-        dry_run=tried,
+        dry_run=_dry_run(live) if verdict.dry_run else None,
         last_accepted=LastAccepted(last.generation, only_set(last.spec)) if last else None,
     )
+
+
+def _dry_run(live: Live) -> DryRun:
+    agreement = ratio_text(live.tried_agreed, live.tried_picks)
+    if not live.tried_flow:
+        return DryRun(live.tried_picks, agreement)
+    held = sum(live.tried_flow.get(fate, 0) for fate in ("wait", "demote"))
+    refused = sum(live.tried_flow.values()) - held - live.tried_flow.get("go", 0)
+    return DryRun(live.tried_picks, agreement, waits=held, refusals=refused)
 
 
 def _saturation(live: Live) -> str | None:
@@ -104,18 +103,8 @@ def patch(status: PolicyStatus, *, uid: str, resource_version: str = "") -> Mapp
     """The status as a merge patch. With the uid the patch cannot change another object of the same name. With
     the version it cannot overwrite a newer status.
     """
-    body: dict[str, Any] = msgspec.to_builtins(status)
-    for name in (
-        "rule",
-        "mode",
-        "endpoints",
-        "readyEndpoints",
-        "hitRatio",
-        "saturation",
-        "dryRun",
-        "lastAccepted",
-    ):
-        body.setdefault(name, None)  # null deletes the field in a merge patch
+    # null deletes the field in a merge patch
+    body = dict.fromkeys(PolicyStatus.__struct_encode_fields__) | msgspec.to_builtins(status)
     version = {"resourceVersion": resource_version} if resource_version else {}
     return {"metadata": {"uid": uid, **version}, "status": body}
 
