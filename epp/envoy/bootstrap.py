@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def bootstrap(config: Config, *, output: Literal["yaml", "json"] = "yaml") -> str:
-    """The bootstrap as text for `envoy --config-path`. ConfigError if the configuration lacks something."""
+    """Return the bootstrap as text for `envoy --config-path`. ConfigError if the configuration lacks
+    something.
+    """
     if not config.envoy.eds_file:
         raise ConfigError(
             "envoy.edsFile: is missing, and Envoy learns the endpoints from this file; name a file that the "

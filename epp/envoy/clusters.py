@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def model_servers(config: Config) -> Message:
-    """The model servers. Envoy reads them from the endpoints file, and the picker chooses among them."""
+    """Return the model servers. Envoy reads them from the endpoints file, and the picker chooses among
+    them.
+    """
     # Absolute, because Envoy may be started from another directory than the picker.
     eds_file = os.path.abspath(config.envoy.eds_file)  # noqa: PTH100 - resolves no links: a mounted file may be one
     # The directory, not the file:
@@ -50,7 +52,7 @@ def model_servers(config: Config) -> Message:
 
 
 def picker(config: Config) -> Message:
-    """The cluster of the picker's workers. Each worker is an endpoint."""
+    """Return the cluster of the picker's workers. Each worker is an endpoint."""
     return static(
         PICKER,
         map(address, config.listen.addresses(workers=config.workers)),
@@ -68,7 +70,7 @@ def picker(config: Config) -> Message:
 
 
 def static(name: str, addresses: Iterable[Message], **settings: Any) -> Message:
-    """A cluster of fixed addresses. `settings` are the other fields of the message."""
+    """Return a cluster of fixed addresses. `settings` are the other fields of the message."""
     endpoints = [{"endpoint": {"address": each}} for each in addresses]
     return {
         "name": name,

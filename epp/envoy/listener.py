@@ -56,7 +56,7 @@ MAX_STREAMS: Final = 100
 
 
 def gateway(config: Config) -> Message:
-    """The one listener for clients of the gateway."""
+    """Return the one listener for clients of the gateway."""
     return listening(
         STAT_PREFIX,
         config.envoy.listen,
@@ -73,8 +73,8 @@ def gateway(config: Config) -> Message:
 def listening(
     name: str, where: str, *, manager: Message, chain: Message | None = None, **settings: Any
 ) -> Message:
-    """A listener with a connection manager. chain and settings: the other fields of the filter chain and of
-    the listener.
+    """Return a listener with a connection manager. chain and settings: the other fields of the filter
+    chain and of the listener.
     """
     http = extension(
         "filters.network.http_connection_manager",

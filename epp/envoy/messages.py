@@ -15,17 +15,17 @@ Message = dict[str, Any]
 
 
 def typed(kind: str, **fields: Any) -> Message:
-    """A message in a field that takes any type. kind: the type without `envoy.` before it."""
+    """Return a message in a field that takes any type. kind: the type without `envoy.` before it."""
     return {"@type": f"type.googleapis.com/envoy.{kind}", **fields}
 
 
 def extension(name: str, kind: str, **fields: Any) -> Message:
-    """A named extension and its settings."""
+    """Return a named extension and its settings."""
     return {"name": f"envoy.{name}", "typed_config": typed(kind, **fields)}
 
 
 def seconds(number: float) -> str:
-    """A duration."""
+    """Return a duration."""
     return f"{number:.6f}".rstrip("0").rstrip(".") + "s"
 
 

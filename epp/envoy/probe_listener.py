@@ -21,7 +21,9 @@ _ADMIN: Final = "envoy-admin"
 
 
 def listener(config: Config) -> Message:
-    """The listener at `envoy.status`. Its connections do not count among the clients', and end soon."""
+    """Return the listener at `envoy.status`. Its connections do not count among the clients', and end
+    soon.
+    """
     # POST requests to the admin page change Envoy's state.
     only_get = {"name": ":method", "string_match": {"exact": "GET"}}
     pages = [

@@ -36,7 +36,7 @@ _OVERFLOW: Final = "header_mutation_result_exceeds_limit"
 
 
 def as_json() -> Message:
-    """All error replies. A status that is not in the table gets a general text."""
+    """Return all error replies. A status that is not in the table gets a general text."""
     other = (PickError.error_type, PickError.reason, "the gateway could not answer")
     return {
         "mappers": [

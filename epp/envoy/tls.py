@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def downstream(config: Config, *, protocols: list[str]) -> Message:
-    """The field with TLS for the gateway's clients, if configured. With a client CA it is mutual TLS."""
+    """Return the field with TLS for the gateway's clients, if configured. With a client CA it is mutual
+    TLS.
+    """
     tls = config.envoy.tls
     if tls is None:
         return {}
@@ -32,7 +34,7 @@ def downstream(config: Config, *, protocols: list[str]) -> Message:
 
 
 def upstream(config: Config) -> Message:
-    """The field with TLS to the picker, if the picker has it.
+    """Return the field with TLS to the picker, if the picker has it.
 
     An upstream context without trusted CAs encrypts but accepts any peer, without a warning. If the picker
     asks for client certificates, Envoy shows the picker's own pair, so the client CA must have signed it.

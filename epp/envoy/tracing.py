@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def of_requests(settings: EnvoyTracing) -> Message:
-    """The fields of the connection manager."""
+    """Return the fields of the connection manager."""
     share = {"numerator": round(settings.sample_percent * 10_000), "denominator": "MILLION"}
     ratio = _sampler("trace_id_ratio_based", "TraceIdRatioBasedSamplerConfig", sampling_percentage=share)
     return {

@@ -35,7 +35,7 @@ class Shares:
             untold[key] = untold.get(key, 0) + tokens
 
     def take_untold(self) -> Mapping[FlowKey, int]:
-        """Tokens since the last call, by priority, tenant and whether they were late."""
+        """Return tokens since the last call, by priority, tenant and whether they were late."""
         untold, self._untold = self._untold, {}
         return untold or {}
 

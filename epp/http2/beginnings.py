@@ -38,7 +38,9 @@ class Beginnings:
         self.held_bytes += _bytes(event)
 
     def take(self) -> tuple[float, Message | HalfClosed]:
-        """The next event of the call that has waited longest, with the moment after which the event came."""
+        """Return the next event of the call that has waited longest, with the moment after which the event
+        came.
+        """
         stream_id, line = next(iter(self._line.items()))
         came_after, event = line.popleft()
         self.held_bytes -= _bytes(event)

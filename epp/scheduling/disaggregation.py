@@ -54,9 +54,8 @@ def computed_elsewhere(
     spec: PolicySpec,
     rng: random.Random,
 ) -> Elsewhere | None:
-    """The prefill endpoint that should compute the prompt for the first endpoint of `choice`, a place in
-    `answering`.
-    None: the first endpoint should compute the prompt itself.
+    """Return the prefill endpoint that should compute the prompt for the first endpoint of `choice`, a
+    place in `answering`. None: the first endpoint should compute the prompt itself.
 
     request: the request as prefill endpoints see it, with a cached part for each place in `prefilling`.
     """

@@ -61,8 +61,8 @@ def cost_parts_s(
     *,
     cost: Cost,
 ) -> dict[str, float]:
-    """The parts that add up to one candidate's `cost_s`.
-    Each part is the same expression with only one cause of cost left in.
+    """Return the parts that add up to one candidate's `cost_s`. Each part is the same expression with only
+    one cause of cost left in.
     """
     weight, stall, running = (
         cost.uncached_token_weight,

@@ -34,7 +34,7 @@ def decision_of(
     would_pick: WouldPick | None,
     at_unix_s: float,
 ) -> Decision:
-    """The record of a pick. The first of `choice.places` gets the request."""
+    """Return the record of a pick. The first of `choice.places` gets the request."""
     inference, spec, places = request.inference, policy.spec, choice.places
     most = min(spec.max_destinations, request.max_destinations)
     chosen = places[0]
@@ -67,7 +67,7 @@ def hurried_decision(
     policy: Policy,
     at_unix_s: float,
 ) -> Decision:
-    """The record of a choice by load alone. The first of `endpoints` gets the request; no scores."""
+    """Return the record of a choice by load alone. The first of `endpoints` gets the request; no scores."""
     inference = request.inference
     return Decision(
         request_id=request.request_id,

@@ -75,7 +75,7 @@ class Answer:
         return self._head_read and not self._in_chunks and self._size is None
 
     def page(self) -> bytes:
-        """The page of a whole answer."""
+        """Return the page of a whole answer."""
         return bytes(self._page if self._in_chunks else self._received[: self._size])
 
     def _read_head(self) -> bool:
@@ -138,7 +138,7 @@ class Answer:
         return False
 
     def _ends(self, at: int) -> bool:
-        """Whether the empty line has come that ends the answer. Other lines may stand before it."""
+        """Return whether the empty line has come that ends the answer. Other lines may stand before it."""
         if self._received.find(b"\r\n\r\n", at, at + _HEAD_BYTES) >= 0:
             return True
         if len(self._received) - at >= _HEAD_BYTES:
@@ -160,7 +160,7 @@ class PageClient:
         self._connection: _Connection | None = None
 
     async def read(self, *, most_bytes: int) -> bytes:
-        """The page. Raises what `Answer` raises, and OSError if the server does not answer."""
+        """Return the page. Raises what `Answer` raises, and OSError if the server does not answer."""
         kept = self._connection
         if kept is not None and kept.usable:
             answer = Answer(most_bytes=most_bytes)

@@ -78,7 +78,7 @@ class _Target:
     """The connection to the server, and the address of the page there."""
 
     def client_for(self, path: str) -> PageClient:
-        """The connection for its page. path: used if the endpoint names no other path."""
+        """Return the connection for its page. path: used if the endpoint names no other path."""
         address, path = _page_of(self.endpoint, path)
         where = f"{address}{path}"
         if self.client is None or self.client[0] != where:
@@ -261,5 +261,5 @@ def _page_of(endpoint: Endpoint, path: str) -> tuple[Address, str]:
 
 
 def _same_server(new: Endpoint, old: Endpoint) -> bool:
-    """Whether the process is the same. Labels and adapters may change without a new process."""
+    """Return whether the process is the same. Labels and adapters may change without a new process."""
     return (new.address, new.incarnation) == (old.address, old.incarnation)

@@ -46,8 +46,8 @@ def in_words(error: Exception) -> str:
 
 
 def session_for_questions(*, headers: Mapping[str, str], timeout_s: float) -> aiohttp.ClientSession:
-    """A session that keeps no connection open, ignores proxies of the environment, and unpacks no answer. So
-    an answer of any unpacked size stays bounded.
+    """Return a session that keeps no connection open, ignores proxies of the environment, and unpacks no
+    answer. So an answer of any unpacked size stays bounded.
 
     timeout_s: for each question with its answer. The connection must be there after half of this time.
     """

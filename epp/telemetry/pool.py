@@ -54,8 +54,8 @@ class PoolStatus:
 def pools_of(
     endpoints: Iterable[EndpointStatus], flows: Sequence[FlowStatus], *, goal_s: float
 ) -> list[PoolStatus]:
-    """The pools of each base model. A pool without a ready server whose rate is known is left out, because
-    its capacity is unknown.
+    """Return the pools of each base model. A pool without a ready server whose rate is known is left out,
+    because its capacity is unknown.
     """
     places: dict[tuple[str, str], list[EndpointStatus]] = {}
     rates: dict[str, float] = {}
@@ -92,7 +92,7 @@ def _pool(
 
 
 def _computed_per_s(server: EndpointStatus) -> float:
-    """Tokens per second, but no more than the server can compute, whatever its counters say. One server with
-    wrong counters must not make an autoscaler start others.
+    """Return tokens per second, but no more than the server can compute, whatever its counters say. One
+    server with wrong counters must not make an autoscaler start others.
     """
     return min(server.computed_tokens_per_s, server.prefill_tokens_per_s or 0.0)
