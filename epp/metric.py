@@ -29,15 +29,15 @@ class Metric:
 
 
 def counter(name: str, text: str, *labels: str, **default: Any) -> Any:
-    """Return a number that only grows."""
+    """Declare a number that only grows."""
     return field(metadata={"metric": Metric(name, "counter", text, labels)}, **default)
 
 
 def gauge(name: str, text: str, *labels: str, **default: Any) -> Any:
-    """Return a number that may grow and shrink."""
+    """Declare a number that may grow and shrink."""
     return field(metadata={"metric": Metric(name, "gauge", text, labels)}, **default)
 
 
 def histogram(name: str, text: str, **default: Any) -> Any:
-    """Return how many values were at most each bound. The field is a `telemetry.counts.Distribution`."""
+    """Declare how many values were at most each bound. The field is a `telemetry.counts.Distribution`."""
     return field(metadata={"metric": Metric(name, "histogram", text)}, **default)
