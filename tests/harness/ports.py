@@ -28,7 +28,7 @@ _PARTS: Final = 45
 @functools.cache
 def _own_part() -> Iterator[int]:
     """Return the ports of this process, again and again. The lock ends with the process."""
-    folder = Path(tempfile.gettempdir()) / "prefix-gateway-ports"
+    folder = Path(tempfile.gettempdir()) / f"prefix-gateway-ports-{os.getuid()}"
     folder.mkdir(exist_ok=True)
     parts = list(range(_PARTS))
     random.SystemRandom().shuffle(parts)  # Not the seeded generator: processes begin at different parts.
