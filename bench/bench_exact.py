@@ -19,6 +19,7 @@ from pathlib import Path
 from epp.config.policy import DEFAULT_POLICY
 from epp.decision import PickRequest
 from epp.kvevents.block_hashes import BlockHasher, BlockName
+from epp.kvevents.chunks import MappedPrompt
 from epp.kvevents.decoding import Removed, Stored
 from epp.kvevents.knowledge import Knowledge
 from epp.kvevents.language import FolderLanguage
@@ -83,23 +84,17 @@ def of_a_prompt(language: FolderLanguage) -> None:
             ),  # type: ignore[misc]  # mypy types no default
             rounds=rounds,
         )
-        ids = list(range(mapped.tokens))
+        ids = list(range(16 * len(mapped.blocks)))
         names = median_ms(lambda i=ids: hasher.names(i, block_tokens=16), rounds=rounds)  # type: ignore[misc]  # as above
         knowledge = knowledge_of(8)
 
-        def follow(p: RoutedPrompt = prompt) -> None:
-            knowledge.map(  # noqa: B023 - called in this round alone
-                p.chain,
-                ends_bytes=mapped.ends_bytes,  # noqa: B023 - as above
-                blocks=mapped.blocks,  # noqa: B023 - as above
-                ends_blocks=mapped.ends_blocks,  # noqa: B023 - as above
-                now=1.0,
-            )
+        def follow(p: MappedPrompt = mapped) -> None:
+            knowledge.map(p, now=1.0)  # noqa: B023 - called in this round alone
             knowledge.findings(now=1.0)  # noqa: B023 - as above
 
         follow()
         print(
-            f"| {kilobytes} KB | {mapped.tokens} | {whole - names:.2f} | {names:.2f} | {median_ms(follow, rounds=rounds):.2f} |"
+            f"| {kilobytes} KB | {len(ids)} | {whole - names:.2f} | {names:.2f} | {median_ms(follow, rounds=rounds):.2f} |"
         )
 
 

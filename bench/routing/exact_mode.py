@@ -26,6 +26,7 @@ from bench.routing.workloads import OpenLoop
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.kvevents.alignment import chunk_ends, whole_blocks
 from epp.kvevents.block_hashes import BlockName
+from epp.kvevents.chunks import MappedPrompt
 from epp.kvevents.decoding import Event, Removed, Stored
 from epp.kvevents.knowledge import Knowledge
 from epp.picker import Picker
@@ -146,16 +147,11 @@ class ExactRouter(PickerRouter):
         names = block_names(request.segments, block_tokens=self._block_tokens, root=request.adapter)
         chain = picker.caches.chain(self._inference(request))
         ends = chunk_ends(picker.caches.schedule, len(chain))
-        knowledge.map(
-            chain,
-            ends_bytes=ends,
-            blocks=[_name(name) for name in names],
-            ends_blocks=whole_blocks(
-                ends, bytes_per_token=_BYTES_PER_TOKEN, block_tokens=self._block_tokens, blocks=len(names)
-            ),
-            server=EndpointName(server),
-            now=now,
+        held = whole_blocks(
+            ends, bytes_per_token=_BYTES_PER_TOKEN, block_tokens=self._block_tokens, blocks=len(names)
         )
+        prompt = MappedPrompt(chain, ends, [_name(name) for name in names], held)
+        knowledge.map(prompt, server=EndpointName(server), now=now)
 
     def _restart(self, now: float) -> None:
         """Replace the picker by a new one.

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from epp.kvevents.conversation import Text
@@ -35,31 +36,34 @@ def whole_blocks(
     return [min(end // (bytes_per_token * block_tokens), blocks) for end in ends_bytes]
 
 
-def aligned_blocks(
-    ends_bytes: Sequence[int],
-    *,
-    prompt_bytes: int,
-    rendered: str,
-    texts: Sequence[Text],
-    token_ends: Sequence[int],
-    block_tokens: int,
-    blocks: int,
-    to_char: int,
-) -> list[int]:
-    """The same for a prompt of text. `token_ends`: where each token ends in `rendered`, in ascending order;
-    `texts`: those of the prompt.
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """The server's version of a prompt of text."""
 
-    Only for the chunks that end within the first `to_char` characters of `rendered`.
-    """
-    anchors = _anchors(prompt_bytes, rendered, texts)
+    text: str
+    token_ends: Sequence[int]
+    """Where each token ends in `text`, in characters, in ascending order."""
+    texts: Sequence[Text]
+    """The texts of the prompt."""
+    prompt_bytes: int
+    plain_chars: int
+    """Number of leading characters that are the same without the request's own arguments, which the chunks do
+    not contain. The blocks of later chunks are not computed."""
+
+
+def aligned_blocks(
+    ends_bytes: Sequence[int], rendered: Rendered, *, block_tokens: int, blocks: int
+) -> list[int]:
+    """The same for a prompt of text, for the chunks that end within `plain_chars`."""
+    anchors = _anchors(rendered.prompt_bytes, rendered.text, rendered.texts)
     found, at = [], 0
     for end in ends_bytes:
         while anchors[at + 1].prompt_end < end:
             at += 1
         chars = anchors[at + 1].place(end, after=anchors[at])
-        if chars > to_char:
+        if chars > rendered.plain_chars:
             break
-        found.append(min(bisect_right(token_ends, chars) // block_tokens, blocks))
+        found.append(min(bisect_right(rendered.token_ends, chars) // block_tokens, blocks))
     return found
 
 

@@ -5,16 +5,16 @@ it removes. A block that moves to a slower tier is stored there before or after 
 a block is held while any copy of it is held, and its tier is that of its fastest copy. Removals of unknown
 copies (from before we listened) are ignored.
 
-Pure. Caller: `knowledge`, which bounds it.
+Pure. Callers: `knowledge`, which bounds it, and `chunks`.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from epp.kvevents.block_hashes import BlockName
-from epp.kvevents.by_block import ByBlock
 from epp.kvevents.decoding import Cleared, Event, Removed, Stored
 from epp.prefix_index.kv_reports import Tier
 
@@ -23,6 +23,29 @@ _BITS: Final = 10
 small integers."""
 _MOST: Final = (1 << _BITS) - 1
 _TIERS: Final = tuple(Tier)
+_V = TypeVar("_V")
+_PARTS: Final = 64
+_SHIFT: Final = 64 - _PARTS.bit_length() + 1
+_ODD: Final = secrets.randbits(63) << 1 | 1
+
+
+class ByBlock(Generic[_V]):
+    """A dictionary by block names that grows in small steps.
+
+    When a Python dictionary is full, it moves to one twice as large in one step. This takes 50 ms for 700,000
+    blocks and 160 ms for 1.4 million, and nothing else of the process runs meanwhile. So blocks are spread
+    over many small dictionaries. Servers choose the names of blocks, so a secret number decides which name
+    goes where.
+    """
+
+    __slots__ = ("parts",)
+
+    def __init__(self) -> None:
+        self.parts: Final[list[dict[BlockName, _V]]] = [{} for _ in range(_PARTS)]
+
+    def part(self, block: BlockName) -> dict[BlockName, _V]:
+        """The dictionary in which the block is, if it is in any."""
+        return self.parts[(block * _ODD >> _SHIFT) & (_PARTS - 1)]
 
 
 class ServerBlocks:

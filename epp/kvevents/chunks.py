@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from epp.kvevents.block_hashes import BlockName
-from epp.kvevents.by_block import ByBlock
+from epp.kvevents.blocks import ByBlock
 from epp.types import ChunkHash
 
 
@@ -47,6 +47,19 @@ class Node:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class MappedPrompt:
+    """A prompt's chunks and blocks."""
+
+    chain: Sequence[ChunkHash]
+    """The leading chunks for which every request with these chunks has the same blocks."""
+    ends_bytes: Sequence[int]
+    """How many bytes of the prompt are complete at the end of each chunk."""
+    blocks: Sequence[BlockName]
+    ends_blocks: Sequence[int]
+    """How many blocks are complete at the end of each chunk."""
+
+
 class ChunkTree:
     def __init__(self, *, max_chunks: int) -> None:
         self._max_chunks = max_chunks
@@ -65,25 +78,14 @@ class ChunkTree:
         """The nodes that contain the block, usually one."""
         return self._users.part(block).get(block, ())
 
-    def map(
-        self,
-        chain: Sequence[ChunkHash],
-        *,
-        ends_bytes: Sequence[int],
-        blocks: Sequence[BlockName],
-        ends_blocks: Sequence[int],
-    ) -> tuple[list[Node], list[Node]]:
-        """The nodes of the chain, and those of them that are new or have other blocks than before.
-
-        ends_bytes, ends_blocks: how many bytes of the prompt and how many of its blocks are complete at the
-        end of each chunk.
-        """
+    def map(self, prompt: MappedPrompt) -> tuple[list[Node], list[Node]]:
+        """The nodes of the chain, and those of them that are new or have other blocks than before."""
         path: list[Node] = []
         changed: list[Node] = []
         parent: Node | None = None
         start_bytes = start = 0
-        for chunk, end_bytes, end in zip(chain, ends_bytes, ends_blocks, strict=True):
-            own = tuple(blocks[start:end])
+        for chunk, end_bytes, end in zip(prompt.chain, prompt.ends_bytes, prompt.ends_blocks, strict=True):
+            own = tuple(prompt.blocks[start:end])
             node = self._nodes.get(chunk)
             if node is None:
                 node = Node(chunk, parent, len(path) + 1, end_bytes - start_bytes, own, known=end > 0)

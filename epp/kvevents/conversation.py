@@ -1,16 +1,18 @@
-"""Reads the canonical prompt back into the input of a chat template, and remembers where in the prompt each
-text came from.
+"""Reads back what the server's chat template gets of a request: its conversation, from the canonical prompt,
+and its own fields for the template.
 
-`epp.request.canonical` wrote these bytes. They contain everything that a template reads, except media (which
-are named by a hash) and thinking (which is left out). Prompts with these are refused here. Each text keeps
-its position in the prompt, from which `alignment` finds positions in the rendered text.
+`epp.request.canonical` wrote the prompt. It contains everything that a template reads of the messages, except
+media (which are named by a hash) and thinking (which is left out). Prompts with these are refused here. Each
+text keeps its position in the prompt, from which `alignment` finds positions in the rendered text. The fields
+are not part of the prompt, so two requests with the same chunks may have different fields. vLLM defines their
+meaning.
 
-Pure. Callers: `mapping`, tests.
+Pure. Callers: `mapping`, `language`, tests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,8 +23,26 @@ _TOOLS: Final = FIELD + b"tools"
 _CALL_FIELDS: Final = {b"tool_calls": "tool_calls", b"function_call": "function_call"}
 
 
-class UnreadableError(Exception):
-    """The prompt needs something for a chat template that the canonical form does not keep."""
+_UNSET: Final = (None, "auto")
+_OWN_MEANING: Final = frozenset(
+    {"chat_template", "tokenize", "messages", "conversation", "tools", "padding", "truncation", "max_length"}
+    | {"return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}
+)
+"""As template arguments, these have a meaning that the server itself defines, or are a reason for the server
+to refuse the request.
+"""
+_AT_THE_END: Final = frozenset({"add_generation_prompt", "continue_final_message"})
+"""These change only what follows the last text, which no chunk holds. The request's fields of these names
+count, with a default.
+"""
+
+
+class UnmappedError(Exception):
+    """The blocks of a prompt cannot be named. `reason` is a label of a metric."""
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +64,9 @@ class Conversation:
 
 
 def read_conversation(prompt: bytes) -> Conversation:
-    """The conversation of a chat's canonical prompt. Raises UnreadableError."""
+    """The conversation of a chat's canonical prompt. Raises UnmappedError."""
     if OPAQUE in prompt:
-        raise UnreadableError("media or a stored conversation")
+        raise UnmappedError("media or a stored conversation", reason="content")
     messages: list[dict[str, Any]] = []
     texts: list[Text] = []
     tools: Sequence[Any] | None = None
@@ -62,14 +82,16 @@ def read_conversation(prompt: bytes) -> Conversation:
                 messages.append(_message(heading, body, start=start, texts=texts))
             at += len(section)
     except ValueError as error:
-        raise UnreadableError(f"tools or a tool call that cannot be read ({error})") from error
+        raise UnmappedError(
+            f"tools or a tool call that cannot be read ({error})", reason="content"
+        ) from error
     return Conversation(messages, tools, texts)
 
 
 def _message(heading: bytes, body: bytes, *, start: int, texts: list[Text]) -> dict[str, Any]:
     role, *fields = heading.split(FIELD)
     if not role:
-        raise UnreadableError("a section that is no message")
+        raise UnmappedError("a section that is no message", reason="content")
     message: dict[str, Any] = {"role": role.decode()}
     for one in fields:
         key, _, value = one.partition(b"=")
@@ -83,8 +105,48 @@ def _message(heading: bytes, body: bytes, *, start: int, texts: list[Text]) -> d
         else:
             label, _, value = part[len(FIELD) :].partition(FIELD)
             if label not in _CALL_FIELDS:
-                raise UnreadableError("a content part that is no text")
+                raise UnmappedError("a content part that is no text", reason="content")
             message[_CALL_FIELDS[label]] = decode(value)
         start = end + len(PART)
     message["content"] = said[0] if len(said) == 1 else said
     return message
+
+
+@dataclass(frozen=True, slots=True)
+class Shaping:
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """The arguments for the template."""
+    special_tokens: bool | None = None
+    """Whether the tokenizer adds its own tokens around the text. None: the usual default."""
+
+
+_NONE: Final = Shaping()
+
+
+def read_shaping(sent: bytes) -> Shaping:
+    """The fields of `InferenceRequest.shaping`. Raises UnmappedError."""
+    if not sent:
+        return _NONE
+    try:
+        fields = decode(sent)
+    except ValueError as error:
+        raise UnmappedError(
+            f"the request has fields that cannot be read ({error})", reason="arguments"
+        ) from error
+    if fields.get("chat_template") is not None:
+        raise UnmappedError("the request has a chat template of its own", reason="arguments")
+    if fields.get("truncate_prompt_tokens") is not None:
+        raise UnmappedError("the request has its prompt truncated", reason="arguments")
+    arguments = fields.get("chat_template_kwargs") or {}
+    if not isinstance(arguments, dict) or arguments.keys() & _OWN_MEANING:
+        raise UnmappedError(
+            "the request has template arguments that only the server sets", reason="arguments"
+        )
+    arguments = {name: value for name, value in arguments.items() if name not in _AT_THE_END}
+    effort = fields.get("reasoning_effort")
+    if effort is not None and "enable_thinking" not in arguments:
+        arguments["enable_thinking"] = effort != "none"
+    own = {"documents": fields.get("documents"), "reasoning_effort": effort}
+    arguments |= {name: value for name, value in own.items() if value not in _UNSET}
+    special = fields.get("add_special_tokens")
+    return Shaping(arguments, special if isinstance(special, bool) else None)

@@ -84,27 +84,17 @@ class _BatchMap(Struct):
     events: Annotated[list[Raw], Meta(max_length=_MOST_EVENTS)]
 
 
-class _MapHead(Struct):
+class _Head(Struct):
     type: str
 
 
-class _ArrayHead(Struct, array_like=True):
-    type: str
+class _ArrayHead(_Head, array_like=True):
+    pass
 
 
-class _StoredMap(Struct):
-    block_hashes: _Names
-    parent_block_hash: _Name | None = None
-    token_ids: _Tokens | None = None
-    block_size: int | None = None
-    medium: str | None = None
-    lora_name: str | None = None
-    extra_keys: Annotated[list[Raw], Meta(max_length=_MOST_BLOCKS)] | None = None
-    group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
+class _Stored(Struct):
+    """The fields in the order of the array form."""
 
-
-class _StoredArray(Struct, array_like=True):
     type: str
     block_hashes: _Names
     parent_block_hash: _Name | None = None
@@ -118,33 +108,32 @@ class _StoredArray(Struct, array_like=True):
     kv_cache_spec_kind: str | None = None
 
 
-class _RemovedMap(Struct):
-    block_hashes: _Names
-    medium: str | None = None
-    group_idx: int | None = None
+class _StoredArray(_Stored, array_like=True):
+    pass
 
 
-class _RemovedArray(Struct, array_like=True):
+class _Removed(Struct):
     type: str
     block_hashes: _Names
     medium: str | None = None
     group_idx: int | None = None
 
 
-_BATCH: Final = Decoder(_Batch)
-_BATCH_MAP: Final = Decoder(_BatchMap)
-_MAP_HEAD: Final = Decoder(_MapHead)
-_ARRAY_HEAD: Final = Decoder(_ArrayHead)
-_STORED_MAP: Final = Decoder(_StoredMap)
-_STORED_ARRAY: Final = Decoder(_StoredArray)
-_REMOVED_MAP: Final = Decoder(_RemovedMap)
-_REMOVED_ARRAY: Final = Decoder(_RemovedArray)
+class _RemovedArray(_Removed, array_like=True):
+    pass
+
+
+_BATCH: Final = Decoder(_Batch), Decoder(_BatchMap)
+_HEAD: Final = Decoder(_ArrayHead), Decoder(_Head)
+_STORED: Final = Decoder(_StoredArray), Decoder(_Stored)
+_REMOVED: Final = Decoder(_RemovedArray), Decoder(_Removed)
+"""For an array, and for a map."""
 
 
 def decode(payload: bytes) -> list[Event]:
     """The events of a message, in order. Raises MalformedError for any other bytes."""
     try:
-        batch = (_BATCH_MAP if _is_map(payload) else _BATCH).decode(payload)
+        batch = _BATCH[_is_map(payload)].decode(payload)
         events = [_event(raw) for raw in batch.events]
     except Exception as error:
         # Bytes of a wrong kind, too long for memory or nested too deeply
@@ -155,11 +144,11 @@ def decode(payload: bytes) -> list[Event]:
 
 def _event(raw: Raw) -> Event | None:
     is_map = _is_map(raw)
-    match (_MAP_HEAD if is_map else _ARRAY_HEAD).decode(raw).type:
+    match _HEAD[is_map].decode(raw).type:
         case "BlockStored":
-            return _stored((_STORED_MAP if is_map else _STORED_ARRAY).decode(raw))
+            return _stored(_STORED[is_map].decode(raw))
         case "BlockRemoved":
-            removed = (_REMOVED_MAP if is_map else _REMOVED_ARRAY).decode(raw)
+            removed = _REMOVED[is_map].decode(raw)
             return Removed(_names(removed.block_hashes), _tier(removed.medium), removed.group_idx or 0)
         case "AllBlocksCleared":
             return Cleared()
@@ -172,7 +161,7 @@ def _is_map(raw: Raw | bytes) -> bool:
     return first & 0xF0 == 0x80 or first in (0xDE, 0xDF)
 
 
-def _stored(fields: _StoredMap | _StoredArray) -> Stored:
+def _stored(fields: _Stored) -> Stored:
     parent, keys = fields.parent_block_hash, fields.extra_keys
     return Stored(
         blocks=_names(fields.block_hashes),

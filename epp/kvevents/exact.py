@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from epp.kvevents.block_hashes import ALGORITHMS, Algorithm, BlockHasher, BlockName
+from epp.kvevents.conversation import UnmappedError
 from epp.kvevents.decoding import Event, MalformedError, Stored, decode
 from epp.kvevents.knowledge import Knowledge, OverfullError
-from epp.kvevents.mapping import Language, UnmappedError, map_prompt
+from epp.kvevents.mapping import Language, map_prompt
 from epp.kvevents.routed_prompts import RoutedPrompt
 from epp.kvevents.sequence import Deliver, Forget, Step
 from epp.prefix_index.kv_reports import KvReport
@@ -306,14 +307,7 @@ class Exact:
             model.last_error = repr(error)
             return
         model.mapped += 1
-        self._knowledge.map(
-            routed.chain[: len(mapped.ends_bytes)],
-            ends_bytes=mapped.ends_bytes,
-            blocks=mapped.blocks,
-            ends_blocks=mapped.ends_blocks,
-            server=routed.server,
-            now=now,
-        )
+        self._knowledge.map(mapped, server=routed.server, now=now)
         if mapped.blocks:
             model.checks.append((now + _CHECK_AFTER_S, routed.server, (mapped.blocks[0], mapped.blocks[-1])))
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from epp.kvevents.block_hashes import BlockName
 from epp.kvevents.blocks import ServerBlocks
-from epp.kvevents.chunks import ChunkTree, Node
+from epp.kvevents.chunks import ChunkTree, MappedPrompt, Node
 from epp.kvevents.decoding import Event
 from epp.kvevents.pending_prompts import PendingPrompts
 from epp.prefix_index.kv_reports import UNDER_WAY_S, ChainReport, KvReport, LookupReport, ServerReport, Tier
@@ -154,24 +154,11 @@ class Knowledge:
 
     # -- prompts ---------------------------------------------------------------------------------------------
 
-    def map(
-        self,
-        chain: Sequence[ChunkHash],
-        *,
-        ends_bytes: Sequence[int],
-        blocks: Sequence[BlockName],
-        ends_blocks: Sequence[int],
-        server: EndpointName | None = None,
-        now: float,
-    ) -> None:
-        """A prompt was routed to `server`: look its chain up at every server.
-        See `ChunkTree.map` for the other arguments.
-        """
+    def map(self, prompt: MappedPrompt, *, server: EndpointName | None = None, now: float) -> None:
+        """A prompt was routed to `server`: look its chain up at every server."""
         for known in self._servers.values():
-            self._found += self._settle(
-                known
-            )  # from here on, the chunks marked as held agree with the blocks
-        path, changed = self._tree.map(chain, ends_bytes=ends_bytes, blocks=blocks, ends_blocks=ends_blocks)
+            self._found += self._settle(known)  # now the chunks marked as held agree with the blocks
+        path, changed = self._tree.map(prompt)
         for known in self._servers.values():
             for node in changed:
                 if node in known.held:
@@ -188,7 +175,7 @@ class Knowledge:
         if seen > unknown:
             self._found.append(
                 LookupReport(
-                    chain=chain[: len(path)],
+                    chain=prompt.chain[: len(path)],
                     held=held,
                     sure=frozenset(k.name for k in self._servers.values() if self._sure(k, path, held)),
                     from_chunk=unknown,

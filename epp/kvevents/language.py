@@ -21,8 +21,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Encoding, Tokenizer
 
 from epp.errors import ConfigError
-from epp.kvevents.conversation import UnreadableError
-from epp.kvevents.mapping import Tokens, UntemplatedError
+from epp.kvevents.conversation import UnmappedError
+from epp.kvevents.mapping import Tokens
 from epp.request.bounded_json import check_cost
 
 _MOST_TOKENS: Final = 2**18
@@ -66,9 +66,6 @@ class FolderLanguage:
                 raise ConfigError(f"{template or folder}: chat template: {error}") from error
 
     def tokens(self, text: str, *, special: bool) -> Tokens:
-        """special: include the tokens that the tokenizer itself puts around a text. Raises UntemplatedError,
-        or UnreadableError for too many tokens.
-        """
         self._check_size(text)
         encoded = self._encoded(text, special=special)
         ends, latest = [], 0
@@ -82,7 +79,7 @@ class FolderLanguage:
         return Tokens(encoded.ids, ends)
 
     def _check_size(self, text: str) -> None:
-        """Raises UnreadableError for a text of too many tokens. Counts first, in pieces, where these are
+        """Raises UnmappedError for a text of too many tokens. Counts first, in pieces, where these are
         possible.
         """
         if len(text) <= _PIECE_CHARS or (text.isascii() and len(text) <= _MOST_TOKENS):
@@ -91,17 +88,16 @@ class FolderLanguage:
         for start in range(0, len(text), _PIECE_CHARS):
             tokens += len(self._encoded(text[start : start + _PIECE_CHARS], special=False))
             if tokens > _MOST_TOKENS:
-                raise UnreadableError(f"a text of more than {_MOST_TOKENS} tokens")
+                raise UnmappedError(f"a text of more than {_MOST_TOKENS} tokens", reason="content")
 
     def _encoded(self, text: str, *, special: bool) -> Encoding:
-        """Raises UntemplatedError."""
         # A batch of one text: only batches release the interpreter,
         # and otherwise picks would wait for a whole long prompt.
         try:
             return self._tokenizer.encode_batch([text], add_special_tokens=special)[0]
         except BaseException as error:
             if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-                raise UntemplatedError(f"the tokenizer refuses the text: {error}") from error
+                raise UnmappedError(f"the tokenizer refuses the text: {error}", reason="template") from error
             raise
 
     def render(
@@ -111,9 +107,8 @@ class FolderLanguage:
         tools: Sequence[Any] | None,
         arguments: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as the model reads it, ready for its answer. Raises UntemplatedError."""
         if self._render is None:
-            raise UntemplatedError("the model has no chat template")
+            raise UnmappedError("the model has no chat template", reason="template")
         try:
             return self._render(
                 {
@@ -133,7 +128,9 @@ class FolderLanguage:
         except Exception as error:
             # A client's text runs through the program of a template.
             # Every error, even a recursion that is too deep, means that the template refuses the text.
-            raise UntemplatedError(f"the chat template refuses the messages: {error}") from error
+            raise UnmappedError(
+                f"the chat template refuses the messages: {error}", reason="template"
+            ) from error
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         content = message["content"]

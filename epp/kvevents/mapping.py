@@ -12,29 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from epp.kvevents.alignment import aligned_blocks, chunk_ends, whole_blocks
-from epp.kvevents.block_hashes import BlockHasher, BlockName
-from epp.kvevents.conversation import Text, UnreadableError, read_conversation
+from epp.kvevents.alignment import Rendered, aligned_blocks, chunk_ends, whole_blocks
+from epp.kvevents.block_hashes import BlockHasher
+from epp.kvevents.chunks import MappedPrompt
+from epp.kvevents.conversation import Text, UnmappedError, read_conversation, read_shaping
 from epp.kvevents.routed_prompts import RoutedPrompt
-from epp.kvevents.shaping import Shaping, ShapingError, read_shaping
 from epp.request.names import is_digest
 from epp.types import ApiKind, InferenceRequest
 
 _TOKEN_ID_BYTES: Final = 4
 _MOST_CHARS: Final = 2**20
 """Longest text that is tokenized. A `Language` bounds the tokens, too."""
-
-
-class UntemplatedError(Exception):
-    """The model's template or tokenizer refuses this conversation, or there is none."""
-
-
-class UnmappedError(Exception):
-    """The blocks of a prompt cannot be named. `reason` is a label of a metric."""
-
-    def __init__(self, message: str, *, reason: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +37,7 @@ class Language(Protocol):
 
     def tokens(self, text: str, *, special: bool) -> Tokens:
         """special: include what the tokenizer itself puts around a text, as servers do with plain prompts.
-
-        Raises UntemplatedError. UnreadableError: the text has more tokens than a text may have.
+        Raises UnmappedError, also for too many tokens.
         """
         ...
 
@@ -61,19 +48,10 @@ class Language(Protocol):
         tools: Sequence[Any] | None,
         arguments: Mapping[str, Any] | None = None,
     ) -> str:
-        """arguments: the request's own arguments for the template. Raises UntemplatedError."""
+        """The conversation as the model reads it, ready for its answer. arguments: the request's own
+        arguments for the template. Raises UnmappedError.
+        """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Mapped:
-    """The arguments of `Knowledge.map`."""
-
-    ends_bytes: Sequence[int]
-    """The ends of the leading chunks for which every request with these chunks has the same blocks."""
-    blocks: Sequence[BlockName]
-    ends_blocks: Sequence[int]
-    tokens: int
 
 
 def map_prompt(
@@ -83,7 +61,7 @@ def map_prompt(
     hasher: BlockHasher,
     block_tokens: int,
     adapter_path: str | None,
-) -> Mapped:
+) -> MappedPrompt:
     """adapter_path: where the servers loaded the prompt's adapter from, if it names one. Raises
     UnmappedError.
     """
@@ -92,83 +70,49 @@ def map_prompt(
         raise UnmappedError(f"no path is configured for adapter {routed.adapter}", reason="adapter")
     if is_digest(inference.cache_salt):
         raise UnmappedError("the cache salt is too long to be kept", reason="arguments")
-    ids, read = _read(inference, language)
+    ids, rendered = _read(inference, language)
     adapter = (routed.adapter, adapter_path) if adapter_path is not None else None
     blocks = hasher.names(ids, block_tokens=block_tokens, adapter=adapter, cache_salt=inference.cache_salt)
     ends_bytes = chunk_ends(routed.schedule, len(routed.chain))
-    if read is None:
+    if rendered is None:
         ends = whole_blocks(
             ends_bytes, bytes_per_token=_TOKEN_ID_BYTES, block_tokens=block_tokens, blocks=len(blocks)
         )
     else:
-        ends = aligned_blocks(
-            ends_bytes,
-            prompt_bytes=len(inference.prompt),
-            rendered=read.rendered,
-            texts=read.texts,
-            token_ends=read.token_ends,
-            block_tokens=block_tokens,
-            blocks=len(blocks),
-            to_char=read.plain_chars,
-        )
+        ends = aligned_blocks(ends_bytes, rendered, block_tokens=block_tokens, blocks=len(blocks))
     if not ends:
         raise UnmappedError(
             "the template arguments of the request change the prompt from the start", reason="arguments"
         )
-    return Mapped(ends_bytes[: len(ends)], blocks, ends, len(ids))
+    return MappedPrompt(routed.chain[: len(ends)], ends_bytes[: len(ends)], blocks, ends)
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """The server's version of a prompt of text."""
-
-    rendered: str
-    token_ends: Sequence[int]
-    texts: Sequence[Text]
-    plain_chars: int
-    """Number of leading characters that are the same without the request's own arguments, which the chunks do
-    not contain."""
-
-
-def _read(inference: InferenceRequest, language: Language | None) -> tuple[Sequence[int], _Read | None]:
+def _read(inference: InferenceRequest, language: Language | None) -> tuple[Sequence[int], Rendered | None]:
     """The prompt's token ids, and the text that they come from unless the prompt came as token ids. Raises
     UnmappedError.
     """
-    try:
-        shaping = read_shaping(inference.shaping)
-        if inference.token_ids:
-            return _unpacked(inference.prompt), None
-        if language is None:
-            raise UnmappedError("the model's tokenizer is not configured", reason="tokenizer")
-        return _rendered(inference, language, shaping)
-    except ShapingError as error:
-        raise UnmappedError(f"not followed: {error}", reason="arguments") from error
-    except UnreadableError as error:
-        raise UnmappedError(f"not followed: {error}", reason="content") from error
-    except UntemplatedError as error:
-        raise UnmappedError(str(error), reason="template") from error
-
-
-def _rendered(
-    inference: InferenceRequest, language: Language, shaping: Shaping
-) -> tuple[Sequence[int], _Read]:
-    followed = inference.kind in (ApiKind.COMPLETIONS, ApiKind.CHAT, ApiKind.MESSAGES)
-    if not followed or inference.opaque:
-        raise UnreadableError("media or embeddings" if followed else f"the {inference.kind} API")
+    shaping = read_shaping(inference.shaping)
+    if inference.token_ids:
+        return _unpacked(inference.prompt), None
+    if language is None:
+        raise UnmappedError("the model's tokenizer is not configured", reason="tokenizer")
+    if inference.opaque or inference.kind not in (ApiKind.COMPLETIONS, ApiKind.CHAT, ApiKind.MESSAGES):
+        raise UnmappedError(f"media, embeddings, or the {inference.kind} API", reason="content")
+    size = len(inference.prompt)
     if inference.kind is ApiKind.COMPLETIONS:
         text = _short(inference.prompt.decode())
         tokens = language.tokens(text, special=shaping.special_tokens is not False)
-        return tokens.ids, _Read(text, tokens.ends, (Text(0, text, len(inference.prompt)),), len(text))
+        return tokens.ids, Rendered(text, tokens.ends, (Text(0, text, size),), size, len(text))
     said = read_conversation(inference.prompt)
-    rendered = _short(language.render(said.messages, tools=said.tools, arguments=shaping.arguments))
-    plain = language.render(said.messages, tools=said.tools) if shaping.arguments else rendered
-    tokens = language.tokens(rendered, special=shaping.special_tokens is True)
-    return tokens.ids, _Read(rendered, tokens.ends, said.texts, _alike(plain, rendered))
+    text = _short(language.render(said.messages, tools=said.tools, arguments=shaping.arguments))
+    plain = language.render(said.messages, tools=said.tools) if shaping.arguments else text
+    tokens = language.tokens(text, special=shaping.special_tokens is True)
+    return tokens.ids, Rendered(text, tokens.ends, said.texts, size, _alike(plain, text))
 
 
 def _short(text: str) -> str:
     if len(text) > _MOST_CHARS:
-        raise UnreadableError(f"a text of {len(text)} characters")
+        raise UnmappedError(f"a text of {len(text)} characters", reason="content")
     return text
 
 

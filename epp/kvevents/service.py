@@ -111,6 +111,10 @@ class ExactService:
         self._failure: BaseException | None = None
         """The error that ended the thread."""
         self._runs = 0
+        self._context: Context
+        self._poller: zmq.Poller
+        self._followed: dict[EndpointName, Followed] = {}
+        """Each thread makes these three, and closes them."""
         self._unreachable: dict[EndpointName, _Unreachable] = {}
         self._told: dict[str, str] = {}
         self._counted = (0, 0)
@@ -198,65 +202,47 @@ class ExactService:
     # -- the thread ------------------------------------------------------------------------------------------
 
     def _run_thread(self, wake: Callable[[], object], stopping: threading.Event) -> None:
-        context = new_context()
-        followed: dict[EndpointName, Followed] = {}
+        self._context, self._poller, self._followed = new_context(), zmq.Poller(), {}
         try:
-            self._follow(followed, context, wake, stopping)
+            self._follow(wake, stopping)
         except BaseException as error:  # noqa: BLE001 - a panic of the tokenizers package is no Exception; `run` says what it was
             if not stopping.is_set():
                 self._failure = error
                 wake()
         finally:
-            for one in followed.values():
-                one.sub.close()
-                if one.replay is not None:
-                    one.replay.close(linger=0)
-            context.term()
+            for one in self._followed.values():
+                one.close(self._poller)
+            self._context.term()
 
-    def _follow(
-        self,
-        followed: dict[EndpointName, Followed],
-        context: Context,
-        wake: Callable[[], object],
-        stopping: threading.Event,
-    ) -> None:
-        poller, status_at = zmq.Poller(), 0.0
+    def _follow(self, wake: Callable[[], object], stopping: threading.Event) -> None:
+        status_at = 0.0
         while not stopping.is_set():
             if len(self._found) > _MOST_FOUND:
                 stopping.wait(_POLL_MS / 1000)
                 continue
-            self._reconcile(followed, poller, context, now=self._clock())
-            readable = {socket for socket, _ in poller.poll(_POLL_MS if not len(self._queue) else 0)}
+            self._reconcile(now=self._clock())
+            readable = {socket for socket, _ in self._poller.poll(_POLL_MS if not len(self._queue) else 0)}
             now = self._clock()
-            for one in followed.values():
+            for one in self._followed.values():
                 if one.replay is not None and one.replay in readable:
                     self._read_replay(one, now=now)
                 if one.sub.socket in readable:
                     self._read_live(one, now=now)
-                self._tend_replay(one, poller, context, now=now)
-            self._look_at_prompts(followed, now=now)
+                self._tend_replay(one, now=now)
+            self._look_at_prompts(now=now)
             found = self._exact.findings(now=now)
             if found:
                 self._found.extend(found)
                 wake()
             if now >= status_at:
                 status_at = now + _STATUS_EVERY_S
-                self._listen_anew(followed, poller, context, now=now)
-                self._tell(followed)
+                self._listen_anew(now=now)
+                self._tell()
 
-    def _reconcile(
-        self,
-        followed: dict[EndpointName, Followed],
-        poller: zmq.Poller,
-        context: Context,
-        *,
-        now: float,
-    ) -> None:
-        wanted = self._wanted
-        for name in [name for name, one in followed.items() if wanted.get(name) != one.source]:
-            gone = followed.pop(name)
-            gone.unsubscribe(poller)
-            self._drop(gone, poller)
+    def _reconcile(self, *, now: float) -> None:
+        wanted, followed = self._wanted, self._followed
+        for one in [one for name, one in followed.items() if wanted.get(name) != one.source]:
+            self._drop(one)
         for name in self._exact.take_relearning():
             self._heard(followed[name], followed[name].messages.restarted(), now=now)
         self._unreachable = {n: one for n, one in self._unreachable.items() if wanted.get(n) == one.source}
@@ -264,47 +250,38 @@ class ExactService:
             unreachable = self._unreachable.get(name)
             if name in followed or (unreachable is not None and now < unreachable.again_at):
                 continue
-            sub = self._subscribed(name, source, poller, context, now=now)
+            sub = self._subscribed(name, source, now=now)
             if sub is None:
                 continue
             self._unreachable.pop(name, None)
             followed[name] = Followed(name, source, Messages(replays=bool(source.replay)), sub)
             self._exact.add(name, model=source.model)
 
-    def _subscribed(
-        self, name: EndpointName, source: Source, poller: zmq.Poller, context: Context, *, now: float
-    ) -> Subscription | None:
+    def _subscribed(self, name: EndpointName, source: Source, *, now: float) -> Subscription | None:
         """A socket. None: no file descriptor is left, or the address is wrong; the reason is kept."""
         try:
-            sub = Subscription(context, source.events, topic=self._topic)
+            sub = Subscription(self._context, source.events, topic=self._topic)
         except zmq.ZMQError as error:
             reason = f"{source.events}: {zmq.strerror(error.errno or 0)}"
             self._unreachable[name] = _Unreachable(source, reason, now + _TRY_AGAIN_S)
             return None
-        poller.register(sub.socket, zmq.POLLIN)
+        self._poller.register(sub.socket, zmq.POLLIN)
         return sub
 
-    def _listen_anew(
-        self,
-        followed: dict[EndpointName, Followed],
-        poller: zmq.Poller,
-        context: Context,
-        *,
-        now: float,
-    ) -> None:
+    def _listen_anew(self, *, now: float) -> None:
         """Subscribe again where a connection has ended. Missed messages show as a gap."""
-        for one in [one for one in followed.values() if one.sub.read_out()]:
-            one.unsubscribe(poller)
-            sub = self._subscribed(one.name, one.source, poller, context, now=now)
+        for one in [one for one in self._followed.values() if one.sub.read_out()]:
+            one.unsubscribe(self._poller)
+            sub = self._subscribed(one.name, one.source, now=now)
             if sub is not None:
                 one.sub = sub
-                continue
-            del followed[one.name]
-            self._drop(one, poller)
+            else:
+                self._drop(one)
 
-    def _drop(self, gone: Followed, poller: zmq.Poller) -> None:
+    def _drop(self, gone: Followed) -> None:
+        del self._followed[gone.name]
         self._counted = self._counted[0] + gone.messages.gaps, self._counted[1] + gone.messages.lost
-        gone.close_replay(poller)
+        gone.close(self._poller)
         self._exact.drop(gone.name)
 
     def _read_live(self, one: Followed, *, now: float) -> None:
@@ -335,35 +312,36 @@ class ExactService:
     def _heard(self, one: Followed, steps: Sequence[Step], *, now: float) -> None:
         self._exact.heard(one.name, steps, complete=one.messages.complete, now=now)
 
-    def _tend_replay(self, one: Followed, poller: zmq.Poller, context: Context, *, now: float) -> None:
+    def _tend_replay(self, one: Followed, *, now: float) -> None:
         """Request missing messages, and give up requests that are not answered."""
         messages = one.messages
         if messages.due is not None and one.asked == messages.asked and now >= one.give_up_at:
             self._heard(one, messages.replay_over(), now=now)
         if messages.due is None:
-            one.close_replay(poller)
+            one.close_replay(self._poller)
         elif one.asked != messages.asked:
-            one.close_replay(poller)
+            one.close_replay(self._poller)
             one.asked, one.give_up_at = messages.asked, now + _REPLAY_TIMEOUT_S
             try:
-                one.replay = open_socket(context, zmq.DEALER, one.source.replay)
+                one.replay = open_socket(self._context, zmq.DEALER, one.source.replay)
             except zmq.ZMQError:
                 one.give_up_at = now
                 return
-            poller.register(one.replay, zmq.POLLIN)
+            self._poller.register(one.replay, zmq.POLLIN)
             one.replay.send_multipart([b"", messages.due.to_bytes(8, "big")], zmq.NOBLOCK)
 
-    def _look_at_prompts(self, followed: Mapping[EndpointName, Followed], *, now: float) -> None:
+    def _look_at_prompts(self, *, now: float) -> None:
         for _ in range(_PROMPTS_A_TURN):
             routed = self._queue.take()
             if routed is None:
                 return
             if self._exact.routed(routed, now=now):
-                one = followed[routed.server]
+                one = self._followed[routed.server]
                 self._heard(one, one.messages.restarted(), now=now)
 
-    def _tell(self, followed: Mapping[EndpointName, Followed]) -> None:
+    def _tell(self) -> None:
         gaps, lost = self._counted
+        messages = [one.messages for one in self._followed.values()]
         unreachable = {
             name: ServerStatus(one.source.model, "off", f"cannot listen to {one.reason}", 0, 0, 0, 0)
             for name, one in self._unreachable.items()
@@ -371,18 +349,16 @@ class ExactService:
         self.status = ExactStatus(
             models=self._exact.models(),
             servers={**self._exact.servers(), **unreachable},
-            gaps=gaps + sum(one.messages.gaps for one in followed.values()),
-            lost=lost + sum(one.messages.lost for one in followed.values()),
+            gaps=gaps + sum(each.gaps for each in messages),
+            lost=lost + sum(each.lost for each in messages),
             malformed=self._exact.malformed,
         )
-        said = {
-            f"model {name or '(any)'}": _words(m.state, m.reason) for name, m in self.status.models.items()
-        }
-        said |= {
-            f"a prompt of model {name or '(any)'}": f"passed over: {m.last_error}"
-            for name, m in self.status.models.items()
-            if m.last_error
-        }
+        said = {}
+        for name, model in self.status.models.items():
+            what = f"model {name or '(any)'}"
+            said[what] = _words(model.state, model.reason)
+            if model.last_error:
+                said[f"a prompt of {what}"] = f"passed over: {model.last_error}"
         said |= {f"server {name}": _words(s.state, s.reason) for name, s in self.status.servers.items()}
         for what, words in said.items():
             if self._told.get(what) != words:

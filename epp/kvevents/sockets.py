@@ -115,6 +115,11 @@ class Followed:
     """The number of the replay request that `replay` is for."""
     give_up_at: float = 0.0
 
+    def close(self, poller: zmq.Poller) -> None:
+        if not self.sub.socket.closed:
+            self.unsubscribe(poller)
+        self.close_replay(poller)
+
     def unsubscribe(self, poller: zmq.Poller) -> None:
         poller.unregister(self.sub.socket)
         self.sub.close()

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from epp.config.policy import PolicySpec
 from epp.config.prefix import Chunks, Table
 from epp.kvevents.block_hashes import BlockName
+from epp.kvevents.chunks import MappedPrompt
 from epp.kvevents.decoding import Cleared, Removed, Stored
 from epp.kvevents.knowledge import Knowledge
 from epp.prefix_index.hashing import hash_chain
@@ -73,10 +74,7 @@ class KnowledgeMachine(RuleBasedStateMachine):
         blocks = blocks_of(prompt)
         self.mapped[prompt] = chain
         self.knowledge.map(
-            chain,
-            ends_bytes=ends,
-            blocks=blocks,
-            ends_blocks=[end // BLOCK for end in ends],
+            MappedPrompt(chain, ends, blocks, [end // BLOCK for end in ends]),
             server=name,
             now=self.tick(),
         )

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from epp.errors import ConfigError
-from epp.kvevents.alignment import aligned_blocks, chunk_ends
+from epp.kvevents.alignment import Rendered, aligned_blocks, chunk_ends
 from epp.kvevents.block_hashes import BlockHasher
-from epp.kvevents.conversation import Text, UnreadableError, read_conversation
+from epp.kvevents.conversation import Text, UnmappedError, read_conversation
 from epp.kvevents.language import FolderLanguage
-from epp.kvevents.mapping import UnmappedError, UntemplatedError, map_prompt
+from epp.kvevents.mapping import map_prompt
 from epp.kvevents.routed_prompts import RoutedPrompt
 from epp.prefix_index.hashing import ChunkSchedule, hash_chain
 from epp.request.parse import parse_request
@@ -106,7 +106,7 @@ def test_several_text_parts_come_back_as_several() -> None:
     ],
 )
 def test_what_the_canonical_prompt_does_not_keep_is_refused(content: Any) -> None:
-    with pytest.raises(UnreadableError):
+    with pytest.raises(UnmappedError):
         read_conversation(chat(said("user", content)).inference.prompt)
 
 
@@ -129,7 +129,7 @@ def test_a_template_that_walks_over_parts_gets_parts(tmp_path: Path) -> None:
 
 def test_what_a_template_refuses_is_said(tmp_path: Path) -> None:
     language = FolderLanguage(write_language(tmp_path, template="{{ raise_exception('no system role') }}"))
-    with pytest.raises(UntemplatedError, match="no system role"):
+    with pytest.raises(UnmappedError, match="no system role"):
         language.render([{"role": "user", "content": "a"}], tools=None)
 
 
@@ -147,7 +147,7 @@ def test_arguments_too_deep_or_broken_are_the_clients_fault_and_not_ours(
 
 def test_a_template_that_recurses_without_end_is_refused(tmp_path: Path) -> None:
     template = "{% macro m(x) %}{{ m(x) }}{% endmacro %}{{ m(1) }}"
-    with pytest.raises(UntemplatedError):
+    with pytest.raises(UnmappedError):
         FolderLanguage(write_language(tmp_path, template=template)).render([said("user", "a")], tools=None)
 
 
@@ -155,7 +155,7 @@ def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path) -> None:
     language = FolderLanguage(
         write_language(tmp_path, template="{{ ''.__class__.__mro__[1].__subclasses__() }}")
     )
-    with pytest.raises(UntemplatedError):
+    with pytest.raises(UnmappedError):
         language.render([{"role": "user", "content": "a"}], tools=None)
 
 
@@ -248,13 +248,9 @@ def test_letters_of_several_bytes_are_counted_once_however_many_chunks_end_in_a_
     try:
         ends = aligned_blocks(
             range(7, size, 7),
-            prompt_bytes=size,
-            rendered=text,
-            texts=(Text(0, text, size),),
-            token_ends=range(1, len(text) + 1),
+            Rendered(text, range(1, len(text) + 1), (Text(0, text, size),), size, len(text)),
             block_tokens=1,
             blocks=10**6,
-            to_char=len(text),
         )
     finally:
         sys.setprofile(None)
@@ -266,7 +262,7 @@ def test_letters_of_several_bytes_are_counted_once_however_many_chunks_end_in_a_
 def test_a_text_of_too_many_tokens_is_not_followed(language: FolderLanguage) -> None:
     """The tokenizers package frees its result in one step: 60 ms for a million tokens."""
     for letter in ("j", "\u6f22"):
-        with pytest.raises(UnreadableError, match="262144 tokens"):
+        with pytest.raises(UnmappedError, match="262144 tokens"):
             language.tokens(letter * (2**18 + 9), special=False)
     words = "the quick brown fox jumps over the lazy dog " * 3000
     for text in ("j" * 2**18, words + "\u6f22" * 20_000, "\u6f22" * 2**14):
@@ -309,14 +305,7 @@ def test_prompts_that_cannot_be_mapped_say_why(
 def test_a_text_that_the_template_dropped_does_not_shift_what_follows() -> None:
     texts = (Text(2, "gone", 6), Text(8, "here it is", 18))
     ends = aligned_blocks(
-        [18],
-        prompt_bytes=18,
-        rendered="<u>here it is",
-        texts=texts,
-        token_ends=range(1, 14),
-        block_tokens=1,
-        blocks=99,
-        to_char=13,
+        [18], Rendered("<u>here it is", range(1, 14), texts, 18, 13), block_tokens=1, blocks=99
     )
     assert ends == [13]
 
@@ -387,9 +376,7 @@ def test_arguments_that_change_the_beginning_are_refused_with_their_reason(
 
 def test_special_tokens_are_added_as_the_request_says(language: FolderLanguage) -> None:
     def ids(prompt: RoutedPrompt) -> int:
-        return map_prompt(
-            prompt, language=language, hasher=BlockHasher("sha256"), block_tokens=4, adapter_path=None
-        ).tokens
+        return len(blocks_at(prompt, language, block_tokens=1)[0])
 
     text = "the quick brown fox " * 5
     plain = ids(routed("/v1/completions", prompt=text))
@@ -408,12 +395,8 @@ def test_after_many_texts_that_the_template_dropped_the_others_are_not_looked_fo
         texts.append(Text(dropped, "here", dropped + 4))
         (end,) = aligned_blocks(
             [dropped + 4],
-            prompt_bytes=size,
-            rendered="-" * 36 + "here" + "-" * (size - 40),
-            texts=texts,
-            token_ends=range(1, size + 1),
+            Rendered("-" * 36 + "here" + "-" * (size - 40), range(1, size + 1), texts, size, size),
             block_tokens=1,
             blocks=size,
-            to_char=size,
         )
         assert (end == 40) is found

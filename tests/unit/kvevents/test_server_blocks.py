@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 
 from epp.kvevents.block_hashes import BlockName
-from epp.kvevents.blocks import ServerBlocks
-from epp.kvevents.by_block import ByBlock
+from epp.kvevents.blocks import ByBlock, ServerBlocks
 from epp.kvevents.decoding import Cleared, Stored
 from epp.prefix_index.kv_reports import Tier
 
