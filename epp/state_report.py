@@ -101,7 +101,7 @@ def _sharing(service: SharingService) -> SharingStatus:
         skipped={
             "unresolved": heard.unresolved,
             "stale": heard.stale,
-            "stranger": heard.strangers,
+            "stranger": heard.unknown_endpoints,
             "excessive": heard.excessive,
             "malformed": link.malformed,
         },

@@ -14,7 +14,6 @@ from epp.decision import Pick
 from epp.errors import PickError
 from epp.gate import Claim, Gate
 from epp.replay.picker_router import PickerRouter
-from epp.sharing.exchange import FlowPort
 from model_server.sim.fleet import WAITS
 from model_server.sim.request import SimRequest
 
@@ -34,9 +33,9 @@ class FlowRouter(PickerRouter):
         self._decided: list[tuple[int, str | None]] = []
         super().__init__(policy, seed=seed, replicas=replicas, share_delay_s=share_delay_s, adapters=adapters)
         if not self._gates:
-            self._flow_controls()
+            self._gates_of_pickers()
 
-    def _flow_controls(self) -> Sequence[FlowPort]:
+    def _gates_of_pickers(self) -> Sequence[Gate]:
         self._gates = [Gate(picker) for picker in self.pickers]
         return self._gates
 

@@ -17,10 +17,10 @@ from typing import Any
 from epp.config.policy import Policy
 from epp.decision import Pick, PickRequest
 from epp.errors import PickError
+from epp.gate import Gate
 from epp.picker import Picker
 from epp.replay.shared import Shared
 from epp.request.response import ResponseFeedback
-from epp.sharing.exchange import FlowPort
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from model_server.sim.prompts import render
 from model_server.sim.request import SimRequest
@@ -58,7 +58,7 @@ class PickerRouter:
         self._pickers = [Picker(policy, rng=random.Random(seed * 1000 + n)) for n in range(replicas)]
         self._shared: Shared | None = None
         if share_delay_s is not None:
-            self._shared = Shared(self._pickers, delay_s=share_delay_s, flows=self._flow_controls())
+            self._shared = Shared(self._pickers, delay_s=share_delay_s, gates=self._gates_of_pickers())
         self._adapters = adapters
         self._bytes_per_token = bytes_per_token
         self._unsaid: dict[str, Any] = dict.fromkeys(unsaid)
@@ -73,7 +73,7 @@ class PickerRouter:
     def shared(self) -> Shared | None:
         return self._shared
 
-    def _flow_controls(self) -> Sequence[FlowPort]:
+    def _gates_of_pickers(self) -> Sequence[Gate]:
         """The flow control of each picker. Called once, if the pickers share."""
         return ()
 

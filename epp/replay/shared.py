@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from itertools import count
 
 from epp.config.sharing import Sharing
+from epp.gate import Gate
 from epp.picker import Picker
-from epp.sharing.exchange import Exchange, FlowPort
+from epp.sharing.exchange import Exchange
 
 _SETTINGS = Sharing()
 
@@ -21,16 +22,16 @@ class Shared:
         pickers: Sequence[Picker],
         *,
         delay_s: float,
-        flows: Sequence[FlowPort] = (),
+        gates: Sequence[Gate] = (),
     ) -> None:
-        """flows: the flow control of each picker, if it has one."""
+        """gates: the flow control of each picker, if it has one."""
         self._exchanges = [
             Exchange(
                 picker,
                 me=bytes([n]) * 8,
                 outbox_bytes=_SETTINGS.outbox_bytes,
                 peer_timeout_s=_SETTINGS.peer_timeout_seconds,
-                flow=flows[n] if flows else None,
+                gate=gates[n] if gates else None,
             )
             for n, picker in enumerate(pickers)
         ]
@@ -51,7 +52,7 @@ class Shared:
             return
         self._flush_at = now + _SETTINGS.flush_interval_seconds
         for exchange in self._exchanges:
-            exchange.expire(now=now)
+            exchange.listener.expire(now=now)
             while (batch := exchange.next_batch(now=now)) is not None:
                 self.said_bytes += len(batch)
                 heapq.heappush(self._under_way, (now + self._delay_s, next(self._order), exchange, batch))

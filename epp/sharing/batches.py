@@ -83,16 +83,8 @@ class Began(msgspec.Struct, array_like=True, frozen=True, tag=1):
     tail: bytes
 
 
-class Moved(msgspec.Struct, array_like=True, frozen=True, tag=2):
+class Moved(Began, array_like=True, frozen=True, tag=2):
     """Another endpoint than the one in `Began` served the request."""
-
-    ago: _Number
-    age_ms: _Age
-    endpoint: _Index
-    tokens: _Tokens
-    adapter: _Index
-    head: bytes
-    tail: bytes
 
 
 class Over(msgspec.Struct, array_like=True, frozen=True, tag=3):
@@ -104,7 +96,7 @@ class Over(msgspec.Struct, array_like=True, frozen=True, tag=3):
     older version leave this out."""
 
 
-class Held(msgspec.Struct, array_like=True, frozen=True, tag=4):
+class HeldChain(msgspec.Struct, array_like=True, frozen=True, tag=4):
     """An endpoint holds this chain. No single request asked for it."""
 
     age_ms: _Age
@@ -135,7 +127,7 @@ class Sized(msgspec.Struct, array_like=True, frozen=True, tag=7):
     prompt_tokens: Annotated[float, Meta(ge=0, le=1e20)] | None
 
 
-Event = Began | Moved | Over | Held | Charged | Restarted | Sized
+Event = Began | Moved | Over | HeldChain | Charged | Restarted | Sized
 
 
 FlowRow = tuple[
@@ -175,16 +167,10 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
     """Endpoints that cut an answer midway, once for each. Pickers of an older version leave this out."""
 
 
-class StoredTable(msgspec.Struct, array_like=True, frozen=True):
-    """A whole table: batches of Sized, Held and Charged, for each endpoint from the least to the most
-    recently used.
+class _StoredTable(msgspec.Struct, array_like=True, frozen=True):
+    """A whole table: batches of Sized, HeldChain and Charged, for each endpoint from the least to the most
+    recently used. Portions that were read are views of its bytes.
     """
-
-    batches: Annotated[list[bytes], Meta(max_length=_MOST_PORTIONS)]
-
-
-class _ReadTable(msgspec.Struct, array_like=True, frozen=True):
-    """A stored table as it comes: its portions are views of its bytes."""
 
     batches: Annotated[list[msgspec.Raw], Meta(max_length=_MOST_PORTIONS)]
 
@@ -195,15 +181,20 @@ class MalformedError(ValueError):
 
 _encoder = msgspec.msgpack.Encoder()
 _batch_decoder = msgspec.msgpack.Decoder(Batch)
-_table_decoder = msgspec.msgpack.Decoder(_ReadTable)
+_table_decoder = msgspec.msgpack.Decoder(_StoredTable)
 _portion_decoder = msgspec.msgpack.Decoder(bytes)
 
 
-def encode(message: Batch | StoredTable) -> bytes:
+def encode(message: Batch) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_batch(data: bytes) -> Batch:
+def encode_table(portions: Sequence[bytes]) -> bytes:
+    """A stored table of encoded batches."""
+    return _encoder.encode([portions])
+
+
+def decode_batch(data: bytes | memoryview) -> Batch:
     if len(data) > MOST_BATCH_BYTES:
         raise MalformedError(f"a batch of {len(data)} bytes")
     try:

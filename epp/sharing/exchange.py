@@ -5,21 +5,16 @@ Callers: `epp.sharing.service`, over Redis or a local socket, and the simulator,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import Final
 
+from epp.gate import Gate
 from epp.picker import Picker
 from epp.sharing.batches import channel_of
-from epp.sharing.listener import Listener, WaitsElsewhere
-from epp.sharing.speaker import FlowNews, Speaker
-from epp.sharing.storing import TableWriter
+from epp.sharing.listener import Listener
+from epp.sharing.speaker import Speaker
 
 LIFE_SIGN_S: Final = 1.0
 """A picker with nothing to send sends a sign of life this often."""
-
-
-class FlowPort(FlowNews, WaitsElsewhere, Protocol):
-    """Flow control, as far as pickers share it."""
 
 
 class Exchange:
@@ -32,19 +27,23 @@ class Exchange:
         me: bytes,
         outbox_bytes: int,
         peer_timeout_s: float,
-        flow: FlowPort | None = None,
+        gate: Gate | None = None,
     ) -> None:
-        """flow: this picker's flow control, if it has one."""
+        """gate: this picker's flow control. None: it tells nothing about it, and ignores what others tell."""
         self._picker = picker
-        self.speaker = Speaker(speaker=me, limit_bytes=outbox_bytes, flow=flow)
+        self.speaker = Speaker(speaker=me, limit_bytes=outbox_bytes, gate=gate)
         picker.subscribe(self.speaker.hear)
-        self.listener = Listener(picker, me=me, timeout_s=peer_timeout_s, waits=flow)
+        self.listener = Listener(picker, me=me, timeout_s=peer_timeout_s, gate=gate)
         self._hello_told = 0
         self._said_at = float("-inf")
 
     def channel(self, pool: str) -> str:
         """The channel of its peers. It changes with the policy's chunks and with the hash secret."""
         return channel_of(pool, self._picker.roots)
+
+    @property
+    def picker(self) -> Picker:
+        return self._picker
 
     def told_secret(self) -> bytes:
         """The part of the picker's hash secret that peers may read."""
@@ -84,20 +83,6 @@ class Exchange:
         """Apply a batch from the channel at once. The sender may be any picker. Raises MalformedError."""
         for _ in self.listener.hear(data, now=now, age_s=age_s):
             pass
-
-    def hear_in_portions(self, data: bytes, *, now: float, age_s: float) -> Iterator[None]:
-        """The same in portions, so that other work can run between them."""
-        return self.listener.hear(data, now=now, age_s=age_s)
-
-    def expire(self, *, now: float) -> None:
-        self.listener.expire(now=now)
-
-    def load(self, data: bytes | memoryview, *, now: float, age_s: float) -> Iterator[None]:
-        """Apply a stored table in portions. Raises MalformedError."""
-        return self.listener.load(data, now=now, age_s=age_s)
-
-    def writer(self) -> TableWriter:
-        return TableWriter(self._picker)
 
     def leave(self, *, now: float) -> None:
         self.listener.forget_all(now=now)

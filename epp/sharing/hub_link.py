@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from epp.sharing.hub import BadFrameError, frame, read_frame
-from epp.sharing.link import LinkError, Received, ReceivedTable
+from epp.sharing.link import LinkError, Received
 
 _TIMEOUT_S: Final = 3.0
 _WAIT_S: Final = 1.0
@@ -56,13 +56,13 @@ class HubLink:
     async def recover(self) -> None:
         await self._connected()
 
-    async def stored(self) -> ReceivedTable | None:
+    async def stored(self) -> Received | None:
         _, content = await self._ask(frame(b"G"))
         if not content:
             return None
         if len(content) < _AGE.size or not 0 <= (age_s := _AGE.unpack_from(content)[0]) < math.inf:
             raise LinkError("what is stored as the table is none", reason="refused")
-        return ReceivedTable(memoryview(content)[_AGE.size :], age_s)
+        return Received(memoryview(content)[_AGE.size :], age_s)
 
     async def store(self, table: bytes) -> None:
         await self._send(frame(b"T", table))

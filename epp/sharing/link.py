@@ -21,16 +21,8 @@ class LinkError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Bytes from the link, and how long ago they were sent, by the link's clock."""
-
-    data: bytes
-    age_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class ReceivedTable:
-    """A stored table, and how long ago it was given to the link. It may be large, so no code
-    copies it whole.
+    """A batch or a stored table, and how long ago it was given to the link, by the link's clock. A table may
+    be large, so no code copies it whole.
     """
 
     data: bytes | memoryview
@@ -53,7 +45,7 @@ class Link(Protocol):
     async def recover(self) -> None:
         """To be called after an error: makes sure that `read` does not wait for messages that cannot come."""
 
-    async def stored(self) -> ReceivedTable | None:
+    async def stored(self) -> Received | None:
         """The newest stored table of the channel. After this, `read` continues with the messages since the
         table was begun, as far as they are kept.
         """

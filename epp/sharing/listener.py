@@ -15,13 +15,14 @@ Pure: `now` is the caller's monotonic time, and `age_s` is how long a batch was 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 from epp.endpoints.backlog import Booking
 from epp.endpoints.state import EndpointState
 from epp.flow.elsewhere import Row
+from epp.gate import Gate
 from epp.picker import Picker
 from epp.prefix_index.table import PrefixTable, Recorded
 from epp.sharing.batches import (
@@ -30,10 +31,9 @@ from epp.sharing.batches import (
     Charged,
     Event,
     Flag,
-    Held,
+    HeldChain,
     Kept,
     MalformedError,
-    Moved,
     Over,
     Restarted,
     Sized,
@@ -55,13 +55,6 @@ _BATCH_CHUNKS: Final = 2**18
 _SAME_RESTART_S: Final = 5.0
 """Pickers scrape at different moments. So a restart that another picker reports within this time of our own
 observation is the same restart."""
-
-
-class WaitsElsewhere(Protocol):
-    """Counts the requests that wait at other pickers. `epp.gate.Gate` implements it."""
-
-    def hear(self, picker: bytes, told: Sequence[tuple[str, Row]], *, anew: bool, now: float) -> None: ...
-    def forget(self, picker: bytes) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +92,7 @@ class HeardCounts:
     stale: int = 0
     """Chains left out because their endpoint lost its cache after they were sent, or is
     another process now."""
-    strangers: int = 0
+    unknown_endpoints: int = 0
     """Events left out because this picker does not know their endpoints."""
     excessive: int = 0
     """Chains left out because their batch named too many chunks."""
@@ -108,12 +101,10 @@ class HeardCounts:
 
 
 class Listener:
-    def __init__(
-        self, picker: Picker, *, me: bytes, timeout_s: float, waits: WaitsElsewhere | None = None
-    ) -> None:
-        """waits: gets the news about requests that wait at other pickers. None: they are ignored."""
+    def __init__(self, picker: Picker, *, me: bytes, timeout_s: float, gate: Gate | None = None) -> None:
+        """gate: gets the news about requests that wait at other pickers. None: they are ignored."""
         self._picker = picker
-        self._waits = waits
+        self._gate = gate
         self._me = me
         self._timeout_s = timeout_s
         self._peers: dict[bytes, _Peer] = {}
@@ -146,7 +137,7 @@ class Listener:
             self._forget_waits(who)
         self._peers.clear()
 
-    def hear(self, data: bytes, *, now: float, age_s: float = 0.0) -> Iterator[None]:
+    def hear(self, data: bytes | memoryview, *, now: float, age_s: float = 0.0) -> Iterator[None]:
         """Apply a batch, a portion at each step. This picker's own are skipped. Raises MalformedError."""
         batch = decode_batch(data)
         if batch.speaker == self._me:
@@ -184,7 +175,7 @@ class Listener:
             reader.dictionary.add_names(batch.names)
             self._budget = _BATCH_CHUNKS
             for event in batch.events:
-                if isinstance(event, Held | Charged | Sized) and self._apply(
+                if isinstance(event, HeldChain | Charged | Sized) and self._apply(
                     reader, 0, event, made_at=now - age_s, now=now, books=False
                 ):
                     yield
@@ -230,15 +221,15 @@ class Listener:
         if batch.flags & Flag.STORED:
             self.stored_at = max(self.stored_at, now - age_s)
         peer.dictionary.add_names(batch.names)
-        if self._waits is not None and age_s < self._timeout_s:
+        if self._gate is not None and age_s < self._timeout_s:
             rows = [(row[0], Row(*row[1:])) for row in batch.flow]
             fresh = bool(batch.flags & Flag.FRESH)
             if rows or fresh:
-                self._waits.hear(batch.speaker, rows, anew=fresh, now=now)
+                self._gate.hear(batch.speaker, rows, anew=fresh, now=now)
 
     def _forget_waits(self, speaker: bytes) -> None:
-        if self._waits is not None:
-            self._waits.forget(speaker)
+        if self._gate is not None:
+            self._gate.forget(speaker)
 
     def _apply(
         self, peer: _Peer, newest: int, event: Event, *, made_at: float, now: float, books: bool
@@ -263,9 +254,9 @@ class Listener:
         if state is None:
             return
         name = state.endpoint.name
-        if isinstance(event, Began | Moved):
+        if isinstance(event, Began):
             self._began(peer, newest - event.ago, event, state, at=at, now=now, books=books)
-        elif isinstance(event, Held):
+        elif isinstance(event, HeldChain):
             self._record(state, self._chain(peer, event), at=at, now=now)
         elif isinstance(event, Charged):
             self._picker.table.charge(name, size_bytes=event.size_bytes, now=now)
@@ -290,7 +281,7 @@ class Listener:
             return None
         state = self._picker.fleet.get(EndpointName(known[0]))
         if state is None:
-            self.counts.strangers += 1
+            self.counts.unknown_endpoints += 1
             return None
         if known[1] != identity_of(state):
             self.counts.stale += 1
@@ -302,7 +293,7 @@ class Listener:
         self,
         peer: _Peer,
         number: int,
-        event: Began | Moved,
+        event: Began,
         state: EndpointState,
         *,
         at: float,
@@ -328,7 +319,7 @@ class Listener:
         self._picker.fleet.unheard.heard(age_s=now - at, now=now)
         peer.open[number] = _Open(state, state.process, booking, chain, self._picker.table, recorded)
 
-    def _chain(self, peer: _Peer, event: Began | Moved | Held) -> list[ChunkHash]:
+    def _chain(self, peer: _Peer, event: Began | HeldChain) -> list[ChunkHash]:
         """The chain of an event. Empty: its head is unknown, or the batch has named too many chunks."""
         if self._budget <= 0:
             self.counts.excessive += 1

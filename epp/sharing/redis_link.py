@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar, cast
 
 import redis.asyncio as aredis
 from redis import exceptions
+from redis._parsers import _AsyncRESP2Parser
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
@@ -25,8 +26,7 @@ from redis.credentials import CredentialProvider
 
 from epp.config.sharing import Redis
 from epp.sharing.batches import MOST_TABLE_BYTES
-from epp.sharing.link import LinkError, Received, ReceivedTable
-from epp.sharing.redis_replies import MOST_PIECE_BYTES, BoundedParser
+from epp.sharing.link import LinkError, Received
 
 _T = TypeVar("_T")
 _FIELD: Final = b"b"
@@ -41,6 +41,39 @@ _MOST_POSITION_BYTES: Final = 41
 """Longest id of a stream entry: two numbers of 64 bits."""
 _READ_TABLE_TIMES: Final = 3
 """Tries to read a stored table. Another picker may store its own table meanwhile."""
+MOST_PIECE_BYTES: Final = 2**20
+"""The largest value that is requested: the stored table is read in pieces of this size."""
+_MOST_LIST_BYTES: Final = 64 * 2**20
+"""Largest reply that is a list: as many batches as are read at once."""
+
+
+class _BoundedParser(_AsyncRESP2Parser):
+    """Bounds the size of one answer of Redis before it is read. Otherwise anyone who can write to Redis could
+    fill this process's memory with one value of 512 MB.
+
+    Redis states the size of each value before the value. A reply that exceeds the bound raises
+    InvalidResponse, which ends its connection.
+    """
+
+    __slots__ = ("_begun", "_left")
+
+    async def read_response(self, disable_decoding: bool = False) -> Any:  # noqa: FBT001, FBT002 - redis-py calls it
+        self._left, self._begun = MOST_PIECE_BYTES, False
+        return await super().read_response(disable_decoding=disable_decoding)
+
+    async def _readline(self) -> bytes:
+        line: bytes = await super()._readline()
+        if not self._begun and line.startswith(b"*"):
+            self._left = _MOST_LIST_BYTES
+        self._begun = True
+        return line
+
+    async def _read(self, length: int) -> bytes:
+        self._left -= length
+        if self._left < 0:
+            raise exceptions.InvalidResponse(f"a value of {length} bytes in a reply is too large to be read")
+        value: bytes = await super()._read(length)
+        return value
 
 
 class _PasswordFile(CredentialProvider):
@@ -123,7 +156,7 @@ class RedisLink:
         if _order(last) < _order(self._position):
             self._position = last
 
-    async def stored(self) -> ReceivedTable | None:
+    async def stored(self) -> Received | None:
         for _ in range(_READ_TABLE_TIMES):
             head = await self._piece(0)
             position = head[: _MOST_POSITION_BYTES + 1].partition(b"\n")[0]
@@ -134,7 +167,7 @@ class RedisLink:
             if (await self._piece(0, size=len(position) + 1)).rstrip(b"\n") == position:
                 if order < _order(self._position):
                     self._position = b"%d-%d" % order
-                return ReceivedTable(memoryview(table)[len(position) + 1 :], self._age_s(position))
+                return Received(memoryview(table)[len(position) + 1 :], self._age_s(position))
         raise LinkError("the stored table was replaced each time it was read", reason="refused")
 
     async def _table_after(self, piece: bytes) -> bytearray:
@@ -228,7 +261,7 @@ def _connect(settings: Redis) -> tuple[Any, list[Any]]:
         # One retry, because after a failover the first attempt only finds out where the slot is now.
         options["retry"] = Retry(NoBackoff(), 1)
         cluster = RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options, **tls)
-        cluster.connection_kwargs["parser_class"] = BoundedParser
+        cluster.connection_kwargs["parser_class"] = _BoundedParser
         return cluster, []
     sentinel = {
         **options,
@@ -241,7 +274,7 @@ def _connect(settings: Redis) -> tuple[Any, list[Any]]:
 
 def _bounded(client: Any) -> Any:
     """The same client, with a bound on the size of replies."""
-    client.connection_pool.connection_kwargs["parser_class"] = BoundedParser
+    client.connection_pool.connection_kwargs["parser_class"] = _BoundedParser
     return client
 
 

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from epp.config.sharing import Sharing
-from epp.sharing.batches import Flag, MalformedError
+from epp.sharing.batches import Flag, MalformedError, encode_table
 from epp.sharing.exchange import Exchange
 from epp.sharing.link import Link, LinkError, Received
+from epp.sharing.storing import table_portions
 from epp.sources import Keep
 
 _log = logging.getLogger("epp.sharing")
@@ -139,7 +140,7 @@ class SharingService:
     async def _tick(self) -> None:
         while True:
             exchange, now = self._exchange, self._clock()
-            exchange.expire(now=now)
+            exchange.listener.expire(now=now)
             if exchange.listener.joining:
                 exchange.listener.joining = False
                 self._store_now.set()
@@ -248,7 +249,7 @@ class SharingService:
     async def _hear(self, received: Received) -> None:
         """Apply one batch in portions. After each portion requests get as much time as the portion took."""
         started = self._clock()
-        for _ in self._exchange.hear_in_portions(received.data, now=started, age_s=received.age_s):
+        for _ in self._exchange.listener.hear(received.data, now=started, age_s=received.age_s):
             await asyncio.sleep(self._clock() - started)
             started = self._clock()
 
@@ -258,7 +259,7 @@ class SharingService:
         if table is None:
             return
         try:
-            for _ in self._exchange.load(table.data, now=self._clock(), age_s=table.age_s):
+            for _ in self._exchange.listener.load(table.data, now=self._clock(), age_s=table.age_s):
                 await asyncio.sleep(0)
         except MalformedError as error:
             self.counts.malformed += 1
@@ -287,10 +288,11 @@ class SharingService:
             self._work.set()
 
     async def _write_table(self) -> None:
-        writer = self._exchange.writer()
-        for _ in writer.portions():
+        portions = []
+        for portion in table_portions(self._exchange.picker):
+            portions.append(portion)
             await asyncio.sleep(0)
-        data = writer.data()
+        data = encode_table(portions)
         await self._link.store(data)
         self.counts.stored_tables += 1
         self.counts.stored_bytes += len(data)

@@ -14,7 +14,7 @@ import hmac
 import logging
 from typing import Final
 
-from epp.sharing.link import Link, Received, ReceivedTable
+from epp.sharing.link import Link, Received
 
 _log = logging.getLogger(__name__)
 
@@ -42,19 +42,20 @@ class SignedLink:
         await self._link.say(self._sign(b"batch", batch) + batch)
 
     async def read(self) -> list[Received]:
-        return [Received(self._verified(b"batch", r.data), r.age_s) for r in await self._link.read()]
+        return [
+            Received(self._opened(b"batch", r.data) or _REFUSED, r.age_s) for r in await self._link.read()
+        ]
 
     async def recover(self) -> None:
         await self._link.recover()
 
-    async def stored(self) -> ReceivedTable | None:
+    async def stored(self) -> Received | None:
         found = await self._link.stored()
         if found is None:
             return None
         # A table has many megabytes, so its signature is made and checked in a thread.
-        signed = memoryview(found.data)
-        good = await asyncio.to_thread(self._is_signed, b"table", signed)
-        return ReceivedTable(signed[SIGNATURE_BYTES:], found.age_s) if good else None
+        table = await asyncio.to_thread(self._opened, b"table", found.data)
+        return None if table is None else Received(table, found.age_s)
 
     async def store(self, table: bytes) -> None:
         await self._link.store(await asyncio.to_thread(self._sign, b"table", table) + table)
@@ -71,17 +72,14 @@ class SignedLink:
         made.update(data)
         return made.digest()
 
-    def _verified(self, kind: bytes, signed: bytes) -> bytes:
-        """The message without its signature. `_REFUSED`: the signature is wrong."""
-        return signed[SIGNATURE_BYTES:] if self._is_signed(kind, memoryview(signed)) else _REFUSED
-
-    def _is_signed(self, kind: bytes, signed: memoryview) -> bool:
-        signature, data = signed[:SIGNATURE_BYTES], signed[SIGNATURE_BYTES:]
+    def _opened(self, kind: bytes, signed: bytes | memoryview) -> memoryview | None:
+        """The message without its signature. None: the signature is wrong."""
+        signature, data = memoryview(signed)[:SIGNATURE_BYTES], memoryview(signed)[SIGNATURE_BYTES:]
         if hmac.compare_digest(signature, self._sign(kind, data)):
-            return True
+            return data
         _log.warning(
             "refused a %s of %d bytes: the pool's key did not sign it; has every picker the same sharing.redis.signingKeyFile?",
             kind.decode(),
             len(data),
         )
-        return False
+        return None

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from xxhash import xxh3_64_intdigest
 
 from epp import prefilling
 from epp.decision import Phase
 from epp.endpoints.state import EndpointState
-from epp.flow.elsewhere import Row
+from epp.gate import Gate
 from epp.picker_events import (
     Answered,
     Began,
@@ -47,7 +46,7 @@ from epp.sharing.batches import (
     Event,
     Flag,
     FlowRow,
-    Held,
+    HeldChain,
     Kept,
     Over,
     age_ms,
@@ -61,12 +60,6 @@ _BATCH_BYTES: Final = 256 * 1024
 _PREFILL_KEPT: Final = {"computed": Kept.COMPUTED, "lost": Kept.LOST, "detached": Kept.DETACHED}
 _MOST_FLOW_ROWS: Final = 16 * MOST_FLOW_ROWS
 """Most rows that wait to be sent. If there are more, everything is sent anew."""
-
-
-class FlowNews(Protocol):
-    """The news of this picker's flow control for the others. `epp.gate.Gate` implements it."""
-
-    def tell(self, *, anew: bool = False) -> Sequence[tuple[str, Row]]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -100,9 +93,9 @@ def identity_of(state: EndpointState) -> int:
 
 
 class Speaker:
-    def __init__(self, *, speaker: bytes, limit_bytes: int, flow: FlowNews | None = None) -> None:
-        """flow: this picker's flow control, if it has one."""
-        self._flow = flow
+    def __init__(self, *, speaker: bytes, limit_bytes: int, gate: Gate | None = None) -> None:
+        """gate: this picker's flow control, if it has one."""
+        self._gate = gate
         self._flow_rows: deque[FlowRow] = deque()
         self._speaker = speaker
         self._limit_bytes = limit_bytes
@@ -161,9 +154,9 @@ class Speaker:
 
     def gather_flow(self, *, anew: bool = False) -> None:
         """Collect the news of this picker's flow control. anew: the others know nothing yet."""
-        if self._flow is None:
+        if self._gate is None:
             return
-        for model, row in self._flow.tell(anew=anew):
+        for model, row in self._gate.tell(anew=anew):
             readable = row._replace(let_go_tokens=min(row.let_go_tokens, MOST_TOKENS))
             self._flow_rows.append((model, *readable))
         if len(self._flow_rows) > _MOST_FLOW_ROWS:
@@ -241,7 +234,7 @@ class Speaker:
             return batches.Restarted(age_ms=age, endpoint=endpoint)
         head, tail = self._dictionary.chain(row.chain or ())
         if row.kind == "held":
-            return Held(age_ms=age, endpoint=endpoint, head=head, tail=tail)
+            return HeldChain(age_ms=age, endpoint=endpoint, head=head, tail=tail)
         made = batches.Began if row.kind == "began" else batches.Moved
         return made(
             ago=self._newest - row.number,

@@ -64,7 +64,7 @@ def make(
         me=secrets.token_bytes(_SPEAKER_BYTES),
         outbox_bytes=settings.outbox_bytes,
         peer_timeout_s=settings.peer_timeout_seconds,
-        flow=gate,
+        gate=gate,
     )
     return SharingService(exchange, link, settings=settings, keep=keep)
 

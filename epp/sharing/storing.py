@@ -7,7 +7,7 @@ consistent moment. Common heads of chains are written once, as in batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from epp.picker import Picker
@@ -17,9 +17,8 @@ from epp.sharing.batches import (
     Charged,
     Event,
     Flag,
-    Held,
+    HeldChain,
     Sized,
-    StoredTable,
     encode,
 )
 from epp.sharing.dictionary import SpeakerDictionary
@@ -31,54 +30,44 @@ _PORTION_BYTES: Final = 2**18
 """Most bytes of their hashes. A very long chain is a portion of its own."""
 
 
-class TableWriter:
-    """Iterate over `portions` to the end, then call `data`."""
-
-    def __init__(self, picker: Picker) -> None:
-        self._picker = picker
-        self._portions: list[bytes] = []
-        self._dictionary = SpeakerDictionary()
-        self._fresh = True
-
-    def portions(self) -> Iterator[None]:
-        for state in list(self._picker.fleet.states()):
-            name = state.endpoint.name
-            if self._picker.fleet.get(name) is not state:
-                continue
-            table = self._picker.table
-            counter = state.metrics.prompt_tokens if state.metrics else None
-            index = self._dictionary.name(name, identity_of(state))
-            events: list[Event] = [
-                Sized(
-                    endpoint=index,
-                    capacity_bytes=min(MOST_BYTES, table.capacity_bytes(name)),
-                    prompt_tokens=counter,
-                )
-            ]
-            taken_bytes = 0
-            for chain, size_bytes in table.uses(name):
-                if len(events) >= _PORTION or taken_bytes >= _PORTION_BYTES:
-                    self._cut(events)
-                    yield
-                    index = self._dictionary.name(name, identity_of(state))
-                    events, taken_bytes = [], 0
-                if chain:
-                    head, tail = self._dictionary.chain(chain)
-                    taken_bytes += len(tail)
-                    events.append(Held(age_ms=0, endpoint=index, head=head, tail=tail))
-                else:
-                    events.append(Charged(endpoint=index, size_bytes=min(MOST_BYTES, size_bytes)))
-            self._cut(events)
-            yield
-
-    def data(self) -> bytes:
-        return encode(StoredTable(batches=self._portions))
-
-    def _cut(self, events: list[Event]) -> None:
-        flags, names = int(Flag.FRESH if self._fresh else 0), self._dictionary.new_names()
-        self._portions.append(
-            encode(Batch(speaker=b"", number=0, hello=0, flags=flags, newest=0, names=names, events=events))
+def table_portions(picker: Picker) -> Iterator[bytes]:
+    """The batches of a stored table, in order. Other work may run between them."""
+    dictionary, flags = SpeakerDictionary(), Flag.FRESH
+    for state in list(picker.fleet.states()):
+        name, table = state.endpoint.name, picker.table
+        if picker.fleet.get(name) is not state:
+            continue
+        uses, index = iter(table.uses(name)), dictionary.name(name, identity_of(state))
+        sized = Sized(
+            endpoint=index,
+            capacity_bytes=min(MOST_BYTES, table.capacity_bytes(name)),
+            prompt_tokens=state.metrics.prompt_tokens if state.metrics else None,
         )
-        self._fresh = self._dictionary.full
-        if self._fresh:
-            self._dictionary = SpeakerDictionary()
+        events = [sized, *_events(uses, dictionary, index)]
+        while events:
+            names = dictionary.new_names()
+            yield encode(
+                Batch(speaker=b"", number=0, hello=0, flags=flags, newest=0, names=names, events=events)
+            )
+            flags = Flag(0)
+            if dictionary.full:
+                dictionary, flags = SpeakerDictionary(), Flag.FRESH
+            events = _events(uses, dictionary, dictionary.name(name, identity_of(state)))
+
+
+def _events(
+    uses: Iterator[tuple[Sequence[int], int]], dictionary: SpeakerDictionary, index: int
+) -> list[Event]:
+    """The events of one portion. Empty: there are no more."""
+    events: list[Event] = []
+    taken_bytes = 0
+    for chain, size_bytes in uses:
+        if chain:
+            head, tail = dictionary.chain(chain)
+            taken_bytes += len(tail)
+            events.append(HeldChain(age_ms=0, endpoint=index, head=head, tail=tail))
+        else:
+            events.append(Charged(endpoint=index, size_bytes=min(MOST_BYTES, size_bytes)))
+        if len(events) >= _PORTION or taken_bytes >= _PORTION_BYTES:
+            break
+    return events

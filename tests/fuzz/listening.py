@@ -192,7 +192,7 @@ class RedisValues(OfBytes):
             if table is None:
                 assert not data
                 return False
-            for _ in self._replica.exchange.load(table.data, now=next(self._now), age_s=table.age_s):
+            for _ in self._replica.exchange.listener.load(table.data, now=next(self._now), age_s=table.age_s):
                 pass
         except (LinkError, MalformedError):
             return False

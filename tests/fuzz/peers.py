@@ -12,15 +12,17 @@ from epp.sharing.batches import (
     Began,
     Event,
     Flag,
-    Held,
+    HeldChain,
     MalformedError,
     Moved,
     Over,
     Restarted,
+    encode_table,
     pack_hashes,
 )
 from epp.sharing.batches import encode as packed
 from epp.sharing.speaker import identity_of
+from epp.sharing.storing import table_portions
 from tests.fuzz.behind import SMALL
 from tests.fuzz.trees import as_msgpack
 from tests.unit.sharing.pickers import Replica, meet, text
@@ -51,7 +53,7 @@ class PeerBatches:
 
     async def check(self) -> None:
         now = next(self._now)
-        self._replica.exchange.expire(now=now)
+        self._replica.exchange.listener.expire(now=now)
         self._replica.picker.housekeep(now=now)
         self._replica.check()
         assert self._replica.exchange.listener.peers < 2_000
@@ -66,13 +68,10 @@ class StoredTables:
         writer = Replica(7, policy=SMALL)
         for n in range(5):
             writer.end(writer.pick(text(f"t{n}", 2_000), now=1.0), now=1.0)
-        storing = writer.exchange.writer()
-        for _ in storing.portions():
-            pass
+        stored = list(table_portions(writer.picker))
         self._replica = Replica(1, policy=SMALL)
-        (portions,) = msgspec.msgpack.decode(storing.data())
-        self.documents: Sequence[object] = [list(map(msgspec.msgpack.decode, portions))]
-        self.seeds: Sequence[bytes] = [storing.data()]
+        self.documents: Sequence[object] = [list(map(msgspec.msgpack.decode, stored))]
+        self.seeds: Sequence[bytes] = [encode_table(stored)]
         self._now = itertools.count(1.0, 0.01)
 
     def encode(self, document: object, /) -> bytes:
@@ -81,7 +80,7 @@ class StoredTables:
 
     async def feed(self, data: bytes) -> bool:
         try:
-            for _ in self._replica.exchange.load(data, now=next(self._now), age_s=0.5):
+            for _ in self._replica.exchange.listener.load(data, now=next(self._now), age_s=0.5):
                 pass
         except MalformedError:
             return False
@@ -110,7 +109,7 @@ def hand_made(replica: Replica) -> list[bytes]:
     identity = identity_of(next(iter(replica.picker.fleet.states())))
     chain, last = pack_hashes([1, 2, 3]), pack_hashes([3])
     events: list[Event] = [
-        Held(0, 0, b"", chain),
+        HeldChain(0, 0, b"", chain),
         Began(0, 0, 0, 9, 0, last, pack_hashes([4])),
         Moved(0, 0, 0, 9, 1, last, b""),
     ]

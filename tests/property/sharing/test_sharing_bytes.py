@@ -11,14 +11,14 @@ from epp.sharing.batches import (
     Batch,
     Began,
     Charged,
-    Held,
+    HeldChain,
     MalformedError,
     Moved,
     Over,
     Restarted,
     Sized,
-    StoredTable,
     encode,
+    encode_table,
 )
 from tests.unit.sharing.pickers import Replica, meet, text
 
@@ -29,7 +29,7 @@ events = st.one_of(
     st.builds(Began, numbers, numbers, numbers, numbers, numbers, heads, tails),
     st.builds(Moved, numbers, numbers, numbers, numbers, numbers, heads, tails),
     st.builds(Over, numbers, numbers, numbers),
-    st.builds(Held, numbers, numbers, heads, tails),
+    st.builds(HeldChain, numbers, numbers, heads, tails),
     st.builds(Charged, numbers, numbers),
     st.builds(Restarted, numbers, numbers),
     st.builds(Sized, numbers, numbers, st.none() | st.floats(allow_nan=True)),
@@ -67,9 +67,9 @@ def test_batches_that_no_picker_would_make_break_nothing(made: list[Batch]) -> N
             replica.exchange.hear(encode(batch), now=1.0 + n)
         replica.check()
     with contextlib.suppress(MalformedError):
-        for _ in replica.exchange.load(encode(StoredTable(list(map(encode, made)))), now=20.0, age_s=0.0):
+        for _ in replica.exchange.listener.load(encode_table(list(map(encode, made))), now=20.0, age_s=0.0):
             replica.check()
-    replica.exchange.expire(now=100.0)
+    replica.exchange.listener.expire(now=100.0)
     replica.check()
     assert replica.in_flight_of_peers() == {}
 

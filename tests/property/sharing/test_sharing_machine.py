@@ -94,7 +94,7 @@ class SharingMachine(RuleBasedStateMachine):
 
     @rule(at=replicas)
     def expires(self, at: int) -> None:
-        self.replicas[at].exchange.expire(now=self.now)
+        self.replicas[at].exchange.listener.expire(now=self.now)
 
     @invariant()
     def everything_is_sound(self) -> None:
@@ -110,7 +110,7 @@ class SharingMachine(RuleBasedStateMachine):
         meet(self.replicas, now=self.now + 1.0)
         for replica in self.replicas:
             assert replica.in_flight_of_peers() == {}
-            replica.exchange.expire(now=self.now + 10 * TIMEOUT_S)
+            replica.exchange.listener.expire(now=self.now + 10 * TIMEOUT_S)
             replica.check()
 
 

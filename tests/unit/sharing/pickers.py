@@ -49,7 +49,7 @@ class Replica:
             me=number.to_bytes(8, "little"),
             outbox_bytes=outbox_bytes,
             peer_timeout_s=TIMEOUT_S,
-            flow=self.gate,
+            gate=self.gate,
         )
 
     def pick(self, prompt: bytes, *, now: float, model: str = "m", only: Address | None = None) -> Pick:

@@ -181,9 +181,9 @@ def test_a_picker_that_is_silent_for_the_timeout_holds_nothing_any_more() -> Non
     one, other = two()
     one.pick(text("p"), now=10.0)
     other.hear(one.say(now=10.0), now=10.0)
-    other.exchange.expire(now=10.0 + TIMEOUT_S)
+    other.exchange.listener.expire(now=10.0 + TIMEOUT_S)
     assert other.in_flight_of_peers() != {}
-    other.exchange.expire(now=10.1 + TIMEOUT_S)
+    other.exchange.listener.expire(now=10.1 + TIMEOUT_S)
     assert other.in_flight_of_peers() == {}
     assert other.undone(now=16.0) == 0
     assert other.exchange.listener.peers == 0
@@ -304,7 +304,7 @@ def test_an_endpoint_that_this_picker_does_not_know_is_counted_and_no_more() -> 
         pick = one.pick(text(str(n)), now=1.0)
         one.end(pick, now=2.0)
     other.hear(one.say(now=2.0), now=2.0)
-    assert other.exchange.listener.counts.strangers > 0
+    assert other.exchange.listener.counts.unknown_endpoints > 0
     assert other.in_flight_of_peers() == {}
 
 

@@ -4,6 +4,8 @@ reports are lost or old.
 
 from __future__ import annotations
 
+from typing import cast
+
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -15,7 +17,7 @@ from epp.decision import Pick, PickRequest
 from epp.errors import FlowRefusedError
 from epp.extproc.reading import read_head
 from epp.flow.elsewhere import Row
-from epp.gate import Claim
+from epp.gate import Claim, Gate
 from epp.request.parse import parse_request
 from epp.sharing.batches import MalformedError, decode_batch, encode
 from epp.sharing.speaker import Speaker
@@ -107,7 +109,7 @@ def test_tokens_that_were_let_go_while_nobody_could_be_told_are_told_as_many_as_
         def tell(self, *, anew: bool = False) -> list[tuple[str, Row]]:
             return [("m", Row(0, "t", False, 2**40, 0, 0, 0))]
 
-    speaker = Speaker(speaker=b"me", limit_bytes=2**20, flow=Much())
+    speaker = Speaker(speaker=b"me", limit_bytes=2**20, gate=cast("Gate", Much()))
     speaker.gather_flow()
     assert decode_batch(speaker.batch(now=0.0)).flow[0][4] == 2**31
 
@@ -118,7 +120,7 @@ def test_a_picker_that_is_silent_holds_no_place() -> None:
     other.hear(one.say(now=3.2), now=3.2)
     with pytest.raises(FlowRefusedError):
         offer(other, "q", now=3.3)
-    other.exchange.expire(now=3.3 + TIMEOUT_S)
+    other.exchange.listener.expire(now=3.3 + TIMEOUT_S)
     offer(other, "q", now=3.4 + TIMEOUT_S)
 
 

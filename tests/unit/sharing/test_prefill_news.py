@@ -119,6 +119,6 @@ def test_a_picker_that_is_silent_holds_nothing_at_a_prefill_server(two: tuple[Re
     one, other = two
     pick = a_long_one(one, "p", now=10.0)
     other.hear(one.say(now=10.0), now=10.0)
-    other.exchange.expire(now=10.0 + TIMEOUT_S + 1)
+    other.exchange.listener.expire(now=10.0 + TIMEOUT_S + 1)
     assert undone(other, helper(pick), now=17.0) == 0
     assert other.in_flight_of_peers() == {}

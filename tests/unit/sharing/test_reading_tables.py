@@ -9,9 +9,8 @@ import pytest
 
 from epp.config.sharing import Redis
 from epp.sharing.batches import MOST_TABLE_BYTES, MalformedError, decode_table
-from epp.sharing.link import LinkError, ReceivedTable
-from epp.sharing.redis_link import RedisLink
-from epp.sharing.redis_replies import MOST_PIECE_BYTES
+from epp.sharing.link import LinkError, Received
+from epp.sharing.redis_link import MOST_PIECE_BYTES, RedisLink
 
 
 class FakeRedis:
@@ -27,7 +26,7 @@ class FakeRedis:
         return value[start : end + 1]
 
 
-async def read(redis: FakeRedis) -> ReceivedTable | None:
+async def read(redis: FakeRedis) -> Received | None:
     link = RedisLink(Redis(url="redis://127.0.0.1:1"), clock=lambda: 1_000.0)
     link._client = redis
     return await link.stored()

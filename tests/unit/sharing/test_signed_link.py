@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.sharing.link import Received, ReceivedTable
+from epp.sharing.link import Received
 from epp.sharing.signed import SIGNATURE_BYTES, SignedLink
 
 KEY = b"a key that nobody guesses"
@@ -30,8 +30,8 @@ class Shelf:
 
     async def recover(self) -> None: ...
 
-    async def stored(self) -> ReceivedTable | None:
-        return None if self.table is None else ReceivedTable(self.table, 0.5)
+    async def stored(self) -> Received | None:
+        return None if self.table is None else Received(self.table, 0.5)
 
     async def store(self, table: bytes) -> None:
         self.table = table
@@ -54,7 +54,7 @@ async def test_what_one_says_and_stores_another_of_the_same_key_takes() -> None:
     await one.say(b"batch")
     await one.store(b"table")
     assert await other.read() == [Received(b"batch", 0.5)]
-    assert await other.stored() == ReceivedTable(memoryview(b"table"), 0.5)
+    assert await other.stored() == Received(memoryview(b"table"), 0.5)
 
 
 @pytest.mark.parametrize(

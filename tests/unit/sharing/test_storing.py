@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from epp.sharing.batches import MalformedError
+from epp.sharing.batches import MalformedError, encode_table
 from epp.sharing.exchange import Exchange
+from epp.sharing.storing import table_portions
 from epp.types import EndpointMetrics, EndpointName
 from tests.unit.sharing.pickers import Replica, endpoints, text
 
@@ -35,15 +36,12 @@ def a_used_replica(*, requests: int = 300) -> Replica:
 
 
 def stored(exchange: Exchange) -> bytes:
-    writer = exchange.writer()
-    for _ in writer.portions():
-        pass
-    return writer.data()
+    return encode_table(list(table_portions(exchange.picker)))
 
 
 def loaded(data: bytes, *, now: float = 500.0) -> Replica:
     other = Replica(2, on=endpoints("abc"))
-    for _ in other.exchange.load(data, now=now, age_s=1.0):
+    for _ in other.exchange.listener.load(data, now=now, age_s=1.0):
         other.check()
     return other
 
@@ -74,7 +72,7 @@ def test_a_table_loads_beside_what_the_picker_has_learned_meanwhile() -> None:
     data = stored(one.exchange)
     other = Replica(2, on=endpoints("abc"))
     mine = other.pick(text("mine"), now=499.0)
-    for _ in other.exchange.load(data, now=500.0, age_s=0.1):
+    for _ in other.exchange.listener.load(data, now=500.0, age_s=0.1):
         other.check()
     assert mine.decision.chosen in other.matched(text("mine"), now=500.0)
     assert len(other.picker.table) > len(one.picker.table)
@@ -86,7 +84,7 @@ def test_a_server_that_restarted_while_nobody_looked_is_not_believed() -> None:
     a, b = EndpointName("a"), EndpointName("b")
     other.picker.observe(a, EndpointMetrics(scraped_at=501.0, prompt_tokens=20.0), now=501.0)
     other.picker.observe(b, EndpointMetrics(scraped_at=501.0, prompt_tokens=9000.0), now=501.0)
-    other.exchange.expire(now=501.0)
+    other.exchange.listener.expire(now=501.0)
     assert other.picker.table.entries(a) == 0
     assert other.picker.table.entries(b) > 0
     other.check()
@@ -97,7 +95,7 @@ def test_a_server_that_lost_its_cache_after_the_table_was_made_keeps_nothing_of_
     other = Replica(2, on=endpoints("abc"))
     other.picker.set_endpoints(endpoints("abc", incarnation="2"), now=499.5)
     other.picker.set_endpoints(endpoints("abc"), now=499.8)
-    for _ in other.exchange.load(data, now=500.0, age_s=1.0):
+    for _ in other.exchange.listener.load(data, now=500.0, age_s=1.0):
         other.check()
     assert len(other.picker.table) == 0
 
@@ -106,6 +104,6 @@ def test_a_server_that_lost_its_cache_after_the_table_was_made_keeps_nothing_of_
 def test_bytes_that_are_no_table_are_one_typed_error(data: bytes) -> None:
     other = Replica(2)
     with pytest.raises(MalformedError):
-        for _ in other.exchange.load(data, now=1.0, age_s=0.0):
+        for _ in other.exchange.listener.load(data, now=1.0, age_s=0.0):
             pass
     other.check()
