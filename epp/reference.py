@@ -14,7 +14,7 @@ from epp.config.settings import Config
 from epp.config.strict import Strict, definitions
 from epp.kube.crd import crd_yaml
 from epp.kube.rbac import rules_yaml
-from epp.telemetry.reference import metrics_reference
+from epp.telemetry.catalog import metrics_reference
 
 _CONFIG_INTRO = """\
 # Configuration reference

@@ -15,10 +15,15 @@ from epp.kube.live import Live, LiveEndpoint
 from epp.picker import Picker
 from epp.scraping.scraper import ScrapeAge, Scraper
 from epp.sharing.service import SharingService
-from epp.telemetry.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
 from epp.telemetry.queued import LogCounts
-from epp.telemetry.sharing_status import SharingStatus
-from epp.telemetry.state import EndpointStatus, PickerStatus
+from epp.telemetry.state import (
+    EndpointStatus,
+    ExactModelStatus,
+    ExactServerStatus,
+    ExactStatus,
+    PickerStatus,
+    SharingStatus,
+)
 from epp.types import EndpointName
 
 if TYPE_CHECKING:

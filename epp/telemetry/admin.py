@@ -13,6 +13,7 @@ import asyncio
 import ipaddress
 import re
 from collections.abc import Awaitable, Callable
+from importlib import resources
 from typing import Any, Final
 
 import msgspec
@@ -22,7 +23,6 @@ from multidict import MultiMapping
 from epp.config.policy import Policy
 from epp.config.settings import Config
 from epp.errors import RecordingTakenError
-from epp.telemetry import page
 from epp.telemetry.board import Board
 from epp.telemetry.bounded import BoundedConnections
 from epp.telemetry.decisions import DecisionRing, as_json, encode
@@ -41,6 +41,13 @@ _LIFETIME_S: Final = 10.0
 _SECRET: Final = re.compile(r"password|passwd|secret|credential|api_?key|auth_?token", re.IGNORECASE)
 _READER: Final = re.compile(r"[0-9a-f]{16}")
 _USERINFO: Final = re.compile(r"(?<=://)[^/@\s]*@")
+_FILES: Final = {"index.html": "text/html", "live.css": "text/css", "live.js": "text/javascript"}
+"""The live page, served as it is: the script fills it from `live`."""
+_CONTENT_SECURITY_POLICY: Final = (
+    "default-src 'none'; connect-src 'self'; script-src 'self'; style-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+"""Only what this address serves: no other host, no inline script, no styles except those of the file."""
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -71,7 +78,8 @@ class AdminServer:
         self._explain = explain
         self._board = board
         self._recording = recording
-        self._files = page.files()
+        folder = resources.files("epp.telemetry") / "live"
+        self._files = {name: (folder / name).read_bytes() for name in _FILES}
         self._config = config
         self._policy = policy
         self._runner: web.AppRunner | None = None
@@ -131,14 +139,16 @@ class AdminServer:
         return await handler(request)
 
     async def _page(self, request: web.Request) -> web.Response:
-        file = self._files[request.path.lstrip("/") or "index.html"]
+        name = request.path.lstrip("/") or "index.html"
         headers = {
-            "Content-Security-Policy": page.CONTENT_SECURITY_POLICY,
+            "Content-Security-Policy": _CONTENT_SECURITY_POLICY,
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",
             "Cache-Control": "no-store",
         }
-        return web.Response(body=file.body, content_type=file.content_type, charset="utf-8", headers=headers)
+        return web.Response(
+            body=self._files[name], content_type=_FILES[name], charset="utf-8", headers=headers
+        )
 
     async def _live(self, request: web.Request) -> web.Response:
         if "own" in request.query:

@@ -1,4 +1,4 @@
-"""Lists the classes that declare metrics, and says where their objects are.
+"""Lists the classes that declare metrics, says where their objects are, and makes the reference page of them.
 
 To add a metric, add a field to one of these classes, declared as `epp.metric` says, and a line that fills
 the field in.
@@ -6,18 +6,23 @@ the field in.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from epp.flow.status import FlowStatus
 from epp.metric import Metric
 from epp.telemetry.counts import ProcessCounts, RequestCounts, ServerCounts
-from epp.telemetry.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
 from epp.telemetry.exposition import Group, Rows
 from epp.telemetry.pool import PoolStatus, pools_of
-from epp.telemetry.sharing_status import SharingStatus
-from epp.telemetry.state import EndpointStatus, PickerStatus
+from epp.telemetry.state import (
+    EndpointStatus,
+    ExactModelStatus,
+    ExactServerStatus,
+    ExactStatus,
+    PickerStatus,
+    SharingStatus,
+)
 from epp.types import EndpointName
 
 
@@ -74,3 +79,24 @@ GROUPS: Final[tuple[Group[Shown], ...]] = (
 )
 
 METRICS: Final[tuple[Metric, ...]] = tuple(metric for group in GROUPS for _, metric in group.metrics())
+_INTRO: Final = """\
+# Metrics
+
+The picker serves these metrics at `/metrics` on the admin address, in the text format of Prometheus. Each
+worker process has a page of its own. Each page also has the metrics `process_*`: CPU seconds, memory, open
+files and start time of the process.
+"""
+
+
+def metrics_reference() -> str:
+    """The metrics reference page."""
+    sections = (_section(group.title, (metric for _, metric in group.metrics())) for group in GROUPS)
+    return "\n".join([_INTRO, *(line for section in sections for line in section)])
+
+
+def _section(title: str, metrics: Iterable[Metric]) -> list[str]:
+    rows = [
+        f"| `{m.name}` | {m.kind} | {', '.join(f'`{label}`' for label in m.labels) or '-'} | {m.help} |"
+        for m in metrics
+    ]
+    return [f"## {title}\n", "| name | type | labels | meaning |", "| --- | --- | --- | --- |", *rows, ""]

@@ -14,8 +14,6 @@ from typing import Annotated
 from epp.endpoints.marks import Verdict
 from epp.flow.status import FlowStatus
 from epp.metric import Metric, counter, gauge
-from epp.telemetry.exact_status import ExactStatus
-from epp.telemetry.sharing_status import SharingStatus
 from epp.types import Address, EndpointName
 
 
@@ -150,6 +148,130 @@ class EndpointStatus:
         ),
     ]:
         return bool(self.left_out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingStatus:
+    """What this picker sends to other pickers and receives from them. All but the first three are totals
+    since it started.
+    """
+
+    connected: bool = gauge(
+        "epp_sharing_connected", "1 while the picker can send and receive over Redis or the workers' socket."
+    )
+    peers: int = gauge(
+        "epp_sharing_peers", "Other pickers from which this picker has received something lately."
+    )
+    waiting_bytes: int = gauge(
+        "epp_sharing_waiting_bytes",
+        "Bytes of events that wait to be sent to other pickers. sharing.outboxBytes is the upper bound.",
+    )
+    said_batches: int = counter(
+        "epp_sharing_said_batches_total",
+        "Batches sent to other pickers, including empty ones that only say that this picker is alive.",
+    )
+    said_bytes: int = counter("epp_sharing_said_bytes_total", "Bytes of batches sent to other pickers.")
+    said_events: int = counter(
+        "epp_sharing_said_events_total",
+        "Events sent to other pickers. Each request sends two: one when it starts and one when it ends.",
+    )
+    dropped_events: int = counter(
+        "epp_sharing_dropped_events_total",
+        "Events dropped because the outbox was full. Other pickers never see these events.",
+    )
+    read_bytes: int = counter(
+        "epp_sharing_read_bytes_total",
+        "Bytes of batches read. From Redis a picker reads its own batches too.",
+    )
+    heard_events: int = counter(
+        "epp_sharing_heard_events_total", "Events of other pickers that were applied."
+    )
+    skipped: Mapping[str, int] = counter(
+        "epp_sharing_skipped_events_total",
+        "Events of other pickers that were ignored, by reason: unresolved (the event refers to a batch "
+        "that was missed), stale (the event is from before the endpoint lost its cache, or about an "
+        "earlier process of the same name), stranger (this picker does not know the endpoint), excessive "
+        "(the batch names more chunks than allowed) and malformed (the batch could not be read, or was not "
+        "signed with the pool's key).",
+        "reason",
+    )
+    gaps: int = counter("epp_sharing_gaps_total", "How often batches of another picker were missing.")
+    errors: Mapping[str, int] = counter(
+        "epp_sharing_errors_total",
+        "Failed calls to Redis or to the workers' socket, by reason. secret: this picker's hash secret "
+        "differs from that of another picker.",
+        "reason",
+    )
+    tables: Mapping[str, int] = counter(
+        "epp_sharing_tables_total",
+        "Prefix tables that were stored for new pickers, or loaded at start.",
+        "what",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactModelStatus:
+    """The state of exact mode for the prompts of one base model."""
+
+    state: str = gauge(
+        "epp_exact_model",
+        "Always 1. The label gives the state of exact mode for a base model: waiting (for the first "
+        "event), checking (whether routed prompts appear in the events), on or off. After an unexpected "
+        "error exact mode is off for every model until it starts again; the log has the error.",
+        "state",
+    )
+    reason: str
+    prompts: Mapping[str, int] = counter(
+        "epp_exact_prompts_total",
+        "Routed prompts, by what exact mode did with them. mapped: the prompt was mapped to blocks. "
+        "matched or missed: its blocks did or did not appear on the server. Any other value says why the "
+        "prompt was not mapped: adapter, arguments, content, error, template, tokenizer, waiting, model, "
+        "off.",
+        "result",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactServerStatus:
+    """What exact mode knows of one server."""
+
+    state: str = gauge(
+        "epp_exact_endpoint",
+        "Always 1. The label says what the picker knows of the cache of the endpoint: following "
+        "(everything), partly (what was stored since the picker connected) or off.",
+        "state",
+    )
+    reason: str
+    blocks: int = gauge("epp_exact_endpoint_blocks", "Blocks that the endpoint holds, by its KV events.")
+    chunks: int = gauge("epp_exact_endpoint_chunks", "Chunks of routed prompts that these blocks cover.")
+    events: int = counter("epp_exact_endpoint_events_total", "KV events received from the endpoint.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactStatus:
+    """What the KV events of the servers say. All but blocks and chunks are totals since the picker
+    started.
+    """
+
+    models: Mapping[str, ExactModelStatus]
+    servers: Mapping[EndpointName, ExactServerStatus]
+    dropped_prompts: int = counter(
+        "epp_exact_dropped_prompts_total",
+        "Routed prompts that exact mode skipped because too many were waiting.",
+    )
+    gaps: Mapping[str, int] = counter(
+        "epp_exact_gaps_total",
+        "How often messages of a server were missing. found: all gaps. lost: gaps that the replay did not "
+        "fill.",
+        "kind",
+    )
+    malformed: int = counter("epp_exact_malformed_total", "Messages that could not be read as KV events.")
+    corrections: Mapping[str, int] = counter(
+        "epp_exact_corrections_total",
+        "Corrections of the prefix table by KV events. credited: chains added for a server that holds "
+        "them. forgotten: entries removed for a server that does not hold them.",
+        "kind",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

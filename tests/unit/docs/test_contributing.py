@@ -91,7 +91,7 @@ TRIALS: dict[str, tuple[list[Edit], int, str]] = {
             "import epp.state_report\n"
             "from epp.telemetry.decisions import DecisionRing\n"
             "from epp.telemetry.metrics import Metrics\n"
-            "from epp.telemetry.reference import metrics_reference\n"
+            "from epp.telemetry.catalog import metrics_reference\n"
             "from epp.telemetry.state import EndpointStatus, PickerStatus\n"
             "status = PickerStatus(endpoints=(EndpointStatus(name='a', address='h:1', slots=7),))\n"
             "page = Metrics(decisions=DecisionRing(keep=1), state=lambda: status).page().decode()\n"

@@ -11,12 +11,17 @@ from epp.decision import Observer, Prefill
 from epp.errors import BadRequestError, NoEndpointError
 from epp.flow.status import FlowStatus
 from epp.telemetry import catalog
+from epp.telemetry.catalog import metrics_reference
 from epp.telemetry.decisions import DecisionRing, Refusal
-from epp.telemetry.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
 from epp.telemetry.metrics import Metrics
-from epp.telemetry.reference import metrics_reference
-from epp.telemetry.sharing_status import SharingStatus
-from epp.telemetry.state import EndpointStatus, PickerStatus
+from epp.telemetry.state import (
+    EndpointStatus,
+    ExactModelStatus,
+    ExactServerStatus,
+    ExactStatus,
+    PickerStatus,
+    SharingStatus,
+)
 from epp.types import EndpointName
 from tests.unit.telemetry.records import HERE, answered, began, decision, ended, pick
 
