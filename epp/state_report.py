@@ -15,15 +15,8 @@ from epp.kube.live import Live, LiveEndpoint
 from epp.picker import Picker
 from epp.scraping.scraper import ScrapeAge, Scraper
 from epp.sharing.service import SharingService
+from epp.telemetry import state as shown
 from epp.telemetry.queued import LogCounts
-from epp.telemetry.state import (
-    EndpointStatus,
-    ExactModelStatus,
-    ExactServerStatus,
-    ExactStatus,
-    PickerStatus,
-    SharingStatus,
-)
 from epp.types import EndpointName
 
 if TYPE_CHECKING:
@@ -46,10 +39,10 @@ def status_of(
     recorded: Mapping[str, int],
     spans: Mapping[str, int],
     now: float,
-) -> PickerStatus:
+) -> shown.PickerStatus:
     """A snapshot of the state. Nothing in it changes later."""
     spec = picker.policy.spec
-    return PickerStatus(
+    return shown.PickerStatus(
         endpoints=endpoints_of(picker, scraper.ages(now), now=now),
         table_entries=len(picker.table),
         policy=picker.policy.metadata.name,
@@ -72,7 +65,7 @@ def status_of(
 
 def endpoints_of(
     picker: Picker, ages: Mapping[EndpointName, ScrapeAge], *, now: float
-) -> tuple[EndpointStatus, ...]:
+) -> tuple[shown.EndpointStatus, ...]:
     evictions = picker.table.evictions()
     ready = picker.fleet.ready(failures_to_eject=picker.policy.spec.scrape.failures_to_eject)
     left_out = picker.left_out(now=now)
@@ -90,10 +83,10 @@ def endpoints_of(
     )
 
 
-def _sharing(service: SharingService) -> SharingStatus:
+def _sharing(service: SharingService) -> shown.SharingStatus:
     speaker, listener, link = service.exchange.speaker, service.exchange.listener, service.counts
     heard = listener.counts
-    return SharingStatus(
+    return shown.SharingStatus(
         connected=service.connected,
         peers=listener.peers,
         waiting_bytes=speaker.waiting_bytes,
@@ -116,11 +109,11 @@ def _sharing(service: SharingService) -> SharingStatus:
     )
 
 
-def _exact(service: ExactService, picker: Picker) -> ExactStatus:
+def _exact(service: ExactService, picker: Picker) -> shown.ExactStatus:
     status = service.status
-    return ExactStatus(
+    return shown.ExactStatus(
         models={
-            name: ExactModelStatus(
+            name: shown.ExactModelStatus(
                 state=m.state,
                 reason=m.reason,
                 prompts={"mapped": m.mapped, "matched": m.matched, "missed": m.missed, **m.skipped},
@@ -128,7 +121,7 @@ def _exact(service: ExactService, picker: Picker) -> ExactStatus:
             for name, m in status.models.items()
         },
         servers={
-            name: ExactServerStatus(
+            name: shown.ExactServerStatus(
                 state=s.state, reason=s.reason, blocks=s.blocks, chunks=s.chunks, events=s.events
             )
             for name, s in status.servers.items()
@@ -206,12 +199,12 @@ def _endpoint(
     ready: bool,
     left_out: str,
     now: float,
-) -> EndpointStatus:
+) -> shown.EndpointStatus:
     endpoint, table = state.endpoint, picker.table
     name, rate = endpoint.name, state.rate.tokens_per_s
     metrics = state.fresh(now=now, stale_after_s=picker.policy.spec.scrape.stale_after_seconds)
     age, learned = ages.get(name), picker.learned(state.model)
-    return EndpointStatus(
+    return shown.EndpointStatus(
         name=name,
         address=endpoint.address,
         model=state.model,

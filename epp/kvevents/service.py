@@ -25,20 +25,12 @@ from typing import Final
 
 import zmq
 
+from epp.kvevents import sockets
 from epp.kvevents.exact import Exact, ModelStatus, ServerStatus
 from epp.kvevents.routed_prompts import RoutedPrompts
 from epp.kvevents.sequence import Sequence as Messages
 from epp.kvevents.sequence import Step
-from epp.kvevents.sockets import (
-    END_OF_REPLAY,
-    Context,
-    Followed,
-    Source,
-    Subscription,
-    new_context,
-    open_socket,
-    receive,
-)
+from epp.kvevents.sockets import Followed, Source
 from epp.picker import Picker
 from epp.prefix_index.kv_reports import KvReport, ServerReport
 from epp.types import Endpoint, EndpointName
@@ -111,7 +103,7 @@ class ExactService:
         self._failure: BaseException | None = None
         """The error that ended the thread."""
         self._runs = 0
-        self._context: Context
+        self._context: sockets.Context
         self._poller: zmq.Poller
         self._followed: dict[EndpointName, Followed] = {}
         """Each thread makes these three, and closes them."""
@@ -202,7 +194,7 @@ class ExactService:
     # -- the thread ------------------------------------------------------------------------------------------
 
     def _run_thread(self, wake: Callable[[], object], stopping: threading.Event) -> None:
-        self._context, self._poller, self._followed = new_context(), zmq.Poller(), {}
+        self._context, self._poller, self._followed = sockets.new_context(), zmq.Poller(), {}
         try:
             self._follow(wake, stopping)
         except BaseException as error:  # noqa: BLE001 - a panic of the tokenizers package is no Exception; `run` says what it was
@@ -257,10 +249,10 @@ class ExactService:
             followed[name] = Followed(name, source, Messages(replays=bool(source.replay)), sub)
             self._exact.add(name, model=source.model)
 
-    def _subscribed(self, name: EndpointName, source: Source, *, now: float) -> Subscription | None:
+    def _subscribed(self, name: EndpointName, source: Source, *, now: float) -> sockets.Subscription | None:
         """A socket. None: no file descriptor is left, or the address is wrong; the reason is kept."""
         try:
-            sub = Subscription(self._context, source.events, topic=self._topic)
+            sub = sockets.Subscription(self._context, source.events, topic=self._topic)
         except zmq.ZMQError as error:
             reason = f"{source.events}: {zmq.strerror(error.errno or 0)}"
             self._unreachable[name] = _Unreachable(source, reason, now + _TRY_AGAIN_S)
@@ -286,7 +278,7 @@ class ExactService:
 
     def _read_live(self, one: Followed, *, now: float) -> None:
         for _ in range(_MESSAGES_A_TURN):
-            frames = receive(one.sub.socket)
+            frames = sockets.receive(one.sub.socket)
             if frames is None:
                 return
             if len(frames) != 3 or len(frames[1]) != 8:
@@ -298,13 +290,13 @@ class ExactService:
 
     def _read_replay(self, one: Followed, *, now: float) -> None:
         for _ in range(_MESSAGES_A_TURN):
-            frames = receive(one.replay) if one.replay is not None else None
+            frames = sockets.receive(one.replay) if one.replay is not None else None
             if frames is None or one.asked != one.messages.asked:
                 return
             if len(frames) != 4 or len(frames[2]) != 8:
                 continue
             one.give_up_at = now + _REPLAY_TIMEOUT_S
-            if frames[2] == END_OF_REPLAY:
+            if frames[2] == sockets.END_OF_REPLAY:
                 self._heard(one, one.messages.replay_over(), now=now)
                 return
             self._heard(one, one.messages.replayed(int.from_bytes(frames[2], "big"), frames[3]), now=now)
@@ -323,7 +315,7 @@ class ExactService:
             one.close_replay(self._poller)
             one.asked, one.give_up_at = messages.asked, now + _REPLAY_TIMEOUT_S
             try:
-                one.replay = open_socket(self._context, zmq.DEALER, one.source.replay)
+                one.replay = sockets.open_socket(self._context, zmq.DEALER, one.source.replay)
             except zmq.ZMQError:
                 one.give_up_at = now
                 return

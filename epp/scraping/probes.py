@@ -34,10 +34,7 @@ class Probes:
     """Call `run`. counts: the probes by result."""
 
     def __init__(
-        self,
-        *,
-        due: Callable[[], Sequence[Probe]],
-        on_verdict: Callable[[Probe, Verdict], None],
+        self, *, due: Callable[[], Sequence[Probe]], on_verdict: Callable[[Probe, Verdict], None]
     ) -> None:
         """due: the probes to send now.
         on_verdict: called for each of them, even if `run` ends meanwhile.

@@ -21,13 +21,7 @@ class Exchange:
     """Connects one picker with its peers. `me` is a random id, a new one after each start."""
 
     def __init__(
-        self,
-        picker: Picker,
-        *,
-        me: bytes,
-        outbox_bytes: int,
-        peer_timeout_s: float,
-        gate: Gate | None = None,
+        self, picker: Picker, *, me: bytes, outbox_bytes: int, peer_timeout_s: float, gate: Gate | None = None
     ) -> None:
         """gate: this picker's flow control. None: it tells nothing about it, and ignores what others tell."""
         self._picker = picker

@@ -25,21 +25,8 @@ from epp.flow.elsewhere import Row
 from epp.gate import Gate
 from epp.picker import Picker
 from epp.prefix_index.table import PrefixTable, Recorded
-from epp.sharing.batches import (
-    Batch,
-    Began,
-    Charged,
-    Event,
-    Flag,
-    HeldChain,
-    Kept,
-    MalformedError,
-    Over,
-    Restarted,
-    Sized,
-    decode_batch,
-    decode_table,
-)
+from epp.sharing import batches
+from epp.sharing.batches import Event, Flag, Kept, MalformedError
 from epp.sharing.dictionary import ListenerDictionary
 from epp.sharing.speaker import identity_of
 from epp.types import ChunkHash, EndpointName
@@ -139,7 +126,7 @@ class Listener:
 
     def hear(self, data: bytes | memoryview, *, now: float, age_s: float = 0.0) -> Iterator[None]:
         """Apply a batch, a portion at each step. This picker's own are skipped. Raises MalformedError."""
-        batch = decode_batch(data)
+        batch = batches.decode_batch(data)
         if batch.speaker == self._me:
             return
         peer = self._peers.get(batch.speaker)
@@ -168,14 +155,14 @@ class Listener:
     def load(self, data: bytes | memoryview, *, now: float, age_s: float) -> Iterator[None]:
         """Apply a stored table, a portion at each step. Raises MalformedError."""
         reader = _Peer(heard_at=now)
-        for portion in decode_table(data):
-            batch = decode_batch(portion)
+        for portion in batches.decode_table(data):
+            batch = batches.decode_batch(portion)
             if batch.flags & Flag.FRESH:
                 reader.dictionary = ListenerDictionary()
             reader.dictionary.add_names(batch.names)
             self._budget = _BATCH_CHUNKS
             for event in batch.events:
-                if isinstance(event, HeldChain | Charged | Sized) and self._apply(
+                if isinstance(event, batches.HeldChain | batches.Charged | batches.Sized) and self._apply(
                     reader, 0, event, made_at=now - age_s, now=now, books=False
                 ):
                     yield
@@ -202,7 +189,7 @@ class Listener:
         peer.synced = peer.asked = False
         self._release_all(peer, now=now)
 
-    def _follow(self, peer: _Peer, batch: Batch, *, now: float, age_s: float) -> None:
+    def _follow(self, peer: _Peer, batch: batches.Batch, *, now: float, age_s: float) -> None:
         """Apply the parts of a batch other than its events."""
         self.counts.batches += 1
         peer.number = batch.number
@@ -246,26 +233,26 @@ class Listener:
     def _apply_one(
         self, peer: _Peer, newest: int, event: Event, *, made_at: float, now: float, books: bool
     ) -> None:
-        at = made_at if isinstance(event, Charged | Sized) else made_at - event.age_ms / 1000
-        if isinstance(event, Over):
+        at = made_at if isinstance(event, batches.Charged | batches.Sized) else made_at - event.age_ms / 1000
+        if isinstance(event, batches.Over):
             self._over(peer, newest - event.ago, event, at=at, now=now)
             return
         state = self._server(peer, event.endpoint)
         if state is None:
             return
         name = state.endpoint.name
-        if isinstance(event, Began):
+        if isinstance(event, batches.Began):
             self._began(peer, newest - event.ago, event, state, at=at, now=now, books=books)
-        elif isinstance(event, HeldChain):
+        elif isinstance(event, batches.HeldChain):
             self._record(state, self._chain(peer, event), at=at, now=now)
-        elif isinstance(event, Charged):
+        elif isinstance(event, batches.Charged):
             self._picker.table.charge(name, size_bytes=event.size_bytes, now=now)
-        elif isinstance(event, Restarted):
+        elif isinstance(event, batches.Restarted):
             self._restarted(state, at=at)
         else:
             self._sized(state, event)
 
-    def _failures(self, peer: _Peer, batch: Batch, *, now: float) -> None:
+    def _failures(self, peer: _Peer, batch: batches.Batch, *, now: float) -> None:
         for index in batch.hanging:
             if (state := self._server(peer, index)) is not None:
                 self._picker.heard_hang(state, now=now)
@@ -293,7 +280,7 @@ class Listener:
         self,
         peer: _Peer,
         number: int,
-        event: Began,
+        event: batches.Began,
         state: EndpointState,
         *,
         at: float,
@@ -319,7 +306,7 @@ class Listener:
         self._picker.fleet.unheard.heard(age_s=now - at, now=now)
         peer.open[number] = _Open(state, state.process, booking, chain, self._picker.table, recorded)
 
-    def _chain(self, peer: _Peer, event: Began | HeldChain) -> list[ChunkHash]:
+    def _chain(self, peer: _Peer, event: batches.Began | batches.HeldChain) -> list[ChunkHash]:
         """The chain of an event. Empty: its head is unknown, or the batch has named too many chunks."""
         if self._budget <= 0:
             self.counts.excessive += 1
@@ -341,7 +328,7 @@ class Listener:
             return None
         return self._picker.table.record(state.endpoint.name, chain, now=now)
 
-    def _over(self, peer: _Peer, number: int, event: Over, *, at: float, now: float) -> None:
+    def _over(self, peer: _Peer, number: int, event: batches.Over, *, at: float, now: float) -> None:
         request = peer.open.pop(number, None)
         if request is not None:  # otherwise it began before this picker listened
             self.counts.events += 1
@@ -377,7 +364,7 @@ class Listener:
             state.heard_of_restart(at=at)
             self._picker.table.clear_endpoint(state.endpoint.name)
 
-    def _sized(self, state: EndpointState, event: Sized) -> None:
+    def _sized(self, state: EndpointState, event: batches.Sized) -> None:
         """Set the size of the mirror until the endpoint itself states its size."""
         name = state.endpoint.name
         if state.metrics is None:

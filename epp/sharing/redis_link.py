@@ -121,10 +121,7 @@ class RedisLink:
     async def say(self, batch: bytes) -> None:
         entry = await self._call(
             lambda client: client.xadd(
-                self._stream,
-                {_FIELD: batch},
-                maxlen=self._settings.stream_entries,
-                approximate=True,
+                self._stream, {_FIELD: batch}, maxlen=self._settings.stream_entries, approximate=True
             )
         )
         self._said = entry

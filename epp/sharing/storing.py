@@ -11,16 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from epp.picker import Picker
-from epp.sharing.batches import (
-    MOST_BYTES,
-    Batch,
-    Charged,
-    Event,
-    Flag,
-    HeldChain,
-    Sized,
-    encode,
-)
+from epp.sharing.batches import MOST_BYTES, Batch, Charged, Event, Flag, HeldChain, Sized, encode
 from epp.sharing.dictionary import SpeakerDictionary
 from epp.sharing.speaker import identity_of
 

@@ -12,17 +12,10 @@ from typing import Final
 
 from epp.flow.status import FlowStatus
 from epp.metric import Metric
+from epp.telemetry import state
 from epp.telemetry.counts import ProcessCounts, RequestCounts, ServerCounts
 from epp.telemetry.exposition import Group, Rows
 from epp.telemetry.pool import PoolStatus, pools_of
-from epp.telemetry.state import (
-    EndpointStatus,
-    ExactModelStatus,
-    ExactServerStatus,
-    ExactStatus,
-    PickerStatus,
-    SharingStatus,
-)
 from epp.types import EndpointName
 
 
@@ -33,7 +26,7 @@ class Shown:
     requests: RequestCounts
     servers: Mapping[EndpointName, ServerCounts]
     process: ProcessCounts
-    status: PickerStatus
+    status: state.PickerStatus
 
 
 def _pools(shown: Shown) -> Rows:
@@ -59,23 +52,28 @@ GROUPS: Final[tuple[Group[Shown], ...]] = (
         lambda s: [((n,), c) for n, c in s.servers.items()],
         ("endpoint",),
     ),
-    Group("Endpoints", EndpointStatus, lambda s: [((e.name,), e) for e in s.status.endpoints], ("endpoint",)),
+    Group(
+        "Endpoints",
+        state.EndpointStatus,
+        lambda s: [((e.name,), e) for e in s.status.endpoints],
+        ("endpoint",),
+    ),
     Group("Pools, for autoscalers", PoolStatus, _pools, ("model", "pool")),
     Group("Flow control", FlowStatus, lambda s: [((f.model,), f) for f in s.status.flow], ("model",)),
-    Group("The picker", PickerStatus, lambda s: [((), s.status)]),
+    Group("The picker", state.PickerStatus, lambda s: [((), s.status)]),
     Group("The picker's process, files and API server", ProcessCounts, lambda s: [((), s.process)]),
     Group(
         "Sharing, only where pickers share",
-        SharingStatus,
+        state.SharingStatus,
         lambda s: [((), s.status.sharing)] if s.status.sharing is not None else [],
     ),
     Group(
         "Exact mode, only where it is on",
-        ExactStatus,
+        state.ExactStatus,
         lambda s: [((), s.status.exact)] if s.status.exact is not None else [],
     ),
-    Group("Exact mode, by base model", ExactModelStatus, _exact_models, ("model",)),
-    Group("Exact mode, by endpoint", ExactServerStatus, _exact_servers, ("endpoint",)),
+    Group("Exact mode, by base model", state.ExactModelStatus, _exact_models, ("model",)),
+    Group("Exact mode, by endpoint", state.ExactServerStatus, _exact_servers, ("endpoint",)),
 )
 
 METRICS: Final[tuple[Metric, ...]] = tuple(metric for group in GROUPS for _, metric in group.metrics())

@@ -40,8 +40,7 @@ ByLabels = defaultdict[tuple[str, ...], float]
 _by_label: Final = partial(ByLabel, float)
 _by_labels: Final = partial(ByLabels, float)
 _fine: Final = partial(
-    Distribution,
-    (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0),
+    Distribution, (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 )
 _ttft: Final = partial(Distribution, (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0))
 _lag: Final = partial(Distribution, (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0))
