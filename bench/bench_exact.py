@@ -102,7 +102,7 @@ def knowledge_of(servers: int) -> Knowledge:
     knowledge = Knowledge(max_blocks=10**7, max_chunks=10**5)
     for n in range(servers):
         knowledge.add(EndpointName(f"s{n}"))
-        knowledge.set_trusted(EndpointName(f"s{n}"), trusted=True)
+        knowledge.servers[EndpointName(f"s{n}")].trusted = True
     return knowledge
 
 

@@ -174,8 +174,8 @@ class ExactRouter(PickerRouter):
         assert self._knowledge is not None
         for name in names:
             self._knowledge.add(name)
-            self._knowledge.set_complete(name, complete=True)
-            self._knowledge.set_trusted(name, trusted=True)
+            self._knowledge.servers[name].complete = True
+            self._knowledge.servers[name].trusted = True
 
     def set_servers(self, names: Sequence[str], *, restarted: str, now: float) -> None:
         super().set_servers(names, restarted=restarted, now=now)

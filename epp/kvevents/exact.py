@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 from epp.kvevents.block_hashes import ALGORITHMS, Algorithm, BlockHasher, BlockName
 from epp.kvevents.conversation import UnmappedError
-from epp.kvevents.decoding import Event, MalformedError, Stored, decode
+from epp.kvevents.decoding import MalformedError, Stored, decode
 from epp.kvevents.knowledge import Knowledge, OverfullError
 from epp.kvevents.mapping import Language, map_prompt
 from epp.kvevents.routed_prompts import RoutedPrompt
@@ -51,11 +51,6 @@ class ModelSettings:
     adapters: Mapping[str, str] = field(default_factory=dict)
     """Name -> the path from which servers load the adapter."""
 
-    @property
-    def algorithms(self) -> Sequence[Algorithm]:
-        """The algorithms by which servers may name blocks."""
-        return [self.algorithm] if self.algorithm else ALGORITHMS
-
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
@@ -73,14 +68,12 @@ class ModelStatus:
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    model: str
     state: Literal["following", "partly", "off"]
     """partly: the blocks that the server stored before its events were followed are not known."""
     reason: str
     blocks: int
     chunks: int
     events: int
-    forgotten: int
 
 
 @dataclass(slots=True, eq=False)
@@ -126,10 +119,6 @@ class _Model:
             self.skipped["waiting"] += 1
             self.waiting_bytes -= self.waiting.popleft().inference.held_bytes
 
-    def take_waiting(self) -> Sequence[RoutedPrompt]:
-        waiting, self.waiting, self.waiting_bytes = self.waiting, deque(), 0
-        return waiting
-
 
 @dataclass(slots=True, eq=False)
 class _Server:
@@ -140,7 +129,6 @@ class _Server:
     agreed: bool = False
     """Whether it names blocks as we do."""
     events: int = 0
-    forgotten: int = 0
 
 
 class Exact:
@@ -159,10 +147,9 @@ class Exact:
     # -- servers ---------------------------------------------------------------------------------------------
 
     def add(self, server: EndpointName, *, model: str) -> None:
-        known = self._models.get(model)
-        if known is None:
-            known = self._models[model] = self._new_model(model)
-        self._servers[server] = _Server(known)
+        if model not in self._models:
+            self._models[model] = self._new_model(model)
+        self._servers[server] = _Server(self._models[model])
         self._knowledge.add(server)
 
     def drop(self, server: EndpointName) -> None:
@@ -197,9 +184,8 @@ class Exact:
                     self._knowledge.lost(server, now=now)
                     known.off, known.agreed = "", False
                 case Forget():
-                    known.forgotten += 1
                     self._knowledge.forget(server)
-        self._knowledge.set_complete(server, complete=complete and not known.off)
+        self._knowledge.servers[server].complete = complete and not known.off
 
     def _deliver(self, server: EndpointName, known: _Server, payload: bytes, *, now: float) -> None:
         try:
@@ -209,32 +195,27 @@ class Exact:
             return
         for event in events:
             known.events += 1
+            if not known.off and not known.agreed and isinstance(event, Stored):
+                self._compare(server, known, event)
             if known.off:
                 continue
-            if not known.agreed and isinstance(event, Stored):
-                self._compare(server, known, event)
-            self._apply(server, known, event, now=now)
-
-    def _apply(self, server: EndpointName, known: _Server, event: Event, *, now: float) -> None:
-        if known.off:
-            return
-        try:
-            self._knowledge.apply(server, event, now=now)
-        except OverfullError as error:
-            self._switch_off(error.server, self._servers[error.server], f"{error}: raise exactMode.maxBlocks")
+            try:
+                self._knowledge.apply(server, event, now=now)
+            except OverfullError as error:
+                most = self._servers[error.server]
+                self._switch_off(error.server, most, f"{error}: raise exactMode.maxBlocks")
 
     def _switch_off(self, server: EndpointName, known: _Server, reason: str) -> None:
         known.off = reason
-        known.forgotten += 1
         self._knowledge.forget(server)
 
     # -- how blocks are named --------------------------------------------------------------------------------
 
     def _new_model(self, name: str) -> _Model:
         settings = self._settings.get(name) or self._settings.get("")
-        if settings is None:
-            return _Model(name, None, state="off", reason=f"no exactMode.models entry for {name or 'it'}")
-        return _Model(name, settings)
+        if settings is not None:
+            return _Model(name, settings)
+        return _Model(name, None, state="off", reason=f"no exactMode.models entry for {name or 'it'}")
 
     def _compare(self, server: EndpointName, known: _Server, event: Stored) -> None:
         """Find out whether the server names blocks as we do. Only the first block of a prompt shows this, if
@@ -253,7 +234,8 @@ class Exact:
             return
         if event.parent is not None or event.adapter or event.more_keys:
             return
-        tried = [model.hasher.algorithm] if model.hasher else settings.algorithms
+        known_as = model.hasher.algorithm if model.hasher else settings.algorithm
+        tried = (known_as,) if known_as else ALGORITHMS
         for algorithm in tried:
             hasher = BlockHasher(algorithm, seed=settings.seed)
             if hasher.names(event.token_ids[:size], block_tokens=size)[0] == event.blocks[0]:
@@ -317,8 +299,8 @@ class Exact:
         """
         while model.checks:
             due, server, names = model.checks[0]
-            blocks = self._knowledge.blocks(server)
-            if blocks is not None and any(name in blocks for name in names):
+            held = self._knowledge.servers.get(server)
+            if held is not None and any(name in held.blocks for name in names):
                 model.checks.popleft()
                 model.matched += 1
                 model.misses_in_a_row = 0
@@ -327,7 +309,7 @@ class Exact:
             if due > now:
                 return
             model.checks.popleft()
-            if blocks is None or not self._knowledge.is_complete(server):
+            if held is None or not held.complete:
                 continue  # blocks that it stored before its events were followed are not known
             model.missed += 1
             model.misses_in_a_row += 1
@@ -341,11 +323,12 @@ class Exact:
     def findings(self, *, now: float) -> list[KvReport]:
         for model in self._models.values():
             if model.waiting and model.hasher is not None:
-                for routed in model.take_waiting():
+                waiting, model.waiting, model.waiting_bytes = model.waiting, deque(), 0
+                for routed in waiting:
                     self._map(model, routed, now=now)
             self._check(model, now=now)
         for name, known in self._servers.items():
-            self._knowledge.set_trusted(name, trusted=known.model.state == "on" and not known.off)
+            self._knowledge.servers[name].trusted = known.model.state == "on" and not known.off
         return self._knowledge.findings(now=now)
 
     # -- for people ------------------------------------------------------------------------------------------
@@ -369,21 +352,19 @@ class Exact:
     def servers(self) -> dict[EndpointName, ServerStatus]:
         found = {}
         for name, known in self._servers.items():
-            blocks = self._knowledge.blocks(name)
+            held = self._knowledge.servers[name]
             found[name] = ServerStatus(
-                model=known.model.name,
-                state="off" if known.off else "following" if self._knowledge.is_complete(name) else "partly",
+                state="off" if known.off else "following" if held.complete else "partly",
                 reason=known.off,
-                blocks=len(blocks) if blocks is not None else 0,
-                chunks=self._knowledge.chunks(name),
+                blocks=len(held.blocks),
+                chunks=len(held.held),
                 events=known.events,
-                forgotten=known.forgotten,
             )
         return found
 
     def check_integrity(self) -> None:
         self._knowledge.check_integrity()
-        assert set(self._knowledge.servers()) == set(self._servers)
+        assert self._knowledge.servers.keys() == self._servers.keys()
         for known in self._servers.values():
             assert self._models.get(known.model.name) is known.model
         for model in self._models.values():

@@ -29,7 +29,9 @@ from epp.types import ChunkHash, EndpointName
 
 
 @dataclass(slots=True, eq=False)
-class _Server:
+class ServerKnowledge:
+    """What is known of one server."""
+
     name: EndpointName
     blocks: ServerBlocks
     complete: bool = False
@@ -65,10 +67,11 @@ class Knowledge:
     def __init__(self, *, max_blocks: int, max_chunks: int) -> None:
         self._max_blocks = max_blocks
         self._tree = ChunkTree(max_chunks=max_chunks)
-        self._servers: dict[EndpointName, _Server] = {}
+        self.servers: dict[EndpointName, ServerKnowledge] = {}
+        """Callers change nothing in them but `complete` and `trusted`."""
         self._num_blocks = 0
         self._found: list[KvReport] = []
-        self._again: OrderedDict[tuple[_Server, Node], float] = OrderedDict()
+        self._again: OrderedDict[tuple[ServerKnowledge, Node], float] = OrderedDict()
         """The last loss of each chunk is reported a second time at this moment. Prompts that were pending at
         the loss are computed by then, or never. The soonest first."""
 
@@ -76,50 +79,29 @@ class Knowledge:
         """Number of chunks in the tree."""
         return len(self._tree)
 
-    def blocks(self, server: EndpointName) -> ServerBlocks | None:
-        """The blocks that a server holds. For reading."""
-        known = self._servers.get(server)
-        return known.blocks if known is not None else None
-
-    def servers(self) -> Iterator[EndpointName]:
-        return iter(self._servers)
-
-    def chunks(self, server: EndpointName) -> int:
-        """Number of chunks that the server is known to hold."""
-        return len(self._servers[server].held)
-
-    def is_complete(self, server: EndpointName) -> bool:
-        return self._servers[server].complete
-
     # -- servers ---------------------------------------------------------------------------------------------
 
     def add(self, server: EndpointName) -> None:
-        self._servers[server] = _Server(server, ServerBlocks())
+        self.servers[server] = ServerKnowledge(server, ServerBlocks())
 
     def drop(self, server: EndpointName) -> None:
         """Stop following a server. There are no more findings about it."""
-        gone = self._servers.pop(server, None)
+        gone = self.servers.pop(server, None)
         if gone is not None:
             self._num_blocks -= len(gone.blocks)
             _let_all_go(gone.blocks)
             self._again = OrderedDict(entry for entry in self._again.items() if entry[0][0] is not gone)
 
-    def set_complete(self, server: EndpointName, *, complete: bool) -> None:
-        self._servers[server].complete = complete
-
-    def set_trusted(self, server: EndpointName, *, trusted: bool) -> None:
-        self._servers[server].trusted = trusted
-
     def apply(self, server: EndpointName, event: Event, *, now: float) -> None:
         """Apply one event of a server. OverfullError: the bound is exceeded, and the caller must `forget` the
         server that the error names.
         """
-        known = self._servers[server]
+        known = self.servers[server]
         before = len(known.blocks)
         self._note(known, known.blocks.apply(event), now=now)
         self._num_blocks += len(known.blocks) - before
         if self._num_blocks > self._max_blocks:
-            largest = max(self._servers.values(), key=lambda one: (len(one.blocks), one is known))
+            largest = max(self.servers.values(), key=lambda one: (len(one.blocks), one is known))
             raise OverfullError(
                 f"all servers together hold more than {self._max_blocks} blocks, and this one the most",
                 server=largest.name,
@@ -127,7 +109,7 @@ class Knowledge:
 
     def lost(self, server: EndpointName, *, now: float) -> None:
         """The server certainly lost all its blocks, because another process serves now."""
-        known = self._servers[server]
+        known = self.servers[server]
         self._num_blocks -= len(known.blocks)
         self._note(known, known.blocks.clear(), now=now)
         known.due += known.pending.clear()
@@ -135,7 +117,7 @@ class Knowledge:
 
     def forget(self, server: EndpointName) -> None:
         """Nothing is known about the server any more: neither which blocks it holds nor which it lacks."""
-        known = self._servers[server]
+        known = self.servers[server]
         self._num_blocks -= len(known.blocks)
         _let_all_go(known.blocks)
         known.pending.clear()
@@ -146,7 +128,7 @@ class Knowledge:
         known.due.clear()
         known.known_bytes, known.complete = 0, False
 
-    def _note(self, known: _Server, blocks: Iterable[BlockName], *, now: float) -> None:
+    def _note(self, known: ServerKnowledge, blocks: Iterable[BlockName], *, now: float) -> None:
         users, changed = self._tree.users, known.changed
         for block in blocks:
             for node in users(block):
@@ -156,17 +138,17 @@ class Knowledge:
 
     def map(self, prompt: MappedPrompt, *, server: EndpointName | None = None, now: float) -> None:
         """A prompt was routed to `server`: look its chain up at every server."""
-        for known in self._servers.values():
+        for known in self.servers.values():
             self._found += self._settle(known)  # now the chunks marked as held agree with the blocks
         path, changed = self._tree.map(prompt)
-        for known in self._servers.values():
+        for known in self.servers.values():
             for node in changed:
                 if node in known.held:
                     self._release(known, node)
                 known.changed.pop(node, None)
-        held = {known.name: depth for known in self._servers.values() if (depth := self._follow(known, path))}
-        if server in self._servers and path and path[-1] not in self._servers[server].held:
-            known = self._servers[server]
+        held = {known.name: depth for known in self.servers.values() if (depth := self._follow(known, path))}
+        if server in self.servers and path and path[-1] not in self.servers[server].held:
+            known = self.servers[server]
             known.due += known.pending.expect(path, now=now)
         for node in self._tree.evict():
             self._forget_node(node)
@@ -177,14 +159,14 @@ class Knowledge:
                 LookupReport(
                     chain=prompt.chain[: len(path)],
                     held=held,
-                    sure=frozenset(k.name for k in self._servers.values() if self._sure(k, path, held)),
+                    sure=frozenset(k.name for k in self.servers.values() if self._sure(k, path, held)),
                     from_chunk=unknown,
                     to_chunk=seen,
                     at=now,
                 )
             )
 
-    def _follow(self, known: _Server, path: Sequence[Node]) -> int:
+    def _follow(self, known: ServerKnowledge, path: Sequence[Node]) -> int:
         """Number of leading chunks of the path that the server holds, by its current blocks."""
         depth = 0
         for node in path:
@@ -197,13 +179,13 @@ class Knowledge:
             depth = node.depth
         return depth
 
-    def _sure(self, known: _Server, path: Sequence[Node], held: Mapping[EndpointName, int]) -> bool:
+    def _sure(self, known: ServerKnowledge, path: Sequence[Node], held: Mapping[EndpointName, int]) -> bool:
         """Whether the server holds no more of the path than is known, and will not store more of it soon."""
         depth = held.get(known.name, 0)
         return known.complete and not (depth < len(path) and path[depth] in known.pending)
 
     def _forget_node(self, node: Node) -> None:
-        for known in self._servers.values():
+        for known in self.servers.values():
             known.changed.pop(node, None)
             known.due += known.pending.arrived(node)
             if node in known.held:
@@ -214,7 +196,7 @@ class Knowledge:
     def findings(self, *, now: float) -> list[KvReport]:
         """The changes since the last call, in an order in which they can be applied one by one."""
         found, self._found = self._found, []
-        for known in self._servers.values():
+        for known in self.servers.values():
             found += self._settle(known)
             known.due += known.pending.overdue(now)
             lost = [node for node in known.due if node in self._tree and node not in known.held]
@@ -224,10 +206,10 @@ class Knowledge:
             (known, node), _ = self._again.popitem(last=False)
             if node in self._tree and node not in known.held and node not in known.pending:
                 found.append(_loss(known, node, at=now - UNDER_WAY_S))
-        found += [account for known in self._servers.values() if (account := self._account(known))]
+        found += [account for known in self.servers.values() if (account := self._account(known))]
         return found
 
-    def _settle(self, known: _Server) -> Iterator[KvReport]:
+    def _settle(self, known: ServerKnowledge) -> Iterator[KvReport]:
         if not known.changed:
             return
         changed = sorted(known.changed.items(), key=lambda item: item[0].depth)
@@ -249,7 +231,7 @@ class Knowledge:
                 for end in self._gain(known, node):
                     yield ChainReport(server=known.name, chain=end.chain(), held=end.depth, at=at)
 
-    def _gain(self, known: _Server, first: Node) -> list[Node]:
+    def _gain(self, known: ServerKnowledge, first: Node) -> list[Node]:
         """Mark a node as held, and all nodes below it that are held now. Returns the ends of these chains."""
         ends, waiting = [], [first]
         while waiting:
@@ -262,43 +244,43 @@ class Knowledge:
                 ends.append(node)
         return ends
 
-    def _release(self, known: _Server, first: Node) -> None:
+    def _release(self, known: ServerKnowledge, first: Node) -> None:
         waiting = [first]
         while waiting:
             node = waiting.pop()
             self._let_go(known, node)
             waiting += [child for child in node.children if child in known.held]
 
-    def _hold(self, known: _Server, node: Node) -> None:
+    def _hold(self, known: ServerKnowledge, node: Node) -> None:
         node.seen = True
         known.held.add(node)
         known.known_bytes += node.size_bytes
         self._rate(known, node, self._tier(known, node))
         known.due += known.pending.arrived(node)
 
-    def _let_go(self, known: _Server, node: Node) -> None:
+    def _let_go(self, known: ServerKnowledge, node: Node) -> None:
         known.held.remove(node)
         known.known_bytes -= node.size_bytes
         self._rate(known, node, Tier.GPU)
 
-    def _holds(self, known: _Server, node: Node) -> bool:
+    def _holds(self, known: ServerKnowledge, node: Node) -> bool:
         return self._own(known, node) and self._above(known, node)
 
     @staticmethod
-    def _own(known: _Server, node: Node) -> bool:
+    def _own(known: ServerKnowledge, node: Node) -> bool:
         return node.known and known.blocks.hold(node.blocks)
 
     @staticmethod
-    def _above(known: _Server, node: Node) -> bool:
+    def _above(known: ServerKnowledge, node: Node) -> bool:
         return node.parent is None or not node.parent.known or node.parent in known.held
 
     @staticmethod
-    def _tier(known: _Server, node: Node) -> Tier:
+    def _tier(known: ServerKnowledge, node: Node) -> Tier:
         tiers = [known.blocks.tier(block) or Tier.GPU for block in node.blocks]
         return max(tiers, default=Tier.GPU)
 
     @staticmethod
-    def _rate(known: _Server, node: Node, tier: Tier) -> None:
+    def _rate(known: ServerKnowledge, node: Node, tier: Tier) -> None:
         if known.slower.get(node.chunk, Tier.GPU) is tier:
             return
         if tier is Tier.GPU:
@@ -307,7 +289,7 @@ class Knowledge:
             known.slower[node.chunk] = tier
         known.moved[node.chunk] = tier
 
-    def _account(self, known: _Server) -> ServerReport | None:
+    def _account(self, known: ServerKnowledge) -> ServerReport | None:
         """The report about a server. None: nothing has changed."""
         live, moved = known.trusted and (known.complete or len(known.blocks) > 0), known.moved
         if not moved and known.told == (live, known.known_bytes):
@@ -319,9 +301,9 @@ class Knowledge:
 
     def check_integrity(self) -> None:
         self._tree.check_integrity()
-        assert self._num_blocks == sum(len(known.blocks) for known in self._servers.values())
-        assert {known for known, _ in self._again} <= set(self._servers.values())
-        for known in self._servers.values():
+        assert self._num_blocks == sum(len(known.blocks) for known in self.servers.values())
+        assert {known for known, _ in self._again} <= set(self.servers.values())
+        for known in self.servers.values():
             known.blocks.check_integrity()
             known.pending.check_integrity()
             assert all(node in self._tree for node in known.held | set(known.changed))
@@ -335,7 +317,7 @@ class Knowledge:
                     assert known.slower.get(node.chunk, Tier.GPU) is self._tier(known, node)
 
 
-def _loss(known: _Server, node: Node, *, at: float) -> ChainReport:
+def _loss(known: ServerKnowledge, node: Node, *, at: float) -> ChainReport:
     return ChainReport(server=known.name, chain=node.chain(), held=node.depth - 1, at=at)
 
 

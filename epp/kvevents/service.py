@@ -67,9 +67,6 @@ class ExactStatus:
     malformed: int
 
 
-NOTHING: Final = ExactStatus({}, {}, 0, 0, 0)
-
-
 @dataclass(frozen=True, slots=True)
 class _Unreachable:
     """A server whose events cannot be followed."""
@@ -111,7 +108,7 @@ class ExactService:
         self._told: dict[str, str] = {}
         self._counted = (0, 0)
         """Gaps and losses of servers that are no longer followed."""
-        self.status: ExactStatus = NOTHING
+        self.status = ExactStatus({}, {}, 0, 0, 0)
         """Replaced as a whole by the thread."""
 
     @property
@@ -335,7 +332,7 @@ class ExactService:
         gaps, lost = self._counted
         messages = [one.messages for one in self._followed.values()]
         unreachable = {
-            name: ServerStatus(one.source.model, "off", f"cannot listen to {one.reason}", 0, 0, 0, 0)
+            name: ServerStatus("off", f"cannot listen to {one.reason}", 0, 0, 0)
             for name, one in self._unreachable.items()
         }
         self.status = ExactStatus(

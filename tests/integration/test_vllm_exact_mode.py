@@ -133,7 +133,7 @@ async def test_every_block_of_routed_prompts_has_the_name_that_vllms_events_give
         # Every block of every chain is known to be held, not only one block of each.
         chunks = {node for node in here.exact._knowledge._tree._nodes.values() if node.known}
         assert chunks
-        assert chunks <= here.exact._knowledge._servers[first].held
+        assert chunks <= here.exact._knowledge.servers[first].held
 
 
 async def test_a_picker_that_starts_late_learns_what_the_other_server_holds_with_the_first_prompt(

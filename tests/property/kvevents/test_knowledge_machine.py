@@ -58,8 +58,8 @@ class KnowledgeMachine(RuleBasedStateMachine):
         self.mapped: dict[bytes, list[ChunkHash]] = {}
         for name in SERVERS:
             self.knowledge.add(name)
-            self.knowledge.set_complete(name, complete=complete)
-            self.knowledge.set_trusted(name, trusted=True)
+            self.knowledge.servers[name].complete = complete
+            self.knowledge.servers[name].trusted = True
             self.mirrors.table.add_endpoint(name, capacity_bytes=10**9)
             self.copies[name] = {tier: Counter() for tier in Tier}
 
@@ -104,10 +104,10 @@ class KnowledgeMachine(RuleBasedStateMachine):
 
     @rule(name=servers)
     def a_server_restarts(self, name: EndpointName) -> None:
-        complete = self.knowledge.is_complete(name)
+        complete = self.knowledge.servers[name].complete
         self.copies[name] = {tier: Counter() for tier in Tier}
         self.knowledge.lost(name, now=self.tick())
-        self.knowledge.set_complete(name, complete=complete)
+        self.knowledge.servers[name].complete = complete
 
     @rule()
     def findings_are_taken_in(self) -> None:
@@ -119,7 +119,7 @@ class KnowledgeMachine(RuleBasedStateMachine):
                 # only for prompts that are on their way there, and then the table may say too much
                 if believed != held:
                     assert believed > held
-                    awaited = self.knowledge._servers[name].pending
+                    awaited = self.knowledge.servers[name].pending
                     assert any(node.chunk == chain[held] for node in awaited._chunks)
                 expected = self.worth(name, chain, prompt)
                 assert self.mirrors.worth_bytes(name, chain, self.held_chunks(name, prompt)) == pytest.approx(

@@ -26,9 +26,9 @@ def test_the_picker_of_the_exact_mode_benchmark_knows_what_its_servers_hold() ->
     assert router._knowledge is not None
     router._knowledge.check_integrity()
     for name, engine in fleet.engines.items():
-        blocks = router._knowledge.blocks(EndpointName(name))
+        blocks = router._knowledge.servers[EndpointName(name)].blocks
         assert blocks is not None
         assert dict(blocks.blocks()).keys() == {
             _name(b.block_hash) for b in engine.pool.blocks if b.block_hash is not None
         }
-        assert router._knowledge.chunks(EndpointName(name)) > 0
+        assert router._knowledge.servers[EndpointName(name)].held
