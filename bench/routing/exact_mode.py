@@ -24,11 +24,11 @@ import msgspec
 from bench.routing.bench import CACHE_TOKENS, Setting, calibrate, plan_of, spec_of
 from bench.routing.workloads import OpenLoop
 from epp.config.policy import DEFAULT_POLICY, Policy
-from epp.kvevents.alignment import chunk_ends, whole_blocks
 from epp.kvevents.block_hashes import BlockName
 from epp.kvevents.chunks import MappedPrompt
 from epp.kvevents.decoding import Event, Removed, Stored
 from epp.kvevents.knowledge import Knowledge
+from epp.kvevents.mapping import chunk_ends, whole_blocks
 from epp.picker import Picker
 from epp.prefix_index.kv_reports import Tier
 from epp.replay.picker_router import PickerRouter, metrics_of

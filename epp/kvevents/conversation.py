@@ -3,7 +3,7 @@ and its own fields for the template.
 
 `epp.request.canonical` wrote the prompt. It contains everything that a template reads of the messages, except
 media (which are named by a hash) and thinking (which is left out). Prompts with these are refused here. Each
-text keeps its position in the prompt, from which `alignment` finds positions in the rendered text. The fields
+text keeps its position in the prompt, from which `mapping` finds positions in the rendered text. The fields
 are not part of the prompt, so two requests with the same chunks may have different fields. vLLM defines their
 meaning.
 

@@ -7,18 +7,19 @@ Pure; called by `model_lists`.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from epp.request.names import MAX_NAME_CHARS
 from epp.types import ModelCard, ModelList
 
 MOST_CARDS: Final = 512
 """Most models and adapters of one server."""
-_MOST_OWNER_CHARS: Final = 256
-_MOST_NUMBER: Final = 2**53
+_Owner = Annotated[str, Meta(max_length=256)]
+_Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
+_Number = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class ModelPageError(Exception):
@@ -57,28 +58,19 @@ def parse_model_page(page: bytes) -> ModelList:
 
 
 def _card(card: _Card) -> ModelCard:
-    root = _text(card.root, most_chars=MAX_NAME_CHARS)
     return ModelCard(
         id=card.id,
-        created=_number(card.created) or 0,
-        owned_by=_text(card.owned_by, most_chars=_MOST_OWNER_CHARS) or "",
-        root=root,
+        created=_value(card.created, _Number) or 0,
+        owned_by=_value(card.owned_by, _Owner) or "",
+        root=_value(card.root, _Name),
         parent=card.parent or None,
-        max_model_len=_number(card.max_model_len),
+        max_model_len=_value(card.max_model_len, _Number),
     )
 
 
-def _text(raw: Raw, *, most_chars: int) -> str | None:
+def _value(raw: Raw, kind: Any) -> Any:
+    """None: it is of another type, or too long or large."""
     try:
-        text = msgspec.json.decode(raw, type=str)
+        return msgspec.json.decode(raw, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    return text if len(text) <= most_chars else None
-
-
-def _number(raw: Raw) -> int | None:
-    try:
-        number = msgspec.json.decode(raw, type=int)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-    return number if 0 <= number <= _MOST_NUMBER else None

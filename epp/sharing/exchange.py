@@ -24,7 +24,7 @@ class Exchange:
         self, picker: Picker, *, me: bytes, outbox_bytes: int, peer_timeout_s: float, gate: Gate | None = None
     ) -> None:
         """gate: this picker's flow control. None: it tells nothing about it, and ignores what others tell."""
-        self._picker = picker
+        self.picker = picker
         self.speaker = Speaker(speaker=me, limit_bytes=outbox_bytes, gate=gate)
         picker.subscribe(self.speaker.hear)
         self.listener = Listener(picker, me=me, timeout_s=peer_timeout_s, gate=gate)
@@ -33,15 +33,11 @@ class Exchange:
 
     def channel(self, pool: str) -> str:
         """The channel of its peers. It changes with the policy's chunks and with the hash secret."""
-        return channel_of(pool, self._picker.roots)
-
-    @property
-    def picker(self) -> Picker:
-        return self._picker
+        return channel_of(pool, self.picker.roots)
 
     def told_secret(self) -> bytes:
         """The part of the picker's hash secret that peers may read."""
-        return self._picker.secret.told()
+        return self.picker.secret.told()
 
     def agree(self, told: bytes) -> bool:
         """Take over the pool's hash secret, if that is possible. If it differs from the current secret, the
@@ -49,15 +45,15 @@ class Exchange:
 
         told: the pool's information about its secret.
         """
-        agreed = self._picker.secret.agreed(told)
-        if agreed is not None and agreed != self._picker.secret:
-            self._picker.set_secret(agreed)
+        agreed = self.picker.secret.agreed(told)
+        if agreed is not None and agreed != self.picker.secret:
+            self.picker.set_secret(agreed)
         return agreed is not None
 
     @property
     def has_endpoints(self) -> bool:
         """Whether there are endpoints that a table could be about."""
-        return len(self._picker.fleet) > 0
+        return len(self.picker.fleet) > 0
 
     def next_batch(self, *, now: float, flags: int = 0, urgent: bool = False) -> bytes | None:
         """The next batch to send. None: there is nothing to send, and no sign of life is due."""

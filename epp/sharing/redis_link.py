@@ -76,6 +76,15 @@ class _BoundedParser(_AsyncRESP2Parser):
         return value
 
 
+_REASONS: Final = (
+    (exceptions.OutOfMemoryError, "full"),
+    ((exceptions.AuthenticationError, exceptions.NoPermissionError), "auth"),
+    ((TimeoutError, exceptions.TimeoutError, exceptions.BusyLoadingError), "timeout"),
+    ((exceptions.ConnectionError, exceptions.ClusterError, OSError), "connection"),
+)
+"""Reasons of errors. The first that fits counts, since some of these classes derive from others."""
+
+
 class _PasswordFile(CredentialProvider):
     """Reads the file at each connection, so a renewed password is used."""
 
@@ -223,18 +232,9 @@ class RedisLink:
                 self._client, self._others = _connect(self._settings)
             async with asyncio.timeout(_TIMEOUT_S):
                 return await command(self._client)
-        except TimeoutError as error:
-            raise LinkError("no answer in time", reason="timeout") from error
-        except exceptions.OutOfMemoryError as error:
-            raise LinkError(str(error), reason="full") from error
-        except (exceptions.AuthenticationError, exceptions.NoPermissionError) as error:
-            raise LinkError(str(error), reason="auth") from error
-        except (exceptions.TimeoutError, exceptions.BusyLoadingError) as error:
-            raise LinkError(str(error), reason="timeout") from error
-        except (exceptions.ConnectionError, exceptions.ClusterError, OSError) as error:
-            raise LinkError(str(error), reason="connection") from error
-        except (exceptions.RedisError, ValueError) as error:
-            raise LinkError(str(error), reason="refused") from error
+        except (exceptions.RedisError, OSError, ValueError) as error:
+            reason = next((reason for kinds, reason in _REASONS if isinstance(error, kinds)), "refused")
+            raise LinkError(str(error) or "no answer in time", reason=reason) from error
 
 
 def _connect(settings: Redis) -> tuple[Any, list[Any]]:

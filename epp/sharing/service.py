@@ -67,7 +67,7 @@ class SharingService:
         keep: Keep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._exchange = exchange
+        self.exchange = exchange
         self._link = link
         self._settings = settings
         self._keep = keep
@@ -91,10 +91,6 @@ class SharingService:
         self._load_tried = False
         self._away: set[str] = set()
         self.counts = LinkCounts()
-
-    @property
-    def exchange(self) -> Exchange:
-        return self._exchange
 
     @property
     def connected(self) -> bool:
@@ -131,7 +127,7 @@ class SharingService:
             if self.connected:
                 async with asyncio.timeout(_LAST_WORDS_S):
                     await self._flush()
-                    if not self._exchange.listener.peers:
+                    if not self.exchange.listener.peers:
                         await self._write_table()
         await self._link.close()
 
@@ -139,7 +135,7 @@ class SharingService:
 
     async def _tick(self) -> None:
         while True:
-            exchange, now = self._exchange, self._clock()
+            exchange, now = self.exchange, self._clock()
             exchange.listener.expire(now=now)
             if exchange.listener.joining:
                 exchange.listener.joining = False
@@ -154,7 +150,7 @@ class SharingService:
             await asyncio.sleep(self._settings.flush_interval_seconds)
 
     def _waited_enough(self, waited_s: float) -> bool:
-        alone = self._joined.is_set() and not self._exchange.listener.peers and waited_s > _ALONE_AFTER_S
+        alone = self._joined.is_set() and not self.exchange.listener.peers and waited_s > _ALONE_AFTER_S
         return alone or bool(self._away) or waited_s >= self._settings.warmup_seconds
 
     async def _say(self) -> None:
@@ -167,7 +163,7 @@ class SharingService:
         """Join the channel if necessary, and send all waiting events in batches. A batch that could not be
         sent is sent first the next time.
         """
-        exchange = self._exchange
+        exchange = self.exchange
         if _TELL in self._away:
             exchange.speaker.start_anew()
         await self._agree()
@@ -188,9 +184,9 @@ class SharingService:
         """
         if self._clock() - self._agreed_at < self._settings.snapshot_interval_seconds:
             return
-        told = await self._link.agree(self._settings.pool, self._exchange.told_secret())
+        told = await self._link.agree(self._settings.pool, self.exchange.told_secret())
         self._agreed_at = self._clock()
-        differs = not self._exchange.agree(told)
+        differs = not self.exchange.agree(told)
         if differs:
             self.counts.errors["secret"] += 1
         if differs and not self._secret_differs:
@@ -201,7 +197,7 @@ class SharingService:
         self._secret_differs = differs
 
     async def _flush(self) -> None:
-        exchange = self._exchange
+        exchange = self.exchange
         while True:
             if self._unsaid is None:
                 flags, self._flags = self._flags | (Flag.JOINING if self._joining else 0), 0
@@ -241,7 +237,7 @@ class SharingService:
                 _log.warning("skipped a batch of another picker: %s", error)
         # A table that was stored before the others knew of us lacks the later events,
         # which refer to batches that we never received.
-        if self._joining and self._exchange.listener.stored_at >= self._asked_at:
+        if self._joining and self.exchange.listener.stored_at >= self._asked_at:
             await self._load()
             self._joining = False
             self._warm.set()
@@ -249,7 +245,7 @@ class SharingService:
     async def _hear(self, received: Received) -> None:
         """Apply one batch in portions. After each portion requests get as much time as the portion took."""
         started = self._clock()
-        for _ in self._exchange.listener.hear(received.data, now=started, age_s=received.age_s):
+        for _ in self.exchange.listener.hear(received.data, now=started, age_s=received.age_s):
             await asyncio.sleep(self._clock() - started)
             started = self._clock()
 
@@ -259,7 +255,7 @@ class SharingService:
         if table is None:
             return
         try:
-            for _ in self._exchange.listener.load(table.data, now=self._clock(), age_s=table.age_s):
+            for _ in self.exchange.listener.load(table.data, now=self._clock(), age_s=table.age_s):
                 await asyncio.sleep(0)
         except MalformedError as error:
             self.counts.malformed += 1
@@ -283,13 +279,13 @@ class SharingService:
     async def _store_in_turn(self, turn: str, period_s: float) -> None:
         if await self._link.take_turn(turn, period_s=period_s):
             await self._write_table()
-            self._exchange.speaker.start_anew()
+            self.exchange.speaker.start_anew()
             self._flags |= Flag.STORED
             self._work.set()
 
     async def _write_table(self) -> None:
         portions = []
-        for portion in table_portions(self._exchange.picker):
+        for portion in table_portions(self.exchange.picker):
             portions.append(portion)
             await asyncio.sleep(0)
         data = encode_table(portions)

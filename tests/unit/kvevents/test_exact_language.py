@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from epp.errors import ConfigError
-from epp.kvevents.alignment import Rendered, aligned_blocks, chunk_ends
 from epp.kvevents.block_hashes import BlockHasher
 from epp.kvevents.conversation import Text, UnmappedError, read_conversation
 from epp.kvevents.language import FolderLanguage
-from epp.kvevents.mapping import map_prompt
+from epp.kvevents.mapping import Rendered, aligned_blocks, chunk_ends, map_prompt
 from epp.kvevents.routed_prompts import RoutedPrompt
 from epp.prefix_index.hashing import ChunkSchedule, hash_chain
 from epp.request.parse import parse_request
