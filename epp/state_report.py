@@ -5,6 +5,7 @@ Called by `app`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from epp.endpoints.marks import Verdict
@@ -59,7 +60,9 @@ def status_of(
         recorded=recorded,
         spans=dict(spans),
         sharing=_sharing(sharing) if sharing is not None else None,
-        exact=_exact(exact, picker) if exact is not None else None,
+        exact=replace(exact.status, dropped_prompts=exact.dropped, corrections=picker.corrected)
+        if exact is not None
+        else None,
     )
 
 
@@ -106,30 +109,6 @@ def _sharing(service: SharingService) -> shown.SharingStatus:
         gaps=heard.gaps,
         errors=dict(link.errors),
         tables={"stored": link.stored_tables, "loaded": link.loaded_tables},
-    )
-
-
-def _exact(service: ExactService, picker: Picker) -> shown.ExactStatus:
-    status = service.status
-    return shown.ExactStatus(
-        models={
-            name: shown.ExactModelStatus(
-                state=m.state,
-                reason=m.reason,
-                prompts={"mapped": m.mapped, "matched": m.matched, "missed": m.missed, **m.skipped},
-            )
-            for name, m in status.models.items()
-        },
-        servers={
-            name: shown.ExactServerStatus(
-                state=s.state, reason=s.reason, blocks=s.blocks, chunks=s.chunks, events=s.events
-            )
-            for name, s in status.servers.items()
-        },
-        dropped_prompts=service.dropped,
-        gaps={"found": status.gaps, "lost": status.lost},
-        malformed=status.malformed,
-        corrections=picker.corrected,
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 from epp.kvevents.block_hashes import ALGORITHMS, Algorithm, BlockHasher, BlockName
 from epp.kvevents.conversation import UnmappedError
@@ -22,6 +22,7 @@ from epp.kvevents.knowledge import Knowledge, OverfullError
 from epp.kvevents.mapping import Language, map_prompt
 from epp.kvevents.routed_prompts import RoutedPrompt
 from epp.kvevents.sequence import Deliver, Forget, Step
+from epp.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ModelState
 from epp.prefix_index.kv_reports import KvReport
 from epp.types import EndpointName
 
@@ -37,8 +38,6 @@ _NO_EVENT_YET: Final = "no event with tokens has come yet"
 _LOOK_AGAIN: Final = 16
 """If a model is off, one in this many prompts is still tried, because the cause may have been removed."""
 
-ModelState = Literal["waiting", "checking", "on", "off"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
@@ -50,30 +49,6 @@ class ModelSettings:
     seed: str = ""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """Name -> the path from which servers load the adapter."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelStatus:
-    state: ModelState
-    reason: str
-    algorithm: str
-    block_tokens: int
-    mapped: int
-    matched: int
-    missed: int
-    """Prompts whose blocks did not appear at their server; `matched` counts the others."""
-    skipped: Mapping[str, int]
-    last_error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerStatus:
-    state: Literal["following", "partly", "off"]
-    """partly: the blocks that the server stored before its events were followed are not known."""
-    reason: str
-    blocks: int
-    chunks: int
-    events: int
 
 
 @dataclass(slots=True, eq=False)
@@ -89,11 +64,9 @@ class _Model:
     checks: deque[tuple[float, EndpointName, Sequence[BlockName]]] = field(
         default_factory=lambda: deque(maxlen=_MAX_CHECKS)
     )
-    mapped: int = 0
-    matched: int = 0
-    missed: int = 0
     misses_in_a_row: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
+    prompts: Counter[str] = field(default_factory=lambda: Counter(mapped=0, matched=0, missed=0))
+    """Numbers of prompts: mapped, matched or missed at their servers, or skipped for some other reason."""
     last_error: str = ""
     """The last unexpected error of a prompt."""
 
@@ -116,7 +89,7 @@ class _Model:
         self.waiting.append(routed)
         self.waiting_bytes += routed.inference.held_bytes
         while len(self.waiting) > _MAX_WAITING or self.waiting_bytes > _MAX_WAITING_BYTES:
-            self.skipped["waiting"] += 1
+            self.prompts["waiting"] += 1
             self.waiting_bytes -= self.waiting.popleft().inference.held_bytes
 
 
@@ -259,11 +232,11 @@ class Exact:
         restarted = known.process is not None and known.process != routed.process
         known.process = routed.process
         if model.settings is None:
-            model.skipped["model"] += 1
+            model.prompts["model"] += 1
         elif model.hasher is None or not model.block_tokens:
             model.wait(routed)
-        elif model.state == "off" and (model.skipped["off"] + 1) % _LOOK_AGAIN:
-            model.skipped["off"] += 1
+        elif model.state == "off" and (model.prompts["off"] + 1) % _LOOK_AGAIN:
+            model.prompts["off"] += 1
         else:
             self._map(model, routed, now=now)
         return restarted
@@ -280,15 +253,15 @@ class Exact:
                 adapter_path=model.settings.adapters.get(routed.adapter) if routed.adapter else None,
             )
         except UnmappedError as error:
-            model.skipped[error.reason] += 1
-            if error.reason == "tokenizer" and not model.mapped:
+            model.prompts[error.reason] += 1
+            if error.reason == "tokenizer" and not model.prompts["mapped"]:
                 model.reason = str(error)
             return
         except Exception as error:  # noqa: BLE001 - a client's words: whatever comes of them, they cost only their own prompt
-            model.skipped["error"] += 1
+            model.prompts["error"] += 1
             model.last_error = repr(error)
             return
-        model.mapped += 1
+        model.prompts["mapped"] += 1
         self._knowledge.map(mapped, server=routed.server, now=now)
         if mapped.blocks:
             model.checks.append((now + _CHECK_AFTER_S, routed.server, (mapped.blocks[0], mapped.blocks[-1])))
@@ -302,7 +275,7 @@ class Exact:
             held = self._knowledge.servers.get(server)
             if held is not None and any(name in held.blocks for name in names):
                 model.checks.popleft()
-                model.matched += 1
+                model.prompts["matched"] += 1
                 model.misses_in_a_row = 0
                 model.state, model.reason = "on", ""
                 continue
@@ -311,7 +284,7 @@ class Exact:
             model.checks.popleft()
             if held is None or not held.complete:
                 continue  # blocks that it stored before its events were followed are not known
-            model.missed += 1
+            model.prompts["missed"] += 1
             model.misses_in_a_row += 1
             if model.misses_in_a_row >= _MISSES_TO_DISTRUST:
                 model.state = "off"
@@ -333,27 +306,24 @@ class Exact:
 
     # -- for people ------------------------------------------------------------------------------------------
 
-    def models(self) -> dict[str, ModelStatus]:
+    def models(self) -> dict[str, ExactModelStatus]:
         return {
-            name: ModelStatus(
+            name: ExactModelStatus(
                 state=m.state,
                 reason=m.reason,
+                prompts=dict(m.prompts),
                 algorithm=m.hasher.algorithm if m.hasher is not None else "",
                 block_tokens=m.block_tokens,
-                mapped=m.mapped,
-                matched=m.matched,
-                missed=m.missed,
-                skipped=dict(m.skipped),
                 last_error=m.last_error,
             )
             for name, m in self._models.items()
         }
 
-    def servers(self) -> dict[EndpointName, ServerStatus]:
+    def servers(self) -> dict[EndpointName, ExactServerStatus]:
         found = {}
         for name, known in self._servers.items():
             held = self._knowledge.servers[name]
-            found[name] = ServerStatus(
+            found[name] = ExactServerStatus(
                 state="off" if known.off else "following" if held.complete else "partly",
                 reason=known.off,
                 blocks=len(held.blocks),
@@ -371,4 +341,4 @@ class Exact:
             assert len(model.checks) <= _MAX_CHECKS
             assert model.waiting_bytes == sum(r.inference.held_bytes for r in model.waiting)
             assert (model.hasher is None) == (model.block_tokens == 0)
-            assert model.state != "on" or model.matched
+            assert model.state != "on" or model.prompts["matched"]

@@ -26,12 +26,13 @@ from typing import Final
 import zmq
 
 from epp.kvevents import sockets
-from epp.kvevents.exact import Exact, ModelStatus, ServerStatus
+from epp.kvevents.exact import Exact
 from epp.kvevents.routed_prompts import RoutedPrompts
 from epp.kvevents.sequence import Sequence as Messages
 from epp.kvevents.sequence import Step
 from epp.kvevents.sockets import Followed, Source
 from epp.picker import Picker
+from epp.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
 from epp.prefix_index.kv_reports import KvReport, ServerReport
 from epp.types import Endpoint, EndpointName
 
@@ -53,18 +54,6 @@ _STOP_S: Final = 10.0
 """The end of the process waits no longer than this for the tokenizer."""
 _TRY_AGAIN_S: Final = 5.0
 """The pause before the next try, if a server could not be listened to."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExactStatus:
-    """The state of exact mode, at most half a second old."""
-
-    models: Mapping[str, ModelStatus]
-    servers: Mapping[EndpointName, ServerStatus]
-    gaps: int
-    """How often messages of a server were missing; and how often no replay brought them."""
-    lost: int
-    malformed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +97,8 @@ class ExactService:
         self._told: dict[str, str] = {}
         self._counted = (0, 0)
         """Gaps and losses of servers that are no longer followed."""
-        self.status = ExactStatus({}, {}, 0, 0, 0)
-        """Replaced as a whole by the thread."""
+        self.status = ExactStatus(models={}, servers={}, gaps={"found": 0, "lost": 0}, malformed=0)
+        """At most half a second old. Replaced as a whole by the thread. Without what the picker counts."""
 
     @property
     def dropped(self) -> int:
@@ -167,7 +156,7 @@ class ExactService:
         self._found.clear()
         reason = f"failed: {type(failure).__name__}: {failure}"
         status = self.status
-        off = ModelStatus("off", reason, "", 0, 0, 0, 0, {})
+        off = ExactModelStatus(state="off", reason=reason, prompts={})
         self.status = replace(
             status,
             models={name: replace(m, state="off", reason=reason) for name, m in status.models.items()}
@@ -332,14 +321,18 @@ class ExactService:
         gaps, lost = self._counted
         messages = [one.messages for one in self._followed.values()]
         unreachable = {
-            name: ServerStatus("off", f"cannot listen to {one.reason}", 0, 0, 0)
+            name: ExactServerStatus(
+                state="off", reason=f"cannot listen to {one.reason}", blocks=0, chunks=0, events=0
+            )
             for name, one in self._unreachable.items()
         }
         self.status = ExactStatus(
             models=self._exact.models(),
             servers={**self._exact.servers(), **unreachable},
-            gaps=gaps + sum(each.gaps for each in messages),
-            lost=lost + sum(each.lost for each in messages),
+            gaps={
+                "found": gaps + sum(each.gaps for each in messages),
+                "lost": lost + sum(each.lost for each in messages),
+            },
             malformed=self._exact.malformed,
         )
         said = {}

@@ -12,6 +12,7 @@ from typing import Final
 
 from epp.flow.status import FlowStatus
 from epp.metric import Metric
+from epp.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
 from epp.telemetry import state
 from epp.telemetry.counts import ProcessCounts, RequestCounts, ServerCounts
 from epp.telemetry.exposition import Group, Rows
@@ -69,11 +70,11 @@ GROUPS: Final[tuple[Group[Shown], ...]] = (
     ),
     Group(
         "Exact mode, only where it is on",
-        state.ExactStatus,
+        ExactStatus,
         lambda s: [((), s.status.exact)] if s.status.exact is not None else [],
     ),
-    Group("Exact mode, by base model", state.ExactModelStatus, _exact_models, ("model",)),
-    Group("Exact mode, by endpoint", state.ExactServerStatus, _exact_servers, ("endpoint",)),
+    Group("Exact mode, by base model", ExactModelStatus, _exact_models, ("model",)),
+    Group("Exact mode, by endpoint", ExactServerStatus, _exact_servers, ("endpoint",)),
 )
 
 METRICS: Final[tuple[Metric, ...]] = tuple(metric for group in GROUPS for _, metric in group.metrics())

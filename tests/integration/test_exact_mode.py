@@ -177,7 +177,8 @@ async def test_an_eviction_at_a_server_is_seen_by_the_table(algorithm: str) -> N
         assert running.believed(text("other 3")).keys() == {a}
         status = running.service.status.models[""]
         assert (status.algorithm, status.block_tokens) == (algorithm, BLOCK_TOKENS)
-        assert (status.missed, dict(status.skipped)) == (0, {})
+        assert status.prompts["missed"] == 0
+        assert status.prompts.keys() == {"mapped", "matched", "missed"}
 
 
 async def test_what_a_server_holds_from_before_is_credited_once_its_prompt_is_routed() -> None:

@@ -211,7 +211,7 @@ def test_no_prompt_and_no_message_of_a_server_ends_the_thread(
         exact.heard(rng.choice(SERVERS), [step], complete=rng.random() < 0.8, now=float(now))
         exact.findings(now=now * 40.0)
         exact.check_integrity()
-        errors = exact.models()[""].skipped.get("error", 0)
+        errors = exact.models()[""].prompts.get("error", 0)
     assert not errors, exact.models()[""].last_error
 
 

@@ -103,7 +103,7 @@ def test_the_algorithm_is_learned_from_the_first_event(algorithm: Algorithm) -> 
     fleet.tell(A, stored(tokens, algorithm=algorithm, seed="42"))
     assert fleet.held(tokens) == {A: len(fleet.chain(tokens))}
     status = fleet.exact.models()[""]
-    assert (status.state, status.algorithm, status.block_tokens, status.matched) == (
+    assert (status.state, status.algorithm, status.block_tokens, status.prompts["matched"]) == (
         "on",
         algorithm,
         BLOCK,
@@ -164,7 +164,7 @@ def test_prompts_that_never_turn_up_turn_the_model_off_and_one_that_does_turns_i
     assert fleet.exact.models()[""].state == "checking"
     fleet.held(prompt_of(1), later_s=40)
     status = fleet.exact.models()[""]
-    assert (status.state, status.missed) == ("off", 8)
+    assert (status.state, status.prompts["missed"]) == ("off", 8)
     assert "tokenizer, chat template" in status.reason
 
     fleet.tell(A, stored(prompt_of(9)))
@@ -172,8 +172,8 @@ def test_prompts_that_never_turn_up_turn_the_model_off_and_one_that_does_turns_i
         fleet.route(A, prompt_of(9))
     fleet.held(prompt_of(9))
     status = fleet.exact.models()[""]
-    assert (status.state, status.matched) == ("on", 1)
-    assert status.skipped["off"] == 15
+    assert (status.state, status.prompts["matched"]) == ("on", 1)
+    assert status.prompts["off"] == 15
 
 
 def test_misses_at_a_server_of_which_only_a_part_is_known_prove_nothing() -> None:
@@ -182,7 +182,7 @@ def test_misses_at_a_server_of_which_only_a_part_is_known_prove_nothing() -> Non
     for n in range(1, 20):
         fleet.route(A, prompt_of(n))
     fleet.held(prompt_of(1), later_s=40)
-    assert fleet.exact.models()[""].missed == 0
+    assert fleet.exact.models()[""].prompts["missed"] == 0
 
 
 def test_a_server_is_said_to_be_followed_only_while_its_model_is_on() -> None:
@@ -245,7 +245,7 @@ def test_prompts_that_cannot_be_followed_are_counted_by_reason() -> None:
     fleet = Fleet()
     fleet.tell(A, stored(prompt_of(0)))
     fleet.route(A, prompt_of(1), adapter="sql")
-    assert fleet.exact.models()[""].skipped == {"adapter": 1}
+    assert fleet.exact.models()[""].prompts == {"mapped": 0, "matched": 0, "missed": 0, "adapter": 1}
     only_other = Exact({"other": NO_TOKENIZER}, max_blocks=1000, max_chunks=1000)
     only_other.add(A, model="mine")
     assert only_other.models()["mine"].state == "off"
@@ -314,13 +314,13 @@ def test_prompts_that_wait_for_the_first_event_are_bounded_in_number_and_bytes()
     fleet = Fleet()
     for n in range(300):
         fleet.route(A, prompt_of(n, blocks=1))
-    assert fleet.exact.models()[""].skipped == {"waiting": 44}
+    assert fleet.exact.models()[""].prompts["waiting"] == 44
     for _ in range(6):
         fleet.route(A, [7] * (1 << 20))  # 4 MiB each
     fleet.exact.check_integrity()
     fleet.tell(A, stored(prompt_of(0)))
     fleet.exact.findings(now=1000.0)
-    assert fleet.exact.models()[""].mapped == 4
+    assert fleet.exact.models()[""].prompts["mapped"] == 4
     fleet.exact.check_integrity()
 
 
@@ -358,5 +358,5 @@ def test_an_error_that_nobody_foresaw_costs_only_the_prompt_that_it_came_of() ->
     fleet.route(A, tokens)
     assert fleet.held(tokens).keys() == {A}
     status = fleet.exact.models()[""]
-    assert (status.state, dict(status.skipped)) == ("on", {"error": 1})
+    assert (status.state, status.prompts["error"]) == ("on", 1)
     assert status.last_error.startswith("ZeroDivisionError")

@@ -10,15 +10,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from epp.decision import Observer, Prefill
 from epp.errors import BadRequestError, NoEndpointError
 from epp.flow.status import FlowStatus
+from epp.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
 from epp.telemetry import catalog
 from epp.telemetry.catalog import metrics_reference
 from epp.telemetry.decisions import DecisionRing, Refusal
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import (
     EndpointStatus,
-    ExactModelStatus,
-    ExactServerStatus,
-    ExactStatus,
     PickerStatus,
     SharingStatus,
 )
