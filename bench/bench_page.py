@@ -39,8 +39,8 @@ from epp.state_report import status_of
 from epp.telemetry.admin import AdminServer
 from epp.telemetry.board import Board
 from epp.telemetry.decisions import DecisionRing
+from epp.telemetry.logs import LogCounts
 from epp.telemetry.metrics import Metrics
-from epp.telemetry.queued import LogCounts
 from epp.telemetry.state import PickerStatus
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 from tests.unit.picker_questions import ask, text

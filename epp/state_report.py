@@ -17,7 +17,7 @@ from epp.picker import Picker
 from epp.scraping.scraper import ScrapeAge, Scraper
 from epp.sharing.service import SharingService
 from epp.telemetry import state as shown
-from epp.telemetry.queued import LogCounts
+from epp.telemetry.logs import LogCounts
 from epp.types import EndpointName
 
 if TYPE_CHECKING:

@@ -1,26 +1,43 @@
 """Structured logs on standard error: one line for each event, as JSON or text, with the message and the
-fields of `extra`.
+fields of `extra`. Nothing waits for the reader of the log.
 
 The picker logs nothing that a client wrote except the request id, and never a prompt. Control characters are
-escaped, so no value can start a line of its own. Values are cut to a bounded length. `queued` writes the
-lines, so that logging never waits. Called once by `app`.
+escaped, so no value can start a line of its own. Values are cut to a bounded length.
+
+Each line is formatted where it is logged, put into a bounded queue, and written by a separate thread. When
+the reader of standard error stalls, the queue fills, and further lines are dropped and counted. The next line
+then says how many were dropped. If one place in the code logs very many lines, a summary replaces them,
+because clients can cause some of these lines. `setup_logging` is called once by `app`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
+import queue
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
 from epp.config.settings import Log
-from epp.telemetry.queued import QueuedHandler
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _MOST_VALUE_CHARS: Final = 2_000
 _MOST_TRACEBACK_CHARS: Final = 16_000
 """The end of a traceback is kept, since it says what went wrong."""
+_MOST_WAITING: Final = 2_000
+_WINDOW_S: Final = 10.0
+_LINES_A_WINDOW: Final = 100
+"""Most lines from one place in the code. Further lines in the window become one summary."""
+_LOOK_S: Final = 1.0
+_FLUSH_S: Final = 1.0
+"""The end of the process waits no longer than this for a reader."""
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -77,6 +94,187 @@ def _bounded(value: object) -> object:
         return value
     text = str(value)
     return text if len(text) <= _MOST_VALUE_CHARS else f"{text[:_MOST_VALUE_CHARS]}..."
+
+
+# -- the queue -----------------------------------------------------------------------------------------------
+
+
+Place = tuple[str, int]
+
+
+@dataclass(slots=True)
+class LogCounts:
+    """Number of lines that were not written, for metrics."""
+
+    dropped: int = 0
+    repeated: int = 0
+
+
+@dataclass(slots=True)
+class _Window:
+    until: float
+    lines: int = 0
+    left_out: int = 0
+    last: logging.LogRecord | None = field(default=None, repr=False)
+
+
+class Repeats:
+    """Decides which lines are written, and which are only counted: by place in the code, so nothing that a
+    client sends is a key.
+    """
+
+    def __init__(self, *, window_s: float = _WINDOW_S, lines: int = _LINES_A_WINDOW) -> None:
+        self._window_s = window_s
+        self._lines = lines
+        self._windows: dict[Place, _Window] = {}
+
+    def admits(self, record: logging.LogRecord, *, now: float) -> bool:
+        """Whether to write this line. Debug lines are always written, since somebody asked for them."""
+        if record.levelno < logging.INFO:
+            return True
+        window = self._windows.setdefault((record.pathname, record.lineno), _Window(now + self._window_s))
+        if window.lines < self._lines:
+            window.lines += 1
+            return True
+        window.left_out += 1
+        window.last = record
+        return False
+
+    def ended(self, *, now: float) -> Iterator[tuple[logging.LogRecord, int]]:
+        """For each window that is over: its last line, and how many lines it left out."""
+        for place in [place for place, window in self._windows.items() if window.until <= now]:
+            window = self._windows.pop(place)
+            if window.last is not None:
+                yield window.last, window.left_out
+
+
+class QueuedHandler(logging.Handler):
+    """Writes to `stream` from its own thread. `close` ends the thread."""
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        most_waiting: int = _MOST_WAITING,
+        repeats: Repeats | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        self._stream = stream
+        self._descriptor = _descriptor_of(stream)
+        self._repeats = repeats or Repeats()
+        self._clock = clock
+        self._lines: queue.Queue[str | None] = queue.Queue(most_waiting)
+        self._untold = 0
+        """Lines dropped since the last line that was written."""
+        self.counts = LogCounts()
+        self._thread = threading.Thread(target=self._write, name="logs", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called with the handler's lock held, on any thread."""
+        if self._repeats.admits(record, now=self._clock()):
+            self._put(record)
+        else:
+            self.counts.repeated += 1
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - logging's signature
+        """Called for a line that cannot be formatted. logging's own would write to standard error."""
+        self._drop()
+
+    def flush(self) -> None:
+        """Wait until all lines are written, at most a second."""
+        deadline = time.monotonic() + _FLUSH_S
+        while self._lines.unfinished_tasks and time.monotonic() < deadline and self._thread.is_alive():
+            time.sleep(0.002)
+
+    def close(self) -> None:
+        with self.lock or contextlib.nullcontext():
+            self._sum_up(at=float("inf"))
+        self.flush()
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(None)
+        self._thread.join(_FLUSH_S if not self._lines.full() else 0)
+        super().close()
+
+    def _put(self, record: logging.LogRecord, *, left_out: int = 0) -> None:
+        try:
+            line = self.format(record)
+            if left_out:
+                line = self.format(_summary(record, left_out))
+            self._lines.put_nowait(line)
+        except queue.Full:
+            self._drop()
+        except Exception:  # noqa: BLE001 - whatever a value's own text does, the caller goes on
+            self.handleError(record)
+
+    def _drop(self) -> None:
+        self.counts.dropped += 1
+        self._untold += 1
+
+    def _sum_up(self, *, at: float) -> None:
+        for record, left_out in self._repeats.ended(now=at):
+            self._put(record, left_out=left_out)
+
+    # -- the thread ------------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        while True:
+            try:
+                line = self._lines.get(timeout=_LOOK_S)
+            except queue.Empty:
+                self._look()
+                continue
+            try:
+                if line is None:
+                    return
+                self._write_line(line)
+            finally:
+                self._lines.task_done()
+            if self._lines.empty():
+                self._look()
+
+    def _look(self) -> None:
+        """Write summaries of windows that are over, and report dropped lines."""
+        with self.lock or contextlib.nullcontext():
+            self._sum_up(at=self._clock())
+            untold, self._untold = self._untold, 0
+        if untold:
+            self._write_line(self.format(_dropped(untold)))
+
+    def _write_line(self, line: str) -> None:
+        try:
+            if self._descriptor is None:
+                self._stream.write(f"{line}\n")
+            else:
+                _write_all(self._descriptor, f"{line}\n".encode("utf-8", "backslashreplace"))
+        except (OSError, ValueError):  # nothing reads the log any more
+            self.counts.dropped += 1
+
+
+def _descriptor_of(stream: TextIO) -> int | None:
+    """The stream's file descriptor. Writing to it avoids the stream's own buffer, whose lock a stalled write
+    would hold when the process ends.
+    """
+    try:
+        return stream.fileno()
+    except (OSError, ValueError):
+        return None
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _summary(record: logging.LogRecord, left_out: int) -> logging.LogRecord:
+    text = f"{left_out} more lines like this one were left out: {record.getMessage()}"
+    return logging.LogRecord(record.name, record.levelno, record.pathname, record.lineno, text, (), None)
+
+
+def _dropped(count: int) -> logging.LogRecord:
+    text = f"{count} log lines were dropped, because standard error was not read fast enough"
+    return logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, (), None)
 
 
 def setup_logging(config: Log, *, stream: TextIO | None = None) -> QueuedHandler:

@@ -12,8 +12,7 @@ import aiohttp
 
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.settings import Config
-from epp.telemetry.admin import AdminServer
-from epp.telemetry.bounded import BoundedConnections
+from epp.telemetry.admin import AdminServer, BoundedConnections
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import PickerStatus

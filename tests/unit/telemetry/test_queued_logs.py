@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from epp.telemetry.queued import QueuedHandler, Repeats
+from epp.telemetry.logs import QueuedHandler, Repeats
 
 
 def record(text: str, *args: object, line: int = 1, level: int = logging.INFO) -> logging.LogRecord:
