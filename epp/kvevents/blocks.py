@@ -63,7 +63,6 @@ class ServerBlocks:
         return block in self._copies.part(block)
 
     def hold(self, blocks: Iterable[BlockName]) -> bool:
-        """Whether all of these blocks are held."""
         part = self._copies.part
         return all(block in part(block) for block in blocks)
 
@@ -96,7 +95,6 @@ class ServerBlocks:
             copies.clear()
 
     def blocks(self) -> Iterator[tuple[BlockName, Tier]]:
-        """The blocks that are held, with their tiers."""
         return ((block, _fastest(copies)) for part in self._copies.parts for block, copies in part.items())
 
     def _stored(self, event: Stored) -> list[BlockName]:

@@ -38,7 +38,6 @@ class Node:
     children: list[Node] = field(default_factory=list)
 
     def chain(self) -> list[ChunkHash]:
-        """From the first chunk to this one."""
         found, node = [self.chunk], self.parent
         while node is not None:
             found.append(node.chunk)
@@ -49,8 +48,6 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class MappedPrompt:
-    """A prompt's chunks and blocks."""
-
     chain: Sequence[ChunkHash]
     """The leading chunks for which every request with these chunks has the same blocks."""
     ends_bytes: Sequence[int]

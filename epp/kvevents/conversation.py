@@ -60,7 +60,6 @@ class Conversation:
     """As an OpenAI client sends them. A content of several parts is a list of strings."""
     tools: Sequence[Any] | None = None
     texts: Sequence[Text] = field(default=())
-    """Every text of the messages, in order."""
 
 
 def read_conversation(prompt: bytes) -> Conversation:
@@ -115,7 +114,6 @@ def _message(heading: bytes, body: bytes, *, start: int, texts: list[Text]) -> d
 @dataclass(frozen=True, slots=True)
 class Shaping:
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """The arguments for the template."""
     special_tokens: bool | None = None
     """Whether the tokenizer adds its own tokens around the text. None: the usual default."""
 

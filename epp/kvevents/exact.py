@@ -41,8 +41,6 @@ _LOOK_AGAIN: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """The configuration of one base model."""
-
     language: Language | None
     algorithm: Algorithm | None = None
     """None: the algorithm is learned from the events."""
@@ -68,7 +66,6 @@ class _Model:
     prompts: Counter[str] = field(default_factory=lambda: Counter(mapped=0, matched=0, missed=0))
     """Numbers of prompts: mapped, matched or missed at their servers, or skipped for some other reason."""
     last_error: str = ""
-    """The last unexpected error of a prompt."""
 
     def learned(self, hasher: BlockHasher, *, block_tokens: int) -> None:
         """A server has shown how it names blocks."""

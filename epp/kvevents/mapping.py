@@ -127,7 +127,6 @@ def _short(text: str) -> str:
 
 
 def _alike(one: str, other: str) -> int:
-    """Number of leading characters that are the same."""
     if one == other:
         return len(one)
     low, high = 0, min(len(one), len(other))
@@ -170,7 +169,6 @@ class Rendered:
     token_ends: Sequence[int]
     """Where each token ends in `text`, in characters, in ascending order."""
     texts: Sequence[Text]
-    """The texts of the prompt."""
     prompt_bytes: int
     plain_chars: int
     """Number of leading characters that are the same without the request's own arguments, which the chunks do

@@ -116,7 +116,6 @@ class RoutedPrompts:
             pass
 
     def open(self) -> None:
-        """Keep prompts again."""
         self._closed = False
 
     @property

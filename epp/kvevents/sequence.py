@@ -64,7 +64,6 @@ class Sequence:
         """Whether all messages of this process were delivered. Then the server lacks every block that it is
         not known to hold."""
         self.gaps = 0
-        """Number of gaps."""
         self.lost = 0
         """Number of gaps that no replay closed."""
 

@@ -38,7 +38,6 @@ def new_context() -> Context:
 
 
 def open_socket(context: Context, kind: int, address: str, *, topic: str | None = None) -> Socket:
-    """topic: the topic to subscribe to. Raises ZMQError."""
     socket = context.socket(kind)
     try:
         socket.setsockopt(zmq.LINGER, 0)
@@ -62,7 +61,6 @@ class Subscription:
     """
 
     def __init__(self, context: Context, address: str, *, topic: str) -> None:
-        """Raises ZMQError."""
         self.socket = open_socket(context, zmq.SUB, address, topic=topic)
         try:
             self._monitor: Socket = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)

@@ -190,7 +190,6 @@ def encode(message: Batch) -> bytes:
 
 
 def encode_table(portions: Sequence[bytes]) -> bytes:
-    """A stored table of encoded batches."""
     return _encoder.encode([portions])
 
 

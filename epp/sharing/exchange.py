@@ -36,7 +36,6 @@ class Exchange:
         return channel_of(pool, self.picker.roots)
 
     def told_secret(self) -> bytes:
-        """The part of the picker's hash secret that peers may read."""
         return self.picker.secret.told()
 
     def agree(self, told: bytes) -> bool:

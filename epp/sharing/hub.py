@@ -1,4 +1,5 @@
-"""Connects the workers of one machine: a unix socket in the process that started them.
+"""Connects the workers of one machine by a unix socket in the process that started them. `Hub` is the end of
+that process, and `HubLink` the end of a worker.
 
 The hub forwards every batch to all other workers of the channel, keeps the newest table of the channel for a
 worker that starts again, and hands out turns. It does not look into batches. A worker that does not read fast
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import struct
 import time
 from collections.abc import Callable
@@ -21,14 +23,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from epp.sharing.link import LinkError, Received
+
 _HEADER: Final = struct.Struct(">IB")
 _TURN: Final = struct.Struct(">I")
+_AGE: Final = struct.Struct(">d")
 _MOST_TURN_BYTES: Final = 256
 _MOST_CHANNEL_BYTES: Final = 1_024
 _MOST_BYTES: Final = 512 * 2**20
 """Largest frame. A table of a million entries takes some 10 MB."""
 _UNREAD_BYTES: Final = 8 * 2**20
 """A worker with this much unread gets no more batches until it has read."""
+_TIMEOUT_S: Final = 3.0
+_WAIT_S: Final = 1.0
+_MOST_UNHEARD: Final = 4096
+"""Most batches that wait for `read`. Beyond that the oldest are dropped, and the gap in their numbers shows
+it.
+"""
 
 
 class BadFrameError(Exception):
@@ -51,6 +62,7 @@ def frame(kind: bytes, content: bytes = b"") -> bytes:
 class _Channel:
     writers: set[asyncio.StreamWriter] = field(default_factory=set)
     table: bytes = b""
+    stored_at: float = 0.0
     turns: dict[bytes, float] = field(default_factory=dict)
     """For each turn that is taken, when it ends."""
 
@@ -119,10 +131,10 @@ class Hub:
                 if other is not writer and other.transport.get_write_buffer_size() < _UNREAD_BYTES:
                     other.write(said)
         elif kind == b"T":
-            channel.table = struct.pack(">d", self._clock()) + content
+            channel.table, channel.stored_at = content, self._clock()
         elif kind == b"G":
-            age_s = self._clock() - struct.unpack(">d", channel.table[:8])[0] if channel.table else 0.0
-            writer.write(frame(b"T", struct.pack(">d", age_s) + channel.table[8:] if channel.table else b""))
+            age = _AGE.pack(self._clock() - channel.stored_at)
+            writer.write(frame(b"T", age + channel.table if channel.table else b""))
         elif kind == b"N":
             if not _TURN.size <= len(content) <= _MOST_TURN_BYTES:
                 raise BadFrameError(f"a turn of {len(content)} bytes")
@@ -133,3 +145,117 @@ class Hub:
             if free:
                 channel.turns[name] = now + period_s
             writer.write(frame(b"Y" if free else b"N"))
+
+
+class HubLink:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._channel = b""
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._heard: asyncio.Queue[bytes] = asyncio.Queue()
+        self._answers: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
+        self._asking = asyncio.Lock()
+        """Allows one question at a time, since an answer does not say which question it belongs to."""
+        self._connecting = asyncio.Lock()
+
+    async def agree(self, pool: str, mine: bytes) -> bytes:  # noqa: ARG002 - as of other links
+        return mine  # All workers have the secret from the process that started them.
+
+    async def join(self, channel: str) -> None:
+        self._channel = channel.encode()
+        await self._send(frame(b"J", self._channel))
+
+    async def say(self, batch: bytes) -> None:
+        await self._send(frame(b"S", batch))
+
+    async def read(self) -> list[Received]:
+        await self._connected()
+        received: list[Received] = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_WAIT_S):
+                received.append(Received(await self._heard.get(), 0.0))
+        while not self._heard.empty():
+            received.append(Received(self._heard.get_nowait(), 0.0))
+        return received
+
+    async def recover(self) -> None:
+        await self._connected()
+
+    async def stored(self) -> Received | None:
+        _, content = await self._ask(frame(b"G"))
+        if not content:
+            return None
+        if len(content) < _AGE.size or not 0 <= (age_s := _AGE.unpack_from(content)[0]) < math.inf:
+            raise LinkError("what is stored as the table is none", reason="refused")
+        return Received(memoryview(content)[_AGE.size :], age_s)
+
+    async def store(self, table: bytes) -> None:
+        await self._send(frame(b"T", table))
+
+    async def take_turn(self, name: str, *, period_s: float) -> bool:
+        kind, _ = await self._ask(frame(b"N", _TURN.pack(int(period_s * 1000)) + name.encode()))
+        return kind == b"Y"
+
+    async def close(self) -> None:
+        writer, self._writer = self._writer, None
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        if writer is not None:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    # -- parts -----------------------------------------------------------------------------------------------
+
+    async def _send(self, data: bytes) -> None:
+        writer = await self._connected()
+        try:
+            writer.write(data)
+            async with asyncio.timeout(_TIMEOUT_S):
+                await writer.drain()
+        except TimeoutError as error:
+            raise LinkError("the hub does not read", reason="timeout") from error
+        except OSError as error:
+            raise LinkError(str(error), reason="connection") from error
+
+    async def _ask(self, question: bytes) -> tuple[bytes, bytes]:
+        async with self._asking:
+            while not self._answers.empty():
+                self._answers.get_nowait()
+            await self._send(question)
+            try:
+                async with asyncio.timeout(_TIMEOUT_S):
+                    return await self._answers.get()
+            except TimeoutError as error:
+                await self.close()  # a late answer would be taken for the answer to the next question
+                raise LinkError("no answer in time", reason="timeout") from error
+
+    async def _connected(self) -> asyncio.StreamWriter:
+        """The connection, opened again if the last one has ended. Raises LinkError."""
+        async with self._connecting:
+            if self._writer is not None and self._reading is not None and not self._reading.done():
+                return self._writer
+            await self.close()
+            try:
+                reader, writer = await asyncio.open_unix_connection(self._path)
+            except OSError as error:
+                raise LinkError(f"{self._path}: {error.strerror}", reason="connection") from error
+            self._writer = writer
+            self._reading = asyncio.create_task(self._receive(reader), name="sharing: receiving")
+            if self._channel:
+                writer.write(frame(b"J", self._channel))
+            return writer
+
+    async def _receive(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, BadFrameError, OSError):
+            while True:
+                kind, content = await read_frame(reader)
+                if kind != b"S":
+                    self._answers.put_nowait((kind, content))
+                    continue
+                if self._heard.qsize() >= _MOST_UNHEARD:
+                    self._heard.get_nowait()
+                self._heard.put_nowait(content)

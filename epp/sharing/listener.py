@@ -73,7 +73,6 @@ class _Peer:
 class HeardCounts:
     batches: int = 0
     events: int = 0
-    """Events that were applied."""
     unresolved: int = 0
     """Events left out because they refer to missing batches."""
     stale: int = 0
@@ -84,7 +83,6 @@ class HeardCounts:
     excessive: int = 0
     """Chains left out because their batch named too many chunks."""
     gaps: int = 0
-    """Number of gaps in the batches of other pickers."""
 
 
 class Listener:
@@ -190,7 +188,6 @@ class Listener:
         self._release_all(peer, now=now)
 
     def _follow(self, peer: _Peer, batch: batches.Batch, *, now: float, age_s: float) -> None:
-        """Apply the parts of a batch other than its events."""
         self.counts.batches += 1
         peer.number = batch.number
         peer.heard_at = max(peer.heard_at, now - age_s)

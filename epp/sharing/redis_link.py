@@ -226,7 +226,6 @@ class RedisLink:
         return cast("bytes", entries[0][0]) if entries else _START
 
     async def _call(self, command: Callable[[Any], Awaitable[_T]]) -> _T:
-        """Run one command within the time limit. Raises LinkError."""
         try:
             if self._client is None:
                 self._client, self._others = _connect(self._settings)

@@ -52,7 +52,6 @@ class LinkCounts:
     stored_bytes: int = 0
     loaded_tables: int = 0
     errors: Counter[str] = field(default_factory=Counter)
-    """Errors by reason."""
 
 
 class SharingService:

@@ -94,7 +94,6 @@ def identity_of(state: EndpointState) -> int:
 
 class Speaker:
     def __init__(self, *, speaker: bytes, limit_bytes: int, gate: Gate | None = None) -> None:
-        """gate: this picker's flow control, if it has one."""
         self._gate = gate
         self._flow_rows: deque[FlowRow] = deque()
         self._speaker = speaker
@@ -111,7 +110,6 @@ class Speaker:
         self.dropped = 0
         """Number of events for which the queue had no room."""
         self.told = 0
-        """Number of events that went into batches."""
 
     @property
     def waiting(self) -> int:

@@ -12,7 +12,7 @@ from epp.errors import ConfigError
 from epp.gate import Gate
 from epp.picker import Picker
 from epp.sharing.exchange import Exchange
-from epp.sharing.hub_link import HubLink
+from epp.sharing.hub import HubLink
 from epp.sharing.link import Link
 from epp.sharing.service import SharingService
 from epp.sharing.signed import SignedLink

@@ -16,8 +16,7 @@ from epp.config.policy import DEFAULT_POLICY
 from epp.config.settings import Config
 from epp.config.sharing import Redis
 from epp.sharing.batches import MalformedError
-from epp.sharing.hub import Hub, frame
-from epp.sharing.hub_link import HubLink
+from epp.sharing.hub import Hub, HubLink, frame
 from epp.sharing.link import LinkError
 from epp.sharing.redis_link import RedisLink
 from epp.telemetry.admin import AdminServer

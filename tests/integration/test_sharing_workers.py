@@ -15,8 +15,7 @@ import aiohttp
 import pytest
 
 from epp.config.sharing import Sharing
-from epp.sharing.hub import Hub, frame
-from epp.sharing.hub_link import HubLink
+from epp.sharing.hub import Hub, HubLink, frame
 from tests.harness.gateway import PickerProcess, running_gateway
 from tests.harness.processes import wait_until
 from tests.harness.sharing import both_ways, met, sharing
