@@ -230,22 +230,21 @@ class Listener:
     def _apply_one(
         self, peer: _Peer, newest: int, event: Event, *, made_at: float, now: float, books: bool
     ) -> None:
-        at = made_at if isinstance(event, batches.Charged | batches.Sized) else made_at - event.age_ms / 1000
         if isinstance(event, batches.Over):
-            self._over(peer, newest - event.ago, event, at=at, now=now)
+            self._over(peer, newest - event.ago, event, at=made_at - event.age_ms / 1000, now=now)
             return
         state = self._server(peer, event.endpoint)
         if state is None:
             return
-        name = state.endpoint.name
         if isinstance(event, batches.Began):
+            at = made_at - event.age_ms / 1000
             self._began(peer, newest - event.ago, event, state, at=at, now=now, books=books)
         elif isinstance(event, batches.HeldChain):
-            self._record(state, self._chain(peer, event), at=at, now=now)
+            self._record(state, self._chain(peer, event), at=made_at - event.age_ms / 1000, now=now)
         elif isinstance(event, batches.Charged):
-            self._picker.table.charge(name, size_bytes=event.size_bytes, now=now)
+            self._picker.table.charge(state.endpoint.name, size_bytes=event.size_bytes, now=now)
         elif isinstance(event, batches.Restarted):
-            self._restarted(state, at=at)
+            self._restarted(state, at=made_at - event.age_ms / 1000)
         else:
             self._sized(state, event)
 
