@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from epp.flow.status import FlowStatus
 from epp.metric import Metric
@@ -35,24 +35,17 @@ def _pools(shown: Shown) -> Rows:
     return [((p.model, p.pool), p) for p in pools_of(status.endpoints, status.flow, goal_s=status.goal_s)]
 
 
-def _exact_models(shown: Shown) -> Rows:
-    exact = shown.status.exact
-    return [((name,), model) for name, model in exact.models.items()] if exact is not None else []
+def _one(thing: object | None) -> Rows:
+    return [] if thing is None else [((), thing)]
 
 
-def _exact_servers(shown: Shown) -> Rows:
-    exact = shown.status.exact
-    return [((name,), server) for name, server in exact.servers.items()] if exact is not None else []
+def _named(things: Mapping[Any, object]) -> Rows:
+    return [((name,), thing) for name, thing in things.items()]
 
 
 GROUPS: Final[tuple[Group[Shown], ...]] = (
-    Group("Requests", RequestCounts, lambda s: [((), s.requests)]),
-    Group(
-        "Requests, by endpoint",
-        ServerCounts,
-        lambda s: [((n,), c) for n, c in s.servers.items()],
-        ("endpoint",),
-    ),
+    Group("Requests", RequestCounts, lambda s: _one(s.requests)),
+    Group("Requests, by endpoint", ServerCounts, lambda s: _named(s.servers), ("endpoint",)),
     Group(
         "Endpoints",
         state.EndpointStatus,
@@ -61,20 +54,22 @@ GROUPS: Final[tuple[Group[Shown], ...]] = (
     ),
     Group("Pools, for autoscalers", PoolStatus, _pools, ("model", "pool")),
     Group("Flow control", FlowStatus, lambda s: [((f.model,), f) for f in s.status.flow], ("model",)),
-    Group("The picker", state.PickerStatus, lambda s: [((), s.status)]),
-    Group("The picker's process, files and API server", ProcessCounts, lambda s: [((), s.process)]),
+    Group("The picker", state.PickerStatus, lambda s: _one(s.status)),
+    Group("The picker's process, files and API server", ProcessCounts, lambda s: _one(s.process)),
+    Group("Sharing, only where pickers share", state.SharingStatus, lambda s: _one(s.status.sharing)),
+    Group("Exact mode, only where it is on", ExactStatus, lambda s: _one(s.status.exact)),
     Group(
-        "Sharing, only where pickers share",
-        state.SharingStatus,
-        lambda s: [((), s.status.sharing)] if s.status.sharing is not None else [],
+        "Exact mode, by base model",
+        ExactModelStatus,
+        lambda s: _named(s.status.exact.models if s.status.exact else {}),
+        ("model",),
     ),
     Group(
-        "Exact mode, only where it is on",
-        ExactStatus,
-        lambda s: [((), s.status.exact)] if s.status.exact is not None else [],
+        "Exact mode, by endpoint",
+        ExactServerStatus,
+        lambda s: _named(s.status.exact.servers if s.status.exact else {}),
+        ("endpoint",),
     ),
-    Group("Exact mode, by base model", ExactModelStatus, _exact_models, ("model",)),
-    Group("Exact mode, by endpoint", ExactServerStatus, _exact_servers, ("endpoint",)),
 )
 
 METRICS: Final[tuple[Metric, ...]] = tuple(metric for group in GROUPS for _, metric in group.metrics())
