@@ -189,6 +189,7 @@ class Fleet:
         self._unions.clear()
         self.models = {state.model for state in self._in_slots}
         forget_models(self._model_rates, self.models)
+        self.unheard.forget(self.models)
         return Serving(
             [state.endpoint for state in self._in_slots],
             [state.listed for state in self._in_slots],
@@ -302,7 +303,7 @@ class Fleet:
             stale_after_s=spec.scrape.stale_after_seconds,
             now=now,
         )
-        if self.unheard.any and (unheard_picks := self.unheard.picks(now=now)):
+        if unheard_picks := self.unheard.picks(snapshot.roster.models[slots[0]], now=now):
             snapshot = replace(snapshot, unheard_picks=unheard_picks)
         return self.failures.onto(snapshot, model=model, settings=spec.failures, now=now)
 

@@ -1,15 +1,18 @@
-"""How many requests other pickers have sent lately of which this picker has not heard yet.
+"""How many requests other pickers have sent lately of which this picker has not heard yet, by base model.
 
 News of a request arrives some time after it was sent. By Little's law the number of requests that are on the
 way as news is their rate times this time, so it is the sum of the ages at which they were heard in a second.
 Pure: `now` is monotonic seconds. Owned by the fleet, told by the listener of `epp.sharing`, read for picks.
 
-Invariant: 0 <= `_picks`.
+Invariant: no estimate is below 0.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from math import exp
+
+from epp.endpoints.served_models import forget_models
 
 _OVER_S = 1.0
 """Ages are summed over about this long."""
@@ -19,26 +22,29 @@ _NEGLIGIBLE = 0.01
 
 
 class Unheard:
-    __slots__ = ("_at", "_picks", "any")
+    __slots__ = ("_of_models",)
 
     def __init__(self) -> None:
-        self._picks = 0.0
-        self._at = 0.0
-        self.any = False
-        """Whether any news came, so that pickers share."""
+        self._of_models: dict[str, tuple[float, float]] = {}
+        """The estimate for each base model, and when it was made. Empty: pickers do not share."""
 
-    def heard(self, *, age_s: float, now: float) -> None:
-        """News came of one request that another picker sent `age_s` ago."""
-        self._picks = self.picks(now=now) + min(max(age_s, 0.0), _MOST_AGE_S) / _OVER_S
-        self._at = now
-        self.any = True
+    def heard(self, model: str, *, age_s: float, now: float) -> None:
+        """News came of one request for this base model that another picker sent `age_s` ago."""
+        picks = self.picks(model, now=now) + min(max(age_s, 0.0), _MOST_AGE_S) / _OVER_S
+        self._of_models[model] = picks, now
 
-    def picks(self, *, now: float) -> float:
+    def picks(self, model: str, *, now: float) -> float:
         """The estimate. 0 where pickers do not share."""
-        if not self._picks:
+        known = self._of_models.get(model)
+        if known is None:
             return 0.0
-        left = self._picks * exp(min(0.0, self._at - now) / _OVER_S)
+        picks, at = known
+        left = picks * exp(min(0.0, at - now) / _OVER_S)
         return left if left > _NEGLIGIBLE else 0.0
 
+    def forget(self, present: AbstractSet[str]) -> None:
+        """If there are many models, forget those that no server has any more."""
+        forget_models(self._of_models, present)
+
     def check_integrity(self) -> None:
-        assert self._picks >= 0
+        assert all(picks >= 0 for picks, _ in self._of_models.values())

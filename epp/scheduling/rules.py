@@ -142,41 +142,47 @@ class LeastCost:
         )
         if seen.failure_share is not None:
             score_s = score_s + self._failure_s * seen.failure_share
-        places = fewest(score_s, self._rng)
-        if least is not None:
-            places = _holder_first(places, score_s, uncached, least)
+        places = self._in_order(score_s, uncached, least)
         if seen.unheard_picks > _LOOKING_AT_ONE:
-            places = self._best_of_few(places, score_s, weighed)
+            counting_s = self._of_few(score_s, weighed, places[0])
+            chosen = self._in_order(counting_s, uncached, least)[0]
+            places = [chosen, *[place for place in places if place != chosen]][:MOST]
         first = places[0]
         if uncached[first] < weighed.prompt_tokens:
             return Ranked(places, "prefix", score_s)
         holds = seen.has_adapter is not None and seen.has_adapter[first]
         return Ranked(places, "lora" if holds else "load", score_s)
 
-    def _best_of_few(self, places: list[int], score_s: Floats, weighed: Weighed) -> list[int]:
-        """The best candidates, where other pickers send many requests of which this one has not heard yet.
+    def _in_order(self, score_s: Floats, uncached: Floats, least: Numbers | None) -> list[int]:
+        """The best candidates. least: the least of `uncached`; None: none holds a part of the prompt."""
+        places = fewest(score_s, self._rng)
+        return places if least is None else _holder_first(places, score_s, uncached, least)
 
-        All pickers would send these to the server that seems best to all of them. So of the candidates that
-        have as much to compute as the best one, only a few count, drawn by chance: as few as let about two of
-        the unheard requests look at the same server. Candidates that hold more or less count as before.
+    def _of_few(self, score_s: Floats, weighed: Weighed, first: int) -> Floats:
+        """The scores, where other pickers send many requests of which this one has not heard yet. Infinite:
+        the candidate does not count.
+
+        All pickers would send these to the server that seems best to all of them. And the best of very many
+        stale numbers seems better than it is, so a holder would lose its prompts to it. Therefore of the
+        candidates that hold least of the prompt only a few count, drawn by chance: as few as let about two of
+        the unheard requests look at the same server. The same goes for those that hold most of it.
         """
-        first, uncached, load_s = places[0], weighed.uncached_tokens, weighed.load_s
-        few = max(2, ceil(_LOOKING_AT_ONE * len(uncached) / weighed.seen.unheard_picks))
-        alike = np.absolute(uncached - uncached[first]) <= _ALIKE * weighed.prompt_tokens
-        if load_s is not None:
-            alike &= load_s == load_s[first]
+        uncached, load_s = weighed.uncached_tokens, weighed.load_s
+        few = max(2, int(_LOOKING_AT_ONE * len(uncached) / weighed.seen.unheard_picks))
         # A candidate that is worse even if the best one gets all unheard requests must not be drawn.
         unheard_s = weighed.seen.unheard_picks * weighed.prompt_tokens / weighed.seen.rate[first]
-        alike &= score_s <= score_s[first] + unheard_s
-        group = np.flatnonzero(alike)
-        if len(group) <= few:
-            return places
-        drawn = group[self._rng.sample(range(len(group)), few)]
+        fair = score_s <= score_s[first] + unheard_s
+        if load_s is not None:
+            fair &= load_s == load_s[first]
+        near = _ALIKE * weighed.prompt_tokens
         counting = score_s.copy()
-        counting[group] = np.inf
-        counting[drawn] = score_s[drawn]
-        chosen = int(counting.argmin())
-        return [chosen, *[place for place in places if place != chosen]][:MOST]
+        for alike in (uncached >= uncached.max() - near, uncached <= uncached.min() + near):
+            group = np.flatnonzero(alike & fair)
+            if len(group) > few:
+                drawn = group[self._rng.sample(range(len(group)), few)]
+                counting[group] = np.inf
+                counting[drawn] = score_s[drawn]
+        return counting
 
 
 def _stall_shared(stall: Floats, weighed: Weighed, least: Numbers) -> Floats:

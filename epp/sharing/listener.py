@@ -299,7 +299,7 @@ class Listener:
             return
         booking = Booking(tokens=event.tokens, booked_at=at, loads=loads)
         state.book_peers(booking, at=at, now=now)
-        self._picker.fleet.unheard.heard(age_s=now - at, now=now)
+        self._picker.fleet.unheard.heard(state.model, age_s=now - at, now=now)
         peer.open[number] = _Open(state, state.process, booking, chain, self._picker.table, recorded)
 
     def _chain(self, peer: _Peer, event: batches.Began | batches.HeldChain) -> list[ChunkHash]:

@@ -241,6 +241,20 @@ def test_one_holder_gets_its_requests_however_much_is_not_known_yet_and_several_
     assert taken[99] < 120, "a pick looks at two of the ten"
 
 
+def test_a_holder_is_left_for_a_usual_server_and_not_for_the_best_of_many_where_much_is_not_known_yet() -> (
+    None
+):
+    """All pickers see the same idle server, and each of them would make one more copy of the prefix there."""
+    seen = [
+        Seen("h", cached=900, backlog=8000),
+        Seen("idle"),
+        *(Seen(f"s{n}", backlog=12_000) for n in range(98)),
+    ]
+    assert first(seen, seed=1, unheard_picks=0.0) == 1
+    taken = Counter(first(seen, seed=seed, unheard_picks=500.0) for seed in range(300))
+    assert taken[0] > 270
+
+
 def test_servers_that_would_have_to_load_the_adapter_do_not_come_before_one_that_has_it() -> None:
     seen = [*(Seen(f"s{n}") for n in range(50)), Seen("a", has_adapter=True, in_flight=1)]
     assert {first(seen, seed=seed, adapter="x", unheard_picks=500.0) for seed in range(50)} == {50}

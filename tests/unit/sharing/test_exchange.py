@@ -39,13 +39,13 @@ def test_news_tell_how_many_requests_of_others_are_not_known_yet() -> None:
     not known yet.
     """
     one, other = two()
-    assert other.picker.fleet.unheard.picks(now=9.0) == 0.0
+    assert other.picker.fleet.unheard.picks("m", now=9.0) == 0.0
     for n in range(250):
         one.end(one.pick(text(f"p{n}", 500), now=10.0 + n / 50), now=10.0 + n / 50)
         other.hear(one.say(now=10.1 + n / 50), now=10.1 + n / 50)
-    assert other.picker.fleet.unheard.picks(now=15.1) == pytest.approx(5.0, rel=0.1)
-    assert one.picker.fleet.unheard.picks(now=15.1) == 0.0
-    assert other.picker.fleet.unheard.picks(now=25.1) == 0.0
+    assert other.picker.fleet.unheard.picks("m", now=15.1) == pytest.approx(5.0, rel=0.1)
+    assert one.picker.fleet.unheard.picks("m", now=15.1) == 0.0
+    assert other.picker.fleet.unheard.picks("m", now=25.1) == 0.0
     other.picker.fleet.unheard.check_integrity()
 
 
