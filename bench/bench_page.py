@@ -215,7 +215,7 @@ def _task(
 
 
 async def _booked(coro: Any) -> Any:
-    """As `coro`, each of its steps on the page's account."""
+    """Return `coro` with each of its steps counted on the page's account."""
     return await _Steps(coro)
 
 
@@ -258,7 +258,7 @@ class _Timed(Board):
 
 @asynccontextmanager
 async def _serving(count: int, *, busy: bool) -> AsyncIterator[_Served]:
-    """A picker that has seen some requests, with its admin address."""
+    """Run a picker that has seen some requests, with its admin address."""
     picker = Picker(DEFAULT_POLICY, rng=random.Random(1))
     endpoints = [
         Endpoint(EndpointName(f"vllm-{n}"), Address(f"10.0.{n // 200}.{n % 200 + 1}", 8000))
@@ -323,8 +323,9 @@ def _admin(picker: Picker, ring: DecisionRing, explaining: Explaining) -> tuple[
 
 
 async def _traffic(picker: Picker, names: Sequence[EndpointName], ring: DecisionRing) -> None:
-    """A tenth of the endpoints' pages and five requests, ten times a second;
-    each request ends two seconds later."""
+    """Ten times a second, read a tenth of the endpoints' pages and send five requests. Each request ends
+    two seconds later.
+    """
     rng, under_way = random.Random(2), deque[tuple[float, Pick]]()
     tokens = dict.fromkeys(names, 0.0)
     for turn in itertools.count():

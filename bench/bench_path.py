@@ -67,7 +67,7 @@ class _Path:
         self._settings = StreamSettings(mode_override=False)
 
     def serve(self, messages: Sequence[bytes], *, now: float) -> None:
-        """One HTTP request from its first message to its end."""
+        """Serve one HTTP request from its first message to its end."""
         stream = HttpStream(
             self.picker,
             self._metrics,
@@ -90,7 +90,7 @@ def _nobody_asks() -> PickerStatus:
 
 
 def messages_of(prompts: Prompts, *, number: int) -> tuple[bytes, ...]:
-    """As Envoy sends them: request headers, request body, response headers."""
+    """Return the messages that Envoy sends: request headers, request body, response headers."""
     _, _, body = b"".join(prompts.next()).partition(b"\r\n\r\n")
     head, whole, answer = (ext_proc.ProcessingRequest() for _ in range(3))
     own = (("content-length", str(len(body))), ("x-request-id", f"6b5c1f0e-0000-4000-8000-{number:012d}"))

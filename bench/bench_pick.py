@@ -40,7 +40,7 @@ def a_picker(fleet: int) -> Picker:
 
 
 def scrape(picker: Picker, *, now: float) -> None:
-    """A page from every server."""
+    """Read a page from every server."""
     page = EndpointMetrics(
         scraped_at=now,
         running=3,
@@ -79,7 +79,7 @@ def serve(picker: Picker, request: PickRequest, *, now: float) -> tuple[int, int
 
 
 def quantile(values: list[int], share: float) -> float:
-    """In microseconds."""
+    """Return the quantile in microseconds."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] / 1000
 
 

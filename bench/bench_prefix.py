@@ -94,13 +94,13 @@ def shared_prefixes(pool: Pool, *, chunks: int) -> Iterator[Turn]:
 
 
 def repeats(pool: Pool, *, chunks: int) -> Iterator[Turn]:
-    """Prompts that their server has seen before."""
+    """Yield prompts that their server has seen before."""
     known = [
         Turn(name=pool.any_server(), chain=pool.chunks(chunks)) for _ in range(pool.entries // chunks // 4)
     ]
     while True:
         yield from known
-        # Something else in between, or the table would stay nearly empty.
+        # Other prompts come in between. Otherwise the table would stay nearly empty.
         for _ in range(len(known)):
             yield Turn(name=pool.any_server(), chain=pool.chunks(chunks))
 

@@ -91,7 +91,7 @@ class _Info(ctypes.Structure):
 
 
 def heap_bytes() -> int:
-    """In use in the C heap."""
+    """Return the bytes in use in the C heap."""
     mallinfo = ctypes.CDLL(None).mallinfo2
     mallinfo.restype = _Info
     found = mallinfo()
@@ -164,7 +164,7 @@ class Rig:
         self._reads += [_data(_piece(last=n == chunks - 1)) for n in range(chunks)]
 
     def serve(self, *, aborted: bool) -> None:
-        """One HTTP request from its headers to its end."""
+        """Serve one HTTP request from its headers to its end."""
         self._number += 2
         self._now += 1 / _PER_S
         number, read = self._number, self._read
@@ -224,7 +224,7 @@ def _piece(*, last: bool) -> ext_proc.ProcessingRequest:
 
 
 def _data(message: ext_proc.ProcessingRequest) -> bytes:
-    """As one DATA frame of stream 0."""
+    """Return the bytes as one DATA frame of stream 0."""
     payload = message.SerializeToString()
     return frame(Kind.DATA, b"\0" + len(payload).to_bytes(4) + payload)
 

@@ -72,7 +72,7 @@ class _Tracer:
             kind.add((".".join(caller), f"{module}.{name}"))
 
     def _depth(self, module: str) -> int:
-        """0: the highest layer."""
+        """Return 0 for the highest layer, and more for lower ones."""
         known = (
             n for n, names in enumerate(self._layers) for name in names if f"{module}.".startswith(f"{name}.")
         )

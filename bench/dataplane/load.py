@@ -103,7 +103,7 @@ class Connection(asyncio.Protocol):
         self._transport.close()
 
     async def request(self, parts: Sequence[bytes]) -> float:
-        """Send one request. Returns when the whole answer has come: the seconds to the first byte of the
+        """Send one request. When the whole answer has come, return the seconds to the first byte of the
         body.
         """
         waiting: asyncio.Future[float] = asyncio.get_running_loop().create_future()

@@ -103,8 +103,8 @@ class Bench:
         self.results.cells.append(result)
 
     async def alone(self, prompt_kb: int, variants: Sequence[VariantName], *, requests: int) -> None:
-        """One request at a time, with the variants in turn. This shows what each variant adds when no request
-        waits for another.
+        """Send one request at a time, with the variants in turn. This shows what each variant adds when no
+        request waits for another.
         """
         await self._use_endpoints(4)
         self._report(f"{prompt_kb} KB prompts one at a time")

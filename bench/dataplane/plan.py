@@ -67,13 +67,13 @@ def quick_plan() -> Plan:
 
 
 def tracing_plan() -> Plan:
-    """Only the cost of spans."""
+    """Return the plan that measures only the cost of spans."""
     cells = (_cell(TRACED, 1, 1, _TRACED),)
     return Plan(cells, alone_kb=(), alone_requests=0, rounds=20, turn_s=0.5)
 
 
 def compare_plan() -> Plan:
-    """Only two pickers side by side."""
+    """Return the plan that compares only two pickers."""
     cells = [_cell(COLD, kb, 1, ("floor", "other", "ours")) for kb in (1, 40, 400)]
     return Plan(tuple(cells), alone_kb=(), alone_requests=0, rounds=15, turn_s=0.5)
 

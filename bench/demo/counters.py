@@ -28,8 +28,9 @@ class ServerCounters:
 
 
 def read_counters(page: str) -> ServerCounters:
-    """From a metrics page. ValueError when a counter is missing:
-    a zero nobody counted would be a wrong figure."""
+    """Read the counters from a metrics page. ValueError: a counter is missing, and 0 in its place would be
+    a wrong figure.
+    """
     return ServerCounters(
         queried_tokens=_total(page, "vllm:prefix_cache_queries_total"),
         hit_tokens=_total(page, "vllm:prefix_cache_hits_total"),

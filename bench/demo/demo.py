@@ -178,7 +178,7 @@ async def _shown(rule: str, run: Run) -> AsyncIterator[None]:
 
 
 async def _guarded(fleet: Fleet, work: Coroutine[None, None, _T]) -> _T:
-    """The outcome of `work`; DemoError as soon as a process of the fleet ends."""
+    """Return the outcome of `work`. DemoError: a process of the fleet has ended."""
     working = asyncio.create_task(work, name="demo")
     guard = asyncio.create_task(fleet.guard(), name="guard")
     try:
@@ -197,7 +197,9 @@ async def _guarded(fleet: Fleet, work: Coroutine[None, None, _T]) -> _T:
 
 @contextmanager
 def _directory(*, keep: bool) -> Iterator[Path]:
-    """A directory for sockets, configuration and logs; gone afterwards unless it is to be kept."""
+    """Yield a directory for sockets, configuration and logs. It is removed at the end unless the options
+    keep it.
+    """
     directory = Path(tempfile.mkdtemp(prefix="prefix-gateway-"))
     try:
         yield directory

@@ -91,7 +91,7 @@ async def drive(
 async def _live(
     workload: Workload, user: User, run: Run, *, url: str, nonce: str, session: aiohttp.ClientSession
 ) -> None:
-    """One user's whole life."""
+    """Run one user from the first request to the last."""
     first = True
     for conversation in user.conversations:
         said: list[tuple[str, str]] = []
@@ -115,7 +115,7 @@ def _continued(said: list[tuple[str, str]], turn: Turn, answer: Answer) -> list[
 
 
 async def ask(session: aiohttp.ClientSession, url: str, body: bytes, *, tenant: str = "") -> Answer:
-    """One streamed chat request; never raises for what went wrong on the way."""
+    """Send one streamed chat request. Faults on the way are in the answer and are never raised."""
     started = time.monotonic()
     headers = {"content-type": "application/json"} | ({_TENANT_HEADER: tenant} if tenant else {})
     pieces: list[bytes] = []

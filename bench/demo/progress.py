@@ -33,7 +33,7 @@ class Progress:
         self._stream.flush()
 
     def close(self) -> None:
-        """What is written next starts on a line of its own."""
+        """End the line, so that later output starts on its own line."""
         if self._live:
             self._stream.write("\r\x1b[K")
             self._stream.flush()

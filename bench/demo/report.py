@@ -135,7 +135,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def footnotes(figures: Sequence[RuleFigures], *, reusable_share: float) -> str:
-    """What the figures are of, and what failed."""
+    """Return the lines that say what was measured and what failed."""
     counted = " and ".join(dict.fromkeys(str(len(f.ttfts_s)) for f in figures))
     idle_ms_per_s = figures[0].picker_idle_cpu_s / figures[0].duration_s * 1000
     lines = [
@@ -153,7 +153,7 @@ def _idle(ms_per_s: float) -> str:
 
 
 def document(figures: Sequence[RuleFigures], *, seed: int, servers: int) -> dict[str, Any]:
-    """For `--json`: the table's figures in base units, and what they were made of."""
+    """Return the document for `--json`: the table's figures in base units, and how they were made."""
     return {
         "seed": seed,
         "servers": servers,

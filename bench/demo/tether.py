@@ -19,7 +19,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def tethered(command: list[str]) -> list[str]:
-    """`command` so that it ends when this process does."""
+    """Return `command` in a form that ends when this process ends."""
     return [sys.executable, "-I", "-S", str(Path(__file__).resolve()), str(os.getpid()), *command]
 
 

@@ -74,8 +74,9 @@ class Shape:
 
     @classmethod
     def for_real_model(cls, *, servers: int, requests: int) -> Shape:
-        """The like for servers that compute some hundred tokens a second:
-        a tenth of the words, and a few users."""
+        """Return a workload for servers that compute some hundred tokens a second: a tenth of the words,
+        and a few users.
+        """
         users = max(1, min(4 * servers, requests // 3))
         return cls(
             users=users,
@@ -196,7 +197,7 @@ def _turn(rng: random.Random, shape: Shape, *, first: bool) -> Turn:
 
 
 def _text(rng: random.Random, words: int) -> str:
-    """So many words, in sentences."""
+    """Return so many words, in sentences."""
     drawn = rng.choices(_WORDS, k=words)
     sentences = [" ".join(drawn[n : n + 12]).capitalize() for n in range(0, words, 12)]
     return ". ".join(sentences) + "."

@@ -104,7 +104,7 @@ class Health:
         return "spread it with --processes N, or ask for less"
 
     def summary(self) -> str:
-        """One line of figures."""
+        """Return one line of figures."""
         if not self.wall_s:
             return "not watched: the run was too short"
         parts = [

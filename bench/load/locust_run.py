@@ -141,11 +141,11 @@ class LoadRun:
         self._budget -= 1
 
     def report(self, data: dict[str, Any]) -> None:
-        """In a worker: put the figures into a message to the master."""
+        """A worker puts its figures into a message to the master."""
         data[_MESSAGE] = {"figures": self.recorder.figures.document(), "done": self.done}
 
     def hear(self, client_id: str, data: dict[str, Any]) -> None:
-        """In the master: take a worker's figures."""
+        """The master takes in a worker's figures."""
         if _MESSAGE not in data:
             return
         self._from_workers[client_id] = data[_MESSAGE]

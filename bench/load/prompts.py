@@ -72,5 +72,5 @@ def block_text(block: int, tokens: int, *, whole_tokens: int, seed: int) -> str:
 
 
 def zipf(rng: random.Random, kinds: int) -> int:
-    """One of so many numbers. The first is the most frequent."""
+    """Return one of so many numbers. The first is the most frequent."""
     return rng.choices(range(kinds), [1 / (rank + 1) for rank in range(kinds)])[0]

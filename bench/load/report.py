@@ -87,7 +87,9 @@ def cells(runs: Sequence[RunRecord]) -> list[list[str]]:
 
 
 def text(runs: Sequence[RunRecord]) -> str:
-    """For a terminal: the table, failures by class, and the generator's verdict on itself."""
+    """Return the report for a terminal: the table, failures by class, and the generator's verdict on
+    itself.
+    """
     rows = cells(runs)
     widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
     lines = []

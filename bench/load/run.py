@@ -129,7 +129,7 @@ def run(plan: Plan) -> RunRecord:
 
 
 def _to_its_end(plan: Plan) -> int:
-    """locust's exit status."""
+    """Run locust to its end. Return its exit status."""
     with plan.log_file.open("wb") as log:
         # The same process group: Ctrl-C reaches locust too, which then ends the run and writes what it has.
         popen = subprocess.Popen(plan.command(), cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

@@ -73,7 +73,7 @@ class Samples:
         return points
 
     def document(self) -> dict[str, Any]:
-        """For JSON, and for locust's messages between its processes."""
+        """Return the samples for JSON, and for locust's messages between its processes."""
         if not self.count:
             return {}
         return {

@@ -163,7 +163,7 @@ def generated(count: int, *, seed: int, rate_per_s: float = 3.0) -> list[Call]:
 
 
 def _from_zero(calls: Sequence[Call]) -> list[Call]:
-    """In order of time, with the first one at 0."""
+    """Return the calls in order of time, with the first one at 0."""
     ordered = sorted(calls, key=lambda call: call.at_s)
     return [replace(call, at_s=call.at_s - ordered[0].at_s) for call in ordered]
 
@@ -187,7 +187,7 @@ def _conversation(
 
 
 def lines(calls: Iterable[Call]) -> Iterator[str]:
-    """The trace as JSON lines for `read`."""
+    """Yield the trace as JSON lines for `read`."""
     for call in calls:
         row = {
             "timestamp": round(call.at_s * 1000),

@@ -50,7 +50,7 @@ class Seen:
 
 
 async def user(client: Client, seen: Seen, *, number: int, stop: asyncio.Event, pause_s: float) -> None:
-    """One client, until told to stop."""
+    """Run one client until it is told to stop."""
     rng = random.Random(number)
     kinds = (usual, usual, usual, streamed, left, left, hostile, hostile)
     while not stop.is_set():
@@ -68,7 +68,7 @@ async def user(client: Client, seen: Seen, *, number: int, stop: asyncio.Event, 
 
 
 def prompt(rng: random.Random) -> str:
-    """Of a few conversations, each at some turn."""
+    """Return a prompt of one of a few conversations, each at some turn."""
     conversation = rng.randrange(40)
     return f"conversation {conversation} " + f"said {conversation} and so on " * rng.choice((5, 40, 300))
 

@@ -57,8 +57,9 @@ class Report:
     faults: list[str] = field(default_factory=list)
 
     def grown_mib(self) -> dict[int, tuple[float, float]]:
-        """Of each worker: memory in the middle of its life, and at the end.
-        Workers that lived for a few samples are left out."""
+        """For each worker, return its memory in the middle of its life and at the end. Workers that lived
+        for a few samples are left out.
+        """
         found = {}
         for pid in {sample.pid for sample in self.samples}:
             life = [sample.rss_mib for sample in self.samples if sample.pid == pid]

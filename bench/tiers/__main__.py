@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def measured(shape: Shape, recorded: Patterns, args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
-    """Cell by cell, over stores that all cells of one shape and prefix length read."""
+    """Yield the results cell by cell. All cells of one shape and prefix length read the same stores."""
     device = torch.device(args.device)
     counted = args.disk == "counted"
     layers = args.layers or (

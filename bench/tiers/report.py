@@ -88,8 +88,8 @@ def _from_disk(row: Row | None) -> str:
 
 
 def _tell_steps(cells: dict[tuple[str, ...], dict[str, Row]]) -> None:
-    """Each technique, one after the other: what it saves, and its share of the saving of the document's three
-    together.
+    """Show each technique, one after the other: what it saves, and its share of the saving of the
+    document's three together.
     """
     lines = []
     for cell, found in cells.items():

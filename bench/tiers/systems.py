@@ -106,8 +106,8 @@ class Traffic:
         return [Ask(prefix, request) for prefix in range(self._patterns.num_prefixes) for request in half]
 
     def taught_as_asked(self) -> list[Ask]:
-        """As many requests, with prefixes by the law: the importance counts how often each prefix
-        was used.
+        """Return as many requests as `taught` does, with prefixes drawn by the law. The importance then
+        counts how often each prefix was used.
         """
         half = self._patterns.num_requests // 2
         return [
@@ -292,7 +292,7 @@ class Served:
             teach(self.reader, self.system, self._settings, self._stores.weights, asks)
 
     def ask(self, ask: Ask, compute: Compute) -> None:
-        """One request, timed to its first token."""
+        """Send one request, and note the time to its first token, its bytes and its reads."""
         counts, found = self._stores.disk.counts, sum(self.reader.found_in) if self.reader else 0
         bytes_before, reads_before = counts.bytes, counts.reads
         started = time.monotonic()

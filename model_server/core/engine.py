@@ -175,7 +175,7 @@ class Engine:
         return outputs
 
     def step(self, *, now: float) -> tuple[list[TokenOutput], float]:
-        """One whole step that starts at `now`. Returns the new tokens, and the time when the step ended."""
+        """Do one whole step that starts at `now`. Return the new tokens, and the time when the step ended."""
         plan = self.begin(now=now)
         result = self.runner.execute(plan)
         end_s = now + result.duration_s

@@ -32,7 +32,7 @@ class FreeOrder(Protocol):
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[Block]:
-        """The free blocks in order of eviction. Changes nothing."""
+        """Yield the free blocks in order of eviction, without a change."""
         ...
 
     def append(self, block: Block) -> None:

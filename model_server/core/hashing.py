@@ -54,8 +54,8 @@ class PrefixScope:
     does not differ."""
 
     def packed(self) -> bytes:
-        """The scope as bytes; empty for the plain scope. A length stands before each field, so different
-        scopes give different bytes.
+        """Return the scope as bytes, which are empty for the plain scope. A length stands before each
+        field, so different scopes give different bytes.
         """
         fields = [self.adapter_name.encode(), self.adapter_path.encode(), self.cache_salt.encode()]
         if self.approximation:

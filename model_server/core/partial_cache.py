@@ -59,8 +59,8 @@ class PartialKVCacheManager(KVCacheManager):
         self._listed: dict[_Place, Beginnings] = {}
 
     def get_computed(self, request: Request) -> CachedPrefix:
-        """As in the base class, and then as many tokens of the next block as some cached
-        block has in common.
+        """Do what the base class does. Then add as many tokens of the next block as some cached block has
+        in common.
         """
         full = super().get_computed(request)
         if not self.enable_prefix_caching:

@@ -209,7 +209,7 @@ class OnlineScheduler:
             self._ring.append(request)
 
     def step(self) -> list[RequestId]:
-        """One token for each request of the next batch. Returns the requests of this batch."""
+        """Compute one token for each request of the next batch. Return the requests of this batch."""
         batch = self._ring[: self._max_batch_size]
         if not batch:
             return []

@@ -334,7 +334,7 @@ async def _errors_in_api_shape(request: web.Request, handler: Handler) -> web.St
 
 
 def _refuse_compressed(request: web.Request) -> None:
-    """As in vLLM, which does not unpack bodies either."""
+    """Refuse compressed bodies. vLLM does not unpack bodies either."""
     coding = request.headers.get("content-encoding", "").strip()
     if coding.lower() not in ("", "identity"):
         raise ApiError(f"A body with content-encoding: {coding[:100]} is not read here; send it as it is.")

@@ -203,7 +203,7 @@ async def _nothing_to_load(_: Adapter) -> None:
 
 
 async def _nothing_to_unload(_: Adapter, __: frozenset[Adapter]) -> None:
-    """The same as for loading."""
+    """There is nothing to unload."""
 
 
 def _load(bank: AdapterBank, adapter: Adapter) -> None:

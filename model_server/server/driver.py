@@ -167,7 +167,7 @@ class EngineDriver:
             self._staging.cache_was_reset()
 
     async def run(self) -> None:
-        """The loop. It ends only by cancellation or a fault, and then no request is left waiting."""
+        """Run the loop. It ends only by cancellation or a fault, and then no request is left waiting."""
         try:
             await self._run()
         finally:

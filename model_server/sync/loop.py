@@ -104,7 +104,7 @@ class LoraSync:
         return usual if retry_at_s is None else max(_SHORTEST_WAIT_S, min(usual, retry_at_s - now))
 
     async def sync(self) -> None:
-        """One pass. The status shows failures, and the log shows what was done."""
+        """Do one pass. The status shows failures, and the log shows what was done."""
         try:
             self._wanted = read_adapters(self._file)
             self._file_error = ""

@@ -192,7 +192,7 @@ def shell_line(words: Sequence[str]) -> str:
 
 
 def shell_variables(variables: Mapping[str, str]) -> str:
-    """One assignment a line, as in `env` files and shells."""
+    """Return one assignment a line, as in `env` files and shells."""
     return "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
 
 

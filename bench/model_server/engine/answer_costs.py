@@ -34,8 +34,8 @@ class AnswerCosts:
 
 
 def fit(points: Sequence[tuple[int, float, float]]) -> AnswerCosts:
-    """Least squares over (answer tokens, seconds of an item with the cache, without it): two lines with the
-    same slope.
+    """Fit two lines with the same slope to (answer tokens, seconds of an item with the cache, without it),
+    by least squares.
     """
     further = [answer - 1 for answer, _, _ in points]
     mean = fmean(further)

@@ -204,7 +204,7 @@ def _one_piece(bench: Bench, side: _ModeSide, pieces: Iterator[bool]) -> bool:
 
 
 def _pieces(mode: str, engine: PromptEngine, made: Sequence[Request]) -> Iterator[bool]:
-    """The mode's work, piece by piece. Each item says whether the finished piece added a request."""
+    """Yield after each piece of the mode's work whether the finished piece added a request."""
     if mode == "naive":
         for one in made:
             run_naive(engine, [one])

@@ -42,7 +42,7 @@ class Load:
         return [shared + self._tokens(f"{name} {n}", self.own_tokens) for n in range(self.requests)]
 
     def first_prompt(self, *, name: str) -> list[int]:
-        """One more prompt, with the same shared part."""
+        """Return one more prompt, with the same shared part."""
         return self._tokens(f"{name} shared", self.shared_tokens) + self._tokens(
             f"{name} first", self.own_tokens
         )
