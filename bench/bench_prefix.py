@@ -106,8 +106,9 @@ def repeats(pool: Pool, *, chunks: int) -> Iterator[Turn]:
 
 
 def conversations(pool: Pool, *, chunks: int) -> Iterator[Turn]:
-    """Conversations under one of ten system prompts that grow by a few chunks a turn and mostly keep to one
-    server."""
+    """Yield turns of conversations under one of ten system prompts. They grow by a few chunks a turn and
+    mostly keep to one server.
+    """
     systems = [pool.chunks(16) for _ in range(10)]
 
     def begin() -> Turn:

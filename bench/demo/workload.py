@@ -167,7 +167,7 @@ def _said_chars(turns: Sequence[Turn]) -> int:
 
 
 def make_workload(shape: Shape, *, seed: int) -> Workload:
-    """Return the same for the same shape and seed."""
+    """Make a workload. The same shape and seed always give the same workload."""
     rng = random.Random(seed)
     systems = [_text(rng, shape.system_words) for _ in range(shape.tenants)]
     # Some tenants are larger than others, as they are everywhere.

@@ -106,8 +106,9 @@ async def _runs(device: str, *, seconds: float, folder: Path) -> list[VllmRun]:
 
 
 def large_model(folder: Path) -> Path:
-    """A Llama of 8 billion parameters without its weights: a configuration, and the tests' tokenizer.
-    Returns `folder`."""
+    """Write a Llama of 8 billion parameters without its weights: a configuration, and the tests'
+    tokenizer. Return `folder`.
+    """
     tiny_model.write_config(_made(folder))
     tiny_model.write_tokenizer(folder)
     config = json.loads((folder / "config.json").read_text())

@@ -131,10 +131,9 @@ def prepared(calls: Sequence[Call], *, most: int, speed: float, scale: float) ->
 
 
 def generated(count: int, *, seed: int, rate_per_s: float = 3.0) -> list[Call]:
-    """A trace of our own: conversations that begin at random and in bursts, with eight shared beginnings and
-    think time.
-
-    About `rate_per_s` requests a second. The same arguments give the same trace.
+    """Make a trace of our own: conversations that begin at random and in bursts, with eight shared
+    beginnings and think time, at about `rate_per_s` requests a second. The same arguments always give the
+    same trace.
     """
     rng = random.Random(seed)
     ids = iter(range(1000, 1 << 40))

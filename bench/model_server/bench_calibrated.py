@@ -51,7 +51,7 @@ def scenarios(*, requests_per_s: float) -> dict[str, list[Asked]]:
 
 
 async def served(server: ServerUnderTest, asked: Sequence[Asked]) -> dict[str, float]:
-    """Means over the requests, in seconds: time to the first token, and time for a further token."""
+    """Return means over the requests, in seconds: time to the first token, and time for a further token."""
 
     async def one(request: Asked) -> Trace:
         await asyncio.sleep(request.at_s)

@@ -67,7 +67,7 @@ def family(
     tenths: Sequence[int] = range(1, 11),
     answer_tokens: tuple[int, int] = ANSWER_TOKENS,
 ) -> list[Curve]:
-    """Row 000-5 at several K."""
+    """Measure row 000-5 at several K."""
     curves = []
     for bound in bounds:
         options = replace(REPORT, max_unused_blocks=bound, hash_algorithm="xxh3")
@@ -98,7 +98,7 @@ def answers_for_the_reported_rate(prompt_tokens: int) -> tuple[float, float]:
 def identical_prompts(
     *, prompt_tokens: int = 6, answer_tokens: tuple[int, int] = (64, 64)
 ) -> dict[str, float]:
-    """Row 000-6: "What is your name?", 1,000 times."""
+    """Measure row 000-6: "What is your name?", 1,000 times."""
     found = run(
         ([100 + i for i in range(prompt_tokens)] for _ in range(NUM_REQUESTS)),
         num_blocks=PLENTY,
@@ -128,7 +128,7 @@ def sweep_of_the_bound(p: float = 0.8, *, bounds: tuple[int, ...] = BOUNDS) -> l
 def policies_on_one_trace(
     *, num_requests: int = 2000, pools: tuple[int, ...] = POOLS, drift_every: int | None = None
 ) -> list[list[float]]:
-    """For each number of blocks: the prefill tokens that each policy saves, as a share of all."""
+    """Return, for each number of blocks, the prefill tokens that each policy saves, as a share of all."""
     rows = []
     for num_blocks in pools:
         row: list[float] = [num_blocks]

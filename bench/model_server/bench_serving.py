@@ -95,8 +95,8 @@ def hit_share(records: Sequence[Record]) -> float:
 def rows(
     rates: Sequence[float], *, seeds: Sequence[int], costs: CostModel = _DEFAULT_COSTS
 ) -> list[list[float]]:
-    """For each rate: hits, TTFT with and without the cache and their ratio, and the same for TPOT; means over
-    the seeds.
+    """Return, for each rate: hits, TTFT with and without the cache and their ratio, and the same for TPOT;
+    means over the seeds.
     """
     told = []
     for rate in rates:

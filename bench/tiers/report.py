@@ -143,8 +143,8 @@ def gains(found: dict[str, Row], name: str, figure: str) -> tuple[float, ...]:
 
 
 def svg(rows: Sequence[Row]) -> str:
-    """A field for each system and cell: TTFT as a multiple of that of the document's rules. Green
-    is faster.
+    """Draw a field for each system and cell: TTFT as a multiple of that of the document's rules. Green is
+    faster.
     """
     cells = {c: found for c, found in by_cell(rows).items() if found[OURS.name]["ttft_s"] is not None}
     names = [system.name for system in SYSTEMS]

@@ -93,7 +93,7 @@ class BlockPool:
             block.uses += 1
 
     def take(self, count: int) -> list[Block]:
-        """`count` blocks for new content. Their old content is forgotten."""
+        """Return `count` blocks for new content. Their old content is forgotten."""
         assert 0 <= count <= self.num_free, "more blocks taken than are free"
         taken: list[Block] = []
         for _ in range(count):

@@ -76,8 +76,8 @@ class RemotePrefill:
         self._sleep = sleep
 
     def held(self, asked: BlocksAsked) -> BlocksHeld:
-        """For the server that has the blocks: how many it can hand over. ValueError: a hash is no
-        hexadecimal.
+        """The server that has the blocks asks this: return how many of them it can hand over. ValueError:
+        a hash is not hexadecimal.
         """
         pool, count = self._engine.kv_cache.pool, 0
         for text in asked.hashes:

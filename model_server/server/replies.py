@@ -71,7 +71,7 @@ class Reply:
         self._told_characters: Counter[int] = Counter()
 
     def whole(self, deltas: Sequence[Delta], requests: Sequence[Request]) -> dict[str, Any]:
-        """`deltas`: one for each choice, with all of its text, in any order."""
+        """Return the answer at once. `deltas`: one for each choice, with all of its text, in any order."""
         choices = []
         for delta in sorted(deltas, key=lambda delta: delta.index):
             shape: dict[str, Any] = (

@@ -31,7 +31,7 @@ class Segment(NamedTuple):
 
 
 def render(segments: Sequence[Segment], *, bytes_per_token: float = _TOKEN_BYTES) -> bytes:
-    """The text: the id of each segment, repeated. Segments end at whole bytes."""
+    """Return the text: the id of each segment, repeated. Segments end at whole bytes."""
     parts = []
     for segment_id, num_tokens in segments:
         size = int(num_tokens * bytes_per_token)

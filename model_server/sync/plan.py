@@ -70,8 +70,8 @@ class Backoff:
             raise ValueError("a backoff starts above 0 and grows")
 
     def delay_s(self, failures: int, rng: random.Random) -> float:
-        """The pause after this many failures: half of the doubled time, plus a random part
-        of the other half.
+        """Return the pause after this many failures: half of the doubled time, plus a random part of the
+        other half.
         """
         longest = min(self.most_s, self.first_s * 2.0 ** min(failures - 1, 60))
         return longest * (0.5 + 0.5 * rng.random())

@@ -40,7 +40,7 @@ class TokenOrder:
         return order
 
     def stored(self) -> list[int]:
-        """The token at each slot: the inverse list."""
+        """Return the token at each slot: the inverse list."""
         tokens = [0] * len(self.slots)
         for token, slot in enumerate(self.slots):
             tokens[slot] = token

@@ -55,7 +55,7 @@ class Records:
         return layers
 
     def tensor(self, content: torch.Tensor, *, num_heads: int) -> torch.Tensor:
-        """Bytes as (tokens, heads, dim)."""
+        """Return the bytes as a tensor (tokens, heads, dim)."""
         if not len(content) or not num_heads:
             return torch.empty(
                 0, num_heads, self.shape.head_dim, dtype=self.shape.dtype, device=content.device

@@ -67,7 +67,7 @@ class KvLayout:
         return self.num_layers * num_tokens * (self.probe_bytes + self.rest_bytes)
 
     def described_bytes(self, num_blocks: int) -> int:
-        """At least the bytes before the data of so many blocks."""
+        """Return at least the bytes before the data of so many blocks."""
         num_tokens = num_blocks * self.block_tokens
         a_layer = 2 * num_tokens + 4 * (self.num_chunks(num_tokens) + 1)
         return 2048 + 80 * num_blocks + self.num_layers * a_layer
@@ -148,7 +148,7 @@ class Segment:
         return self._checked(number, offset, self.num_tokens * self._layout.probe_bytes)
 
     def chunk(self, layer: int, chunk: int) -> bytes:
-        """One chunk in stored order: one read."""
+        """Return one chunk in stored order, by one read."""
         layout = self._layout
         offset = (
             self._data

@@ -35,7 +35,7 @@ class Recorded:
 
 
 def whole_runs(row: Recorded, engines: Sequence[str]) -> list[Figures]:
-    """One line for each engine, of rows that are timed as a whole."""
+    """Return one line for each engine, of rows that are timed as a whole."""
     return [_whole(row, engine) for engine in engines]
 
 

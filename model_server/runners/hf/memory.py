@@ -88,5 +88,5 @@ class KvMemory:
         self.data[:, :, block_id] = content.to(device=self.device, dtype=self.shape.dtype)
 
     def save_block(self, block_id: BlockId) -> torch.Tensor:
-        """A copy of one block on the CPU: (layer, keys and values, slot, head, dim)."""
+        """Return a copy of one block on the CPU: (layer, keys and values, slot, head, dim)."""
         return self.data[:, :, block_id].to("cpu", copy=True)
