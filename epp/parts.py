@@ -6,8 +6,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from epp.config.listening import Listen
-from epp.config.settings import AssumedModes, Config
+from epp.config.settings import Config
 from epp.extproc.bodies import BodyRoom
 from epp.extproc.events import BodyMode, Modes
 from epp.extproc.response import StreamSettings
@@ -28,17 +30,9 @@ def exact_mode(config: Config, picker: Picker) -> ExactService | None:
     return start.make(picker, config.exact_mode)
 
 
-def _modes(assumed: AssumedModes) -> Modes:
-    return Modes(BodyMode[assumed.request_body], BodyMode[assumed.response_body])
-
-
 def listen(config: Config, *, worker: int) -> Listen:
-    return Listen(
-        address=config.listen.addresses(workers=config.workers)[worker],
-        transport=config.listen.transport,
-        tls=config.listen.tls,
-        socket_mode=config.listen.socket_mode,
-    )
+    address = config.listen.addresses(workers=config.workers)[worker]
+    return msgspec.structs.replace(config.listen, address=address)
 
 
 def recording_service(config: Config, picker: Picker, *, worker: int) -> RecordingService | None:
@@ -48,6 +42,7 @@ def recording_service(config: Config, picker: Picker, *, worker: int) -> Recordi
 
 
 def stream_settings(config: Config, room: BodyRoom, *, traced: bool) -> StreamSettings:
+    assumed = config.streams.assumed_modes
     return StreamSettings(
         max_body_bytes=config.envoy.max_body_bytes,
         room=room,
@@ -63,5 +58,5 @@ def stream_settings(config: Config, room: BodyRoom, *, traced: bool) -> StreamSe
         given_delay_s=config.gives_s,
         answers_list=config.models.answer_list,
         traced=traced,
-        assumed_modes=_modes(config.streams.assumed_modes),
+        assumed_modes=Modes(BodyMode[assumed.request_body], BodyMode[assumed.response_body]),
     )
