@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import count
-from math import ceil, inf
+from math import inf
 from typing import Generic
 
 from epp.flow.alarms import Alarms
@@ -35,15 +35,13 @@ from epp.flow.search import Search
 from epp.flow.settings import FlowSettings
 from epp.flow.shares import Shares
 
-_MAX_RETRY_AFTER_S = 3600
-
 
 class FlowControl(Generic[T]):
     def __init__(self, settings: FlowSettings, forecaster: Forecaster[T]) -> None:
         self._settings = settings
         self._forecaster = forecaster
         self._elsewhere = Elsewhere()
-        self._queues: Queues[T] = Queues(self._elsewhere.by_tenant)
+        self._queues: Queues[T] = Queues(settings, self._elsewhere.by_tenant)
         self._numbers = count()
         self._alarms: Alarms[T] = Alarms()
         self._shed: deque[Refused[T]] = deque()
@@ -78,16 +76,14 @@ class FlowControl(Generic[T]):
         hopeless = forecast.soonest_s > due_s
         if hopeless and settings.when_late == "refuse" and not self._draining:
             return None
-        flow = queues.flow(
-            priority, tenant, max_priorities=settings.max_priorities, max_tenants=settings.max_tenants
-        )
+        flow = queues.flow(priority, tenant)
         priority = flow.band.priority
         self._expected.came(priority, flow.tenant, now=now)
         if (hopeless or forecast.wait_s > 0 or self._elsewhere.in_all.requests) and not self._draining:
             headroom_s = self._headroom.of_band((-priority, False), flow.band, 0, flow.tag, now=now)
             if hopeless:
-                if not self._may_be_late(headroom_s, now=now):
-                    return None
+                if headroom_s < inf or self._demoted.busy_s(priority, now=now):
+                    return None  # someone gains if it is demoted
                 self._count_late(forecast, due_s=due_s, now=now)
             elif forecast.wait_s > self._headroom.of_request(forecast, headroom_s, left_s=due_s, first=True):
                 return None
@@ -186,7 +182,7 @@ class FlowControl(Generic[T]):
         """Apply new settings. Waiting requests keep their deadlines and their places. Requests beyond the new
         bounds are removed.
         """
-        self._settings = settings
+        self._settings = self._queues.settings = settings
         self._bounds.settings = self._headroom.settings = settings
         self._search.settings = self._demoted.settings = settings
         for victim in self._bounds.over_by_settings():
@@ -212,13 +208,11 @@ class FlowControl(Generic[T]):
         """Take a report of another picker: what it let go, and what waits there. This may push out requests
         that wait here; `next` returns those.
         """
-        queues, settings = self._queues, self._settings
+        queues = self._queues
         for row in rows:
-            priority = queues.priority(row.priority, max_priorities=settings.max_priorities)
+            priority = queues.priority(row.priority)
             if row.let_go_tokens:
-                tenant = queues.tenant(
-                    row.tenant, priority=priority, late=row.late, max_tenants=settings.max_tenants
-                )
+                tenant = queues.tenant(row.tenant, priority=priority, late=row.late)
                 queues.charge(priority, tenant, row.let_go_tokens, late=row.late)
                 self._pace.elsewhere.add(row.let_go_tokens, now=now)
             self._elsewhere.hear(picker, row._replace(priority=priority), now=now)
@@ -254,17 +248,10 @@ class FlowControl(Generic[T]):
         return max((now - item.arrived_at for item in self._queues), default=0.0)
 
     def saturation(self, *, now: float) -> float:
-        """0: idle. 1: a new request waits as long as the goal says. Above 1: the fleet is too small for its
-        load.
-        """
+        """See `Pace.saturation`."""
         wait_s = self._forecaster.least_wait_s(now=now)
         tokens = self._queues.in_all.tokens + self._elsewhere.in_all.tokens
-        drain_s = self._pace.drain_s(tokens, now=now) if tokens else 0.0
-        if drain_s is None:
-            drain_s = self._settings.goal_s
-        waited = (min(wait_s, _MAX_RETRY_AFTER_S) + drain_s) / self._settings.goal_s
-        excess = self._pace.excess(now=now)
-        return max(waited, excess) if excess > 1 else waited
+        return self._pace.saturation(wait_s, tokens, goal_s=self._settings.goal_s, now=now)
 
     def check_integrity(self) -> None:
         self._queues.check_integrity()
@@ -288,12 +275,12 @@ class FlowControl(Generic[T]):
         now: float,
     ) -> QueueItem[T]:
         settings, queues = self._settings, self._queues
-        priority = queues.priority(priority, max_priorities=settings.max_priorities)
+        priority = queues.priority(priority)
         item = QueueItem(
             payload,
             number=next(self._numbers),
             priority=priority,
-            tenant=self._tenant(tenant, priority, late=late),
+            tenant=queues.tenant(tenant, priority=priority, late=late),
             size_bytes=size_bytes,
             tokens=max(1, forecast.tokens),
             arrived_at=now,
@@ -302,39 +289,20 @@ class FlowControl(Generic[T]):
         )
         item.late = late
         self._expected.came(priority, item.tenant, now=now)
-        item.key = (self._place(item, own_s=forecast.own_s), item.number)
+        place = settings.place(arrived_at=now, deadline=item.deadline, own_s=forecast.own_s)
+        item.key = (place, item.number)
         return item
 
-    def _tenant(self, tenant: str, priority: int, *, late: bool) -> str:
-        """The name under which the requests of this tenant are kept."""
-        return self._queues.tenant(
-            tenant, priority=priority, late=late, max_tenants=self._settings.max_tenants
-        )
-
-    def _place(self, item: QueueItem[T], *, own_s: float) -> float:
-        settings = self._settings
-        if settings.order == "deadline":
-            return item.deadline
-        if settings.order == "shortest":
-            return item.arrived_at + settings.patience * own_s
-        return item.arrived_at
-
-    # -- what was demoted ------------------------------------------------------------------------------------
-
-    def _may_be_late(self, headroom_s: float, *, now: float) -> bool:
-        """Whether a request that cannot be in time goes at once all the same, since to demote it would help
-        nobody: nobody is to overtake it, and few like it are computed.
-        """
-        return headroom_s == inf and self._demoted.busy_s(now=now) == 0
-
     def _goes_late(self, item: QueueItem[T], *, now: float) -> bool:
-        """The same for a request that has waited, if so little waits that order of arrival is kept."""
-        if self._waits_above(item.priority) or not self._demoted.helps_little(now=now):
+        """Whether a waiting request that cannot be in time any more goes at once, since to demote it would
+        help nobody: so little waits that order of arrival is kept, and nobody is to overtake it.
+        """
+        priority = item.priority
+        if self._waits_above(priority) or not self._demoted.helps_little(priority, now=now):
             return False
-        band = self._queues.band(item.priority, late=False)
-        key = (-item.priority, False)
-        headroom_s = self._headroom.of_band(key, band, band.tokens, band.first_tag(), now=now)
-        return self._may_be_late(headroom_s, now=now)
+        band = self._queues.band(priority, late=False)
+        headroom_s = self._headroom.of_waiting((-priority, False), band, now=now)
+        return headroom_s == inf and not self._demoted.busy_s(priority, now=now)
 
     def _count_late(self, forecast: Forecast, *, due_s: float, now: float) -> None:
         """Count a late request. If even an idle server could not serve the request in time, the request says
@@ -352,12 +320,10 @@ class FlowControl(Generic[T]):
         if now < item.turn_at or self._waits_above(item.priority):
             return None
         if now < item.last_at and not item.short:
-            self._none_free = self._none_free or self._demoted.busy_s(now=now) > 0
+            self._none_free = self._none_free or self._demoted.busy_s(item.priority, now=now) > 0
             if self._none_free:
                 return None
         return self._take_and_go(item, self._forecaster.forecast(item.payload, now=now), now=now)
-
-    # -- the ends --------------------------------------------------------------------------------------------
 
     def _take_and_go(
         self, item: QueueItem[T], forecast: Forecast, *, late: bool = False, now: float
@@ -384,10 +350,9 @@ class FlowControl(Generic[T]):
 
     def _refusal(self, item: QueueItem[T], reason: RefusedFor, *, now: float) -> Refused[T]:
         before = self._queues.tokens_before(item.priority) + self._elsewhere.tokens_before(item.priority)
-        drain_s = self._pace.drain_s(before + item.tokens, now=now)
+        retry_after_s = self._pace.retry_after_s(before + item.tokens, now=now)
         self._pace.refused(item.tokens, now=now)
-        seconds = min(_MAX_RETRY_AFTER_S, ceil(drain_s)) if drain_s is not None else 1
-        return Refused(item, reason, max(1, seconds))
+        return Refused(item, reason, retry_after_s)
 
     # -- deadlines and ends of life --------------------------------------------------------------------------
 
@@ -416,7 +381,7 @@ class FlowControl(Generic[T]):
             self._queues.take(item)
             if not item.turn_at:  # the request came while the policy said `Refuse`
                 self._demoted.place(item, forecast, now=now)
-            item.tenant = self._tenant(item.tenant, item.priority, late=True)
+            item.tenant = self._queues.tenant(item.tenant, priority=item.priority, late=True)
             self._demoted.demote(item)
             self._queues.put(item)
             if (gone := self._turn(item, now=now)) is not None:  # its turn came while it could be in time

@@ -69,18 +69,20 @@ class Demoted(Generic[T]):
             self._drain(now=now)
             self._in_order_s += (1 + self._elsewhere.pickers) * forecast.own_s / self._servers
 
-    def _wait_in_order_s(self, pool: Pool, *, now: float) -> float:
-        """How long a new request would wait if all requests went in order of arrival.
+    def _wait_in_order_s(self, pool: Pool, priority: int, *, now: float) -> float:
+        """How long a new request of this priority would wait if the requests of its priority and above went
+        in order of arrival.
 
         The wait is at least the time for the requests that are being computed, and at most the time for those
-        and for all waiting requests.
+        and for the waiting requests of its priority and above.
         """
         self._drain(now=now)
         self._servers = max(1, pool.servers)
         waiting = self._queues.in_all.tokens + self._elsewhere.in_all.tokens
         most_s = pool.undone_s + waiting / pool.tokens_per_s
         self._in_order_s = min(max(self._in_order_s, pool.undone_s), most_s)
-        return self._in_order_s
+        before = self._queues.tokens_before(priority) + self._elsewhere.tokens_before(priority)
+        return min(self._in_order_s, pool.undone_s + before / pool.tokens_per_s)
 
     def _drain(self, *, now: float) -> None:
         self._in_order_s = max(0.0, self._in_order_s - (now - self._at))
@@ -94,7 +96,7 @@ class Demoted(Generic[T]):
         that waits is worth more than a long one.
         """
         own_s, goal_s = forecast.own_s, self.settings.goal_s
-        in_order_s = self._wait_in_order_s(self._forecaster.pool(now=now), now=now)
+        in_order_s = self._wait_in_order_s(self._forecaster.pool(now=now), item.priority, now=now)
         later_s = min(_MOST_TIMES_ITS_OWN, own_s / goal_s) * own_s
         turn_s = max(0.0, in_order_s - forecast.wait_s) + min(later_s, _MOST_TIMES_THE_WAIT * in_order_s)
         item.turn_at, item.last_at = now + turn_s, now + _AT_LAST * turn_s
@@ -109,23 +111,24 @@ class Demoted(Generic[T]):
         """Whether the request may use every server."""
         return forecast.own_s <= _BRIEF * self.settings.goal_s
 
-    def helps_little(self, *, now: float) -> bool:
+    def helps_little(self, priority: int, *, now: float) -> bool:
         """Whether a new request would begin within the goal in order of arrival. Then this order is kept: a
         late request has little to wait for, and the requests behind it go soon, too.
         """
         if self.settings.when_late == "refuse":
             return False
-        return self._wait_in_order_s(self._forecaster.pool(now=now), now=now) <= self.settings.goal_s
+        pool = self._forecaster.pool(now=now)
+        return self._wait_in_order_s(pool, priority, now=now) <= self.settings.goal_s
 
-    def busy_s(self, *, now: float) -> float:
-        """How long until another demoted request that is not short may go; 0: now.
+    def busy_s(self, priority: int, *, now: float) -> float:
+        """How long until another demoted request of this priority that is not short may go; 0: now.
 
         Requests that can be in time keep as many servers as they would keep busy, and as many again, up to
         half of all servers. They keep none if every request would begin within the goal in order of arrival.
         """
         pool, goal_s = self._forecaster.pool(now=now), self.settings.goal_s
         running = self._until = [until for until in self._until if until > now]
-        in_order_s = self._wait_in_order_s(pool, now=now)
+        in_order_s = self._wait_in_order_s(pool, priority, now=now)
         if in_order_s <= goal_s:
             return 0.0
         pickers = 1 + self._elsewhere.pickers

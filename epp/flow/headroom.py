@@ -72,10 +72,14 @@ class Headroom(Generic[T]):
         if headroom_s is None:
             headroom_s = SHORT_S
             if self.settings.order == "arrival" and not self._expected.more_pressing(key, now=now):
-                if not self._pace.servers_too_few(now=now) or self._demoted.helps_little(now=now):
+                if not self._pace.servers_too_few(now=now) or self._demoted.helps_little(-key[0], now=now):
                     return inf
                 headroom_s = _SCARCE_S
         return headroom_s + _NEWS_S * elsewhere.shorter(key, tokens)
+
+    def of_waiting(self, key: BandKey, band: Band[T], *, now: float) -> float:
+        """The headroom for the requests of this band that wait here; see `of_band`."""
+        return self.of_band(key, band, band.tokens, band.first_tag(), now=now)
 
     def of_request(self, forecast: Forecast, headroom_s: float, *, left_s: float, first: bool) -> float:
         """The headroom for one request of a band with `headroom_s`.

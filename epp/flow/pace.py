@@ -4,7 +4,7 @@ these numbers.
 
 from __future__ import annotations
 
-from math import exp, inf
+from math import ceil, exp, inf
 
 from epp.flow.settings import LONGEST_DELAY_S
 
@@ -13,6 +13,8 @@ _TOO_FEW = 0.1
 """There are too few servers if this share of the new tokens cannot be in time, although an idle server would
 have served them in time.
 """
+_MOST_S = 3600
+"""The longest time that is told: a server that computes nothing may seem busy forever."""
 _MOMENT_S = 0.05
 """Tokens that are added within this time count as added at its beginning. The error is half a percent of the
 window.
@@ -82,6 +84,23 @@ class Pace:
     def tokens_per_s(self, *, now: float) -> float:
         """Tokens per second that all pickers together let go."""
         return self.let_go.per_s(now=now) + self.elsewhere.per_s(now=now)
+
+    def retry_after_s(self, tokens: float, *, now: float) -> int:
+        """The time until this many tokens have gone, in whole seconds; 1 if it is unknown."""
+        drain_s = self.drain_s(tokens, now=now)
+        return max(1, min(_MOST_S, ceil(drain_s))) if drain_s is not None else 1
+
+    def saturation(self, wait_s: float, tokens: float, *, goal_s: float, now: float) -> float:
+        """0: idle. 1: a new request waits for `goal_s`. Above 1: the fleet is too small for its load.
+
+        wait_s: time until the first server is free. tokens: what waits at all pickers.
+        """
+        drain_s = self.drain_s(tokens, now=now) if tokens else 0.0
+        if drain_s is None:
+            drain_s = goal_s
+        waited = (min(wait_s, _MOST_S) + drain_s) / goal_s
+        excess = self.excess(now=now)
+        return max(waited, excess) if excess > 1 else waited
 
     def drain_s(self, tokens: float, *, now: float) -> float | None:
         """How long it takes until all pickers together have let this many tokens go. None: unknown, since no

@@ -21,6 +21,7 @@ from operator import attrgetter
 from typing import Generic
 
 from epp.flow.request import QueueItem, T
+from epp.flow.settings import FlowSettings
 
 OTHERS = "\0others"
 """The name of the tenants beyond the limit, who share one queue. No header can carry this name."""
@@ -163,8 +164,9 @@ class Band(Generic[T]):
 
 
 class Queues(Generic[T]):
-    def __init__(self, away: Away) -> None:
+    def __init__(self, settings: FlowSettings, away: Away) -> None:
         """away: the requests that wait at other pickers, by priority and tenant."""
+        self.settings = settings
         self._away = away
         self._bands: dict[BandKey, Band[T]] = {}
         self._order: list[BandKey] = []
@@ -199,24 +201,26 @@ class Queues(Generic[T]):
             insort(self._order, key)
         return band
 
-    def priority(self, wanted: int, *, max_priorities: int) -> int:
+    def priority(self, wanted: int) -> int:
         """The priority under which a request is kept. If there are too many priorities, this is the next
         lower one that is in use, or else the lowest.
         """
         if (-wanted, False) in self._bands:
             return wanted
         known = {-below for below, _ in self._order}
-        if len(known) < max_priorities:
+        most = self.settings.max_priorities
+        if len(known) < most:
             return wanted
         self._forget_idle()
         known = {-below for below, _ in self._order}
-        if len(known) < max_priorities or wanted in known:
+        if len(known) < most or wanted in known:
             return wanted
         return max((of for of in known if of <= wanted), default=min(known))
 
-    def tenant(self, tenant: str, *, priority: int, late: bool, max_tenants: int) -> str:
+    def tenant(self, tenant: str, *, priority: int, late: bool) -> str:
         """The name under which the requests of the tenant are kept."""
-        return tenant if self.band(priority, late=late).knows(tenant, max_tenants=max_tenants) else OTHERS
+        knows = self.band(priority, late=late).knows(tenant, max_tenants=self.settings.max_tenants)
+        return tenant if knows else OTHERS
 
     def put(self, item: QueueItem[T]) -> None:
         band = self.band(item.priority, late=item.late)
@@ -243,15 +247,15 @@ class Queues(Generic[T]):
         """Count these tokens, which this band got, for the tenant."""
         self.band(priority, late=late).flow(tenant).charge(max(1, tokens))
 
-    def flow(self, priority: int, tenant: str, *, max_priorities: int, max_tenants: int) -> Flow[T]:
+    def flow(self, priority: int, tenant: str) -> Flow[T]:
         """The flow in which a request in time of this priority and tenant would wait. If the request need not
         wait, this flow is charged.
         """
         try:
             return self._bands[-priority, False].flows[tenant]
         except KeyError:  # the first request of this priority or tenant
-            band = self.band(self.priority(priority, max_priorities=max_priorities), late=False)
-        return band.flow(tenant if band.knows(tenant, max_tenants=max_tenants) else OTHERS)
+            band = self.band(self.priority(priority), late=False)
+        return band.flow(tenant if band.knows(tenant, max_tenants=self.settings.max_tenants) else OTHERS)
 
     def worst(self, *, priority: int | None = None, tenant: str | None = None) -> QueueItem[T] | None:
         """The request that is worth least: of the lowest priority, demoted rather than in time, of the tenant

@@ -46,7 +46,7 @@ class Search(Generic[T]):
         settings = self.settings
         least_s = self._forecaster.least_wait_s(now=now)
         bands = [
-            (key, band, self._headroom.of_band(key, band, band.tokens, band.first_tag(), now=now))
+            (key, band, self._headroom.of_waiting(key, band, now=now))
             for key, band in self._queues.bands()
             if band.tokens
         ]
@@ -57,7 +57,7 @@ class Search(Generic[T]):
             return None
         looks, missing_s = settings.max_looks, inf
         for key, band, headroom_s in bands:
-            short = key[1] and (busy_s := self._demoted.busy_s(now=now)) > 0
+            short = key[1] and (busy_s := self._demoted.busy_s(-key[0], now=now)) > 0
             if short:
                 missing_s = min(missing_s, busy_s)
             missing_s = min(missing_s, max(0.0, least_s - headroom_s) or inf)

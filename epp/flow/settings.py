@@ -82,6 +82,12 @@ class FlowSettings:
         if min(self.max_tenants, self.max_priorities, self.looks, self.max_looks) < 1:
             raise ValueError("max_tenants, max_priorities, looks and max_looks must be at least 1")
 
+    def place(self, *, arrived_at: float, deadline: float, own_s: float) -> float:
+        """The place of a request among those of its tenant; the smallest goes first."""
+        if self.order == "deadline":
+            return deadline
+        return arrived_at + self.patience * own_s if self.order == "shortest" else arrived_at
+
     def ttl_of(self, priority: int) -> float:
         """Seconds that a request of this priority may wait."""
         return self.ttl_by_priority_s.get(priority, self.ttl_s)

@@ -24,7 +24,8 @@ def demoted_before(*, busy_s: float) -> Demoted[Ask]:
     """Return the result for four servers that are busy for this long."""
     fleet, elsewhere = AFleet(4), Elsewhere()
     fleet.busy_until = [busy_s] * 4
-    return Demoted(FlowSettings(when_late="demote"), fleet, Queues(elsewhere.by_tenant), elsewhere)
+    settings = FlowSettings(when_late="demote")
+    return Demoted(settings, fleet, Queues(settings, elsewhere.by_tenant), elsewhere)
 
 
 def gateway(*, num_servers: int = 1, **settings: Any) -> Gateway:
@@ -93,7 +94,7 @@ def test_demoted_requests_leave_half_of_the_servers_to_those_that_could_have_bee
         demoted.could_be_in_time(Forecast(9.0, 10.5, 1.5, 1500), now=0.5 * n)
     for own_s, busy in ((0.9, False), (4.0, False), (4.0, True)):
         demoted.went_late(Forecast(1.0, 1.0 + own_s, own_s, 1), now=20.0)
-        assert (demoted.busy_s(now=20.0) > 0) is busy
+        assert (demoted.busy_s(0, now=20.0) > 0) is busy
 
 
 @pytest.mark.parametrize(("own_s", "turn_s"), [(1.0, 9.5), (4.0, 17.0), (20.0, 49.0)])
@@ -208,6 +209,18 @@ def test_a_demoted_request_does_not_go_before_a_higher_priority() -> None:
     high = gate.offer(SECOND, priority=1, now=0.0, ttft_s=1000.0)
     gate.run(now=0.0, until=60.0)
     assert gate.let_go.index(high) < gate.let_go.index(late)
+
+
+def test_what_waits_at_lower_priorities_puts_no_demoted_request_off() -> None:
+    """Sixty seconds of work of a lower priority wait; the turn of the higher one follows from its own."""
+    gate = gateway(num_servers=2, ttft_s=2.0, when_late="demote")
+    gate.fleet.busy_until = [3.0, 3.0]
+    gate.offer(SECOND, priority=1, now=0.0)
+    lower = [gate.offer(Ask(6000), now=0.0) for _ in range(20)]
+    high = gate.offer(SECOND, priority=1, now=0.0)
+    assert all(item.waits for item in lower)
+    assert high.late
+    assert high.turn_at < 5.0
 
 
 def test_while_servers_are_too_few_requests_wait_here_and_not_at_them() -> None:
