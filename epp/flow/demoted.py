@@ -17,10 +17,8 @@ from epp.flow.queues import Queues
 from epp.flow.request import Forecast, Forecaster, Pool, QueueItem, T
 from epp.flow.settings import FlowSettings
 
-_MOST_TIMES_ITS_OWN = 4.0
-"""A demoted request may be overtaken for at most this many times its own prefill time."""
-_MOST_TIMES_THE_WAIT = 4.0
-"""And for at most this many times its wait in order of arrival."""
+_MOST_TIMES_THE_WAIT = 16.0
+"""A demoted request may be overtaken for at most this many times its wait in order of arrival."""
 _AT_LAST = 1.5
 """A demoted request goes after this many times the wait until its turn, whatever the servers do."""
 _RESERVE = 2.0
@@ -34,10 +32,6 @@ arrival. The first `goal_s` does not count.
 _MOST_KEPT = 1 / 2
 """The largest share of the servers that is kept for requests that can be in time. The other servers compute
 demoted requests.
-"""
-_BRIEF = 0.5
-"""A request whose prefill takes at most this many times `goal_s` is short. A short request may use every
-server, and takes no kept server away from requests that can be in time.
 """
 
 
@@ -97,8 +91,8 @@ class Demoted(Generic[T]):
         """
         own_s, goal_s = forecast.own_s, self.settings.goal_s
         in_order_s = self._wait_in_order_s(self._forecaster.pool(now=now), item.priority, now=now)
-        later_s = min(_MOST_TIMES_ITS_OWN, own_s / goal_s) * own_s
-        turn_s = max(0.0, in_order_s - forecast.wait_s) + min(later_s, _MOST_TIMES_THE_WAIT * in_order_s)
+        later_s = min(own_s / goal_s * own_s, _MOST_TIMES_THE_WAIT * in_order_s)
+        turn_s = max(0.0, in_order_s - forecast.wait_s) + later_s
         item.turn_at, item.last_at = now + turn_s, now + _AT_LAST * turn_s
         item.short = self.is_short(forecast)
 
@@ -108,8 +102,10 @@ class Demoted(Generic[T]):
         item.late, item.key = True, (item.turn_at, item.number)
 
     def is_short(self, forecast: Forecast) -> bool:
-        """Whether the request may use every server."""
-        return forecast.own_s <= _BRIEF * self.settings.goal_s
+        """Whether the request may use every server, since its prefill keeps no request waiting beyond the
+        goal.
+        """
+        return forecast.own_s <= self.settings.goal_s
 
     def helps_little(self, priority: int, *, now: float) -> bool:
         """Whether a new request would begin within the goal in order of arrival. Then this order is kept: a
