@@ -17,8 +17,8 @@ from epp.flow.queues import Queues
 from epp.flow.request import Forecast, Forecaster, Pool, QueueItem, T
 from epp.flow.settings import FlowSettings
 
-_MOST_TIMES_THE_WAIT = 16.0
-"""A demoted request may be overtaken for at most this many times its wait in order of arrival."""
+_MOST_TIMES_ITS_OWN = 5.0
+"""A demoted request may be overtaken for at most this many times its own prefill time."""
 _AT_LAST = 1.5
 """A demoted request goes after this many times the wait until its turn, whatever the servers do."""
 _RESERVE = 2.0
@@ -91,7 +91,7 @@ class Demoted(Generic[T]):
         """
         own_s, goal_s = forecast.own_s, self.settings.goal_s
         in_order_s = self._wait_in_order_s(self._forecaster.pool(now=now), item.priority, now=now)
-        later_s = min(own_s / goal_s * own_s, _MOST_TIMES_THE_WAIT * in_order_s)
+        later_s = min(_MOST_TIMES_ITS_OWN, own_s / goal_s) * own_s
         turn_s = max(0.0, in_order_s - forecast.wait_s) + later_s
         item.turn_at, item.last_at = now + turn_s, now + _AT_LAST * turn_s
         item.short = self.is_short(forecast)

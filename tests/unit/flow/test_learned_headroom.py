@@ -97,7 +97,7 @@ def test_demoted_requests_leave_half_of_the_servers_to_those_that_could_have_bee
         assert (demoted.busy_s(0, now=20.0) > 0) is busy
 
 
-@pytest.mark.parametrize(("own_s", "turn_s"), [(1.0, 9.5), (4.0, 17.0), (20.0, 169.0)])
+@pytest.mark.parametrize(("own_s", "turn_s"), [(1.0, 9.5), (4.0, 17.0), (20.0, 109.0)])
 def test_the_turn_of_a_demoted_request_is_later_the_longer_its_prompt_takes(
     own_s: float, turn_s: float
 ) -> None:
