@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from epp.extproc.overload import Lateness
 from epp.extproc.peer import Peer, Service
-from epp.http2.lateness import Lateness
 from epp.http2.limits import HeldBytes, Limits
 
 _log = logging.getLogger(__name__)

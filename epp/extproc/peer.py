@@ -15,14 +15,14 @@ import ssl
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol, cast
 
+from epp.extproc.overload import Lateness
 from epp.http2.beginnings import Beginnings
 from epp.http2.call_events import Event, Fault, Gone, HalfClosed, Message, Opened
 from epp.http2.connection import Connection
+from epp.http2.flow_control import Reply
 from epp.http2.headers import Request
-from epp.http2.lateness import Lateness
 from epp.http2.limits import HeldBytes, Limits
 from epp.http2.messages import OK, UNIMPLEMENTED, UNKNOWN
-from epp.http2.streams import Reply
 
 _log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 bytes to send.
 
 It owns the table of streams, the effect of each frame on them, gRPC's messages, time-outs, and the limits on
-what a peer may cause. `frame_reader` checks the order of frames, and `flow_control` has the windows of both
+what a peer may cause. `frames` checks the order of frames, and `flow_control` has the windows of both
 directions. It knows no socket, no clock and no service: an edge feeds it with `receive` and `tick`, acts on
 the events, answers with `send` and `end`, and writes what `data_to_send` returns.
 
@@ -17,10 +17,8 @@ from typing import Final
 
 from epp.http2 import frames, headers
 from epp.http2.call_events import Event, Fault, Gone, HalfClosed, Message, Opened, Over
-from epp.http2.control_frames import ControlFrames
-from epp.http2.flow_control import Sender, Windows
-from epp.http2.frame_reader import FrameError, FrameReader
-from epp.http2.frames import Code, Kind
+from epp.http2.flow_control import Reply, Sender, State, Stream, Windows
+from epp.http2.frames import Code, FrameError, FrameReader, Kind
 from epp.http2.headers import (
     HeaderReader,
     ListTooLargeError,
@@ -38,11 +36,9 @@ from epp.http2.messages import (
     message_bytes,
     read_prefix,
 )
-from epp.http2.streams import AFTER_PEERS_END, Reply, State, Stream
-from epp.http2.table import StreamTable
+from epp.http2.streams import AFTER_PEERS_END, Streams
 
 ALL: Final = 2**31
-_LATELY: Final = 1_000
 _ARE_YOU_THERE: Final = b"quiet..."
 
 
@@ -58,10 +54,10 @@ class Connection:
         self._headers = HeaderReader(max_list_bytes=limits.max_header_bytes)
         self._sender = Sender()
         self._windows = Windows(limits, self._sender)
-        self._table = StreamTable(limits, self._sender, self._windows, now=now)
-        self._control = ControlFrames(self._table, self._sender)
-        self._streams = self._table.streams
-        self._block_since = now
+        self._table = Streams(limits, self._sender, self._windows, now=now)
+        self._streams = self._table.by_number
+        self.frame = self._table.frame
+        """Takes the frames that carry no part of a call."""
         self._into: Stream | None = None
         """The stream whose DATA frame is being read. None: the frame belongs to no stream and is skipped."""
         self._into_size = 0
@@ -73,17 +69,13 @@ class Connection:
         """Whether we have begun to leave, or the connection is over."""
         self._replies = False
         """Whether any stream has had a `reply`."""
-        self._over = ""
+        self.over = ""
+        """Why the connection must be closed. Empty: it need not be closed."""
         self.data_to_send = self._sender.take
         """Returns the bytes to write now. Each byte is returned once."""
         self._sender.hello(limits)
 
     # -- for the owner ---------------------------------------------------------------------------------------
-
-    @property
-    def over(self) -> str:
-        """Why the connection must be closed. Empty: it need not be closed."""
-        return self._over
 
     @property
     def streams(self) -> int:
@@ -92,12 +84,12 @@ class Connection:
     @property
     def drained(self) -> bool:
         """The peer knows that we leave, and no stream is open any more."""
-        return self._control.left_for_good and not self._streams
+        return self._table.left_for_good and not self._streams
 
     @property
     def ends(self) -> bool:
         """Whether the connection must be closed, because it is over or drained."""
-        return bool(self._over) or (self._control.left_for_good and not self._streams)
+        return bool(self.over) or self.drained
 
     def is_open(self, stream_id: int) -> bool:
         """Whether an answer on this stream can still reach the peer."""
@@ -105,7 +97,7 @@ class Connection:
 
     def receive(self, data: bytes, *, now: float, limit: int = ALL) -> list[Event]:
         """Read received bytes, at most `limit` frames. The rest stays for the next call."""
-        if not self._over:
+        if not self.over:
             self._table.now = self._heard = now
             if self._replies and self._frames.between_frames:
                 rest = self._windows.replied(data, self._streams)
@@ -113,7 +105,7 @@ class Connection:
                     return []
                 data = data[rest:]
             try:
-                self._frames.read(data, limit=limit)
+                self._frames.read(data, limit=limit, now=now)
             except FrameError as error:
                 self._fail(error.code, error.reason)
             self.pending = self._frames.pending
@@ -144,19 +136,19 @@ class Connection:
         without another call.
         """
         self._table.now, self.closing = now, True
-        if not self._over:
-            self._control.leave()
+        if not self.over:
+            self._table.leave()
 
     def close(self, *, now: float) -> list[Event]:
         """Close at once. The open streams are gone."""
         self._table.now = now
-        if not self._over:
+        if not self.over:
             self._fail(Code.NO_ERROR, "closed")
         return self._taken()
 
     def tick(self, *, now: float) -> list[Event]:
         """Check all time limits. To be called a few times a second."""
-        if not self._over:
+        if not self.over:
             self._table.now = now
             try:
                 self._check_hello(now)
@@ -169,7 +161,7 @@ class Connection:
     def check_integrity(self) -> None:
         assert self._windows.window <= self._limits.connection_window_bytes
         self._table.check_integrity()
-        assert not (self._over and self._streams)
+        assert not (self.over and self._streams)
 
     def _taken(self) -> list[Event]:
         """Take the events out of the table, since a body must not stay in memory until the next event."""
@@ -178,7 +170,7 @@ class Connection:
             self._table.events = []
         return events
 
-    # -- frames, as `frame_reader` passes them on ------------------------------------------------------------
+    # -- frames, as `FrameReader` passes them on -------------------------------------------------------------
 
     def data(self, number: int, data: bytes, at: int, end: int, *, ends: bool) -> None:
         stream = self._streams.get(number)
@@ -272,9 +264,6 @@ class Connection:
             self._peer_ended(stream)
         self._windows.taken_in(None if gone else stream, self._into_size)
 
-    def block_begins(self) -> None:
-        self._block_since = self._table.now
-
     def header_block(self, number: int, block: bytes, *, ends: bool, depends_on_itself: bool) -> None:
         if not number % 2:
             raise FrameError(Code.PROTOCOL_ERROR, "bad_stream_number")
@@ -290,12 +279,6 @@ class Connection:
         except MalformedRequestError:
             self._table.stream_error(number, Code.PROTOCOL_ERROR, "malformed_headers")
 
-    def frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        self._control.frame(kind, flags, number, payload)
-
-    def unknown_frame(self) -> None:
-        self._table.too_many("unneeded_frame_flood")
-
     # -- what they do ----------------------------------------------------------------------------------------
 
     def _open(self, number: int, block: bytes, *, ends: bool, depends_on_itself: bool) -> None:
@@ -303,8 +286,8 @@ class Connection:
         request = self._headers.request(block)
         if depends_on_itself or (ends and request.declared_bytes):
             raise MalformedRequestError
-        if self._control.left_for_good or len(self._streams) >= self._limits.max_streams:
-            self._table.last_id = before if self._control.left_for_good else number
+        if self._table.left_for_good or len(self._streams) >= self._limits.max_streams:
+            self._table.last_id = before if self._table.left_for_good else number
             self._table.stream_error(number, Code.REFUSED_STREAM, "too_many_streams")
             return
         stream = self._streams[number] = Stream(
@@ -363,7 +346,7 @@ class Connection:
 
     def _fail(self, code: Code, reason: str) -> None:
         """End the connection: send GOAWAY and drop every open stream."""
-        self._over, self.closing = reason, True
+        self.over, self.closing = reason, True
         self._frames.drop()
         self.pending = False
         self._sender.control(frames.goaway(self._table.last_id, code, reason))
@@ -381,9 +364,10 @@ class Connection:
         if not self._frames.hello_seen:
             if now - self._started > limits.hello_s:
                 raise FrameError(Code.PROTOCOL_ERROR, "no_hello")
-        elif not self._control.settings_acked and now - self._started > limits.settings_s:
+        elif not self._table.settings_acked and now - self._started > limits.settings_s:
             raise FrameError(Code.SETTINGS_TIMEOUT, "settings_not_acknowledged")
-        if self._frames.in_block and now - self._block_since > limits.header_s:
+        block_since = self._frames.block_since
+        if block_since is not None and now - block_since > limits.header_s:
             raise FrameError(Code.ENHANCE_YOUR_CALM, "unfinished_headers")
 
     def _check_quiet(self, now: float) -> None:

@@ -1,18 +1,18 @@
-"""Flow control in both directions: what is sent to the peer, and how much the peer may send. Pure; called by
-`connection` and `table`.
+"""The record of an open stream, and flow control in both directions: what is sent to the peer, and how much
+the peer may send. Pure; called by `connection` and `streams`.
 """
 
 from __future__ import annotations
 
+import enum
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from epp.http2 import frames
-from epp.http2.frame_reader import FrameError
-from epp.http2.frames import HEAD_BYTES, Code, Flag, Kind, Setting, pack_head, unpack_head
+from epp.http2.frames import HEAD_BYTES, Code, Flag, FrameError, Kind, Setting, pack_head, unpack_head
 from epp.http2.headers import GRPC_RESPONSE
 from epp.http2.limits import Limits
-from epp.http2.streams import State, Stream
+from epp.http2.messages import Assembly
 
 _SHRINK_TABLE = b"\x20"
 """HPACK: sets our dynamic table to size 0. In front of our first block this is valid for any size that the
@@ -22,6 +22,62 @@ peer allows."""
 _MOST_REPLIES = 2_000
 """The most frames that are answered by replies in one read. They take some 2 ms, after which other
 connections have their turn."""
+
+
+class State(enum.Enum):
+    IDLE = enum.auto()
+    OPEN = enum.auto()
+    ANSWERING = enum.auto()
+    """Half-closed (remote): the peer has sent everything, and we still send."""
+    ANSWERED = enum.auto()
+    """Half-closed (local): we have sent everything, and the peer has not."""
+    CLOSED = enum.auto()
+
+    __hash__ = object.__hash__
+
+
+Reply = Callable[[bytes, int, int], bytes | None]
+"""The answer to the messages in `data[at:end]`, both with gRPC's heads. None: the owner must see them."""
+
+
+class Stream:
+    """One open stream. Windows are in bytes. They may be negative if the peer has reduced its own."""
+
+    __slots__ = (
+        "answered", "assembly", "backlog", "backlog_bytes", "credit", "deadline", "declared", "end", "lingers_until",
+        "number", "owed", "peer_window", "reply", "stalled_since", "state", "window",
+    )  # fmt: skip
+
+    def __init__(self, number: int, *, window: int, peer_window: int) -> None:
+        self.number = number
+        self.state = State.OPEN
+        self.window = window
+        """How many more bytes the peer may send."""
+        self.credit = 0
+        """Consumed bytes that the next WINDOW_UPDATE will report to the peer."""
+        self.owed = 0
+        """Bytes consumed while too much of our answer waited. They become credit when the answer is sent."""
+        self.peer_window = peer_window
+        """How many more bytes we may send."""
+        self.assembly: Assembly | None = None
+        """The unfinished message. None: there is none."""
+        self.backlog: deque[memoryview] | None = None
+        """Frames that wait for the peer's window."""
+        self.backlog_bytes = 0
+        self.end: bytes | None = None
+        """The header block of the trailers, to be sent after the backlog. Empty: the last frame of the
+        backlog ends the stream."""
+        self.answered = False
+        """Whether our response headers are sent."""
+        self.reply: Reply | None = None
+        """Answers whole messages without an event. Is None again after each event, so that answers keep the
+        order of the messages."""
+        self.deadline: float | None = None
+        self.declared: int | None = None
+        """Bytes still to come by Content-Length. None: any number."""
+        self.stalled_since: float | None = None
+        self.lingers_until: float | None = None
+        """Set if we refused the call. Everything that the peer sends until then is thrown away."""
 
 
 class Sender:
@@ -210,7 +266,7 @@ class Windows:
         where the rest begins.
 
         Each of them is a whole DATA frame. Most reads of a full duplex answer have nothing else. The windows
-        change as they do for frames that go through `frame_reader`.
+        change as they do for frames that go through `FrameReader`.
         """
         at, end, left = 0, len(data), _MOST_REPLIES
         while end - at > HEAD_BYTES and left:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from epp.http2.lateness import Lateness
+from epp.extproc.overload import Lateness
 
 NEVER = -2
 
