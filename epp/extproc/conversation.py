@@ -1,10 +1,11 @@
-"""Connects a transport with the state machine of ext_proc streams: takes the bytes of one message, and
-returns the bytes of its answers.
+"""The calls of ext_proc. Each carries one HTTP request of the data plane. Takes the bytes of a message, and
+sends the bytes of its answers.
 
 Owns the streams in flight of any transport, and their part of the drain. Synchronous: a message is handled
-completely before the next one, so requests never interleave inside the picker.
+completely before the next one, so requests never interleave inside the picker. A transport makes a `Caller`
+for each call, and hands on what comes.
 
-Invariant: however a stream ends, its `HttpStream` is closed, so that no booking outlives it.
+Invariant: however a call ends, its `HttpStream` is closed, so that no booking outlives it.
 """
 
 from __future__ import annotations
@@ -13,24 +14,40 @@ import dataclasses
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from epp.config.flow import Flow
 from epp.config.policy import Policy
 from epp.decision import Observer
 from epp.extproc.access_log import AccessLog
-from epp.extproc.codec import decode, echo_of, encode
-from epp.extproc.events import Action
+from epp.extproc.codec import decode, echo_of, echoes_in, encode
+from epp.extproc.events import Action, StreamProtocolError
 from epp.extproc.overload import Overload
+from epp.extproc.peer import Handler
 from epp.extproc.phases import Phase
 from epp.extproc.reading import RESPONSE_NAMES, bounded_trace, request_names
 from epp.extproc.response import PickerPort, StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.extproc.unread import Unread
 from epp.gate import Gate
+from epp.http2.flow_control import Reply
+from epp.http2.messages import INVALID_ARGUMENT, OK
 
 MESSAGE_SLACK_BYTES: Final = 2**20
 """Bytes for the fields around a body in its message."""
+
+
+class Caller(Protocol):
+    """What a transport lets us do with a call of the data plane. `epp.extproc.peer.Call` is one."""
+
+    @property
+    def is_open(self) -> bool: ...
+    @property
+    def trace(self) -> str: ...
+    def waited_s(self) -> float: ...
+    def send(self, message: bytes) -> None: ...
+    def reply(self, reply: Reply) -> None: ...
+    def end(self, status: int = OK, details: str = "") -> None: ...
 
 
 class Streams:
@@ -57,7 +74,8 @@ class Streams:
         self._policy: Policy | None = None
         self._read: Flow | None = None
         self._names: frozenset[str] = frozenset()
-        self._untidied = False
+        self.untidied = False
+        """Something was picked since the last `tidy`."""
         self.on_room: Callable[[], None] = lambda: None
         """Called when the gate should be pumped soon."""
 
@@ -72,29 +90,6 @@ class Streams:
         """
         return self._unread.answer(data, names=self.wanted(), settings=self.settings, now=now)
 
-    def open(
-        self,
-        let_go: Callable[[], None],
-        deliver: Callable[[Sequence[bytes]], None],
-        *,
-        trace: str = "",
-        unread: bool = False,
-    ) -> Conversation:
-        """A stream began.
-
-        trace: the `traceparent` of the gRPC call itself; data planes that trace send it.
-
-        unread: the picker has too much work to read the body.
-
-        let_go: called when a drain has ended the stream, so that the transport ends the call with OK.
-
-        deliver: called with answers that are ready only after the message that they answer was handled.
-        """
-        traced = bounded_trace(trace) if self.settings.traced else ""
-        conversation = Conversation(self, let_go, deliver, trace=traced, unread=unread)
-        self.live.add(conversation)
-        return conversation
-
     def drain(self) -> None:
         """Let go of every stream that has answered response headers, now and from now on."""
         self.settings = dataclasses.replace(self.settings, hold_streams=False)
@@ -102,19 +97,13 @@ class Streams:
         if self.gate is not None:
             self.gate.drain(now=now)
         for conversation in list(self.live):
-            conversation.stream.hold = False
-            if conversation.may_end:
-                conversation.detach(now=now)
-                conversation.let_go()
+            conversation.let_go(now=now)
 
     def tidy(self) -> None:
         """Evict after a pick, once the answer is written."""
-        if self._untidied:
-            self._untidied = False
+        if self.untidied:
+            self.untidied = False
             self.picker.tidy(now=self.clock())
-
-    def picked(self) -> None:
-        self._untidied = True
 
     def room(self) -> None:
         """A request has ended or has begun to wait. So other requests may now go, or may go at
@@ -134,33 +123,81 @@ class Streams:
 
     def check_integrity(self) -> None:
         for conversation in self.live:
-            conversation.stream.check_integrity()
+            conversation.check_integrity()
 
 
-class Conversation:
-    """One stream. `receive` each message. When `may_end` is true, `detach` and end the call with OK. Call
-    `close` at the end, whatever happened.
-
-    `half_close` is for the orderly end by the data plane.
+class Conversation(Handler):
+    """One call. `message` with each message. At the end `half_closed`, if the data plane has ended its side
+    in good order, or `gone`.
     """
 
-    __slots__ = ("_deliver", "_names", "_streams", "let_go", "picked", "stream")
+    __slots__ = ("_call", "_names", "_picked", "_stream", "_streams")
 
-    def __init__(
-        self,
-        streams: Streams,
-        let_go: Callable[[], None],
-        deliver: Callable[[Sequence[bytes]], None],
-        *,
-        trace: str,
-        unread: bool,
-    ) -> None:
+    def __init__(self, streams: Streams, call: Caller) -> None:
         self._streams = streams
-        self._deliver = deliver
+        self._call = call
+        self._names: frozenset[str] = frozenset()
+        self._picked = False
+        self._stream: HttpStream | None = None
+        """None: no message has come yet."""
+
+    def message(self, data: bytes, *, now: float) -> None:
+        stream = self._stream
+        if stream is None:
+            stream = self._begin(data, now=now)
+            if stream is None:
+                return
+        elif not self._picked and not self._still_wanted(stream, now=now):
+            return
+        try:
+            self._answer(stream, data, now=now)
+        except StreamProtocolError as error:
+            self._streams.observer.protocol_error(error.reason)
+            self._call.end(INVALID_ARGUMENT, error.reason)
+            self.gone(now=now, broken=False)
+            return
+        if stream.passes:
+            self._call.reply(echoes_in)
+        self._end_if_done(stream, now=now)
+
+    def half_closed(self, *, now: float) -> None:
+        self._call.end(OK)
+        if self._stream is not None:
+            self._streams.live.discard(self)
+            self._stream.half_close(now=now)
+            self._streams.room()
+
+    def gone(self, *, now: float, broken: bool) -> None:
+        """Release the stream. Idempotent."""
+        if self._stream is not None:
+            self._streams.live.discard(self)
+            self._stream.close(now=now, broken=broken)
+            self._streams.room()
+
+    def let_go(self, *, now: float) -> None:
+        """A drain: end the call as soon as the request no longer needs it."""
+        if self._stream is not None:
+            self._stream.hold = False
+            self._end_if_done(self._stream, now=now)
+
+    def check_integrity(self) -> None:
+        if self._stream is not None:
+            self._stream.check_integrity()
+
+    def _begin(self, data: bytes, *, now: float) -> HttpStream | None:
+        """The first message came. None: the request is answered, or the data plane no longer waits for the
+        answer.
+        """
+        call, streams = self._call, self._streams
+        if not call.is_open:
+            return None
+        unread = streams.overload.skips(waited_s=call.waited_s(), now=now)
+        if unread and (answer := streams.answer_unread(data, now=now)) is not None:
+            call.send(answer)
+            call.end(OK)
+            return None
         self._names = streams.wanted()
-        self.picked = False
-        self.let_go = let_go
-        self.stream = HttpStream(
+        self._stream = HttpStream(
             streams.picker,
             streams.observer,
             settings=streams.settings,
@@ -169,53 +206,53 @@ class Conversation:
             unread=unread,
             gate=streams.gate,
             deliver=self._later,
-            trace=trace,
+            trace=bounded_trace(call.trace) if streams.settings.traced else "",
         )
+        streams.live.add(self)
+        return self._stream
 
-    def receive(self, data: bytes, *, now: float) -> Sequence[bytes]:
-        """The answers to one message. StreamProtocolError: end the stream with the error's reason."""
-        stream = self.stream
+    def _still_wanted(self, stream: HttpStream, *, now: float) -> bool:
+        """Whether anybody would use a pick. If the body has waited for too long, it is not read any more."""
+        if not self._call.is_open:
+            return False
+        overload = self._streams.overload
+        if overload.is_on(now=now) and overload.gives_up(waited_s=self._call.waited_s(), now=now):
+            stream.hurry()
+        return True
+
+    def _answer(self, stream: HttpStream, data: bytes, *, now: float) -> None:
         if stream.passes and (echo := echo_of(data)) is not None:
-            return (echo,)
+            self._call.send(echo)
+            return
         event = decode(
             data, names=self._names, response_names=RESPONSE_NAMES, first=stream.phase is Phase.START
         )
-        answers = [encode(action) for action in stream.receive(event, now=now)]
-        if not self.picked and stream.pick is not None:
-            self.picked = True
-            self._streams.picked()
-        if stream.phase is Phase.WAITING:
-            self._streams.room()
-        return answers
+        actions = stream.receive(event, now=now)
+        if not self._picked:
+            self._note_pick(stream)
+            if stream.phase is Phase.WAITING:
+                self._streams.room()
+        for action in actions:
+            self._call.send(encode(action))
+
+    def _note_pick(self, stream: HttpStream) -> None:
+        if stream.pick is not None:
+            self._picked = self._streams.untidied = True
 
     def _later(self, actions: Sequence[Action]) -> None:
         """Flow control has decided on a request that waited."""
-        if self.stream.pick is not None:
-            self.picked = True
-            self._streams.picked()
-        self._deliver([encode(action) for action in actions])
+        assert self._stream is not None, "the stream waited"
+        self._note_pick(self._stream)
+        for action in actions:
+            self._call.send(encode(action))
 
-    @property
-    def may_end(self) -> bool:
-        """The stream is no longer needed: everything is answered, and the stream is not held open."""
-        return not self.stream.hold and self.stream.can_detach
-
-    def detach(self, *, now: float) -> None:
-        self._streams.live.discard(self)
-        self.stream.detach(now=now)
-        self._streams.room()
-
-    def half_close(self, *, now: float) -> None:
-        """The data plane has ended its side in good order."""
-        self._streams.live.discard(self)
-        self.stream.half_close(now=now)
-        self._streams.room()
-
-    def close(self, *, now: float, broken: bool = False) -> None:
-        """Release the stream. Idempotent. broken: the picker itself failed."""
-        self._streams.live.discard(self)
-        self.stream.close(now=now, broken=broken)
-        self._streams.room()
+    def _end_if_done(self, stream: HttpStream, *, now: float) -> None:
+        """End the call if everything is answered and the stream is not held open."""
+        if not stream.hold and stream.can_detach:
+            self._streams.live.discard(self)
+            stream.detach(now=now)
+            self._streams.room()
+            self._call.end(OK)
 
 
 def _new_request_id() -> str:

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from math import nan
 from pathlib import Path
 from typing import Any, Final
@@ -31,11 +31,11 @@ from epp.extproc.call_ages import CallAges
 from epp.extproc.certificates import Certificates
 from epp.extproc.codec import SERVICE
 from epp.extproc.conversation import Conversation, Streams
-from epp.extproc.events import StreamProtocolError
 from epp.extproc.health import SERVICES, Health
 from epp.extproc.listening import cannot_listen, require_folder
-from epp.extproc.phases import Phase
 from epp.extproc.reading import TRACEPARENT
+from epp.http2.flow_control import Reply
+from epp.http2.messages import OK
 from epp.types import BEGAN, Address
 
 _log = logging.getLogger(__name__)
@@ -131,44 +131,41 @@ class GrpcioTransport:
     async def _process(self, _: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         task = asyncio.current_task()
         assert task is not None
-        reading = [False]
-        """Whether the handler waits for the data plane, so that it may be woken to end."""
-
-        def let_go() -> None:
-            if reading[0]:
-                task.cancel()
-
-        def deliver(answers: Sequence[bytes]) -> None:
-            writing = asyncio.get_running_loop().create_task(_write(context, answers), name="late answer")
-            self._telling.add(writing)
-            writing.add_done_callback(self._told)
-
         streams = self._streams
-        first = await _read(context)
-        now, unread = streams.clock(), False
-        if first is not _EOF:
-            waited_s = self._ages.waited_s(context.peer(), _age_s(context), now=now)
-            unread = streams.overload.skips(waited_s=waited_s, now=now)
-            if unread and (answer := streams.answer_unread(first, now=now)) is not None:
-                await context.write(answer)
-                return
-        trace = _trace(context) if streams.settings.traced else ""
-        conversation = streams.open(let_go, deliver, trace=trace, unread=unread)
+        call = _Call(context, task, self._write_late)
+        conversation = Conversation(streams, call)
+        first = True
         broken = False
         try:
-            await self._converse(conversation, context, reading, first=first)
-        except StreamProtocolError as error:
-            streams.observer.protocol_error(error.reason)
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.reason)
+            while call.is_open:
+                data = await call.read()
+                now = streams.clock()
+                if data is _EOF:
+                    conversation.half_closed(now=now)
+                    break
+                call.waited = self._ages.waited_s(context.peer(), _age_s(context), now=now) if first else 0.0
+                first = False
+                conversation.message(data, now=now)
+                del data  # A body must not stay in memory until the next message.
+                await call.write()
+                streams.tidy()
         except asyncio.CancelledError:
-            if conversation.stream.phase is not Phase.CLOSED:
+            if call.is_open:
                 raise
-            task.uncancel()  # The drain cancelled this handler: the stream is let go and ends with OK.
+            task.uncancel()  # The drain cancelled this handler: the call ends with OK.
         except Exception:
             broken = True
             raise
         finally:
-            conversation.close(now=streams.clock(), broken=broken)
+            conversation.gone(now=streams.clock(), broken=broken)
+        if call.refused:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, call.refused)
+
+    def _write_late(self, call: _Call) -> None:
+        """Write an answer that is ready only after the message that it answers was handled."""
+        writing = asyncio.get_running_loop().create_task(call.write(), name="late answer")
+        self._telling.add(writing)
+        writing.add_done_callback(self._told)
 
     async def _access_log(self, _: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         streams = self._streams
@@ -181,35 +178,61 @@ class GrpcioTransport:
             streams.access_log.close()
         return b""
 
-    async def _converse(
+
+class _Call:
+    """One call as a `conversation.Caller`. What is sent while a message is handled is written afterwards."""
+
+    def __init__(
         self,
-        conversation: Conversation,
         context: grpc.aio.ServicerContext[bytes, bytes],
-        reading: list[bool],
-        *,
-        first: Any,
+        task: asyncio.Task[None],
+        write_late: Callable[[_Call], None],
     ) -> None:
-        streams, data = self._streams, first
-        while not conversation.may_end:
-            if data is None:
-                reading[0] = True
-                data = await _read(context)
-                reading[0] = False
-            if data is _EOF:
-                conversation.half_close(now=streams.clock())
-                return
-            answers = conversation.receive(data, now=streams.clock())
-            data = None  # A body must not stay in memory until the next message.
-            for answer in answers:
-                await context.write(answer)
-            streams.tidy()
-        conversation.detach(now=streams.clock())
+        self._context = context
+        self._task = task
+        self._write_late = write_late
+        self._reading = False
+        """The task waits for the data plane."""
+        self._unwritten: list[bytes] = []
+        self.is_open = True
+        self.waited = 0.0
+        self.refused = ""
+        """Why the call must end with an error."""
 
+    @property
+    def trace(self) -> str:
+        """The trace context of the call itself."""
+        values = [value for key, value in self._context.invocation_metadata() or () if key == TRACEPARENT]
+        return values[0] if len(values) == 1 and isinstance(values[0], str) else ""
 
-def _trace(context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
-    """The trace context of the gRPC call itself."""
-    values = [value for key, value in context.invocation_metadata() or () if key == TRACEPARENT]
-    return values[0] if len(values) == 1 and isinstance(values[0], str) else ""
+    def waited_s(self) -> float:
+        return self.waited
+
+    def send(self, message: bytes) -> None:
+        self._unwritten.append(message)
+        if self._reading and len(self._unwritten) == 1:
+            self._write_late(self)
+
+    def reply(self, reply: Reply) -> None:
+        """Every message goes to the conversation, which answers in the same way."""
+
+    def end(self, status: int = OK, details: str = "") -> None:
+        self.is_open = False
+        if status != OK:
+            self.refused = details
+        if self._reading:
+            self._task.cancel()
+
+    async def read(self) -> Any:
+        self._reading = True
+        data = await _read(self._context)
+        self._reading = False
+        return data
+
+    async def write(self) -> None:
+        unwritten, self._unwritten = self._unwritten, []
+        for message in unwritten:
+            await self._context.write(message)
 
 
 def _age_s(context: grpc.aio.ServicerContext[bytes, bytes]) -> float:
@@ -219,11 +242,6 @@ def _age_s(context: grpc.aio.ServicerContext[bytes, bytes]) -> float:
         return time.time() - float(values[0])
     except (IndexError, ValueError):
         return nan
-
-
-async def _write(context: grpc.aio.ServicerContext[bytes, bytes], answers: Sequence[bytes]) -> None:
-    for answer in answers:
-        await context.write(answer)
 
 
 async def _read(context: grpc.aio.ServicerContext[bytes, bytes]) -> Any:

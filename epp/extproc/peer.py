@@ -64,13 +64,13 @@ class Handler:
 class Call:
     """What a handler may do with its call."""
 
-    __slots__ = ("_peer", "_stream_id", "request")
+    __slots__ = ("_peer", "_stream_id", "trace")
 
     def __init__(self, peer: Peer, stream_id: int, request: Request) -> None:
         self._peer = peer
         self._stream_id = stream_id
-        self.request = request
-        """The request, as the caller's headers describe it."""
+        self.trace = request.traceparent
+        """The trace context of the call itself, as its headers have it. Data planes that trace send it."""
 
     @property
     def is_open(self) -> bool:
@@ -182,8 +182,7 @@ class Peer(asyncio.Protocol):
 
     def end(self, stream_id: int, status: int, details: str) -> None:
         self._handlers.pop(stream_id, None)
-        if stream_id in self._beginnings.calls:
-            self._beginnings.gone(stream_id)
+        self._beginnings.gone(stream_id)
         self.connection.end(stream_id, status, details)
         self.flush_soon()
 
@@ -204,10 +203,7 @@ class Peer(asyncio.Protocol):
     def close(self) -> None:
         """Close at once, and end all calls."""
         now = self._server.now()
-        self.in_turn = True
-        self._handle(self.connection.close(now=now), now=now)
-        self.in_turn = False
-        self.flush()
+        self._handle_unasked(self.connection.close(now=now), now=now)
 
     def abort(self) -> None:
         if self._transport is not None:
@@ -220,10 +216,14 @@ class Peer(asyncio.Protocol):
         elif self._closing_since is not None and now - self._closing_since > _CLOSING_S:
             self.abort()
         else:
-            self.in_turn = True
-            self._handle(self.connection.tick(now=now), now=now)
-            self.in_turn = False
-            self.flush()
+            self._handle_unasked(self.connection.tick(now=now), now=now)
+
+    def _handle_unasked(self, events: list[Event], *, now: float) -> None:
+        """Handle events that no received bytes caused."""
+        self.in_turn = True
+        self._handle(events, now=now)
+        self.in_turn = False
+        self.flush()
 
     def flush_soon(self) -> None:
         """Write the answer that a handler gave outside of the peer's turn."""
@@ -353,8 +353,12 @@ class Peer(asyncio.Protocol):
                     self._hand_over(event, now=now)
                 else:
                     beginnings.add(event, came_after=self._came_after)
-            else:
-                self._change(event, now=now)
+            elif type(event) is Opened:
+                self._open(event)
+            elif type(event) is Gone:
+                self._gone(event.stream_id, now=now)
+            elif type(event) is Fault:
+                self._server.fault(event.reason)
 
     def _hand_over(self, event: Message | HalfClosed, *, now: float) -> None:
         handler = self._handlers.get(event.stream_id)
@@ -366,15 +370,6 @@ class Peer(asyncio.Protocol):
                     handler.half_closed(now=now)
             except Exception:  # noqa: BLE001 - whatever it is, the others go on
                 self._broken(event.stream_id, now=now)
-
-    def _change(self, event: Event, *, now: float) -> None:
-        """Handle every event except the messages of a call."""
-        if type(event) is Opened:
-            self._open(event)
-        elif type(event) is Gone:
-            self._gone(event.stream_id, now=now)
-        elif type(event) is Fault:
-            self._server.fault(event.reason)
 
     def _open(self, event: Opened) -> None:
         service = self._server.services.get(event.request.path)
@@ -396,8 +391,7 @@ class Peer(asyncio.Protocol):
             handler.gone(now=now, broken=True)
 
     def _gone(self, stream_id: int, *, now: float) -> None:
-        if stream_id in self._beginnings.calls:
-            self._beginnings.gone(stream_id)
+        self._beginnings.gone(stream_id)
         handler = self._handlers.pop(stream_id, None)
         if handler is not None:
             handler.gone(now=now, broken=False)
