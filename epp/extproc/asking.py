@@ -1,96 +1,72 @@
-"""Asks the picker for one stream, and makes the answer: from the head and the body of a request to its
-destinations or its refusal.
+"""The question of one stream to the picker, and the answer to the data plane: from the head and the body of a
+request to a `PickRequest`, and from a pick to destinations, or from an error to a refusal.
 
-Owns the facts from the head, the body with a replaced model name, and the waiting request while flow control
-holds it. A request waits only in modes that allow it. With full duplex, no message is due before the answer
-to the headers. With BUFFERED, the picker asks the data plane for more time once, or the request waits within
-the time-out of the data plane. In the other modes no request waits, because the data plane would go on
-without the picker, or would stop reading.
+Owns the facts from the head, and the body with a replaced model name until it is sent on. `stream` collects
+the body, asks the picker, and knows in which message the answer goes.
 
 A data plane that sends no `:path` and no mode wants only a pick (NGINX Gateway Fabric). It gets one
 destination in the answer to the headers, and no body back, and its requests never wait. That it closes the
 stream cleanly after the pick says nothing about the HTTP request.
 
-Pure. Owned by `stream`, which knows when to ask.
-
-Memory: a waiting request keeps its canonical prompt, and with full duplex the body that is to be sent on.
+Pure. Owned by `stream`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import inf
-from typing import Protocol
+from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
-from epp.config.dialects import WAIT_SHARE
 from epp.config.flow import Flow
 from epp.decision import Observer, Pick, PickRequest
-from epp.errors import NoEndpointError, PickError
-from epp.extproc.bodies import ENCODED, NO_BODY, read_body, skim_body
-from epp.extproc.events import Action, Answer, BodyMode, Delay, Estimate, Modes, Refuse, RequestHeaders, Slot
+from epp.errors import BadRequestError, FlowRefusedError, NoEndpointError, PickError, SaturatedError
+from epp.extproc.events import Answer, BodyMode, Estimate, Modes, Refuse, RequestHeaders, Slot
 from epp.extproc.reading import (
     DESTINATION,
     LENGTH,
     REQUEST_ID,
     RequestHead,
-    asks_for_models,
-    model_list_answer,
     not_set,
     read_addresses,
     read_head,
     read_prescribed,
-    refusal,
 )
 from epp.extproc.response import PickerPort, StreamSettings
-from epp.gate import Claim
-from epp.model_queue import WaitingRequest
+from epp.request.parse import parse_request, skim_request
 from epp.request.rewriting import Rewrites, with_model
-from epp.types import Address, InferenceRequest
+from epp.types import Address, ApiKind, InferenceRequest
 
+DROPPED: Final = "x-llm-d-request-dropped-reason"
 
-class GatePort(Protocol):
-    """The methods of `epp.gate.Gate` that a stream calls."""
-
-    @property
-    def on(self) -> bool: ...
-    @property
-    def read(self) -> Flow | None: ...
-    def offer(
-        self,
-        request: PickRequest,
-        claim: Claim,
-        decided: Callable[[Pick | PickError, float], None],
-        *,
-        size_bytes: int,
-        longest_s: float,
-        now: float,
-    ) -> Pick | WaitingRequest: ...
-    def leave(self, waiting: WaitingRequest) -> None: ...
+NO_BODY: Final = InferenceRequest(kind=ApiKind.OTHER)
+ENCODED: Final = InferenceRequest(kind=ApiKind.OTHER, unread="encoded_body")
+"""The body is compressed in a way that the picker does not read."""
+PARTIAL: Final = InferenceRequest(kind=ApiKind.OTHER, unread="partial_body")
+"""The data plane hands over only the start of the body."""
+OVERLOADED: Final = InferenceRequest(kind=ApiKind.OTHER, unread="overload")
+"""The picker has too much work to read the body."""
+NOT_SEEN: Final = InferenceRequest(kind=ApiKind.OTHER, unread="body_not_seen")
+"""The data plane has to know the server before it hands over the body."""
+NO_ROOM: Final = InferenceRequest(kind=ApiKind.OTHER, unread="no_room")
+"""All bodies together exceed `streams.maxHeldBodyBytes`."""
 
 
 class Asking:
-    """`read` the head and `ask` once; then `answer` or `refusal`.
-    `leave` at the end of the stream, whatever happened.
-    """
+    """`read` the head; make the `request` once; then `answer` or `refusal`."""
 
     __slots__ = (
-        "_after",
         "_changed_body",
         "_changed_bytes",
-        "_gate",
         "_head",
         "_made_id",
         "_new_id",
         "_observer",
         "_picker",
         "_settings",
-        "_slot",
         "_subset",
         "_timer",
         "_trace",
-        "_waiting",
         "asks_only",
         "hurried",
         "kind",
@@ -99,7 +75,6 @@ class Asking:
     def __init__(
         self,
         picker: PickerPort,
-        gate: GatePort | None,
         observer: Observer,
         *,
         settings: StreamSettings,
@@ -109,7 +84,6 @@ class Asking:
         hurried: bool,
     ) -> None:
         self._picker = picker
-        self._gate = gate
         self._observer = observer
         self._settings = settings
         self._new_id = new_request_id
@@ -127,11 +101,6 @@ class Asking:
         """The body with the model's name replaced, until it is sent on."""
         self._changed_bytes = 0
         """The size of the changed body."""
-        self._waiting: WaitingRequest | None = None
-        self._slot = Slot.REQUEST_BODY
-        """The message whose answer carries the pick of a request that waited."""
-        self._after: Sequence[Action] = ()
-        """The answers that follow that one."""
 
     @property
     def head(self) -> RequestHead:
@@ -144,13 +113,12 @@ class Asking:
         return self._head is not None and self._head.debug
 
     @property
-    def waits(self) -> bool:
-        """Flow control holds the request."""
-        return self._waiting is not None
+    def changes_body(self) -> bool:
+        """Another body than the one that came has to be sent on."""
+        return self._changed_body is not None
 
-    def read(self, event: RequestHeaders) -> RequestHead:
-        """Read the request's headers."""
-        read = self._gate.read if self._gate is not None else None
+    def read(self, event: RequestHeaders, *, read: Flow | None) -> RequestHead:
+        """Read the request's headers. read: see `Gate.read`."""
         head = self._head = read_head(event.headers, self._picker.policy.spec, read=read)
         if not head.request_id:
             head.request_id, self._made_id = self._new_id(), True
@@ -160,84 +128,32 @@ class Asking:
             self._trace = head.trace
         return head
 
-    # -- the question ----------------------------------------------------------------------------------------
-
-    def ask(
-        self,
-        slot: Slot,
-        body: bytes | memoryview,
-        decided: Callable[[Pick | PickError, float], None],
-        *,
-        instead: InferenceRequest | None,
-        partial: bool,
-        modes: Modes,
-        now: float,
-    ) -> Pick | Sequence[Action]:
-        """Returns a pick, if the request goes at once. Otherwise the request waits, and this returns the
-        actions that tell the data plane so. PickError: the request is refused.
-
-        instead: taken for the body's content, which is then not read.
-
-        decided: called with the pick or the refusal of a request that waited.
-        """
-        request = self._request(body, instead=instead, partial=partial, modes=modes)
-        gate, settings = self._gate, self._settings
-        if gate is None or self.hurried or self.asks_only or not gate.on:
-            return self._picker.pick(request, now=now)
-        longest_s = _longest_wait_s(slot, request, modes=modes, settings=settings)
-        if longest_s <= 0:
-            return self._picker.pick(request, now=now)
-        echoed = modes.request_body.echoed or self._changed_body is not None
-        offered = gate.offer(
-            request,
-            self.head.claim,
-            decided,
-            size_bytes=request.inference.held_bytes + (request.body_bytes if echoed else 0),
-            longest_s=WAIT_SHARE * longest_s,
-            now=now,
-        )
-        if isinstance(offered, Pick):
-            return offered
-        self._waiting, self._slot = offered, slot
-        return (Delay(longest_s),) if settings.longest_delay_s > 0 and longest_s < inf else ()
-
     def model_list(self, event: RequestHeaders) -> Refuse | None:
         """The answer to `GET /v1/models`. None: this is another request, or no server has reported its
         models.
         """
-        if not (self._settings.answers_list and asks_for_models(event.headers, self.head.path)):
+        # Any prefix that a gateway put before the path is allowed.
+        asked = self.head.path.partition("?")[0].rstrip("/").endswith("/v1/models")
+        if not (self._settings.answers_list and asked and (":method", "GET") in event.headers):
             return None
         listed = self._picker.model_list(None if event.subset is None else read_addresses(event.subset))
-        return None if listed is None else model_list_answer(listed)
-
-    def answer_after(self, actions: Sequence[Action]) -> None:
-        """Send these actions once the waiting request is picked, after the answer with the pick."""
-        self._after = (*self._after, *actions)
-
-    def decided(self) -> tuple[Slot, Sequence[Action]]:
-        """The request no longer waits. Returns the message whose answer carries the pick, and the actions
-        that follow.
-        """
-        after, self._after, self._waiting = self._after, (), None
-        return self._slot, after
-
-    def leave(self) -> None:
-        """Stop waiting, since the stream no longer needs the answer. Idempotent."""
-        waiting, self._waiting, self._after = self._waiting, None, ()
-        if waiting is not None and self._gate is not None:
-            self._gate.leave(waiting)
+        if listed is None:
+            return None
+        headers = (("content-type", "application/json"),)
+        return Refuse(status=200, headers=headers, body=listed, reason="model_list")
 
     def sent_on(self, body: bytes | memoryview) -> bytes | memoryview:
         """The body to send on: unchanged, or with another name for the model."""
         changed, self._changed_body = self._changed_body, None
         return body if changed is None else changed
 
-    def check_integrity(self) -> None:
-        assert not self._after or self.waits
-
-    def _request(
+    def request(
         self, body: bytes | memoryview, *, instead: InferenceRequest | None, partial: bool, modes: Modes
     ) -> PickRequest:
+        """The question to the picker. PickError: the request is refused.
+
+        instead: taken for the body's content, which is then not read.
+        """
         head, settings = self.head, self._settings
         started = self._timer()
         inference, asked_model = NO_BODY, ""
@@ -246,8 +162,7 @@ class Asking:
         elif head.encoded:
             inference = ENCODED
         elif body:
-            read = skim_body if self.hurried else read_body
-            inference = read(head.path, body, partial=partial)
+            inference = self._read_body(head.path, body, partial=partial)
             self.kind = inference.kind
             rewrites = self._picker.rewrites
             if rewrites is not None and inference.model and self._can_change_body(modes):
@@ -274,6 +189,16 @@ class Asking:
             path_hash=hash(head.path.partition("?")[0]),
         )
 
+    def _read_body(self, path: str, body: bytes | memoryview, *, partial: bool) -> InferenceRequest:
+        if self.hurried:
+            return skim_request(path, body, unread=OVERLOADED.unread)
+        try:
+            return parse_request(path, body)
+        except BadRequestError:
+            if partial:
+                return PARTIAL
+            raise
+
     def _can_change_body(self, modes: Modes) -> bool:
         """Whether the picker may send on another body than the one that came.
 
@@ -292,8 +217,6 @@ class Asking:
         self._changed_body = with_model(body, before=inference.model, after=model)
         self._changed_bytes = len(self._changed_body)
         return msgspec.structs.replace(inference, model=model)
-
-    # -- the answer ------------------------------------------------------------------------------------------
 
     def answer(self, slot: Slot, pick: Pick) -> Answer:
         """The answer that says where the request goes. Parts of the head that only the pick needed are
@@ -336,18 +259,37 @@ class Asking:
         self._changed_body = None
         head = self.head
         self._observer.refused(head.request_id, error, trace=self._trace)
-        refused = refusal(error, head)
+        refused = _refused(error, head)
         head.forget()
         return refused
 
 
-def _longest_wait_s(slot: Slot, request: PickRequest, *, modes: Modes, settings: StreamSettings) -> float:
-    """How many seconds the data plane can wait for the answer to `slot`; 0: the answer must come now.
+_ANTHROPIC_TYPES: Final = {
+    400: "invalid_request_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
-    A request without a prompt costs its server next to nothing, and goes at once.
+
+def _refused(error: PickError, head: RequestHead) -> Refuse:
+    """The error in the format of the request's API: Anthropic's for /v1/messages and paths below it, such as
+    `/v1/messages/count_tokens`, else OpenAI's.
     """
-    if not request.inference.prompt:
-        return 0.0
-    if modes.request_body.echoed:
-        return inf
-    return settings.longest_delay_s or settings.given_delay_s if slot is Slot.REQUEST_BODY else 0.0
+    body: dict[str, object]
+    told: dict[str, object]
+    if "/v1/messages/" in head.path.partition("?")[0] + "/":
+        told = {"type": _ANTHROPIC_TYPES.get(error.status, "api_error"), "message": str(error)}
+        body = {"type": "error", "error": told, "request_id": head.request_id}
+    else:
+        told = {"message": str(error), "type": error.error_type, "param": None, "code": error.reason}
+        body = {"error": told}
+    headers = [("content-type", "application/json")]
+    if isinstance(error, SaturatedError):
+        headers.append(("retry-after", str(error.retry_after_s)))
+    if isinstance(error, FlowRefusedError):
+        headers.append((DROPPED, error.reason))
+    return Refuse(
+        status=error.status, headers=tuple(headers), body=msgspec.json.encode(body), reason=error.reason
+    )

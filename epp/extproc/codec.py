@@ -21,7 +21,6 @@ from google.protobuf.message import DecodeError
 
 from epp.errors import DETAILS
 from epp.extproc import wire
-from epp.extproc.bodies import MAX_PIECE_BYTES
 from epp.extproc.events import (
     Action,
     Answer,
@@ -39,7 +38,7 @@ from epp.extproc.events import (
     Slot,
     StreamProtocolError,
 )
-from epp.extproc.reading import DESTINATION
+from epp.extproc.reading import DESTINATION, MAX_PIECE_BYTES
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 

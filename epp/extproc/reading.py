@@ -1,9 +1,12 @@
-"""Reads what routing needs out of headers and hints, and turns an error into the client's answer.
-Pure functions.
+"""Reads what routing needs out of headers and hints, and collects the pieces of a body within a bound that
+all requests share. Pure.
 
-Names are matched in any case. The values of a repeated header are joined by commas, as HTTP says. Values that
-cannot be read are skipped here, and `stream` decides what to do. Nothing in this module raises an error
-because of a peer's bytes.
+Header names are matched in any case. The values of a repeated header are joined by commas, as HTTP says.
+Values that cannot be read are skipped here, and `stream` decides what to do. Nothing in this module raises an
+error because of a peer's bytes.
+
+A `Body` belongs to one stream. The `BodyRoom` belongs to all streams of a process. Invariant: the size in the
+room is the sum of the sizes of its bodies. A body that was taken or dropped has size 0.
 """
 
 from __future__ import annotations
@@ -12,12 +15,9 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-import msgspec
-
 from epp.config.flow import Flow
 from epp.config.policy import PolicySpec
-from epp.errors import FlowRefusedError, PickError, SaturatedError
-from epp.extproc.events import Refuse
+from epp.extproc.events import PLAIN, Action, BodyMode, Echo, RequestBody, Slot
 from epp.gate import NO_CLAIM, Claim
 from epp.request.names import MAX_TENANT_CHARS, bounded_name
 from epp.types import SERVER_HEADERS, Address, Endpoint, Entry
@@ -32,7 +32,6 @@ TEST_SERVED: Final = "x-conformance-test-served-endpoint"
 OBJECTIVES: Final = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
 """Headers that name an InferenceObjective. The second is the older name."""
 TTFT_MS: Final = "x-llm-d-slo-ttft-ms"
-DROPPED: Final = "x-llm-d-request-dropped-reason"
 
 TRACEPARENT: Final = "traceparent"
 _MAX_TRACEPARENT_CHARS: Final = 128
@@ -138,18 +137,6 @@ def not_set(reserved: tuple[str, ...], headers: Sequence[tuple[str, str]]) -> tu
     return reserved and tuple(name for name in reserved if name not in {name for name, _ in headers})
 
 
-def asks_for_models(headers: Sequence[tuple[str, str]], path: str) -> bool:
-    """Whether this is `GET /v1/models`, with any prefix that a gateway put before the path."""
-    return path.partition("?")[0].rstrip("/").endswith("/v1/models") and (":method", "GET") in headers
-
-
-def model_list_answer(listed: bytes) -> Refuse:
-    """The answer with the list of models, which the gateway itself gives."""
-    return Refuse(
-        status=200, headers=(("content-type", "application/json"),), body=listed, reason="model_list"
-    )
-
-
 def bounded_trace(text: str) -> str:
     """The text, or nothing if it is too long to be a trace context: streams keep it for as long
     as they live.
@@ -224,36 +211,130 @@ def read_prescribed(text: str, endpoints: Sequence[Endpoint]) -> tuple[Address, 
     return tuple(dict.fromkeys(chosen))
 
 
-_ANTHROPIC_TYPES: Final = {
-    400: "invalid_request_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
+# -- bodies ----------------------------------------------------------------------------------------------
+
+MAX_PIECE_BYTES: Final = 62_000
+"""The most bytes in one piece of an echoed body: the limit of the endpoint picker protocol."""
+_BLANK: Final = b" \t\r\n\xef\xbb\xbf"
+_BACKSLASH: Final = ord("\\")
 
 
-def refusal(error: PickError, head: RequestHead) -> Refuse:
-    """The error in the format of the request's API: Anthropic's under /v1/messages, else OpenAI's."""
-    body: dict[str, object]
-    told: dict[str, object]
-    if is_messages(head.path):
-        told = {"type": _ANTHROPIC_TYPES.get(error.status, "api_error"), "message": str(error)}
-        body = {"type": "error", "error": told, "request_id": head.request_id}
-    else:
-        told = {"message": str(error), "type": error.error_type, "param": None, "code": error.reason}
-        body = {"error": told}
-    headers = [("content-type", "application/json")]
-    if isinstance(error, SaturatedError):
-        headers.append(("retry-after", str(error.retry_after_s)))
-    if isinstance(error, FlowRefusedError):
-        headers.append((DROPPED, error.reason))
-    return Refuse(
-        status=error.status, headers=tuple(headers), body=msgspec.json.encode(body), reason=error.reason
+class BodyRoom:
+    """Counts the bytes of incomplete bodies, which may not exceed a bound."""
+
+    __slots__ = ("held_bytes", "max_bytes")
+
+    def __init__(self, max_bytes: int = 256 * 2**20) -> None:
+        self.max_bytes = max_bytes
+        self.held_bytes = 0
+
+
+class Body:
+    """The pieces of one body so far. A piece that is the whole body is not copied."""
+
+    __slots__ = ("_buffer", "_end", "_room", "ended", "pieces", "size_bytes")
+
+    def __init__(self, room: BodyRoom) -> None:
+        self._room = room
+        self._buffer: bytes | memoryview | bytearray = b""
+        self._end: JsonEnd | None = None
+        self.pieces = 0
+        """Pieces since the last `take`."""
+        self.size_bytes = 0
+        """Bytes of all pieces so far, taken or not."""
+        self.ended = False
+        """The request has ended, so no more pieces come."""
+
+    def add(self, piece: bytes | memoryview) -> bool:
+        """Add the next piece. False: all bodies together exceed the bound. The piece is kept all the same."""
+        size = len(piece)
+        self.pieces += 1
+        self.size_bytes += size
+        self._room.held_bytes += size
+        if not self._buffer:
+            self._buffer = piece
+        else:
+            if not isinstance(self._buffer, bytearray):
+                self._buffer = bytearray(self._buffer)
+            self._buffer += piece
+        return self._room.held_bytes <= self._room.max_bytes
+
+    def looks_whole(self, piece: bytes | memoryview, *, declared_bytes: int = 0) -> bool:
+        """Whether the body is complete, by its declared size or by its JSON, so that later pieces could not
+        matter. Call this with each piece, once, in order.
+
+        If the data plane keeps trailers to itself, nothing marks the end of a body before them.
+        """
+        if declared_bytes:
+            return self.size_bytes >= declared_bytes
+        if self._end is None:
+            self._end = JsonEnd()
+        return self._end.feed(bytes(piece))
+
+    def take(self) -> bytes | memoryview:
+        """Return all pieces that are held, and hold them no longer."""
+        buffer = self._buffer
+        self.drop()
+        return memoryview(buffer) if isinstance(buffer, bytearray) else buffer
+
+    def drop(self) -> None:
+        if self._buffer:
+            self._room.held_bytes -= len(self._buffer)
+            self._buffer = b""
+        self.pieces = 0
+
+    def __len__(self) -> int:
+        return len(self._buffer)
+
+
+class JsonEnd:
+    """Finds the end of a JSON object that comes in pieces of any size. The work is proportional
+    to the bytes.
+    """
+
+    __slots__ = ("_carry", "_depth", "_in_string", "_started")
+
+    def __init__(self) -> None:
+        self._carry = b""
+        """The last piece ended with a backslash, which escapes the first character of the next piece."""
+        self._depth = 0
+        self._in_string = False
+        self._started = False
+
+    def feed(self, piece: bytes) -> bool:
+        """Whether the object is complete, or the body is not a JSON object at all."""
+        data = self._carry + piece
+        if not self._started:
+            data = data.lstrip(_BLANK)
+            if not data:
+                return False
+            self._started = True
+            if not data.startswith(b"{"):
+                return True
+        bare = data.replace(b"\\\\", b"")
+        self._carry = b"\\" if bare.endswith(b"\\") else b""
+        parts = bare.removesuffix(b"\\").replace(b'\\"', b"").split(b'"')
+        between = b"".join(parts[self._in_string :: 2])
+        self._depth += between.count(b"{") + between.count(b"[") - between.count(b"}") - between.count(b"]")
+        self._in_string ^= len(parts) % 2 == 0
+        return self._depth <= 0 and not self._in_string
+
+
+def passed_on(event: RequestBody, mode: BodyMode) -> Sequence[Action]:
+    """Pass on unchanged a piece of a request's body that is no longer read."""
+    if mode.echoed:
+        return pieces(Slot.REQUEST_BODY, event.data, end_of_stream=event.end_of_stream)
+    return PLAIN[Slot.REQUEST_BODY]
+
+
+def pieces(slot: Slot, data: bytes | memoryview, *, end_of_stream: bool) -> Sequence[Echo]:
+    """The same bytes in order, in pieces that the protocol allows. An end without bytes is one
+    empty piece.
+    """
+    if len(data) <= MAX_PIECE_BYTES:
+        return (Echo(slot, data, end_of_stream=end_of_stream),) if data or end_of_stream else ()
+    view, last = memoryview(data), (len(data) - 1) // MAX_PIECE_BYTES * MAX_PIECE_BYTES
+    return tuple(
+        Echo(slot, view[start : start + MAX_PIECE_BYTES], end_of_stream=end_of_stream and start == last)
+        for start in range(0, len(data), MAX_PIECE_BYTES)
     )
-
-
-def is_messages(path: str) -> bool:
-    """Anthropic's API, and paths below it, such as `/v1/messages/count_tokens`."""
-    plain = path.partition("?")[0] + "/"
-    return "/v1/messages/" in plain

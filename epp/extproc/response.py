@@ -14,7 +14,6 @@ from typing import Final, Protocol
 from epp.config.dialects import MOST_DESTINATIONS
 from epp.config.policy import Policy
 from epp.decision import Observer, Outcome, Pick, PickRequest
-from epp.extproc.bodies import BodyRoom, pieces
 from epp.extproc.events import (
     PLAIN,
     Action,
@@ -27,7 +26,16 @@ from epp.extproc.events import (
     StreamProtocolError,
 )
 from epp.extproc.phases import RESPONSE_FOLLOWS, ResponsePhase
-from epp.extproc.reading import DECISION, LENGTH, TEST_SERVED, collect, read_address, read_status
+from epp.extproc.reading import (
+    DECISION,
+    LENGTH,
+    TEST_SERVED,
+    BodyRoom,
+    collect,
+    pieces,
+    read_address,
+    read_status,
+)
 from epp.request.answer_names import AnswerNames, readable
 from epp.request.blocked import BlockedPaths
 from epp.request.response import ResponseFeedback, ResponseReader

@@ -8,8 +8,9 @@ If a data plane does not state its mode, `assumed_modes` is assumed; set it for 
 Harmless events in a wrong order are accepted and reported to the observer. All others raise a
 StreamProtocolError.
 
-A stream has one phase, and its response another (`phases` has the tables).
-`asking` asks the picker, and makes the answer.
+A stream has one phase, and its response another (`phases` has the tables). `reading` reads the head and
+collects the body, `asking` makes the question of them, the picker or flow control (`waiting`) decides, and
+`asking` makes the answer.
 
 Invariants: at most one pick; a pick is released exactly once, by `close` or `detach`;
 after a refusal nothing is answered.
@@ -19,10 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from epp.decision import Observer, Outcome, Pick
+from epp.decision import Observer, Outcome, Pick, PickRequest
 from epp.errors import BlockedPathError, BodyTooLargeError, NoRoomError, PickError
-from epp.extproc.asking import Asking, GatePort
-from epp.extproc.bodies import NO_BODY, NO_ROOM, NOT_SEEN, OVERLOADED, Body, passed_on, pieces
+from epp.extproc.asking import NO_BODY, NO_ROOM, NOT_SEEN, OVERLOADED, Asking
 from epp.extproc.events import (
     PLAIN,
     Action,
@@ -41,8 +41,9 @@ from epp.extproc.events import (
     StreamProtocolError,
 )
 from epp.extproc.phases import DECIDED, FOLLOWS, Phase, ResponsePhase
-from epp.extproc.reading import RESERVED, RequestHead
+from epp.extproc.reading import RESERVED, Body, RequestHead, passed_on, pieces
 from epp.extproc.response import PickerPort, ResponseHalf, StreamSettings
+from epp.extproc.waiting import GatePort, Waiting
 from epp.types import InferenceRequest
 
 
@@ -55,7 +56,7 @@ class HttpStream:
     """
 
     __slots__ = (
-        "_asking", "_body", "_deliver", "_modes", "_observer", "_picker", "_response", "_settings", "hold", "passes", "phase", "pick",
+        "_asking", "_body", "_deliver", "_modes", "_observer", "_picker", "_response", "_settings", "_waiting", "hold", "passes", "phase", "pick",
     )  # fmt: skip
 
     def __init__(
@@ -82,7 +83,6 @@ class HttpStream:
         self._deliver = deliver
         self._asking = Asking(
             picker,
-            gate,
             observer,
             settings=settings,
             new_request_id=new_request_id,
@@ -90,6 +90,7 @@ class HttpStream:
             trace=trace,
             hurried=unread,
         )
+        self._waiting = Waiting(gate, settings) if gate is not None else None
         self.hold = settings.hold_streams and not unread
         """Stay until the HTTP request ends. A drain sets this to False. If False, `detach` as soon as
         `can_detach` is true.
@@ -125,11 +126,12 @@ class HttpStream:
             case ResponseHeaders():
                 return self._on_response_headers(event, now=now)
             case ResponseBody():
-                return self._on_response_body(event, now=now)
+                self._learn(event.modes)
+                return self._response.body(event, echoed=self._modes.response_body.echoed, now=now)
             case RequestTrailers():
                 return self._on_request_trailers(now=now)
             case ResponseTrailers():
-                return self._on_response_trailers(now=now)
+                return self._response.trailers(echoed=self._modes.response_body.echoed, now=now)
 
     @property
     def can_detach(self) -> bool:
@@ -177,9 +179,10 @@ class HttpStream:
         assert len(self._body) <= self._settings.max_body_bytes
         assert not len(self._body) or gathers
         assert (self.pick is not None) == (self.phase is Phase.PICKED) or self.phase is Phase.CLOSED
-        assert self._asking.waits == (self.phase is Phase.WAITING)
         assert self.phase is not Phase.CLOSED or self.pick is None or self.pick.over
-        self._asking.check_integrity()
+        if self._waiting is not None:
+            self._waiting.check_integrity()
+            assert self._waiting.held == (self.phase is Phase.WAITING)
         self._response.check_integrity()
 
     # -- phases ----------------------------------------------------------------------------------------------
@@ -192,11 +195,16 @@ class HttpStream:
         """Release everything; nothing more may come. False: everything was already released."""
         if self.phase is Phase.CLOSED:
             return False
-        self._asking.leave()
+        if self._waiting is not None:
+            self._waiting.leave()
         self._body.drop()
         self.passes = False
         self._enter(Phase.CLOSED)
         return True
+
+    def _learn(self, modes: Modes | None) -> None:
+        if modes is not None:
+            self._modes, self.passes = modes, False
 
     # -- the request -----------------------------------------------------------------------------------------
 
@@ -205,7 +213,7 @@ class HttpStream:
             raise StreamProtocolError("second_request_headers")
         self._learn(event.modes)
         self._body.ended = event.end_of_stream
-        head = self._asking.read(event)
+        head = self._asking.read(event, read=self._waiting.read if self._waiting is not None else None)
         if self._response.phase is not ResponsePhase.AWAITED:
             return self._pass_on(Slot.REQUEST_HEADERS)
         if self._settings.blocked.refuse(head.path):
@@ -213,19 +221,15 @@ class HttpStream:
         if head.declared_bytes > self._settings.max_body_bytes and not event.end_of_stream:
             return self._refuse(BodyTooLargeError(limit_bytes=self._settings.max_body_bytes))
         if event.end_of_stream:
-            return self._without_body(event, now=now)
+            listed = self._asking.model_list(event)
+            if listed is None:
+                return self._decide(Slot.REQUEST_HEADERS, instead=NO_BODY, now=now)
+            self._enter(Phase.REFUSED)
+            return (listed,)
         if not self._modes.body_first or (self._asking.hurried and self._picker.one_model):
             instead = OVERLOADED if self._asking.hurried else NOT_SEEN
             return self._decide(Slot.REQUEST_HEADERS, instead=instead, now=now)
         return self._await_body(head)
-
-    def _without_body(self, event: RequestHeaders, *, now: float) -> Sequence[Action]:
-        """The headers are the whole request."""
-        listed = self._asking.model_list(event)
-        if listed is not None:
-            self._enter(Phase.REFUSED)
-            return (listed,)
-        return self._decide(Slot.REQUEST_HEADERS, instead=NO_BODY, now=now)
 
     def _await_body(self, head: RequestHead) -> Sequence[Action]:
         if self._modes.request_body not in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL):
@@ -253,15 +257,13 @@ class HttpStream:
         if not self._body.add(event.data):
             return self._without_room(end_of_stream=event.end_of_stream, now=now)
         mode = self._modes.request_body
-        if self.phase is Phase.BODY:
+        if self.phase is Phase.BODY or event.end_of_stream:
             partial = mode is BodyMode.BUFFERED_PARTIAL and not event.end_of_stream
-            return self._decide(Slot.REQUEST_BODY, self._body.take(), partial=partial, now=now)
-        if event.end_of_stream:
-            return self._answer_held(end_of_stream=True, now=now)
+            return self._answer_body(end_of_stream=event.end_of_stream, partial=partial, now=now)
         if mode is BodyMode.STREAMED:
             partial = self._body.size_bytes >= self._settings.streamed_hold_bytes
             if partial or self._body.looks_whole(event.data, declared_bytes=self._asking.head.declared_bytes):
-                return self._answer_held(end_of_stream=False, partial=partial, now=now)
+                return self._answer_body(end_of_stream=False, partial=partial, now=now)
         return ()
 
     def _without_room(self, *, end_of_stream: bool, now: float) -> Sequence[Action]:
@@ -271,9 +273,7 @@ class HttpStream:
         load = self._picker.policy.spec.load
         if load.when_saturated == "Reject":
             return self._refuse(NoRoomError(retry_after_s=load.retry_after_seconds))
-        if self.phase is Phase.BODY:
-            return self._decide(Slot.REQUEST_BODY, self._body.take(), instead=NO_ROOM, now=now)
-        return self._answer_held(end_of_stream=end_of_stream, instead=NO_ROOM, now=now)
+        return self._answer_body(end_of_stream=end_of_stream, instead=NO_ROOM, now=now)
 
     def _on_request_trailers(self, *, now: float) -> Sequence[Action]:
         answer = PLAIN[Slot.REQUEST_TRAILERS]
@@ -281,9 +281,8 @@ class HttpStream:
         if self.phase is Phase.REFUSED:
             return ()
         if self.phase is Phase.HOLDING:
-            answers = self._answer_held(end_of_stream=False, now=now)
-            if self._asking.waits:
-                self._asking.answer_after(answer)
+            answers = self._answer_body(end_of_stream=False, now=now)
+            if self._waiting is not None and self._waiting.answer_after(answer):
                 return answers
             return answers if isinstance(answers[0], Refuse) else (*answers, *answer)
         if self.phase is Phase.BODY:
@@ -294,7 +293,7 @@ class HttpStream:
             self._observer.protocol_error("trailers_before_headers")
         return answer
 
-    def _answer_held(
+    def _answer_body(
         self,
         *,
         end_of_stream: bool,
@@ -302,7 +301,13 @@ class HttpStream:
         instead: InferenceRequest | None = None,
         now: float,
     ) -> Sequence[Action]:
-        """The held answers in order: first the headers, then the body in the form that the mode asks for."""
+        """The body has come as far as it is read. Returns its answer, or all answers that were held, in order:
+        first the headers, then the body in the form that the mode asks for.
+        """
+        if self.phase is Phase.BODY:
+            return self._decide(
+                Slot.REQUEST_BODY, self._body.take(), instead=instead, partial=partial, now=now
+            )
         count, body = self._body.pieces, self._body.take()
         first = self._decide(Slot.REQUEST_HEADERS, body, instead=instead, partial=partial, now=now)
         if self.phase is Phase.REFUSED or self._asking.asks_only:
@@ -310,10 +315,8 @@ class HttpStream:
         if not self._modes.request_body.echoed:
             return (*first, *(PLAIN[Slot.REQUEST_BODY] * count))
         echoes = pieces(Slot.REQUEST_BODY, self._asking.sent_on(body), end_of_stream=end_of_stream)
-        if self._asking.waits:
-            self._asking.answer_after(echoes)
-            return first
-        return (*first, *echoes)
+        waits = self._waiting is not None and self._waiting.answer_after(echoes)
+        return first if waits else (*first, *echoes)
 
     # -- the decision ----------------------------------------------------------------------------------------
 
@@ -334,9 +337,8 @@ class HttpStream:
             # The client already has an answer, perhaps the data plane's own. No server will see this request.
             return self._pass_on(slot)
         try:
-            decided = self._asking.ask(
-                slot, body, self._on_decided, instead=instead, partial=partial, modes=self._modes, now=now
-            )
+            request = self._asking.request(body, instead=instead, partial=partial, modes=self._modes)
+            decided = self._ask(slot, request, now=now)
         except PickError as error:
             return self._refuse(error)
         if isinstance(decided, Pick):
@@ -344,10 +346,26 @@ class HttpStream:
         self._enter(Phase.WAITING)
         return decided
 
+    def _ask(self, slot: Slot, request: PickRequest, *, now: float) -> Pick | Sequence[Action]:
+        """Returns the pick. If flow control holds the request: the actions that tell the data plane so."""
+        waiting, asking, offered = self._waiting, self._asking, None
+        if waiting is not None and not (asking.hurried or asking.asks_only):
+            offered = waiting.offer(
+                slot,
+                request,
+                asking.head.claim,
+                self._on_decided,
+                modes=self._modes,
+                keeps_body=asking.changes_body or self._modes.request_body.echoed,
+                now=now,
+            )
+        return self._picker.pick(request, now=now) if offered is None else offered
+
     def _on_decided(self, decided: Pick | PickError, now: float) -> None:  # noqa: ARG002 - as the gate calls it
         """Flow control has let the request go, or has refused it."""
-        slot, after = self._asking.decided()
+        assert self._waiting is not None
         assert self._deliver is not None, "a stream with a gate can be answered later"
+        slot, after = self._waiting.go_on()
         if isinstance(decided, PickError):
             self._deliver(self._refuse(decided))
         else:
@@ -373,7 +391,8 @@ class HttpStream:
     def _on_response_headers(self, event: ResponseHeaders, *, now: float) -> Sequence[Action]:
         self._learn(event.modes)
         if self.phase is Phase.WAITING:
-            self._asking.leave()  # The client has its answer, which the data plane gave itself.
+            assert self._waiting is not None
+            self._waiting.leave()  # The client has its answer, which the data plane gave itself.
             self._enter(Phase.PASSED)
         answers = self._response.begin(
             event,
@@ -386,16 +405,3 @@ class HttpStream:
         )
         self.passes = self._modes.response_body.echoed and not self._response.reads
         return answers
-
-    def _on_response_body(self, event: ResponseBody, *, now: float) -> Sequence[Action]:
-        self._learn(event.modes)
-        return self._response.body(event, echoed=self._modes.response_body.echoed, now=now)
-
-    def _on_response_trailers(self, *, now: float) -> Sequence[Action]:
-        return self._response.trailers(echoed=self._modes.response_body.echoed, now=now)
-
-    # -- shared ----------------------------------------------------------------------------------------------
-
-    def _learn(self, modes: Modes | None) -> None:
-        if modes is not None:
-            self._modes, self.passes = modes, False

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from epp.decision import PickRequest
 from epp.errors import PickError
-from epp.extproc.bodies import OVERLOADED
+from epp.extproc.asking import OVERLOADED
 from epp.extproc.codec import decode, encode
 from epp.extproc.events import Answer, BodyMode, RequestHeaders, Slot, StreamProtocolError
 from epp.extproc.reading import DESTINATION, RESPONSE_NAMES, not_set, read_head

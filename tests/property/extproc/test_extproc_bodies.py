@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from epp.config.routing import Load
-from epp.extproc.bodies import Body, BodyRoom, JsonEnd
 from epp.extproc.events import Refuse, RequestBody, RequestHeaders
+from epp.extproc.reading import Body, BodyRoom, JsonEnd
 from epp.extproc.response import StreamSettings
 from epp.extproc.stream import HttpStream
 from tests.unit.extproc.stream_bench import BODY, DUPLEX, EARLY, Bench, echoed, head, refused, routed, run

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from epp.config.observing import Sampling
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
-from epp.extproc.bodies import BodyRoom
 from epp.extproc.codec import decode, encode
 from epp.extproc.events import (
     Answer,
@@ -30,7 +29,7 @@ from epp.extproc.events import (
     ResponseTrailers,
     StreamProtocolError,
 )
-from epp.extproc.reading import RESPONSE_NAMES, request_names
+from epp.extproc.reading import RESPONSE_NAMES, BodyRoom, request_names
 from epp.extproc.response import StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.picker import Picker
