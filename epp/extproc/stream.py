@@ -301,8 +301,8 @@ class HttpStream:
         instead: InferenceRequest | None = None,
         now: float,
     ) -> Sequence[Action]:
-        """The body has come as far as it is read. Returns its answer, or all answers that were held, in order:
-        first the headers, then the body in the form that the mode asks for.
+        """The body has come as far as it is read. Returns its answer, or all answers that were held: first
+        the headers, then the body in the form that the mode asks for.
         """
         if self.phase is Phase.BODY:
             return self._decide(
