@@ -24,13 +24,14 @@ from msgspec.structs import replace
 from bench.bench_pick import a_picker, requests
 from epp.config.flow import Flow
 from epp.config.policy import DEFAULT_POLICY, Policy
-from epp.decision import Pick, PickRequest
+from epp.decision import PickRequest
 from epp.endpoints.backlog import Booking
 from epp.errors import PickError
 from epp.extproc.pump import Pump
 from epp.gate import Claim, Gate
 from epp.model_queue import WaitingRequest
 from epp.picker import Picker
+from epp.picker_events import Pick
 
 SERVERS: Final = 8
 PROMPT_BYTES: Final = 1_000

@@ -30,9 +30,9 @@ import aiohttp
 
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.settings import Config
-from epp.decision import Pick
 from epp.misses.explaining import Explaining
 from epp.picker import Picker
+from epp.picker_events import Pick
 from epp.scraping.scraper import Scraper
 from epp.sources import Sources
 from epp.state_report import status_of

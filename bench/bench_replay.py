@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 from epp.config.policy import PolicySpec
-from epp.picker_events import routed_of
 from epp.recording.recorder import Recorder
 from epp.replay.reading import read
 from epp.replay.simulate import Setting, run
@@ -51,7 +50,7 @@ def _recorded_us(rounds: int = 2000) -> float:
     picker.end(pick, outcome="ended", now=1.0)
     began = time.process_time()
     for _ in range(rounds):
-        recorder.ended(routed_of(pick), unix_now_s=2.0)
+        recorder.ended(pick, unix_now_s=2.0)
     return (time.process_time() - began) / rounds * 1e6
 
 

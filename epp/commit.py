@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
 from epp.config.policy import Policy, PolicySpec
-from epp.decision import DIRECT, Decision, Outcome, Phase, Pick, PickRequest, Queued, WouldPick
+from epp.decision import DIRECT, Decision, Outcome, PickRequest, Queued, WouldPick
 from epp.endpoints.backlog import Booking
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.state import EndpointState
@@ -28,11 +28,11 @@ from epp.picker_events import (
     Grew,
     Listeners,
     Moved,
+    Phase,
+    Pick,
     PrefillBegan,
     PrefillEnded,
-    RoutedRequest,
     is_fault,
-    routed_of,
 )
 from epp.prefilling import Prefilling, PrefillJob
 from epp.request.response import ResponseFeedback
@@ -129,7 +129,7 @@ class Commits:
 
     def send(
         self, state: EndpointState, decision: Decision, *, request: PickRequest, prompt: Prompt, now: float
-    ) -> RoutedRequest:
+    ) -> Pick:
         """Book the work, record the prompt, and tell the listeners."""
         routed = self._book(state, decision, request=request, prompt=prompt, now=now)
         self._listeners.tell(Began(now, routed, request))
@@ -166,13 +166,12 @@ class Commits:
 
     # -- the response and the end ----------------------------------------------------------------------------
 
-    def on_response_headers(self, pick: Pick, *, status: int, served: Address | None, now: float) -> bool:
+    def on_response_headers(self, routed: Pick, *, status: int, served: Address | None, now: float) -> bool:
         """The answer begins. Later headers of the same answer change nothing.
 
         True: another endpoint than the first choice serves the request. Booking and table entry then move
         there.
         """
-        routed = routed_of(pick)
         if routed.phase is not Phase.SENT:
             return False
         routed.enter(Phase.ANSWERED if status < 400 else Phase.DECLINED)
@@ -199,8 +198,7 @@ class Commits:
         self._listeners.tell(Answered(now, routed, mismatch))
         return mismatch
 
-    def on_feedback(self, pick: Pick, feedback: ResponseFeedback, *, now: float) -> None:
-        routed = routed_of(pick)
+    def on_feedback(self, routed: Pick, feedback: ResponseFeedback, *, now: float) -> None:
         decision = routed.decision
         decision.cached_tokens = feedback.cached_tokens
         decision.output_tokens = feedback.completion_tokens
@@ -219,9 +217,8 @@ class Commits:
             self._caches.table.record(routed.state.endpoint.name, chain, now=now)
             self._listeners.tell(Grew(now, routed.state, chain))
 
-    def end(self, pick: Pick, *, outcome: Outcome, now: float) -> None:
+    def end(self, routed: Pick, *, outcome: Outcome, now: float) -> None:
         """The HTTP request is over: release its booking. The prefix stays only if the server computed it."""
-        routed = routed_of(pick)
         if routed.over:
             return
         phase = routed.phase
@@ -244,9 +241,8 @@ class Commits:
             self._caches.table.touch(routed.state.endpoint.name, routed.chain, now=now)
         self._listeners.tell(Ended(now, routed))
 
-    def detach(self, pick: Pick, *, now: float) -> None:
+    def detach(self, routed: Pick, *, now: float) -> None:
         """The stream is let go while the answer continues. From now on scrapes count the request."""
-        routed = routed_of(pick)
         if not routed.over:
             if routed.phase is Phase.ANSWERED:
                 self._fleet.failures.ended(routed.state, now=now)  # no further event says anything about it
@@ -268,7 +264,7 @@ class Commits:
         request: PickRequest,
         prompt: Prompt,
         now: float,
-    ) -> RoutedRequest:
+    ) -> Pick:
         """Book the work on the chosen endpoint, which from now on is believed to hold the prompt."""
         inference = request.inference
         decision.asked_model = request.asked_model
@@ -278,7 +274,7 @@ class Commits:
         recorded = self._caches.record(state, prompt, cached_tokens=cached_tokens, now=now)
         share = self._spec.sampling.share
         sampled = share > 0 and self._rng.random() < share
-        routed = RoutedRequest(
+        routed = Pick(
             decision=decision,
             destinations=decision.destinations,
             sampled=sampled,
@@ -320,7 +316,7 @@ class Commits:
             booking.loads = state.use_adapter(adapter, spec=self._spec, now=now)
         return booking
 
-    def _failed(self, routed: RoutedRequest, *, now: float) -> None:
+    def _failed(self, routed: Pick, *, now: float) -> None:
         if routed.state.process != routed.process:
             return  # another process serves under this name now
         self._fleet.failures.answered(
@@ -331,7 +327,7 @@ class Commits:
             now=now,
         )
 
-    def _judge(self, routed: RoutedRequest, status: int, *, now: float) -> None:
+    def _judge(self, routed: Pick, status: int, *, now: float) -> None:
         """Record what the answer's status shows about its server. All other errors are the client's."""
         failures, settings, model = self._fleet.failures, self._spec.failures, routed.decision.model
         if is_fault(status):
@@ -356,7 +352,7 @@ class Commits:
         if computed and self._fleet.failures.known and self._prefilling.holds(job):
             self._fleet.failures.answered(job.state, failed=False, settings=self._spec.failures, now=now)
 
-    def _mirrored(self, routed: RoutedRequest) -> bool:
+    def _mirrored(self, routed: Pick) -> bool:
         """Whether the table still has this request's chunks for the same server.
 
         The server may have been removed, another server may have its name, or prompts may be cut differently
@@ -366,13 +362,13 @@ class Commits:
         same_server = self._fleet.get(state.endpoint.name) is state and state.process == routed.process
         return bool(routed.chain) and routed.table is self._caches.table and same_server
 
-    def _forget_prefix(self, routed: RoutedRequest) -> None:
+    def _forget_prefix(self, routed: Pick) -> None:
         """The server did not compute the prompt, so remove the entries that only this request recorded."""
         if routed.recorded is not None and not routed.prefix_lost and self._mirrored(routed):
             self._caches.table.undo(routed.recorded)
         routed.prefix_lost = True
 
-    def _move(self, routed: RoutedRequest, served: Address, *, now: float) -> None:
+    def _move(self, routed: Pick, served: Address, *, now: float) -> None:
         """Move booking and table entry from the first choice to the endpoint that really serves."""
         routed.state.release(routed.booking, computed=False, now=now)
         self._forget_prefix(routed)

@@ -1,15 +1,12 @@
-"""The types of a question to the picker, of its answer, and of the record of the pick.
+"""The types of a question to the picker and of the record of its pick.
 
-The caller passes a `PickRequest` and gets a `Pick`. It passes the `Pick` again at each later event of the
-same HTTP request. The `Phase` of a pick says how far the request is. The `Decision` is the record that people
-see. The edges report events through an `Observer`, which counts them.
+The caller passes a `PickRequest` and gets a `Pick` (`picker_events`). The `Decision` is the record that
+people see. The edges report events through an `Observer`, which counts them.
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence
 from typing import Final, Literal, Protocol
 
 from msgspec import Struct
@@ -180,68 +177,6 @@ class Decision(Struct, gc=False):
 
 Outcome = Literal["ended", "aborted", "failed"]
 """How an HTTP request ended: with its answer, before the answer, or by a fault of its server."""
-
-
-class Phase(enum.StrEnum):
-    """The phase of a routed request."""
-
-    SENT = "sent"
-    """The request was sent to a server, which has not answered yet."""
-    ANSWERED = "answered"
-    """The headers of a good answer came, so the server computed the prompt."""
-    DECLINED = "declined"
-    """The headers of an error came (status 400 or more), so the server did not compute the prompt."""
-    ENDED = "ended"
-    ABORTED = "aborted"
-    FAILED = "failed"
-    DETACHED = "detached"
-    """The stream was let go on purpose while the answer continues."""
-
-    # The hash of a string, computed in C. The enum's own hash is a Python call for each lookup in `FOLLOWS`.
-    __hash__ = str.__hash__
-
-
-OVER: Final = frozenset({Phase.ENDED, Phase.ABORTED, Phase.FAILED, Phase.DETACHED})
-"""Phases in which nothing is booked for the request any more."""
-
-FOLLOWS: Final[Mapping[Phase, AbstractSet[Phase]]] = {
-    Phase.SENT: {Phase.ANSWERED, Phase.DECLINED, *OVER},
-    Phase.ANSWERED: OVER,
-    Phase.DECLINED: OVER,
-    **dict.fromkeys(OVER, frozenset()),
-}
-"""The phases that may follow each phase."""
-
-
-class Pick(Struct, eq=False, gc=False):
-    """One routed request as its stream sees it: its destinations and its phase."""
-
-    decision: Decision
-    destinations: tuple[Address, ...]
-    """The destinations to try in order, best first. Never empty."""
-    sampled: bool
-    """Whether to ask Envoy for the body of the answer."""
-    phase: Phase
-    set_headers: tuple[tuple[str, str], ...]
-    """Headers to set on the request for the chosen server. They name the server that computes the prompt."""
-
-    def enter(self, phase: Phase) -> None:
-        """Enter the next phase. An assertion fails if this phase may not follow the current one."""
-        assert phase in FOLLOWS[self.phase], f"{phase} does not follow {self.phase}"
-        self.phase = phase
-
-    @property
-    def over(self) -> bool:
-        return self.phase in OVER
-
-    @property
-    def explanation(self) -> str:
-        """The decision in one line of printable ASCII, for a response header."""
-        d = self.decision
-        scores = " ".join(f"{c.name}={c.score_s * 1000:.1f}ms/{c.matched_tokens}" for c in d.candidates[:4])
-        unread = f" unread={d.unread}" if d.unread else ""
-        text = f"rule={d.rule} reason={d.reason}{unread} chosen={d.chosen} matched={d.matched_tokens}/{d.prompt_tokens} {scores}"
-        return text.encode("ascii", "replace").decode().replace("\n", " ").replace("\r", " ").strip()
 
 
 class Observer(Protocol):

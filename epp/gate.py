@@ -18,7 +18,7 @@ from typing import Final
 from epp.commit import Considered
 from epp.config.flow import Flow
 from epp.config.policy import Policy
-from epp.decision import DIRECT, Pick, PickRequest, Queued
+from epp.decision import DIRECT, PickRequest, Queued
 from epp.dry_run import DryRun
 from epp.endpoints.served_models import forget_models
 from epp.errors import FlowRefusedError, PickError
@@ -29,6 +29,7 @@ from epp.flow.shares import OTHER
 from epp.flow.status import FlowStatus, WaitingTenant
 from epp.model_queue import Decided, ModelQueue, WaitingRequest, forecast_of, settings_of
 from epp.picker import Picker
+from epp.picker_events import Pick
 from epp.types import Value
 
 _MOST_TENANTS: Final = 32

@@ -12,12 +12,13 @@ from typing import Final
 
 from epp.commit import Considered
 from epp.config.flow import Flow, Waiting
-from epp.decision import Pick, PickRequest
+from epp.decision import PickRequest
 from epp.errors import PickError
 from epp.flow.control import FlowControl
 from epp.flow.request import Forecast, Pool, QueueItem
 from epp.flow.settings import Bound, FlowSettings, Order, WhenLate
 from epp.picker import Picker
+from epp.picker_events import Pick
 from epp.server_caches import Prompt
 
 Decided = Callable[[Pick | PickError, float], None]

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from epp.commit import Commits, Considered
 from epp.config.policy import Policy, PolicySpec
-from epp.decision import DIRECT, Outcome, Pick, PickRequest, Queued, WouldPick
+from epp.decision import DIRECT, Outcome, PickRequest, Queued, WouldPick
 from epp.dry_run import DryRun
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.growth import restarted
@@ -26,7 +26,7 @@ from epp.endpoints.recently_left import RecentlyLeft
 from epp.endpoints.state import EndpointState
 from epp.errors import NoEndpointError
 from epp.hurried import choose_hurriedly
-from epp.picker_events import Cut, Hangs, Listener, Listeners, Restarted
+from epp.picker_events import Cut, Hangs, Listener, Listeners, Pick, Restarted
 from epp.prefix_index.hashing import Roots
 from epp.prefix_index.kv_reports import KvReport
 from epp.prefix_index.secret import HashSecret

@@ -5,28 +5,71 @@ pickers (`sharing`) and exact mode (`kvevents`) are listeners. The picker knows 
 the path of a request: it notes what it needs and returns. It must not keep `Began.asked`, which holds the
 whole prompt, without a bound.
 
-Most events are about a `RoutedRequest`. Only `commit` makes and changes one. `extproc` holds it as a `Pick`
-and does not look inside.
+Most events are about a `Pick`: one routed request, whose `Phase` says how far it is. Only `commit` makes and
+changes one. `extproc` reads its destinations, and passes it again at each later event of its HTTP request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Final, Literal
 
-from epp.decision import Phase, Pick, PickRequest
+from epp.decision import Decision, PickRequest
 from epp.endpoints.backlog import Booking
 from epp.endpoints.state import EndpointState
 from epp.endpoints.symptoms import Wait
 from epp.prefilling import PrefillJob
 from epp.prefix_index.table import PrefixTable, Recorded
 from epp.server_caches import Prompt
-from epp.types import ChunkHash, Facts, InferenceRequest
+from epp.types import Address, ChunkHash, Entry, Facts, InferenceRequest
 
 
-class RoutedRequest(Pick):
-    """A pick with everything that may have to be undone or moved, or that the picker learns from later."""
+class Phase(enum.StrEnum):
+    """The phase of a routed request."""
 
+    SENT = "sent"
+    """The request was sent to a server, which has not answered yet."""
+    ANSWERED = "answered"
+    """The headers of a good answer came, so the server computed the prompt."""
+    DECLINED = "declined"
+    """The headers of an error came (status 400 or more), so the server did not compute the prompt."""
+    ENDED = "ended"
+    ABORTED = "aborted"
+    FAILED = "failed"
+    DETACHED = "detached"
+    """The stream was let go on purpose while the answer continues."""
+
+    # The hash of a string, computed in C. The enum's own hash is a Python call for each lookup in `FOLLOWS`.
+    __hash__ = str.__hash__
+
+
+OVER: Final = frozenset({Phase.ENDED, Phase.ABORTED, Phase.FAILED, Phase.DETACHED})
+"""Phases in which nothing is booked for the request any more."""
+
+FOLLOWS: Final[Mapping[Phase, AbstractSet[Phase]]] = {
+    Phase.SENT: {Phase.ANSWERED, Phase.DECLINED, *OVER},
+    Phase.ANSWERED: OVER,
+    Phase.DECLINED: OVER,
+    **dict.fromkeys(OVER, frozenset()),
+}
+"""The phases that may follow each phase."""
+
+
+class Pick(Entry):
+    """One routed request, with everything that may have to be undone or moved, or that the picker learns from
+    later.
+    """
+
+    decision: Decision
+    destinations: tuple[Address, ...]
+    """The destinations to try in order, best first. Never empty."""
+    sampled: bool
+    """Whether to ask Envoy for the body of the answer."""
+    phase: Phase
+    set_headers: tuple[tuple[str, str], ...]
+    """Headers to set on the request for the chosen server. They name the server that computes the prompt."""
     state: EndpointState
     booking: Booking
     streams: bool
@@ -47,6 +90,24 @@ class RoutedRequest(Pick):
     """The work of a prefill server for it. None: its own server computes the prompt."""
     prefix_lost: bool = False
     """Whether the table has forgotten its prompt, because the server did not compute it."""
+
+    def enter(self, phase: Phase) -> None:
+        """Enter the next phase. An assertion fails if this phase may not follow the current one."""
+        assert phase in FOLLOWS[self.phase], f"{phase} does not follow {self.phase}"
+        self.phase = phase
+
+    @property
+    def over(self) -> bool:
+        return self.phase in OVER
+
+    @property
+    def explanation(self) -> str:
+        """The decision in one line of printable ASCII, for a response header."""
+        d = self.decision
+        scores = " ".join(f"{c.name}={c.score_s * 1000:.1f}ms/{c.matched_tokens}" for c in d.candidates[:4])
+        unread = f" unread={d.unread}" if d.unread else ""
+        text = f"rule={d.rule} reason={d.reason}{unread} chosen={d.chosen} matched={d.matched_tokens}/{d.prompt_tokens} {scores}"
+        return text.encode("ascii", "replace").decode().replace("\n", " ").replace("\r", " ").strip()
 
     @property
     def chain(self) -> list[ChunkHash]:
@@ -84,16 +145,11 @@ def is_fault(status: int) -> bool:
     return (status >= 500 and status != 501) or status == 429
 
 
-def routed_of(pick: Pick) -> RoutedRequest:
-    assert isinstance(pick, RoutedRequest), "a pick comes back to the picker that made it"
-    return pick
-
-
 class Began(Facts, frozen=True):
     """A request was sent to a server."""
 
     at: float
-    request: RoutedRequest
+    request: Pick
     asked: PickRequest
 
     def picked_in_s(self, *, timer_s: float) -> float:
@@ -111,14 +167,14 @@ class Moved(Facts, frozen=True):
     """
 
     at: float
-    request: RoutedRequest
+    request: Pick
 
 
 class Answered(Facts, frozen=True):
     """The headers of the answer came. The decision has the status."""
 
     at: float
-    request: RoutedRequest
+    request: Pick
     mismatch: bool
     """Whether another server than the first choice answered."""
 
@@ -135,7 +191,7 @@ class Ended(Facts, frozen=True):
     """The request is over, or was let go on purpose. The decision's `outcome` says which."""
 
     at: float
-    request: RoutedRequest
+    request: Pick
 
 
 class PrefillBegan(Facts, frozen=True):

@@ -20,8 +20,8 @@ from bench.routing.bench import CACHE_TOKENS, GRACE_S
 from bench.routing.workloads import OpenLoop, Timed, length, made_request
 from epp.config.disaggregation import Disaggregation
 from epp.config.policy import DEFAULT_POLICY, Policy
-from epp.decision import Pick
 from epp.picker import Picker
+from epp.picker_events import Pick
 from epp.replay.measure import WARM_UP_SHARE, quantile, tpot_s, ttft_s
 from epp.replay.picker_router import PickerRouter
 from epp.scheduling.disaggregation import transfer_s

@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from epp.config.flow import Flow
-from epp.decision import Observer, Pick, PickRequest
+from epp.decision import Observer, PickRequest
 from epp.errors import BadRequestError, FlowRefusedError, NoEndpointError, PickError, SaturatedError
 from epp.extproc.events import Answer, BodyMode, Estimate, Modes, Refuse, RequestHeaders, Slot
 from epp.extproc.reading import (
@@ -33,6 +33,7 @@ from epp.extproc.reading import (
     read_prescribed,
 )
 from epp.extproc.response import PickerPort, StreamSettings
+from epp.picker_events import Pick
 from epp.request.parse import parse_request, skim_request
 from epp.request.rewriting import Rewrites, with_model
 from epp.types import Address, ApiKind, InferenceRequest

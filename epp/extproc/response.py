@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from epp.config.dialects import MOST_DESTINATIONS
 from epp.config.policy import Policy
-from epp.decision import Observer, Outcome, Pick, PickRequest
+from epp.decision import Observer, Outcome, PickRequest
 from epp.extproc.events import (
     PLAIN,
     Action,
@@ -36,6 +36,7 @@ from epp.extproc.reading import (
     read_address,
     read_status,
 )
+from epp.picker_events import Pick
 from epp.request.answer_names import AnswerNames, readable
 from epp.request.blocked import BlockedPaths
 from epp.request.response import ResponseFeedback, ResponseReader

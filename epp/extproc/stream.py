@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from epp.decision import Observer, Outcome, Pick, PickRequest
+from epp.decision import Observer, Outcome, PickRequest
 from epp.errors import BlockedPathError, BodyTooLargeError, NoRoomError, PickError
 from epp.extproc.asking import NO_BODY, NO_ROOM, NOT_SEEN, OVERLOADED, Asking
 from epp.extproc.events import (
@@ -44,6 +44,7 @@ from epp.extproc.phases import DECIDED, FOLLOWS, Phase, ResponsePhase
 from epp.extproc.reading import RESERVED, Body, RequestHead, passed_on, pieces
 from epp.extproc.response import PickerPort, ResponseHalf, StreamSettings
 from epp.extproc.waiting import GatePort, Waiting
+from epp.picker_events import Pick
 from epp.types import InferenceRequest
 
 

@@ -18,12 +18,13 @@ from typing import Protocol
 
 from epp.config.dialects import WAIT_SHARE
 from epp.config.flow import Flow
-from epp.decision import Pick, PickRequest
+from epp.decision import PickRequest
 from epp.errors import PickError
 from epp.extproc.events import Action, Delay, Modes, Slot
 from epp.extproc.response import StreamSettings
 from epp.gate import Claim
 from epp.model_queue import WaitingRequest
+from epp.picker_events import Pick
 
 
 class GatePort(Protocol):

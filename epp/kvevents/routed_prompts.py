@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from epp.picker_events import Answered, Began, Ended, PickerEvent, RoutedRequest
+from epp.picker_events import Answered, Began, Ended, Pick, PickerEvent
 from epp.prefix_index.hashing import ChunkSchedule
 from epp.types import ChunkHash, EndpointName, InferenceRequest
 
@@ -43,7 +43,7 @@ class RoutedPrompts:
     def __init__(self, *, max_prompts: int, max_bytes: int) -> None:
         self._max_prompts = max_prompts
         self._max_bytes = max_bytes
-        self._unanswered: dict[RoutedRequest, InferenceRequest] = {}
+        self._unanswered: dict[Pick, InferenceRequest] = {}
         """Prompts whose answers have not begun. Only the picker's thread uses it."""
         self._queue: deque[RoutedPrompt] = deque()
         self._kept_bytes = 0
@@ -65,7 +65,7 @@ class RoutedPrompts:
         elif kind is Ended:
             self._let_go(event.request)  # type: ignore[union-attr]
 
-    def _keep(self, request: RoutedRequest, inference: InferenceRequest) -> None:
+    def _keep(self, request: Pick, inference: InferenceRequest) -> None:
         """Keep a prompt until its answer begins, if the bounds allow it."""
         if self._closed or not request.chain:
             return
@@ -76,7 +76,7 @@ class RoutedPrompts:
         self._kept_bytes += size
         self._unanswered[request] = inference
 
-    def _put(self, request: RoutedRequest, *, at: float) -> None:
+    def _put(self, request: Pick, *, at: float) -> None:
         """The answer begins: queue its prompt. A refused request is kept until it ends, since its server
         computed nothing.
         """
@@ -94,7 +94,7 @@ class RoutedPrompts:
         else:
             self._queue.append(_routed(request, inference, at=at))
 
-    def _let_go(self, request: RoutedRequest) -> None:
+    def _let_go(self, request: Pick) -> None:
         """Drop a prompt whose answer will not begin."""
         inference = self._unanswered.pop(request, None)
         if inference is not None:
@@ -123,7 +123,7 @@ class RoutedPrompts:
         return self._kept_bytes - self._taken_bytes
 
 
-def _routed(request: RoutedRequest, inference: InferenceRequest, *, at: float) -> RoutedPrompt:
+def _routed(request: Pick, inference: InferenceRequest, *, at: float) -> RoutedPrompt:
     endpoint = request.state.endpoint
     return RoutedPrompt(
         server=endpoint.name,

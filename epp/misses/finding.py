@@ -33,7 +33,7 @@ from epp.misses.causes import (
 from epp.misses.heat import Heat
 from epp.misses.seen import Seen, Sent
 from epp.picker import Picker
-from epp.picker_events import Began, PickerEvent, RoutedRequest
+from epp.picker_events import Began, Pick, PickerEvent
 from epp.prefix_index.hashing import ChunkSchedule
 from epp.scheduling.record import Shown
 from epp.types import ChunkHash, EndpointName, InferenceRequest
@@ -50,7 +50,7 @@ Probe = tuple[int, int]
 class Misses:
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
-        self._waiting: deque[tuple[RoutedRequest, tuple[Probe, ...], float]] = deque()
+        self._waiting: deque[tuple[Pick, tuple[Probe, ...], float]] = deque()
         self._accounts = Accounts()
         self._seen = Seen()
         self.heat = Heat()
@@ -96,7 +96,7 @@ class Misses:
 
     # -- one request -----------------------------------------------------------------------------------------
 
-    def _look_at(self, request: RoutedRequest, probes: Sequence[Probe], at: float) -> None:
+    def _look_at(self, request: Pick, probes: Sequence[Probe], at: float) -> None:
         decision, chain = request.decision, request.chain
         bucket = self._accounts.bucket(now=at)
         bucket.requests += 1
@@ -130,7 +130,7 @@ class Misses:
         for _, probe in probes:
             self._remember(probe, chain)
 
-    def _split(self, bucket: Bucket, request: RoutedRequest, probes: Sequence[Probe], *, best: int) -> None:
+    def _split(self, bucket: Bucket, request: Pick, probes: Sequence[Probe], *, best: int) -> None:
         """The tokens that no candidate held: by chunk, what became of them. The rest are ends of prompts."""
         decision, chain, schedule = request.decision, request.chain, request.table.schedule
         tokens_per_byte = decision.prompt_tokens / max(1, request.prompt.size.text_bytes)
@@ -168,7 +168,7 @@ class Misses:
             self._miss(bucket, cause, tokens, server=server)
 
     def _cause_of(
-        self, sent: Sent, request: RoutedRequest, late: EndpointName | None
+        self, sent: Sent, request: Pick, late: EndpointName | None
     ) -> tuple[Cause, EndpointName | None]:
         """The cause for a chunk that was sent somewhere before."""
         state = self._picker.fleet.get(sent.server)
@@ -178,7 +178,7 @@ class Misses:
             return UNAVAILABLE, sent.server
         return EVICTED, sent.server
 
-    def _holder_now(self, request: RoutedRequest, first: int) -> tuple[EndpointName | None, int]:
+    def _holder_now(self, request: Pick, first: int) -> tuple[EndpointName | None, int]:
         """Another server that now holds more of the prompt than any candidate was known to hold at the pick,
         and how many chunks.
         """
@@ -246,7 +246,7 @@ def _least_gain(spec: PolicySpec, prompt_tokens: int) -> float:
     return max(spec.gain.min_match_tokens, spec.gain.min_match_ratio * prompt_tokens)
 
 
-def _block_tokens(request: RoutedRequest) -> int:
+def _block_tokens(request: Pick) -> int:
     metrics = request.state.metrics
     return (metrics.block_size if metrics is not None else None) or 16
 

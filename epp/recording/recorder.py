@@ -10,7 +10,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final
 
-from epp.picker_events import RoutedRequest
+from epp.picker_events import Pick
 from epp.recording.lines import RecordedRequest, packed
 
 _MOST_WAITING_BYTES: Final = 8 * 2**20
@@ -30,7 +30,7 @@ class Recorder:
         self.dropped = 0
         """Requests that were left out because too many lines waited for the disk."""
 
-    def ended(self, request: RoutedRequest, *, unix_now_s: float) -> None:
+    def ended(self, request: Pick, *, unix_now_s: float) -> None:
         chain = request.chain
         size = _LINE_BYTES + 8 * len(chain)
         if self._waiting_bytes + size > self._most_waiting_bytes:

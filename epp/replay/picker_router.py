@@ -15,10 +15,11 @@ from dataclasses import replace
 from typing import Any
 
 from epp.config.policy import Policy
-from epp.decision import Pick, PickRequest
+from epp.decision import PickRequest
 from epp.errors import PickError
 from epp.gate import Gate
 from epp.picker import Picker
+from epp.picker_events import Pick
 from epp.replay.shared import Shared
 from epp.request.response import ResponseFeedback
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest

@@ -19,7 +19,6 @@ from typing import Final, Literal
 from xxhash import xxh3_64_intdigest
 
 from epp import prefilling
-from epp.decision import Phase
 from epp.endpoints.state import EndpointState
 from epp.gate import Gate
 from epp.picker_events import (
@@ -30,11 +29,12 @@ from epp.picker_events import (
     Grew,
     Hangs,
     Moved,
+    Phase,
+    Pick,
     PickerEvent,
     PrefillBegan,
     PrefillEnded,
     Restarted,
-    RoutedRequest,
 )
 from epp.sharing import batches
 from epp.sharing.batches import (
@@ -100,7 +100,7 @@ class Speaker:
         self._limit_bytes = limit_bytes
         self._rows: deque[_Row] = deque()
         self._bytes = 0
-        self._numbers: dict[RoutedRequest | prefilling.PrefillJob, int] = {}
+        self._numbers: dict[Pick | prefilling.PrefillJob, int] = {}
         """The work of a prefill server for a request has its own number: to other pickers it is a request to
         that server."""
         self._newest = 0
@@ -161,12 +161,12 @@ class Speaker:
             self._flow_rows.clear()
             self._fresh = True
 
-    def _give_number(self, work: RoutedRequest | prefilling.PrefillJob) -> int:
+    def _give_number(self, work: Pick | prefilling.PrefillJob) -> int:
         self._newest += 1
         self._numbers[work] = self._newest
         return self._newest
 
-    def _add_request(self, kind: Literal["began", "moved"], at: float, request: RoutedRequest) -> None:
+    def _add_request(self, kind: Literal["began", "moved"], at: float, request: Pick) -> None:
         chain = array("Q", () if request.prefix_lost else request.chain)
         row = _row_of(kind, at, request.state, chain=chain)
         row.number = self._numbers.get(request, 0)
@@ -260,7 +260,7 @@ def _row_of(
     return _Row(kind=kind, at=at, name=state.endpoint.name, identity=identity_of(state), chain=chain)
 
 
-def _kept(request: RoutedRequest) -> Kept:
+def _kept(request: Pick) -> Kept:
     if request.phase is Phase.DETACHED:
         return Kept.DETACHED
     if request.prefix_lost:

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from epp.decision import Pick
 from epp.errors import PickError
 from epp.picker import Picker
-from epp.picker_events import Answered, Began, Ended, PickerEvent
+from epp.picker_events import Answered, Began, Ended, Pick, PickerEvent
 
 
 @dataclass

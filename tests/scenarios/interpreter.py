@@ -18,11 +18,12 @@ from typing import Any
 import msgspec
 
 from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Policy
-from epp.decision import Candidate, Pick, PickRequest
+from epp.decision import Candidate, PickRequest
 from epp.errors import FlowRefusedError, NoEndpointError, PickError, SaturatedError
 from epp.gate import Claim, Gate
 from epp.model_queue import WaitingRequest
 from epp.picker import Picker
+from epp.picker_events import Pick
 from epp.request.response import ResponseFeedback
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 

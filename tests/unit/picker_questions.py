@@ -6,9 +6,10 @@ import random
 from collections.abc import Sequence
 
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
-from epp.decision import Pick, PickRequest
+from epp.decision import PickRequest
 from epp.endpoints.state import EndpointState
 from epp.picker import Picker
+from epp.picker_events import Pick
 from epp.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
 
 A, B, C, D = (Address(f"10.0.0.{i}", 8000) for i in (1, 2, 3, 4))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.decision import FOLLOWS, OVER, Phase
+from epp.picker_events import FOLLOWS, OVER, Phase
 from tests.unit.telemetry.records import pick
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from epp.config.disaggregation import Disaggregation
 from epp.config.policy import PolicySpec
-from epp.decision import Pick, PickRequest
+from epp.decision import PickRequest
 from epp.errors import NoEndpointError
 from epp.picker import Picker
-from epp.picker_events import PickerEvent, PrefillBegan, PrefillEnded
+from epp.picker_events import Pick, PickerEvent, PrefillBegan, PrefillEnded
 from epp.types import (
     PREFILLER,
     Address,

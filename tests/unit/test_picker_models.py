@@ -7,9 +7,9 @@ import sys
 
 from epp.config.flow import Flow
 from epp.config.policy import PolicySpec
-from epp.decision import Pick
 from epp.gate import NO_CLAIM, Gate
 from epp.picker import Picker
+from epp.picker_events import Pick
 from epp.types import EndpointName, ModelCard, ModelList
 from tests.unit.picker_questions import a_picker, ask, endpoints, serve, text
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from epp.decision import Pick, PickRequest
+from epp.decision import PickRequest
 from epp.endpoints.marks import Verdict
 from epp.picker import Picker
+from epp.picker_events import Pick
 from epp.request.parse import parse_request, skim_request
 from epp.scraping.metrics_page import parse_page
 from epp.types import ApiKind, EndpointMetrics, EndpointName, InferenceRequest

@@ -20,9 +20,10 @@ from epp.config.observing import Sampling
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec, RuleName
 from epp.config.prefix import Chunks, Table
 from epp.config.routing import Load, Lora
-from epp.decision import Outcome, Pick, PickRequest
+from epp.decision import Outcome, PickRequest
 from epp.errors import NoEndpointError, SaturatedError
 from epp.picker import Picker
+from epp.picker_events import Pick
 from epp.request.response import ResponseFeedback
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 

@@ -14,7 +14,6 @@ from epp.errors import RecordingTakenError
 from epp.extproc.reading import read_head, request_names
 from epp.gate import Gate
 from epp.picker import Picker
-from epp.picker_events import routed_of
 from epp.recording.file import RecordingFile
 from epp.recording.lines import Line, Opening, RecordedRequest, Servers, decode, unpacked
 from epp.recording.recorder import Recorder
@@ -34,7 +33,7 @@ def ended(picker: Picker, recorder: Recorder, prompt: bytes, *, salt: str = "", 
     )
     picker.on_feedback(pick, told, now=now + 1.5)
     picker.end(pick, outcome="ended", now=now + 1.5)
-    recorder.ended(routed_of(pick), unix_now_s=1000.0 + now + 1.5)
+    recorder.ended(pick, unix_now_s=1000.0 + now + 1.5)
 
 
 def test_a_line_says_what_was_asked_where_it_went_and_how_it_ended() -> None:

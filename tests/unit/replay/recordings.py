@@ -8,7 +8,6 @@ from pathlib import Path
 from bench.routing.bench import shape_of
 from bench.routing.workloads import SPECS, OpenLoop
 from epp.config.policy import DEFAULT_POLICY, PolicySpec
-from epp.picker_events import routed_of
 from epp.recording.file import RecordingFile
 from epp.recording.recorder import Recorder
 from epp.recording.start import opening_of, servers_of
@@ -38,7 +37,7 @@ def record(path: Path, *, requests: int = 120, seed: int = 1, rule: str = "least
             )
             picker.on_feedback(pick, told, now=now + 1.2)
         picker.end(pick, outcome="ended", now=now + 1.2)
-        recorder.ended(routed_of(pick), unix_now_s=1000.0 + now + 1.2)
+        recorder.ended(pick, unix_now_s=1000.0 + now + 1.2)
     file = RecordingFile(path, max_bytes=2**26)
     file.write(recorder.take(), opening=opening_of(picker), servers=servers_of(picker))
     file.close()
@@ -54,7 +53,7 @@ class _RecordingRouter(PickerRouter):
     def ended(self, request_id: int, *, failed: bool, cached_tokens: int, now: float) -> None:
         pick = self._open[request_id].pick
         super().ended(request_id, failed=failed, cached_tokens=cached_tokens, now=now)
-        self.recorder.ended(routed_of(pick), unix_now_s=now)
+        self.recorder.ended(pick, unix_now_s=now)
 
 
 def record_simulation(path: Path, *, requests: int, horizon_s: float = 3600.0) -> Row:

@@ -6,9 +6,10 @@ import random
 from collections.abc import Sequence
 
 from epp.config.policy import DEFAULT_POLICY, Policy
-from epp.decision import Outcome, Pick, PickRequest
+from epp.decision import Outcome, PickRequest
 from epp.gate import Gate
 from epp.picker import Picker
+from epp.picker_events import Pick
 from epp.prefix_index.secret import HashSecret
 from epp.sharing.exchange import Exchange
 from epp.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from epp.config.flow import Flow, Waiting
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.routing import Cost
-from epp.decision import Pick, PickRequest
+from epp.decision import PickRequest
 from epp.errors import FlowRefusedError
 from epp.extproc.reading import read_head
 from epp.flow.elsewhere import Row

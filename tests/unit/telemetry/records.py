@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
-from epp.decision import Candidate, Decision, Phase, Pick, PickRequest
-from epp.picker_events import Answered, Began, Ended, RoutedRequest
+from epp.decision import Candidate, Decision, PickRequest
+from epp.picker_events import Answered, Began, Ended, Phase, Pick
 from epp.types import Address, ApiKind, EndpointName, InferenceRequest
 
 HERE = Address("10.0.0.1", 8000)
@@ -59,7 +59,7 @@ def decision(
 def pick(of: Decision | None = None) -> Pick:
     made = of or decision()
     nothing: Any = None
-    return RoutedRequest(
+    return Pick(
         decision=made,
         destinations=made.destinations,
         sampled=False,
@@ -81,13 +81,13 @@ def began(of: Pick, *, trace: str = "", began_s: float | None = None) -> Began:
     asked = PickRequest(
         of.decision.request_id, InferenceRequest(kind=ApiKind.CHAT), trace=trace, began_s=began_s
     )
-    return Began(0.0, cast("RoutedRequest", of), asked)
+    return Began(0.0, of, asked)
 
 
 def answered(of: Pick, *, mismatch: bool = False) -> Answered:
     """Return the event that a picker sends, for a pick that the test made."""
-    return Answered(0.0, cast("RoutedRequest", of), mismatch)
+    return Answered(0.0, of, mismatch)
 
 
 def ended(of: Pick) -> Ended:
-    return Ended(0.0, cast("RoutedRequest", of))
+    return Ended(0.0, of)

@@ -18,8 +18,8 @@ from opentelemetry.sdk.trace.sampling import (
     TraceIdRatioBased,
 )
 
-from epp.decision import Pick
 from epp.errors import FlowRefusedError
+from epp.picker_events import Pick
 from epp.tracing.sending import Bounds
 from epp.tracing.tracer import Tracer
 from tests.harness.seen import Seen
