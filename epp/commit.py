@@ -294,7 +294,6 @@ class Commits:
                 model=decision.model,
                 streams=inference.stream,
                 foretold_s=decision.predicted_s,
-                settings=self._spec.failures,
                 now=now,
             ),
         )
@@ -323,25 +322,22 @@ class Commits:
             routed.state,
             failed=True,
             asked_model=routed.decision.model,
-            settings=self._spec.failures,
             now=now,
         )
 
     def _judge(self, routed: Pick, status: int, *, now: float) -> None:
         """Record what the answer's status shows about its server. All other errors are the client's."""
-        failures, settings, model = self._fleet.failures, self._spec.failures, routed.decision.model
+        failures, model = self._fleet.failures, routed.decision.model
         if is_fault(status):
             # Of the two servers, the one that computed the prompt is suspected first.
             # Once it is left out, the next answers show whether the other one fails.
             suspect = routed.state if routed.prefill is None else routed.prefill.state
-            failures.answered(suspect, failed=True, asked_model=model, settings=settings, now=now)
+            failures.answered(suspect, failed=True, asked_model=model, now=now)
         elif status == 404 and model and not (routed.prompt.size.opaque or routed.decision.unread):
             # With an opaque or unread body the stored response that it names may be what is missing.
-            failures.refused_model(
-                routed.state, model, path_hash=routed.path_hash, settings=settings, now=now
-            )
+            failures.refused_model(routed.state, model, path_hash=routed.path_hash, now=now)
         elif status < 400 and routed.asks:
-            failures.served_model(routed.state, model, path_hash=routed.path_hash, settings=settings, now=now)
+            failures.served_model(routed.state, model, path_hash=routed.path_hash, now=now)
 
     def _prefilled(self, job: PrefillJob, *, status: int, now: float) -> None:
         """The answer begins, so the prefill endpoint has finished. After an error this is not known."""
@@ -350,7 +346,7 @@ class Commits:
             outcome: Literal["computed", "lost"] = "computed" if computed else "lost"
             self._listeners.tell(PrefillEnded(now, job, outcome, failed=is_fault(status)))
         if computed and self._fleet.failures.known and self._prefilling.holds(job):
-            self._fleet.failures.answered(job.state, failed=False, settings=self._spec.failures, now=now)
+            self._fleet.failures.answered(job.state, failed=False, now=now)
 
     def _mirrored(self, routed: Pick) -> bool:
         """Whether the table still has this request's chunks for the same server.
@@ -377,7 +373,7 @@ class Commits:
             # An endpoint that has just left the fleet, or that will join it later,
             # gets the booking on a state that no pick looks at.
             stranger = Endpoint(name=EndpointName(str(served)), address=served, model=routed.state.model)
-            state = self._fleet.new_state(stranger, spec=self._spec, now=now)
+            state = self._fleet.new_state(stranger, now=now)
         routed.state, routed.process = state, state.process
         cached = 0
         if self._mirrored(routed):

@@ -29,9 +29,7 @@ def choose_hurriedly(
     """The less loaded of two random endpoints, whatever the rule and the prompt."""
     inference, spec = request.inference, policy.spec
     adapter = fleet.adapter(inference.model) if inference.model else ""
-    slots = fleet.candidates(
-        inference.model, subset=request.subset, failures_to_eject=spec.scrape.failures_to_eject
-    )
+    slots = fleet.candidates(inference.model, subset=request.subset)
     failures, most = fleet.failures, min(spec.max_destinations, request.max_destinations)
     few = [fleet.in_slot(slot) for slot in _some(slots, max(most, 2), rng)]
     if len(few) > 1 and few[1].load(few[1].metrics) < few[0].load(few[0].metrics):

@@ -63,7 +63,7 @@ class Picker:
         """Listeners that record requests. While there is one, the header of tenants is read even if flow
         control is off."""
         self._unix_offset_s = unix_offset_s
-        self.fleet = Fleet(refuses_unknown_models=refuses_unknown_models)
+        self.fleet = Fleet(policy.spec, refuses_unknown_models=refuses_unknown_models)
         """The state of every endpoint. For reading, and for other pickers' events."""
         self.rewrites: Rewrites | None = None
         """The streams apply them before a prompt is hashed. None: there are none."""
@@ -143,7 +143,7 @@ class Picker:
         pools: the InferencePools that exist, with or without endpoints.
         """
         before = {state.endpoint.name: state.endpoint for state in self.fleet.states()}
-        change = self.fleet.set_endpoints(endpoints, spec=self._spec, now=now, pools=pools)
+        change = self.fleet.set_endpoints(endpoints, now=now, pools=pools)
         for name in change.removed:
             self.caches.forget_server(name)
             if not self._recently_left.leave(before[name], now=now):
@@ -167,7 +167,7 @@ class Picker:
         """Take in the servers' lists at `/v1/models`. None: the server was asked, but did not list its
         models.
         """
-        for name in self.fleet.take_lists(lists, spec=self._spec, now=now):
+        for name in self.fleet.take_lists(lists, now=now):
             self.table.clear_endpoint(name)
         for name in lists:
             state = self.fleet.get(name)
@@ -203,7 +203,7 @@ class Picker:
             self.table.clear_endpoint(name)
             before = None
             self._listeners.tell(Restarted(now, state))
-        if self.fleet.failures.page(state, before, metrics, settings=self._spec.failures, now=now):
+        if self.fleet.failures.page(state, before, metrics, now=now):
             self._listeners.tell(Hangs(now, state))
         state.observe(metrics, now=now)
         self.caches.observe(state, before, metrics, now=now)
@@ -212,7 +212,7 @@ class Picker:
         """Another picker got an answer from this server, good or bad."""
         if not failed:
             self.fleet.failures.ended(state, now=now)
-        self.fleet.failures.answered(state, failed=failed, settings=self._spec.failures, now=now)
+        self.fleet.failures.answered(state, failed=failed, now=now)
 
     def heard_hang(self, state: EndpointState, *, now: float) -> None:
         self.fleet.failures.hangs(state, now=now)
@@ -230,7 +230,7 @@ class Picker:
 
     def heard_cut(self, state: EndpointState, *, now: float) -> None:
         """A server cut an answer midway; this picker or another one was told so."""
-        self.fleet.failures.answer_cut(state, settings=self._spec.failures, now=now)
+        self.fleet.failures.answer_cut(state, now=now)
 
     def take_in(self, findings: Sequence[KvReport]) -> None:
         """Correct the table by the servers' own events about their caches."""
@@ -250,14 +250,14 @@ class Picker:
 
     def left_out(self, *, now: float) -> Mapping[EndpointState, str]:
         """Servers that get only trial requests, and why."""
-        return self.fleet.failures.why(list(self.fleet.states()), settings=self._spec.failures, now=now)
+        return self.fleet.failures.why(list(self.fleet.states()), now=now)
 
     def probes_due(self, *, now: float) -> Sequence[Probe]:
         """The probes to send now: requests of one token to servers that have failed."""
-        return self.fleet.failures.probes_due(settings=self._spec.failures, now=now)
+        return self.fleet.failures.probes_due(now=now)
 
     def probed(self, probe: Probe, verdict: Verdict, *, now: float) -> None:
-        self.fleet.failures.probed(probe, verdict, settings=self._spec.failures, now=now)
+        self.fleet.failures.probed(probe, verdict, now=now)
 
     def housekeep(self, *, now: float) -> None:
         """The work of `tidy`, and what is due now and then, whether requests come or not."""
@@ -270,7 +270,7 @@ class Picker:
         """Work after a pick for which no request should wait: eviction in bounded portions, and a search for
         overdue answers.
         """
-        for state in self.fleet.failures.look(settings=self._spec.failures, now=now):
+        for state in self.fleet.failures.look(now=now):
             self._listeners.tell(Hangs(now, state))
         self.table.evict(now)
 
@@ -309,9 +309,7 @@ class Picker:
         """
         inference, fleet, spec = request.inference, self.fleet, self._spec
         adapter = fleet.adapter(inference.model) if inference.model else ""
-        slots = fleet.candidates(
-            inference.model, subset=request.subset, failures_to_eject=spec.scrape.failures_to_eject
-        )
+        slots = fleet.candidates(inference.model, subset=request.subset)
         snapshot = fleet.snapshot(slots, model=inference.model, adapter=adapter, spec=spec, now=now)
         if prompt is None:
             prompt = self.caches.prompt(
@@ -372,9 +370,7 @@ class Picker:
         if model not in self.fleet.models:
             return NO_SERVERS, NO_SERVERS  # these servers have gone, or list another model now
         try:
-            slots = self.fleet.candidates(
-                model, subset=None, failures_to_eject=self._spec.scrape.failures_to_eject
-            )
+            slots = self.fleet.candidates(model, subset=None)
         except NoEndpointError:
             return NO_SERVERS, NO_SERVERS
         snapshot = self.fleet.snapshot(slots, model=model, adapter="", spec=self._spec, now=now)
@@ -386,6 +382,7 @@ class Picker:
         self.policy = policy
         """The policy in use. For reading."""
         self._spec: PolicySpec = policy.spec
+        self.fleet.apply(policy.spec)
         self._scheduler = Scheduler(policy.spec, self._rng)
 
     def _align(self) -> None:

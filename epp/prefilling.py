@@ -66,13 +66,7 @@ class Prefilling:
         if inference.kind not in _KINDS:
             return None
         here = answering.slots[choice.places[0]]
-        slots = [
-            slot
-            for slot in fleet.prefillers(
-                inference.model, subset=subset, failures_to_eject=spec.scrape.failures_to_eject
-            )
-            if slot != here
-        ]
+        slots = [slot for slot in fleet.prefillers(inference.model, subset=subset) if slot != here]
         if not slots:
             return None
         seen = fleet.snapshot(slots, model=inference.model, adapter=adapter, spec=spec, now=now)

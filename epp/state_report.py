@@ -70,7 +70,7 @@ def endpoints_of(
     picker: Picker, ages: Mapping[EndpointName, ScrapeAge], *, now: float
 ) -> tuple[shown.EndpointStatus, ...]:
     evictions = picker.table.evictions()
-    ready = picker.fleet.ready(failures_to_eject=picker.policy.spec.scrape.failures_to_eject)
+    ready = picker.fleet.ready()
     left_out = picker.left_out(now=now)
     return tuple(
         _endpoint(
@@ -118,7 +118,7 @@ def live_of(picker: Picker, scraper: Scraper, gate: Gate, *, now: float) -> Live
     """
     scrape = picker.policy.spec.scrape
     states = list(picker.fleet.states())
-    ready = picker.fleet.ready(failures_to_eject=scrape.failures_to_eject)
+    ready = picker.fleet.ready()
     left_out = picker.left_out(now=now)
     ages = scraper.ages(now) if len(ready) < len(states) else {}
     endpoints = []

@@ -59,7 +59,8 @@ _MOST_MARKS: Final = 4096
 
 
 class Failures:
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
         self._marks: OrderedDict[tuple[EndpointState, str], Mark] = OrderedDict()
         """By server and model; the model is empty except for a 404. Only servers that have failed lately are
         here."""
@@ -84,14 +85,17 @@ class Failures:
         model: str = "",
         streams: bool,
         foretold_s: float,
-        settings: Settings,
         now: float,
     ) -> Wait:
         """A request was sent to a server that is predicted to need `foretold_s` to its first token."""
         self._picks += 1
-        hang_s = settings.hang_seconds
         return self._first_bytes.sent(
-            state, model=model, streams=streams, foretold_s=foretold_s, hang_seconds=hang_s, now=now
+            state,
+            model=model,
+            streams=streams,
+            foretold_s=foretold_s,
+            hang_seconds=self.settings.hang_seconds,
+            now=now,
         )
 
     def began(self, wait: Wait, *, now: float) -> None:
@@ -106,7 +110,6 @@ class Failures:
         model: str = "",
         asked_model: str = "",
         whole: bool = False,
-        settings: Settings,
         now: float,
     ) -> None:
         """A server answered, well or with a failure.
@@ -130,35 +133,31 @@ class Failures:
         mark.share, mark.at = share + step * (float(failed) - share), now
         if failed and not mark.out:
             mark.asked_model, mark.verdict = asked_model or mark.asked_model, None
-        if failed and mark.share >= settings.share_to_leave_out and not mark.out:
+        if failed and mark.share >= self.settings.share_to_leave_out and not mark.out:
             mark.leave_out(picks=self._picks, now=now)
         elif not failed and mark.out:
-            if mark.share < settings.share_to_leave_out:
+            if mark.share < self.settings.share_to_leave_out:
                 mark.recover(now=now)  # the trials succeeded
-            mark.allow_trial(settings.trial_seconds, now=now)  # with the next request
+            mark.allow_trial(self.settings.trial_seconds, now=now)  # with the next request
 
-    def answer_cut(self, state: EndpointState, *, settings: Settings, now: float) -> None:
+    def answer_cut(self, state: EndpointState, *, now: float) -> None:
         """An answer began well and was cut. This picker or another one has reported this."""
         if not state.gone:
             self._cuts.cut(state)
-            self.answered(state, failed=True, settings=settings, now=now)
+            self.answered(state, failed=True, now=now)
 
     def ended(self, state: EndpointState, *, now: float) -> None:
         """An answer that began well has ended, by its end or by a cut."""
         self._cuts.ended(state, now=now)
 
-    def refused_model(
-        self, state: EndpointState, model: str, *, path_hash: int, settings: Settings, now: float
-    ) -> None:
+    def refused_model(self, state: EndpointState, model: str, *, path_hash: int, now: float) -> None:
         """A server answered 404. It counts where another server has answered for this model at the same path:
         clients also name paths that no server has.
         """
         if self._served.get((model, path_hash), state) is not state:
-            self.answered(state, failed=True, model=model, settings=settings, now=now)
+            self.answered(state, failed=True, model=model, now=now)
 
-    def served_model(
-        self, state: EndpointState, model: str, *, path_hash: int, settings: Settings, now: float
-    ) -> None:
+    def served_model(self, state: EndpointState, model: str, *, path_hash: int, now: float) -> None:
         """A server answered well for a model, at this path."""
         self._served[model, path_hash] = state
         state.answered_model = model
@@ -166,8 +165,8 @@ class Failures:
         while len(self._served) > _SERVED_MODELS:
             self._served.popitem(last=False)
         if self._marks:
-            self.answered(state, failed=False, settings=settings, now=now)
-            self.answered(state, failed=False, model=model, settings=settings, now=now)
+            self.answered(state, failed=False, now=now)
+            self.answered(state, failed=False, model=model, now=now)
 
     def forget(self, state: EndpointState) -> None:
         """Forget all marks of a server that has left, or whose name another process has now."""
@@ -184,15 +183,15 @@ class Failures:
             if mark is not None:
                 mark.tried(picks=self._picks, now=now)
 
-    def look(self, *, settings: Settings, now: float) -> Sequence[EndpointState]:
+    def look(self, *, now: float) -> Sequence[EndpointState]:
         """Find requests whose first byte is overdue, and forget shares that have become very small. Returns
         the servers that hang from now on.
         """
         for state in self._cuts.whole(now=now):
-            self.answered(state, failed=False, whole=True, settings=settings, now=now)
+            self.answered(state, failed=False, whole=True, now=now)
         found = []
         for wait in self._first_bytes.suspects(now=now):
-            if not wait.streams and settings.probe:
+            if not wait.streams and self.settings.probe:
                 self._have_probed(wait, now=now)
             elif self.hangs(wait.state, now=now):
                 found.append(wait.state)
@@ -221,11 +220,10 @@ class Failures:
         before: EndpointMetrics | None,
         after: EndpointMetrics,
         *,
-        settings: Settings,
         now: float,
     ) -> bool:
         """Take in a metrics page. True: it shows that the server hangs, and this was not known before."""
-        seen = self._stalls.page(state, before, after, hang_seconds=settings.hang_seconds, now=now)
+        seen = self._stalls.page(state, before, after, hang_seconds=self.settings.hang_seconds, now=now)
         mark = self._marks.get((state, ""))
         if seen == "grew" and mark is not None and counts_answers(after):
             mark.may_stall = False
@@ -236,7 +234,7 @@ class Failures:
             self._marks[state, ""].stalls = True
             return news
         elif seen == "stalls" and (mark is None or not (mark.may_stall or mark.stalls)):
-            self.answered(state, failed=True, settings=settings, now=now)
+            self.answered(state, failed=True, now=now)
             self._marks[state, ""].may_stall = True
         return False
 
@@ -253,16 +251,17 @@ class Failures:
 
     # -- probes ----------------------------------------------------------------------------------------------
 
-    def probes_due(self, *, settings: Settings, now: float) -> Sequence[Probe]:
+    def probes_due(self, *, now: float) -> Sequence[Probe]:
         """Return the probes to send now. Report the result of each to `probed`. A server that has failed
         is probed until a probe succeeds or is unclear; a server that is left out, until it is back.
         """
-        if not self._marks or not settings.probe:
+        if not self._marks or not self.settings.probe:
             return ()
         free = _MOST_PROBES - sum(mark.probing for mark in self._marks.values())
         due: list[tuple[float, int, EndpointState, str, Mark]] = []
+        trial_s = self.settings.trial_seconds
         for (state, about), mark in self._marks.items():
-            every_s = settings.trial_seconds if mark.out else min(_SUSPECT_PROBES_S, settings.trial_seconds)
+            every_s = trial_s if mark.out else min(_SUSPECT_PROBES_S, trial_s)
             done = not mark.out and mark.verdict in ("well", "unclear")
             if not (mark.probing or done) and now - mark.probed_at >= every_s and _takes_probes(state):
                 due.append((mark.probed_at, len(due), state, about, mark))
@@ -276,7 +275,7 @@ class Failures:
                 probes.append(Probe(state, model, about, mark, queued=queued))
         return probes
 
-    def probed(self, probe: Probe, verdict: Verdict, *, settings: Settings, now: float) -> None:
+    def probed(self, probe: Probe, verdict: Verdict, *, now: float) -> None:
         mark = self._marks.get((probe.state, probe.about))
         if mark is not probe.mark:
             return  # The probe was sent for an earlier mark.
@@ -287,11 +286,11 @@ class Failures:
             self.hangs(probe.state, now=now)
             mark.may_stall, mark.stalls = False, True
         elif verdict == "ill" and not mark.out:
-            self.answered(probe.state, failed=True, model=probe.about, settings=settings, now=now)
+            self.answered(probe.state, failed=True, model=probe.about, now=now)
         elif verdict == "well" and (mark.stalls or (mark.verdict == "ill" and probe.state in self._cuts)):
             mark.recover(now=now)
         elif verdict == "well" and mark.out and mark.verdict != "well":
-            mark.allow_trial(settings.trial_seconds, now=now)
+            mark.allow_trial(self.settings.trial_seconds, now=now)
         mark.verdict = verdict
 
     # -- what a pick and people are told ---------------------------------------------------------------------
@@ -345,9 +344,7 @@ class Failures:
         mark = self._marks.get((state, ""))
         return mark.now(now) if mark is not None else 0.0
 
-    def why(
-        self, states: Sequence[EndpointState], *, settings: Settings, now: float
-    ) -> dict[EndpointState, str]:
+    def why(self, states: Sequence[EndpointState], *, now: float) -> dict[EndpointState, str]:
         """Return the servers that are left out for all models, and the reasons."""
         marks = {n: m for n, s in enumerate(states) if (m := self._marks.get((s, ""))) is not None}
         if not marks:
@@ -355,7 +352,7 @@ class Failures:
         shares = np.zeros(len(states))
         for n, mark in marks.items():
             shares[n] = mark.now(now)
-        out = self._left_out(shares, marks, settings)
+        out = self._left_out(shares, marks, self.settings)
         return {states[n]: self._reason(states[n], marks[n]) for n in out}
 
     @property

@@ -41,10 +41,11 @@ class FleetChange:
 class Fleet:
     """States by name. Names and addresses are unique; the source checks that."""
 
-    def __init__(self, *, refuses_unknown_models: bool = True) -> None:
+    def __init__(self, spec: PolicySpec, *, refuses_unknown_models: bool = True) -> None:
         """refuses_unknown_models: if every server's list is known, a model in none of the lists is an error
         of the client.
         """
+        self._spec = spec
         self._refuses = refuses_unknown_models
         self.unknown_asked = 0
         """Number of requests for a model that no server lists. It may have been loaded since."""
@@ -67,12 +68,16 @@ class Fleet:
         self._unions: dict[frozenset[Address] | None, bytes | None] = {}
         """Answers to `GET /v1/models`, by subset."""
         self._aliases: Sequence[ModelCard] = ()
-        self.failures = Failures()
+        self.failures = Failures(spec.failures)
         """Which servers fail. The picker reports to it, and people read it."""
         self.unheard = Unheard()
         """The picks of other pickers that are not known here yet. The listener reports to it."""
         self._in_slots: list[EndpointState] = []
         self._columns = Columns([])
+
+    def apply(self, spec: PolicySpec) -> None:
+        """Use another policy from now on."""
+        self._spec, self.failures.settings = spec, spec.failures
 
     def __len__(self) -> int:
         return len(self._states)
@@ -100,7 +105,6 @@ class Fleet:
         self,
         endpoints: Sequence[Endpoint],
         *,
-        spec: PolicySpec,
         now: float,
         pools: AbstractSet[str] = frozenset(),
     ) -> FleetChange:
@@ -121,7 +125,7 @@ class Fleet:
         for name, endpoint in wanted.items():
             state = self._states.get(name)
             if state is None:
-                self._states[name] = self.new_state(endpoint, spec=spec, now=now)
+                self._states[name] = self.new_state(endpoint, now=now)
                 added.append(name)
                 continue
             old, old_model = state.endpoint, state.model
@@ -131,7 +135,7 @@ class Fleet:
                 self._start_anew(state, now=now)
                 restarted.append(name)
             if old_model != state.model:
-                self._new_rate(state, spec=spec)
+                self._new_rate(state)
         self._by_address = {s.endpoint.address: s for s in self._states.values()}
         self._in_slots = list(self._states.values())
         self._columns = Columns(self._in_slots)
@@ -145,7 +149,7 @@ class Fleet:
         return FleetChange(added=tuple(added), removed=removed, restarted=tuple(restarted))
 
     def take_lists(
-        self, lists: Mapping[EndpointName, ModelList | None], *, spec: PolicySpec, now: float
+        self, lists: Mapping[EndpointName, ModelList | None], *, now: float
     ) -> Sequence[EndpointName]:
         """Take in the servers' lists of models. None: the server was asked, but did not list its models.
 
@@ -168,7 +172,7 @@ class Fleet:
             if before:
                 self._start_anew(state, now=now)
                 restarted.append(name)
-            self._new_rate(state, spec=spec)
+            self._new_rate(state)
         if renamed:
             self._columns = Columns(self._in_slots)
         if changed:
@@ -225,26 +229,24 @@ class Fleet:
         """The number of servers that have not listed their models yet."""
         return len(self._serving.unlisted)
 
-    def new_state(self, endpoint: Endpoint, *, spec: PolicySpec, now: float) -> EndpointState:
+    def new_state(self, endpoint: Endpoint, *, now: float) -> EndpointState:
         """A new state. Only its rate is known: that of its model's other servers."""
-        return EndpointState.new(endpoint, model_rate=self._model_rate(endpoint.model, spec=spec), now=now)
+        return EndpointState.new(endpoint, model_rate=self._model_rate(endpoint.model), now=now)
 
-    def _new_rate(self, state: EndpointState, *, spec: PolicySpec) -> None:
+    def _new_rate(self, state: EndpointState) -> None:
         """Give the state a new rate, because the endpoint serves another model."""
         state.rate.leave()
-        state.rate = PrefillRate(self._model_rate(state.model, spec=spec))
+        state.rate = PrefillRate(self._model_rate(state.model))
 
-    def _model_rate(self, model: str, *, spec: PolicySpec) -> ModelRate:
+    def _model_rate(self, model: str) -> ModelRate:
         rate = self._model_rates.get(model)
         if rate is None:
-            rate = self._model_rates[model] = ModelRate(start=spec.cost.prefill_tokens_per_second)
+            rate = self._model_rates[model] = ModelRate(start=self._spec.cost.prefill_tokens_per_second)
         return rate
 
     # -- for a pick ------------------------------------------------------------------------------------------
 
-    def candidates(
-        self, model: str, *, subset: AbstractSet[Address] | None, failures_to_eject: int
-    ) -> Sequence[int]:
+    def candidates(self, model: str, *, subset: AbstractSet[Address] | None) -> Sequence[int]:
         """Slots of the endpoints that may serve a request for `model`, at the addresses in `subset` if there
         is one.
 
@@ -253,7 +255,7 @@ class Fleet:
         slots = self.serving(model) if model else self._columns.roster.everyone
         if self._no_answers:
             slots = [slot for slot in slots if slot not in self._no_answers]
-        slots = self.healthy(slots, failures_to_eject=failures_to_eject)
+        slots = self.healthy(slots)
         if not slots:
             raise NoEndpointError(_NOT_READY, reason="no_ready_endpoint")
         if subset is None:
@@ -274,13 +276,11 @@ class Fleet:
         """Whether some endpoints compute prompts for others."""
         return bool(self._prefilling)
 
-    def prefillers(
-        self, model: str, *, subset: AbstractSet[Address] | None, failures_to_eject: int
-    ) -> Sequence[int]:
+    def prefillers(self, model: str, *, subset: AbstractSet[Address] | None) -> Sequence[int]:
         """Slots of endpoints that may compute a prompt for `model` for another one. May be empty."""
         able = set(self.serving(model)) if model else set(self._columns.roster.everyone)
         slots = [slot for slot in self._prefilling if slot in able]
-        slots = list(self.healthy(slots, failures_to_eject=failures_to_eject))
+        slots = list(self.healthy(slots))
         return slots if subset is None else self._within(slots, subset)
 
     def _within(self, slots: Sequence[int], subset: AbstractSet[Address]) -> list[int]:
@@ -315,21 +315,21 @@ class Fleet:
     def in_slot(self, slot: int) -> EndpointState:
         return self._in_slots[slot]
 
-    def healthy(self, slots: Sequence[int], *, failures_to_eject: int) -> Sequence[int]:
+    def healthy(self, slots: Sequence[int]) -> Sequence[int]:
         """The slots of `slots` that may be picked.
 
         If every endpoint's scrapes fail, the fault is probably in the scrapes. All slots then stay,
         and Envoy's retries find those that work.
         """
-        failing = self._followed().failing(times=failures_to_eject)
+        failing = self._followed().failing(times=self._spec.scrape.failures_to_eject)
         if not failing or len(failing) == len(self._states):
             return slots
         return [slot for slot in slots if slot not in failing]
 
-    def ready(self, *, failures_to_eject: int) -> set[EndpointState]:
+    def ready(self) -> set[EndpointState]:
         """All endpoints that may be picked, whatever models they serve."""
         everyone = self._columns.roster.everyone
-        return {self._in_slots[slot] for slot in self.healthy(everyone, failures_to_eject=failures_to_eject)}
+        return {self._in_slots[slot] for slot in self.healthy(everyone)}
 
     def adapter(self, model: str) -> str:
         """`model` if some endpoint declares it as an adapter or was seen to hold it, else empty."""

@@ -26,7 +26,7 @@ def fail(picker: Picker, name: str, *, times: int, now: float) -> None:
     state = picker.fleet.get(EndpointName(name))
     assert state is not None
     for _ in range(times):
-        picker.fleet.failures.answered(state, failed=True, settings=picker.policy.spec.failures, now=now)
+        picker.fleet.failures.answered(state, failed=True, now=now)
 
 
 def started(incarnation: str = "") -> Picker:
@@ -114,11 +114,11 @@ def test_a_late_answer_to_a_probe_proves_nothing_where_requests_wait(waiting: in
     fail(picker, "a", times=1, now=1.0)
     page = EndpointMetrics(scraped_at=1.0, waiting=waiting)
     picker.observe(EndpointName("a"), page, now=1.0)
-    failures, settings = picker.fleet.failures, picker.policy.spec.failures
+    failures = picker.fleet.failures
     state = picker.fleet.get(EndpointName("a"))
     assert state is not None
-    failures.answered(state, failed=True, asked_model="m", settings=settings, now=1.0)
-    [probe] = failures.probes_due(settings=settings, now=1.0)
+    failures.answered(state, failed=True, asked_model="m", now=1.0)
+    [probe] = failures.probes_due(now=1.0)
     assert probe.queued == bool(waiting)
 
 
@@ -141,21 +141,21 @@ def test_people_are_told_who_is_left_out_and_why() -> None:
     )
     fail(picker, "a", times=4, now=1.0)
     states = list(picker.fleet.states())
-    why = picker.fleet.failures.why(states, settings=picker.policy.spec.failures, now=1.0)
+    why = picker.fleet.failures.why(states, now=1.0)
     assert {state.endpoint.name: reason for state, reason in why.items()} == {"a": "its answers fail"}
     picker.set_endpoints(picker.endpoints()[1:], now=2.0)
     assert picker.fleet.failures.share(states[0], now=2.0) == 0.0  # forgotten with its endpoint
 
 
 def test_a_request_is_not_remembered_for_as_long_as_a_server_says_that_it_takes() -> None:
-    failures, settings = Failing(), DEFAULT_POLICY.spec.failures
+    failures = Failing(DEFAULT_POLICY.spec.failures)
     state = EndpointState.new(
         Endpoint(EndpointName("a"), Address("10.0.0.1", 1)), model_rate=ModelRate(start=1000.0), now=0.0
     )
     for n in range(100):
-        failures.sent(state, streams=True, foretold_s=1e12, settings=settings, now=float(n))
+        failures.sent(state, streams=True, foretold_s=1e12, now=float(n))
     assert failures.remembered == 100
-    failures.look(settings=settings, now=1000.0)
+    failures.look(now=1000.0)
     assert failures.remembered == 0
 
 
@@ -190,13 +190,13 @@ def test_requests_that_break_with_the_old_process_are_not_held_against_the_new_o
 
 def test_a_probe_of_the_old_process_says_nothing_of_the_new_one() -> None:
     picker = started()
-    failures, settings = picker.fleet.failures, picker.policy.spec.failures
+    failures = picker.fleet.failures
     state = picker.fleet.get(EndpointName("a"))
     assert state is not None
-    failures.answered(state, failed=True, asked_model="m", settings=settings, now=1.0)
+    failures.answered(state, failed=True, asked_model="m", now=1.0)
     [old] = picker.probes_due(now=1.0)
     failures.forget(state)
-    failures.answered(state, failed=True, asked_model="m", settings=settings, now=2.0)
+    failures.answered(state, failed=True, asked_model="m", now=2.0)
     before = failures.share(state, now=2.0)
     [_] = picker.probes_due(now=2.0)
     picker.probed(old, "ill", now=2.0)

@@ -28,8 +28,8 @@ def endpoint(
 
 
 def a_fleet(*endpoints: Endpoint) -> Fleet:
-    fleet = Fleet()
-    fleet.set_endpoints(endpoints, spec=SPEC, now=0.0)
+    fleet = Fleet(SPEC)
+    fleet.set_endpoints(endpoints, now=0.0)
     return fleet
 
 
@@ -42,7 +42,7 @@ def fail(fleet: Fleet, *names: str, times: int = 3) -> None:
 
 
 def ready(fleet: Fleet) -> list[str]:
-    return sorted(s.endpoint.name for s in fleet.ready(failures_to_eject=3))
+    return sorted(s.endpoint.name for s in fleet.ready())
 
 
 def names_serving(fleet: Fleet, model: str) -> list[str]:
@@ -59,7 +59,6 @@ def test_a_new_list_says_what_came_what_went_and_what_was_restarted() -> None:
     fleet = a_fleet(endpoint("a"), endpoint("b"), endpoint("c"), endpoint("d"))
     change = fleet.set_endpoints(
         [endpoint("a"), endpoint("b", host="10.9.9.9"), endpoint("c", incarnation="2"), endpoint("e")],
-        spec=SPEC,
         now=1.0,
     )
     assert change.added == ("e",)
@@ -71,7 +70,7 @@ def test_a_new_list_says_what_came_what_went_and_what_was_restarted() -> None:
 def test_an_endpoint_that_stays_keeps_its_state_also_with_other_adapters() -> None:
     fleet = a_fleet(endpoint("a", model="m"))
     before = fleet.get(EndpointName("a"))
-    change = fleet.set_endpoints([endpoint("a", model="m", adapters=("sql",))], spec=SPEC, now=1.0)
+    change = fleet.set_endpoints([endpoint("a", model="m", adapters=("sql",))], now=1.0)
     assert fleet.get(EndpointName("a")) is before
     assert before is not None
     assert before.endpoint.adapters == {"sql"}
@@ -83,9 +82,7 @@ def test_an_endpoint_that_serves_another_model_is_another_server() -> None:
     state = fleet.get(EndpointName("a"))
     assert state is not None
     before = state.process
-    change = fleet.set_endpoints(
-        [endpoint("a", model="other"), endpoint("b", model="other")], spec=SPEC, now=1.0
-    )
+    change = fleet.set_endpoints([endpoint("a", model="other"), endpoint("b", model="other")], now=1.0)
     assert change.restarted == ("a",)
     assert state.process == before + 1
     fleet.check_integrity()
@@ -95,12 +92,12 @@ def test_addresses_lead_to_who_has_them_now() -> None:
     a, b = endpoint("a"), endpoint("b")
     fleet = a_fleet(a, b)
     swapped = [endpoint("a", host=b.address.host), endpoint("b", host=a.address.host)]
-    fleet.set_endpoints(swapped, spec=SPEC, now=1.0)
+    fleet.set_endpoints(swapped, now=1.0)
     fleet.check_integrity()
     state = fleet.at(a.address)
     assert state is not None
     assert state.endpoint.name == "b"
-    fleet.set_endpoints([], spec=SPEC, now=2.0)
+    fleet.set_endpoints([], now=2.0)
     assert fleet.at(a.address) is None
     assert len(fleet) == 0
 
@@ -126,13 +123,13 @@ def test_when_every_scrape_fails_the_scrapes_are_doubted_and_all_stay() -> None:
 def test_a_models_only_server_that_is_down_is_not_replaced_by_servers_of_another_model() -> None:
     fleet = a_fleet(endpoint("a", model="m"), endpoint("b", model="n"))
     fail(fleet, "a")
-    assert fleet.healthy(fleet.serving("m"), failures_to_eject=3) == []
+    assert fleet.healthy(fleet.serving("m")) == []
 
 
 def test_a_restarted_server_starts_without_failures() -> None:
     fleet = a_fleet(endpoint("a"), endpoint("b"))
     fail(fleet, "a")
-    fleet.set_endpoints([endpoint("a", incarnation="2"), endpoint("b")], spec=SPEC, now=1.0)
+    fleet.set_endpoints([endpoint("a", incarnation="2"), endpoint("b")], now=1.0)
     assert ready(fleet) == ["a", "b"]
 
 
@@ -182,10 +179,10 @@ LISTS = st.lists(
 
 @given(LISTS)
 def test_the_fleet_is_always_exactly_the_last_list(lists: list[list[tuple[str, int, str]]]) -> None:
-    fleet, known = Fleet(), dict[EndpointName, Endpoint]()
+    fleet, known = Fleet(SPEC), dict[EndpointName, Endpoint]()
     for listed in lists:
         wanted = [endpoint(n, host=f"10.0.0.{host}", incarnation=i) for n, host, i in listed]
-        change = fleet.set_endpoints(wanted, spec=SPEC, now=0.0)
+        change = fleet.set_endpoints(wanted, now=0.0)
         now_known = {e.name: e for e in wanted}
         assert set(change.added) == now_known.keys() - known.keys()
         assert set(change.removed) == known.keys() - now_known.keys()

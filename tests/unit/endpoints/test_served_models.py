@@ -28,24 +28,22 @@ def listing(*bases: str, adapters: Sequence[str] = ()) -> ModelList:
 
 
 def fleet_of(names: str, *, refuses: bool = True, **lists: ModelList | None) -> Fleet:
-    fleet = Fleet(refuses_unknown_models=refuses)
-    fleet.set_endpoints([endpoint(name) for name in names], spec=SPEC, now=0.0)
+    fleet = Fleet(SPEC, refuses_unknown_models=refuses)
+    fleet.set_endpoints([endpoint(name) for name in names], now=0.0)
     take(fleet, **lists)
     return fleet
 
 
 def pools_of(**pools: str) -> Fleet:
     """Return the names of the endpoints of each pool."""
-    fleet = Fleet()
+    fleet = Fleet(SPEC)
     endpoints = [endpoint(name, pool=pool) for pool, names in pools.items() for name in names]
-    fleet.set_endpoints(endpoints, spec=SPEC, now=0.0)
+    fleet.set_endpoints(endpoints, now=0.0)
     return fleet
 
 
 def take(fleet: Fleet, **lists: ModelList | None) -> Sequence[str]:
-    restarted = fleet.take_lists(
-        {EndpointName(name): listed for name, listed in lists.items()}, spec=SPEC, now=1.0
-    )
+    restarted = fleet.take_lists({EndpointName(name): listed for name, listed in lists.items()}, now=1.0)
     fleet.check_integrity()
     return restarted
 
@@ -56,7 +54,7 @@ def serving(fleet: Fleet, model: str) -> str:
 
 def picked_from(fleet: Fleet, model: str, subset: str) -> str:
     allowed = {endpoint(name).address for name in subset}
-    slots = fleet.candidates(model, subset=allowed, failures_to_eject=3)
+    slots = fleet.candidates(model, subset=allowed)
     return "".join(sorted(fleet.in_slot(slot).endpoint.name for slot in slots))
 
 
@@ -126,8 +124,8 @@ def test_a_new_server_has_nothing_that_others_list_until_it_was_asked() -> None:
     take(fleet, c=None, d=listing("n"))
     assert [serving(fleet, model) for model in ("m", "n")] == ["ac", "bcd"], "c has not listed its models"
     anew = [endpoint(name) for name in "abd"]
-    fleet.set_endpoints([*anew, endpoint("c", model="k")], spec=SPEC, now=2.0)
-    fleet.set_endpoints([*anew, endpoint("c")], spec=SPEC, now=3.0)
+    fleet.set_endpoints([*anew, endpoint("c", model="k")], now=2.0)
+    fleet.set_endpoints([*anew, endpoint("c")], now=3.0)
     assert [serving(fleet, model) for model in ("m", "n")] == ["a", "bd"], (
         "this is another process than before"
     )
@@ -135,12 +133,12 @@ def test_a_new_server_has_nothing_that_others_list_until_it_was_asked() -> None:
 
 def with_endpoints(fleet: Fleet, *, existing: str, now: float, **pools: str) -> None:
     endpoints = [endpoint(name, pool=pool) for pool, names in pools.items() for name in names]
-    fleet.set_endpoints(endpoints, spec=SPEC, now=now, pools=frozenset(existing))
+    fleet.set_endpoints(endpoints, now=now, pools=frozenset(existing))
     fleet.check_integrity()
 
 
 def test_a_model_whose_pool_has_no_server_now_is_not_ready_and_unknown_once_the_pool_is_gone() -> None:
-    fleet = Fleet()
+    fleet = Fleet(SPEC)
     with_endpoints(fleet, existing="pq", now=0.0, p="a", q="b")
     take(fleet, a=listing("m", adapters=["sql"]), b=listing("n"))
     with_endpoints(fleet, existing="pq", now=1.0, q="b")
@@ -156,7 +154,7 @@ def test_a_model_whose_pool_has_no_server_now_is_not_ready_and_unknown_once_the_
 
 
 def test_a_model_whose_server_left_a_pool_that_has_others_is_waited_for_and_then_unknown() -> None:
-    fleet = Fleet()
+    fleet = Fleet(SPEC)
     with_endpoints(fleet, existing="p", now=0.0, p="ab")
     take(fleet, a=listing("m"), b=listing("n"))
     with_endpoints(fleet, existing="p", now=1.0, p="b")
@@ -169,8 +167,8 @@ def test_a_model_whose_server_left_a_pool_that_has_others_is_waited_for_and_then
 
 
 def test_a_declared_model_stays_with_those_that_declare_it() -> None:
-    fleet = Fleet()
-    fleet.set_endpoints([endpoint("a", model="m"), endpoint("b")], spec=SPEC, now=0.0)
+    fleet = Fleet(SPEC)
+    fleet.set_endpoints([endpoint("a", model="m"), endpoint("b")], now=0.0)
     assert serving(fleet, "m") == "a"
     take(fleet, a=listing("served-name"), b=None)
     assert serving(fleet, "m") == "a"
@@ -216,7 +214,7 @@ def test_a_server_that_lists_another_model_than_before_is_another_server() -> No
 def test_a_new_process_has_said_nothing_yet_and_a_new_list_of_endpoints_forgets_nobody() -> None:
     fleet = fleet_of("ab", a=listing("m"), b=listing("n"))
     again = [endpoint("a"), Endpoint(EndpointName("b"), endpoint("b").address, incarnation="2")]
-    fleet.set_endpoints(again, spec=SPEC, now=2.0)
+    fleet.set_endpoints(again, now=2.0)
     assert serving(fleet, "m") == "a"
     assert [serving(fleet, model) for model in ("n", "ghost")] == ["b", "b"], "no other server has the model"
     take(fleet, b=None)

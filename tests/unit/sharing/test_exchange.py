@@ -126,8 +126,7 @@ def test_a_server_that_hangs_for_one_picker_is_left_out_by_the_others_and_comes_
     meet([one, other], now=31.5)
     shown = other.pick(text("q"), now=31.6).decision.candidates
     assert [c.excluded for c in shown if c.name == "a"] == ["failing"]
-    settings = other.picker.policy.spec.failures
-    why = other.picker.fleet.failures.why(list(other.picker.fleet.states()), settings=settings, now=31.6)
+    why = other.picker.fleet.failures.why(list(other.picker.fleet.states()), now=31.6)
     assert {state.endpoint.name: reason for state, reason in why.items()} == {"a": "its requests hang"}
     answers = 0
     for n in range(30):  # trials among them
