@@ -182,7 +182,8 @@ class Peer(asyncio.Protocol):
 
     def end(self, stream_id: int, status: int, details: str) -> None:
         self._handlers.pop(stream_id, None)
-        self._beginnings.gone(stream_id)
+        if stream_id in self._beginnings.calls:
+            self._beginnings.gone(stream_id)
         self.connection.end(stream_id, status, details)
         self.flush_soon()
 
@@ -391,7 +392,8 @@ class Peer(asyncio.Protocol):
             handler.gone(now=now, broken=True)
 
     def _gone(self, stream_id: int, *, now: float) -> None:
-        self._beginnings.gone(stream_id)
+        if stream_id in self._beginnings.calls:
+            self._beginnings.gone(stream_id)
         handler = self._handlers.pop(stream_id, None)
         if handler is not None:
             handler.gone(now=now, broken=False)
