@@ -199,6 +199,20 @@ class RunForest:
             at, parent = end, run
         return runs, at
 
+    def path_of(self, mirror: Mirror, chain: Sequence[ChunkHash]) -> tuple[list[Run], int]:
+        """The same as `path`, as far as `mirror` holds the runs."""
+        runs, covered = self.path(chain)
+        while runs and runs[-1] not in mirror.last_use:
+            covered = runs.pop().start
+        return runs, covered
+
+    def whole_path(self, chain: Sequence[ChunkHash]) -> list[Run]:
+        """The path as whole runs, with a new one for the rest of the chain, unless its key is in use."""
+        runs, covered = self.path(chain)
+        if self.cut(runs, covered) == covered:
+            self.grow(runs, chain, covered)
+        return runs
+
     def cut(self, runs: list[Run], covered: int) -> int:
         """Split the last run of a path where the path leaves it. Returns the chunks covered, which are fewer
         if the split was refused.
@@ -341,8 +355,28 @@ class RunForest:
             assert run.children == children.get(run, 0), "children miscounted"
         for mirror in self._mirrors:
             if mirror is not None:
-                runs = mirror.last_use
-                assert mirror.entries == sum(len(run.hashes) for run in runs)
+                assert mirror.entries == sum(len(run.hashes) for run in mirror.last_use)
+                self._check_uses(mirror)
+
+    def _check_uses(self, mirror: Mirror) -> None:
+        uses = list(mirror.uses())
+        assert mirror.newest is (uses[-1] if uses else None)
+        assert all(a.newer is b and b.older is a and a.at <= b.at for a, b in pairwise(uses))
+        order = {use: n for n, use in enumerate(uses)}
+        reached = set()
+        for use in uses:
+            assert (use.leaf is None) == (use.size_bytes > 0)
+            run = use.leaf
+            while run is not None and mirror.last_use[run] is use:
+                reached.add(run)
+                run = run.parent
+        assert reached == set(mirror.last_use), "an entry that no use leads to would never be evicted"
+        used_bytes = sum(use.size_bytes for use in uses)
+        for run, use in mirror.last_use.items():
+            used_bytes += self._size_bytes(run.start, run.end)
+            if run.parent is not None:
+                assert order[mirror.last_use[run.parent]] >= order[use], "a prefix would go before its tail"
+        assert used_bytes == mirror.used_bytes, "bytes miscounted"
 
     def __len__(self) -> int:
         return len(self._index)
