@@ -1,5 +1,5 @@
-"""Two pickers with flow control share their state. They are two processes with a real Redis, or two workers
-with a local socket. Bounds and shares hold for both pickers together. The policy says that the one server
+"""Two or four pickers with flow control share their state. They are processes with a real Redis, or workers
+with a local socket. Bounds and shares hold for all pickers together. The policy says that the one server
 computes one token a second, so one request keeps the server busy until the test ends that request.
 """
 
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -36,7 +37,7 @@ class Asked:
         self.tenant = tenant
 
     async def send(self, number: int) -> Asked:
-        body = json.dumps({"model": "m", "prompt": f"{number} " * 80}).encode()
+        body = json.dumps({"model": "m", "prompt": f"{number:03} " * 80}).encode()
         headers = [("x-request-id", f"r{number}"), (TENANT, self.tenant)]
         await self.running.send(body, headers=headers)
         return self
@@ -85,19 +86,21 @@ async def decided_of(tasks: list[asyncio.Task[Asked]]) -> list[Asked]:
 
 
 @asynccontextmanager
-async def running_pool(folder: Path, *, workers: bool = False, **flow: Any) -> AsyncIterator[Pool]:
-    """Run two pickers that know of each other, before one server whose metrics page says that it is busy."""
+async def running_pool(
+    folder: Path, *, workers: bool = False, count: int = 2, **flow: Any
+) -> AsyncIterator[Pool]:
+    """Run pickers that know of each other, before one server whose metrics page says that it is busy."""
     async with AsyncExitStack() as stack:
         server: Backend = await stack.enter_async_context(running_backend("s"))
         server.metrics["vllm:num_requests_running"] = 1
         flow = {"mode": "Hold", "headroomSeconds": 0.1, **flow}
         pickers, sockets = [], []
         if workers:
-            pickers.append(await _picker(folder / "both", server, flow, stack, workers=2))
-            sockets = [folder / "both" / f"picker.sock.{n}" for n in range(2)]
+            pickers.append(await _picker(folder / "both", server, flow, stack, workers=count))
+            sockets = [folder / "both" / f"picker.sock.{n}" for n in range(count)]
         else:
             redis = await stack.enter_async_context(running_redis(folder))
-            for name in ("one", "other"):
+            for name in map(str, range(count)):
                 sharing = {"redis": {"url": redis.url}}
                 pickers.append(await _picker(folder / name, server, flow, stack, sharing=sharing))
                 sockets.append(folder / name / "picker.sock")
@@ -106,7 +109,7 @@ async def running_pool(folder: Path, *, workers: bool = False, **flow: Any) -> A
         ]
 
         async def met() -> bool:
-            return sum([await picker.metric("epp_sharing_peers") for picker in pickers]) == 2
+            return sum([await p.metric("epp_sharing_peers") for p in pickers]) == count * (count - 1)
 
         await wait_until(met, what="the pickers have met", timeout_s=60)
         yield Pool(pickers, channels, stack)
@@ -161,3 +164,29 @@ async def test_what_one_picker_lets_go_for_a_tenant_counts_as_its_share_at_the_o
             (went,) = await decided_of(tasks)
             order.append(went.tenant)
         assert order == ["second", "first", "second", "first"]
+
+
+@pytest.mark.parametrize("workers", [False, True], ids=["redis", "workers"])
+async def test_four_pickers_keep_bound_and_shares_within_a_tenth(tmp_path: Path, *, workers: bool) -> None:
+    """One tenant asks three times as often as the other, and each gets half of what is served."""
+    count, bound, asked, served = 4, 20, 28, 10
+    async with running_pool(tmp_path, workers=workers, count=count, inAll={"maxRequests": bound}) as pool:
+        went = await (await pool.ask(0))
+        tasks = [
+            await pool.ask(n % count, "modest" if n // count % 4 == 0 else "greedy") for n in range(asked)
+        ]
+
+        async def bounded() -> bool:
+            return abs(await pool.waiting() - bound) <= 0.1 * bound
+
+        await wait_until(bounded, what="what is too much is refused")
+        refused = [task for task in tasks if task.done()]
+        assert abs(len(refused) - (asked - bound)) <= 0.1 * bound
+        tasks = [task for task in tasks if not task.done()]
+        got = Counter[str]()
+        while got.total() < served:
+            await went.end()
+            (went,) = await decided_of(tasks)
+            got[went.tenant] += 1
+        print(f"of {asked} requests {len(refused)} were refused; the first {served} that went: {dict(got)}")
+        assert abs(got["modest"] - served / 2) <= 0.1 * served
