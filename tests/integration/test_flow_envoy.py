@@ -128,18 +128,32 @@ async def test_a_picker_that_drains_lets_all_go(tmp_path: Path) -> None:
         assert await gateway.envoy.bypassed() == 0
 
 
+async def many_wait(gateway: Gateway) -> list[asyncio.Task[Reply]]:
+    """200 requests that wait."""
+    tasks: list[asyncio.Task[Reply]] = []
+    for _ in range(20):
+        # On grpcio, 200 requests at once are an overload. Some of them would go unread and not wait.
+        tasks += [asyncio.create_task(gateway.client.complete(f"{len(tasks)} {n} " * 40)) for n in range(10)]
+        await wait_for(gateway, len(tasks))
+        await asyncio.sleep(0.15)  # after this pause the next requests no longer count as late
+    return tasks
+
+
 async def test_a_killed_picker_loses_the_queue_and_no_request(tmp_path: Path) -> None:
     async with busy(tmp_path) as gateway:
-        tasks: list[asyncio.Task[Any]] = []
-        for _ in range(20):
-            # On grpcio, 200 requests at once are an overload. Some of them would go unread and not wait.
-            tasks += [
-                asyncio.create_task(gateway.client.complete(f"{len(tasks)} {n} " * 40)) for n in range(10)
-            ]
-            await wait_for(gateway, len(tasks))
-            await asyncio.sleep(0.15)  # after this pause the next requests no longer count as late
+        tasks = await many_wait(gateway)
         gateway.picker.process.kill()
         replies = await asyncio.gather(*tasks)
         assert [reply.status for reply in replies] == [200] * 200
         assert await gateway.envoy.bypassed() >= 200  # the request that is being answered may add one
         assert len(gateway.backends[0].prompts) == 201
+
+
+async def test_where_requests_may_not_pass_a_killed_picker_all_that_wait_get_503(tmp_path: Path) -> None:
+    async with busy(tmp_path, holdStreams=False, envoy={"failOpen": False}) as gateway:
+        tasks = await many_wait(gateway)
+        gateway.picker.process.kill()
+        replies = await asyncio.gather(*tasks)
+        assert [reply.status for reply in replies] == [503] * 200
+        assert await gateway.envoy.bypassed() == 0
+        assert len(gateway.backends[0].prompts) == 1
