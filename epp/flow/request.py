@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from epp.types import Value
 
@@ -134,4 +134,4 @@ class Refused(Value, Generic[T], frozen=True):
     retry_after_s: int
 
 
-Verdict = LetGo[T] | Refused[T]
+Verdict: TypeAlias = "LetGo[T] | Refused[T]"
