@@ -62,12 +62,15 @@ class Pool:
     async def waiting(self) -> float:
         return sum([await picker.metric("epp_flow_waiting_requests") for picker in self.pickers])
 
-    async def ask(self, picker: int, tenant: str = "t") -> asyncio.Task[Asked]:
-        """Return when the request waits or was answered."""
+    async def begin(self, picker: int, tenant: str) -> asyncio.Task[Asked]:
         one = await self._stack.enter_async_context(exchange(self._channels[picker], mode=DUPLEX))
         self._numbers += 1
+        return asyncio.create_task(Asked(one, tenant).send(self._numbers))
+
+    async def ask(self, picker: int, tenant: str = "t") -> asyncio.Task[Asked]:
+        """Return when the request waits or was answered."""
         before = await self.waiting()
-        task = asyncio.create_task(Asked(one, tenant).send(self._numbers))
+        task = await self.begin(picker, tenant)
 
         async def decided() -> bool:
             return task.done() or await self.waiting() > before
@@ -173,11 +176,13 @@ async def test_four_pickers_keep_bound_and_shares_within_a_tenth(tmp_path: Path,
     async with running_pool(tmp_path, workers=workers, count=count, inAll={"maxRequests": bound}) as pool:
         went = await (await pool.ask(0))
         tasks = [
-            await pool.ask(n % count, "modest" if n // count % 4 == 0 else "greedy") for n in range(asked)
+            await pool.begin(n % count, "modest" if n // count % 4 == 0 else "greedy") for n in range(asked)
         ]
 
         async def bounded() -> bool:
-            return abs(await pool.waiting() - bound) <= 0.1 * bound
+            waiting = await pool.waiting()
+            refused = sum(task.done() for task in tasks)
+            return abs(waiting - bound) <= 0.1 * bound and waiting + refused == asked
 
         await wait_until(bounded, what="what is too much is refused")
         refused = [task for task in tasks if task.done()]
