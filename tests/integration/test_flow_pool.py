@@ -171,7 +171,9 @@ async def test_what_one_picker_lets_go_for_a_tenant_counts_as_its_share_at_the_o
 
 @pytest.mark.parametrize("workers", [False, True], ids=["redis", "workers"])
 async def test_four_pickers_keep_bound_and_shares_within_a_tenth(tmp_path: Path, *, workers: bool) -> None:
-    """One tenant asks three times as often as the other, and each gets half of what is served."""
+    """One tenant asks three times as often as the other. Each gets half of what is served, to one request or
+    two.
+    """
     count, bound, asked, served = 4, 20, 28, 10
     async with running_pool(tmp_path, workers=workers, count=count, inAll={"maxRequests": bound}) as pool:
         went = await (await pool.ask(0))
@@ -188,10 +190,11 @@ async def test_four_pickers_keep_bound_and_shares_within_a_tenth(tmp_path: Path,
         refused = [task for task in tasks if task.done()]
         assert abs(len(refused) - (asked - bound)) <= 0.1 * bound
         tasks = [task for task in tasks if not task.done()]
-        got = Counter[str]()
+        running, got = [went], Counter[str]()
         while got.total() < served:
-            await went.end()
-            (went,) = await decided_of(tasks)
-            got[went.tenant] += 1
-        print(f"of {asked} requests {len(refused)} were refused; the first {served} that went: {dict(got)}")
-        assert abs(got["modest"] - served / 2) <= 0.1 * served
+            for one in running:
+                await one.end()
+            running = await decided_of(tasks)  # two, if two pickers send before they hear of each other
+            got.update(one.tenant for one in running)
+        print(f"of {asked} requests {len(refused)} were refused; the first {got.total()} that went: {dict(got)}")
+        assert abs(got["modest"] - got.total() / 2) <= 0.15 * served
