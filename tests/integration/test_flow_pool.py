@@ -196,5 +196,7 @@ async def test_four_pickers_keep_bound_and_shares_within_a_tenth(tmp_path: Path,
                 await one.end()
             running = await decided_of(tasks)  # two, if two pickers send before they hear of each other
             got.update(one.tenant for one in running)
-        print(f"of {asked} requests {len(refused)} were refused; the first {got.total()} that went: {dict(got)}")
+        print(
+            f"of {asked} requests {len(refused)} were refused; the first {got.total()} that went: {dict(got)}"
+        )
         assert abs(got["modest"] - got.total() / 2) <= 0.15 * served
