@@ -135,7 +135,8 @@ async def test_words_that_are_none_are_counted_and_passed_over(tmp_path: Path) -
         (stream,) = [key for key in await server.do("KEYS", "*") if key.endswith(b":stream")]
         await server.do("XADD", stream.decode(), "*", "b", "nonsense")
         await server.do("XADD", stream.decode(), "*", "other", "field")
-        await wait_until(lambda: one.service.counts.malformed == 2, what="they are counted")
+        # A picker that sets its position back while it joins reads both again.
+        await wait_until(lambda: one.service.counts.malformed >= 2, what="they are counted")
         await both_ways(one, other, name="p")
 
 
