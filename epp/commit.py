@@ -121,6 +121,7 @@ class Commits:
         state = self._fleet.in_slot(snapshot.slots[chosen])
         if choice.reason == "trial":
             self._fleet.failures.tried(state, decision.model, now=now)
+        self._caches.demand.asked(asked.prefix, now=now)
         ahead_tokens = snapshot.undone_tokens.item(chosen) + choice.uncached_tokens.item(chosen)
         decision.predicted_s = ahead_tokens / snapshot.rate.item(chosen)
         if self._fleet.disaggregated:
@@ -378,7 +379,8 @@ class Commits:
         cached = 0
         if self._mirrored(routed):
             block_tokens = self._fleet.columns.block_tokens
-            cached = int(self._caches.cached_tokens(routed.prompt, block_tokens)[state.slot])
+            found = self._caches.table.holders(routed.chain)
+            cached = int(self._caches.cached_tokens(routed.prompt, found, block_tokens)[state.slot])
             routed.recorded = self._caches.table.record(state.endpoint.name, routed.chain, now=now)
             routed.prefix_lost = False
         if routed.prefill is not None:

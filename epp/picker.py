@@ -315,13 +315,16 @@ class Picker:
             prompt = self.caches.prompt(
                 inference, base_model=snapshot.roster.models[slots[0]], body_bytes=request.body_bytes
             )
-        cached = self.caches.cached_tokens(prompt, fleet.columns.block_tokens)
+        found = self.caches.table.holders(prompt.chain)
+        prefix = prompt.chain[found[0][1] - 1] if found else 0
         asked = SchedulingRequest(
             prompt_tokens=prompt.tokens,
-            cached_tokens=snapshot.of(cached),
+            cached_tokens=snapshot.of(self.caches.cached_tokens(prompt, found, fleet.columns.block_tokens)),
             session=request.session,
             beginning=self.caches.beginning(prompt),
-            matched=cached is not self.caches.nothing,
+            matched=bool(found),
+            prefix=prefix,
+            earlier=self.caches.demand.earlier(prefix, now=now) if found else (),
             prescribed=snapshot.places_of(request.prescribed) if request.prescribed else None,
         )
         if self.dry_run is not None:
@@ -345,9 +348,7 @@ class Picker:
         as_tried = self.fleet.snapshot(
             snapshot.slots, model=request.inference.model, adapter=adapter, spec=tried.policy.spec, now=now
         )
-        asked_too = SchedulingRequest(
-            asked.prompt_tokens, asked.cached_tokens, asked.session, asked.beginning
-        )
+        asked_too = replace(asked, prescribed=None)
         would_pick = tried.choose(asked_too, as_tried, place=choice.places[0])
         return replace(would_pick, flow=queued.would) if queued.would else would_pick
 

@@ -70,7 +70,8 @@ class Prefilling:
         if not slots:
             return None
         seen = fleet.snapshot(slots, model=inference.model, adapter=adapter, spec=spec, now=now)
-        cached = seen.of(self._caches.cached_tokens(prompt, fleet.columns.block_tokens))
+        held = self._caches.table.holders(prompt.chain)
+        cached = seen.of(self._caches.cached_tokens(prompt, held, fleet.columns.block_tokens))
         asked = SchedulingRequest(prompt_tokens=prompt.tokens, cached_tokens=cached)
         found = computed_elsewhere(choice, answering, asked, seen, spec=spec, rng=self._rng)
         if found is None:

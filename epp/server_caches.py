@@ -25,6 +25,7 @@ from epp.prefix_index.table import PrefixTable, Recorded
 from epp.request.canonical import OPAQUE
 from epp.request.jsontext import continued
 from epp.request.response import next_turn_prompt
+from epp.scheduling.demand import Demand
 from epp.scheduling.snapshot import NO_SERVERS, Floats, Ints
 from epp.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest, PromptSize, Value
 
@@ -89,6 +90,8 @@ class ServerCaches:
         self.roots = Roots(self.schedule, secret=secret.key)
         self.table = self._new_table()
         """Replaced when prompts are cut or hashed differently."""
+        self.demand = Demand()
+        """When each prefix was last asked for."""
         self._slots = Slots((), {})
         self.nothing: Floats = NO_SERVERS
         """The `cached_tokens` of a prompt that no server holds any part of. Nobody writes to this array."""
@@ -243,13 +246,13 @@ class ServerCaches:
         tokens = self.learned(base_model).tokens.tokens(size)
         return Prompt(size, tokens, self.chain(inference), teaches=bool(inference.prompt))
 
-    def cached_tokens(self, prompt: Prompt, block_tokens: Ints) -> Floats:
+    def cached_tokens(self, prompt: Prompt, found: Sequence[tuple[int, int]], block_tokens: Ints) -> Floats:
         """Tokens of the prompt that each server would take from its cache, by slot: whole blocks, and never
         all of the prompt, since a server computes at least the last token to have an output.
 
+        found: the table's holders of the prompt.
         block_tokens: by slot, with one more value at the end for servers without a slot.
         """
-        found = self.table.holders(prompt.chain) if prompt.chain else ()
         if not found:
             if len(self.nothing) != len(block_tokens) - 1:
                 self.nothing = np.zeros(len(block_tokens) - 1)

@@ -154,7 +154,7 @@ class PrefixTable:
 
     def holders(self, chain: Sequence[ChunkHash]) -> list[tuple[int, int]]:
         """The same as `match`, grouped: a mask of `bits`, and the number of leading chunks that each server
-        in the mask holds.
+        in the mask holds. The most chunks come first.
         """
         runs, covered = self._forest.path(chain)
         found = []

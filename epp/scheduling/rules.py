@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -18,6 +18,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from epp.config.policy import PolicySpec, RuleName
+from epp.scheduling.demand import Earlier
 from epp.scheduling.price import Numbers, cost_s
 from epp.scheduling.snapshot import Floats, Ints, Snapshot
 from epp.types import Facts
@@ -29,6 +30,8 @@ _NEAR = 1.05
 """Costs are estimates, so a cost of at most this many times the least cost counts as equally good."""
 _ALIKE = 0.1
 """Servers hold the same prefix if the longest match is longer by at most this share."""
+_AT_ONCE_S = 0.1
+"""Requests that came so shortly before are of one client, and say nothing about those to come."""
 _LOOKING_AT_ONE = 2.0
 """Expected number of picks that look at the same server before they hear of each other."""
 
@@ -48,6 +51,8 @@ class Weighed(Facts, frozen=True):
     """Hash of the prompt's first bytes; 0: it is too short, or could not be read."""
     matched: bool = True
     """Whether any candidate may hold a part of the prompt."""
+    earlier: Sequence[Earlier] = ()
+    """The last requests for the prefix that is the longest match, the earliest first."""
 
     def narrowed(self, places: Ints) -> Weighed:
         """The same request with only some of the candidates."""
@@ -61,6 +66,7 @@ class Weighed(Facts, frozen=True):
             self.session,
             self.beginning,
             self.matched,
+            self.earlier,
         )
 
 
@@ -137,9 +143,12 @@ class LeastCost:
             seen.rate,
             weighed.load_s,
             weight=self._weight,
-            stall=self._stall if least is None else _stall_shared(self._stall, weighed, least),
+            stall=self._stall,
             running_tokens=self._running_tokens,
         )
+        if least is not None and (sharing := _sharing(weighed, least)) > 1:
+            spared = (1 - 1 / sharing) * self._stall
+            score_s = score_s - spared * seen.in_flight * (uncached - least) / seen.rate
         if seen.failure_share is not None:
             score_s = score_s + self._failure_s * seen.failure_share
         places = self._in_order(score_s, uncached, least)
@@ -185,19 +194,29 @@ class LeastCost:
         return counting
 
 
-def _stall_shared(stall: Floats, weighed: Weighed, least: Numbers) -> Floats:
-    """The price k of each candidate. The price is lower where a copy of a prefix in demand would be made.
+def _sharing(weighed: Weighed, least: Numbers) -> float:
+    """How many requests share the stall price of the tokens that a copy of the longest match would take.
 
-    A prefix that h servers hold is in demand if all h are busier than the mean. One more copy then takes
-    coming requests off these servers, so the copied tokens are priced at one h-th of the stall price.
+    As many requests for this prefix will come while this one waits at a holder as came in the last such time.
+    If they are more than the holders' even part of all requests, the rest of them gains by a copy too: about
+    half of what this request saves, since one more server then shares the holders' queues.
+
+    Several holders show demand by themselves while all of them are busier than the mean.
     """
-    uncached, in_flight = weighed.uncached_tokens, weighed.seen.in_flight
-    held = uncached <= least + _ALIKE * (weighed.prompt_tokens - least)
-    holders = np.count_nonzero(held)
-    if not 1 < holders < len(held) or in_flight[held].min() * len(held) <= in_flight.sum():
-        return stall
-    shared: Floats = stall * (least + (uncached - least) / holders) / np.maximum(uncached, 1.0)
-    return shared
+    seen = weighed.seen
+    held = weighed.uncached_tokens <= least + _ALIKE * (weighed.prompt_tokens - least)
+    holders, servers = np.count_nonzero(held), len(held)
+    if holders == servers:
+        return 1.0
+    sharing = 1.0
+    if holders > 1 and seen.in_flight[held].min() * servers > seen.in_flight.sum():
+        sharing = float(holders)
+    if weighed.earlier:
+        wait_s = (seen.undone_tokens[held] / seen.rate[held]).min()
+        since = [came.since for came in weighed.earlier if _AT_ONCE_S <= came.ago_s <= wait_s]
+        if since:
+            sharing = max(sharing, 1 + (len(since) - since[0] * holders / servers) / 2)
+    return sharing
 
 
 def _holder_first(places: list[int], score_s: Floats, uncached: Floats, least: Numbers) -> list[int]:

@@ -21,6 +21,7 @@ import numpy as np
 from epp.config.policy import PolicySpec
 from epp.config.routing import Gain, Load
 from epp.errors import NoEndpointError, SaturatedError
+from epp.scheduling.demand import Earlier
 from epp.scheduling.price import loading_s
 from epp.scheduling.rules import MOST, RULES, Ranked, Weighed
 from epp.scheduling.snapshot import Bools, Floats, Ints, Snapshot
@@ -39,6 +40,10 @@ class SchedulingRequest(Facts, frozen=True):
     """Hash of the prompt's first bytes; 0: it is too short, or could not be read."""
     matched: bool = True
     """Whether any server may hold a part of the prompt."""
+    prefix: int = 0
+    """Hash of the last chunk of the prompt that any server holds. 0: no server holds a part of it."""
+    earlier: Sequence[Earlier] = ()
+    """The last requests for this prefix, the earliest first."""
     prescribed: Sequence[int] | None = None
     """In conformance runs only: places in the snapshot that the test names, in the test's order.
     The rule still runs, but its order is not used."""
@@ -133,6 +138,7 @@ class Scheduler:
             request.session,
             request.beginning,
             request.matched,
+            request.earlier,
         )
         if left_out:
             places, reason, score_s = self._rank_some(weighed, np.flatnonzero(~any_of(left_out)))

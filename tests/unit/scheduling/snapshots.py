@@ -9,6 +9,7 @@ from math import nan
 import numpy as np
 from msgspec.structs import replace
 
+from epp.scheduling.demand import Earlier
 from epp.scheduling.price import loading_s
 from epp.scheduling.rules import Weighed
 from epp.scheduling.schedule import SchedulingRequest
@@ -51,11 +52,14 @@ def snapshot(seen: Sequence[Seen], *, adapter: str = "") -> Snapshot:
     )
 
 
-def request(seen: Sequence[Seen], *, prompt: int = 1000, session: str = "") -> SchedulingRequest:
+def request(
+    seen: Sequence[Seen], *, prompt: int = 1000, session: str = "", earlier: Sequence[Earlier] = ()
+) -> SchedulingRequest:
     return SchedulingRequest(
         prompt_tokens=prompt,
         cached_tokens=np.array([s.cached for s in seen], dtype=float),
         session=session,
+        earlier=earlier,
     )
 
 
@@ -68,6 +72,7 @@ def weighed(
     adapter: str = "",
     load_s: float = 0.5,
     unheard_picks: float = 0.0,
+    earlier: Sequence[Earlier] = (),
 ) -> Weighed:
     shown = replace(snapshot(seen, adapter=adapter), unheard_picks=unheard_picks)
     return Weighed(
@@ -77,4 +82,5 @@ def weighed(
         session=session,
         beginning=beginning,
         load_s=loading_s(shown, load_s=load_s),
+        earlier=earlier,
     )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
 from epp.config.policy import PolicySpec
 from epp.config.routing import Load, Lora
+from epp.scheduling.demand import Earlier
 from epp.scheduling.record import Shown
 from epp.scheduling.schedule import Scheduler
 from epp.scheduling.snapshot import Snapshot
@@ -17,8 +19,14 @@ from tests.unit.scheduling.snapshots import UNKNOWN, Seen, request, snapshot
 SPEC = PolicySpec(load=Load(max_waiting=5), lora=Lora(load_seconds=0.5))
 
 
-def shown(seen: list[Seen], *, adapter: str = "", look: Snapshot | None = None) -> Shown:
-    asked, look = request(seen), look or snapshot(seen, adapter=adapter)
+def shown(
+    seen: list[Seen],
+    *,
+    adapter: str = "",
+    look: Snapshot | None = None,
+    earlier: Sequence[Earlier] = (),
+) -> Shown:
+    asked, look = request(seen, earlier=earlier), look or snapshot(seen, adapter=adapter)
     choice = Scheduler(SPEC, random.Random(0)).schedule(asked, look)
     return Shown(choice, look, asked, spec=SPEC)
 
@@ -56,9 +64,9 @@ def test_the_parts_sum_to_the_score() -> None:
         assert candidate.score_s == pytest.approx(sum(candidate.parts_s.values()))
 
 
-def test_the_parts_sum_to_the_score_where_a_third_copy_stalls_at_half_the_price() -> None:
-    holders = [Seen(n, cached=800, backlog=9000.0, in_flight=40) for n in "ab"]
-    first, second, _ = shown([*holders, Seen("c", in_flight=10)])
+def test_the_parts_sum_to_the_score_where_a_copy_stalls_at_half_the_price() -> None:
+    holder = Seen("a", cached=800, backlog=9000.0, in_flight=40)
+    first, second = shown([holder, Seen("c", in_flight=10)], earlier=[Earlier(5.0, 4)] * 4)
     assert first.name == "c"
     assert second.score_s == pytest.approx(sum(second.parts_s.values()))
     assert first.score_s == pytest.approx(sum(first.parts_s.values()))
