@@ -324,7 +324,7 @@ class Picker:
             beginning=self.caches.beginning(prompt),
             matched=bool(found),
             prefix=prefix,
-            earlier=self.caches.demand.earlier(prefix, now=now) if found else (),
+            earlier=self.caches.demand.earlier(prefix, now=now) if found else None,
             prescribed=snapshot.places_of(request.prescribed) if request.prescribed else None,
         )
         if self.dry_run is not None:

@@ -9,21 +9,42 @@ of each.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Sequence
-from typing import NamedTuple
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+
+from epp.types import Entry
 
 _MOST_PREFIXES = 4096
 _MOST_REQUESTS = 32
 """Requests that are kept of one prefix. With this many to come, the price of a copy is nearly nothing."""
 
 
-class Earlier(NamedTuple):
-    """An earlier request for the same prefix."""
+class Earlier:
+    """The last requests for one prefix, as they are now: to be read before the next request is booked."""
 
-    ago_s: float
-    since: int
-    """The number of requests that came from then on, for any prefix, this one included."""
+    __slots__ = ("_last", "_now", "_requests")
+
+    def __init__(self, last: _Last, *, requests: int, now: float) -> None:
+        self._last = last
+        self._requests = requests
+        self._now = now
+
+    def between(self, least_s: float, most_s: float) -> tuple[int, int]:
+        """The number of requests for this prefix that came so long ago; and the number of all requests, for
+        any prefix, from the first of these on.
+        """
+        times = self._last.times
+        first = bisect_left(times, self._now - most_s)
+        count = bisect_right(times, self._now - least_s) - first
+        return (count, self._requests - self._last.numbers[first]) if count > 0 else (0, 0)
+
+
+class _Last(Entry):
+    """The last requests for one prefix, oldest first."""
+
+    times: list[float]
+    numbers: list[int]
+    """How many requests, for any prefix, came before each."""
 
 
 class Demand:
@@ -31,8 +52,7 @@ class Demand:
 
     def __init__(self) -> None:
         self._requests = 0
-        self._by_prefix: OrderedDict[int, deque[tuple[float, int]]] = OrderedDict()
-        """The last requests of each prefix, oldest first: when each came, and how many came before it."""
+        self._by_prefix: OrderedDict[int, _Last] = OrderedDict()
 
     def asked(self, prefix: int, *, now: float) -> None:
         """A request was booked. prefix: 0 if no server held a part of the prompt."""
@@ -42,17 +62,23 @@ class Demand:
             return
         last = self._by_prefix.get(prefix)
         if last is None:
-            last = self._by_prefix[prefix] = deque(maxlen=_MOST_REQUESTS)
+            last = self._by_prefix[prefix] = _Last([], [])
             if len(self._by_prefix) > _MOST_PREFIXES:
                 self._by_prefix.popitem(last=False)
         else:
             self._by_prefix.move_to_end(prefix)
-        last.append((now, number))
+        last.times.append(now)
+        last.numbers.append(number)
+        if len(last.times) > _MOST_REQUESTS:
+            del last.times[0], last.numbers[0]
 
-    def earlier(self, prefix: int, *, now: float) -> Sequence[Earlier]:
-        """The last requests for this prefix, the earliest first."""
-        return [Earlier(now - at, self._requests - number) for at, number in self._by_prefix.get(prefix, ())]
+    def earlier(self, prefix: int, *, now: float) -> Earlier | None:
+        """The last requests for this prefix. None: there was none."""
+        last = self._by_prefix.get(prefix)
+        return Earlier(last, requests=self._requests, now=now) if last is not None else None
 
     def check_integrity(self) -> None:
         assert len(self._by_prefix) <= _MOST_PREFIXES
-        assert all(0 < len(last) <= _MOST_REQUESTS for last in self._by_prefix.values())
+        for last in self._by_prefix.values():
+            assert 0 < len(last.times) == len(last.numbers) <= _MOST_REQUESTS
+            assert last.times == sorted(last.times)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import ceil
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -51,8 +51,8 @@ class Weighed(Facts, frozen=True):
     """Hash of the prompt's first bytes; 0: it is too short, or could not be read."""
     matched: bool = True
     """Whether any candidate may hold a part of the prompt."""
-    earlier: Sequence[Earlier] = ()
-    """The last requests for the prefix that is the longest match, the earliest first."""
+    earlier: Earlier | None = None
+    """The last requests for the prefix that is the longest match. None: there was none."""
 
     def narrowed(self, places: Ints) -> Weighed:
         """The same request with only some of the candidates."""
@@ -211,11 +211,10 @@ def _sharing(weighed: Weighed, least: Numbers) -> float:
     sharing = 1.0
     if holders > 1 and seen.in_flight[held].min() * servers > seen.in_flight.sum():
         sharing = float(holders)
-    if weighed.earlier:
-        wait_s = (seen.undone_tokens[held] / seen.rate[held]).min()
-        since = [came.since for came in weighed.earlier if _AT_ONCE_S <= came.ago_s <= wait_s]
-        if since:
-            sharing = max(sharing, 1 + (len(since) - since[0] * holders / servers) / 2)
+    if weighed.earlier is not None:
+        wait_s = float((seen.undone_tokens[held] / seen.rate[held]).min())
+        count, of_all = weighed.earlier.between(_AT_ONCE_S, wait_s)
+        sharing = max(sharing, 1 + (count - of_all * holders / servers) / 2)
     return sharing
 
 

@@ -42,8 +42,8 @@ class SchedulingRequest(Facts, frozen=True):
     """Whether any server may hold a part of the prompt."""
     prefix: int = 0
     """Hash of the last chunk of the prompt that any server holds. 0: no server holds a part of it."""
-    earlier: Sequence[Earlier] = ()
-    """The last requests for this prefix, the earliest first."""
+    earlier: Earlier | None = None
+    """The last requests for this prefix. None: there was none."""
     prescribed: Sequence[int] | None = None
     """In conformance runs only: places in the snapshot that the test names, in the test's order.
     The rule still runs, but its order is not used."""

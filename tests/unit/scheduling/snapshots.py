@@ -53,7 +53,7 @@ def snapshot(seen: Sequence[Seen], *, adapter: str = "") -> Snapshot:
 
 
 def request(
-    seen: Sequence[Seen], *, prompt: int = 1000, session: str = "", earlier: Sequence[Earlier] = ()
+    seen: Sequence[Seen], *, prompt: int = 1000, session: str = "", earlier: Earlier | None = None
 ) -> SchedulingRequest:
     return SchedulingRequest(
         prompt_tokens=prompt,
@@ -72,7 +72,7 @@ def weighed(
     adapter: str = "",
     load_s: float = 0.5,
     unheard_picks: float = 0.0,
-    earlier: Sequence[Earlier] = (),
+    earlier: Earlier | None = None,
 ) -> Weighed:
     shown = replace(snapshot(seen, adapter=adapter), unheard_picks=unheard_picks)
     return Weighed(

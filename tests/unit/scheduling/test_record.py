@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 import pytest
 
 from epp.config.policy import PolicySpec
 from epp.config.routing import Load, Lora
-from epp.scheduling.demand import Earlier
+from epp.scheduling.demand import Demand, Earlier
 from epp.scheduling.record import Shown
 from epp.scheduling.schedule import Scheduler
 from epp.scheduling.snapshot import Snapshot
@@ -24,7 +23,7 @@ def shown(
     *,
     adapter: str = "",
     look: Snapshot | None = None,
-    earlier: Sequence[Earlier] = (),
+    earlier: Earlier | None = None,
 ) -> Shown:
     asked, look = request(seen, earlier=earlier), look or snapshot(seen, adapter=adapter)
     choice = Scheduler(SPEC, random.Random(0)).schedule(asked, look)
@@ -66,7 +65,10 @@ def test_the_parts_sum_to_the_score() -> None:
 
 def test_the_parts_sum_to_the_score_where_a_copy_stalls_at_half_the_price() -> None:
     holder = Seen("a", cached=800, backlog=9000.0, in_flight=40)
-    first, second = shown([holder, Seen("c", in_flight=10)], earlier=[Earlier(5.0, 4)] * 4)
+    demand = Demand()
+    for _ in range(4):
+        demand.asked(1, now=5.0)
+    first, second = shown([holder, Seen("c", in_flight=10)], earlier=demand.earlier(1, now=10.0))
     assert first.name == "c"
     assert second.score_s == pytest.approx(sum(second.parts_s.values()))
     assert first.score_s == pytest.approx(sum(first.parts_s.values()))

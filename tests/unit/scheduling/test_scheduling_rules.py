@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import get_args
 
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 
 from epp.config.policy import PolicySpec, RuleName
 from epp.config.routing import Cost, Lora
-from epp.scheduling.demand import Earlier
+from epp.scheduling.demand import Demand, Earlier
 from epp.scheduling.price import cost_parts_s
 from epp.scheduling.rules import MOST, RULES, Rule, fewest
 from tests.unit.scheduling.snapshots import Seen, weighed
@@ -40,7 +39,7 @@ def order(
     session: str = "",
     beginning: int = 0,
     adapter: str = "",
-    earlier: Sequence[Earlier] = (),
+    earlier: Earlier | None = None,
 ) -> list[str]:
     ranked = rule.rank(
         weighed(
@@ -220,21 +219,28 @@ def test_a_popular_prefix_gets_a_copy_once_its_holder_writes_many_answers() -> N
     assert first(43) == "other"
 
 
-def one_in(others: int, *ago_s: float) -> list[Earlier]:
-    """Earlier requests for a prefix, where so many other requests come for each."""
-    return [Earlier(ago, (len(ago_s) - n) * others) for n, ago in enumerate(ago_s)]
+def one_in(others: int, *ago_s: float) -> Earlier:
+    """Earlier requests for a prefix, one in so many of all requests."""
+    demand = Demand()
+    for ago in ago_s:
+        demand.asked(1, now=100.0 - ago)
+        for _ in range(others - 1):
+            demand.asked(2, now=100.0 - ago)
+    earlier = demand.earlier(1, now=100.0)
+    assert earlier is not None
+    return earlier
 
 
 def test_a_copy_stalls_at_a_lower_price_where_more_requests_for_the_prefix_come_than_its_holder_can_take() -> (
     None
 ):
-    def first(earlier: Sequence[Earlier], *, backlog: float = 9000.0) -> str:
+    def first(earlier: Earlier | None, *, backlog: float = 9000.0) -> str:
         idle = [Seen(f"idle{n}", backlog=99_000.0) for n in range(2)]
         seen = [Seen("holder", 8000, backlog, 40), Seen("other", in_flight=10), *idle]
         return order(rule_of("least-cost"), seen, prompt=9000, earlier=earlier)[0]
 
     # Holder: 9 s + 1 s (1 + 0.15 x 40) + 2 s = 18 s. Other: 9 s + 1.5 (1 s + 8 s / (1 + n / 2)) + 0.5 s
-    assert first([]) == "holder", "23 s elsewhere"
+    assert first(None) == "holder", "23 s elsewhere"
     assert first(one_in(1, 4.0, 3.0)) == "holder", "18.5 s elsewhere: 1.5 of 2 are too many for one of four"
     assert first(one_in(1, 5.0, 4.0, 3.0)) == "other", "16.6 s elsewhere"
     assert first(one_in(4, *[5.0] * 30)) == "holder", "one in four is the part of one server"
@@ -256,7 +262,7 @@ def test_the_third_copy_of_a_prefix_stalls_at_half_the_price_while_both_holders_
 
 
 def test_the_stall_price_of_an_adapter_load_stays_where_others_will_ask_for_the_prefix() -> None:
-    def score_s(earlier: Sequence[Earlier]) -> float:
+    def score_s(earlier: Earlier | None) -> float:
         holder = Seen("holder", 800, 9000.0, has_adapter=True)
         seen = [holder, Seen("other", in_flight=10, free_slot=True)]
         ranked = rule_of("least-cost").rank(weighed(seen, adapter="sql", earlier=earlier))
@@ -264,7 +270,7 @@ def test_the_stall_price_of_an_adapter_load_stays_where_others_will_ask_for_the_
         return float(ranked.score_s[1])
 
     whole = (1 + 0.5) * (1 + 0.15 * 10) + 0.5
-    assert score_s([]) == pytest.approx(whole)
+    assert score_s(None) == pytest.approx(whole)
     assert score_s(one_in(1, *[5.0] * 4)) == pytest.approx(whole - 0.15 * 10 * 0.8 / 2)
 
 
