@@ -133,11 +133,12 @@ class Gate:
         if spec.mode != "Hold":
             return picker.commit(considered, queued=Queued(would=would) if would else DIRECT, now=now)
         model, ttft_s = considered.base_model, claim.ttft_s
-        control = (self._flows.get(model) or self._flow(model)).control
+        queue = self._flows.get(model) or self._flow(model)
+        control = queue.control
         forecast = forecast_of(
             considered, left_s=(spec.deadline_seconds or inf) if ttft_s is None else ttft_s
         )
-        priority = self._priority(spec, claim, request)
+        priority = self._priority(spec, claim, request, queue)
         passed = control.passes(forecast, priority=priority, tenant=claim.tenant, ttft_s=ttft_s, now=now)
         if passed is not None:
             queued = Queued(0.0, passed.band.priority, passed.tenant, would)
@@ -226,6 +227,7 @@ class Gate:
                     tenants=_longest(flow.control.loads()),
                     let_go_tokens={_readable(t): n for t, n in flow.control.shares.tokens.items()},
                     demoted=flow.control.demoted,
+                    unknown_objectives=flow.unknown_objectives,
                 )
             )
         return told
@@ -293,7 +295,7 @@ class Gate:
         item, verdict = flow.control.offer(
             WaitingRequest(request, considered.prompt, considered.base_model, _nobody),
             forecast_of(considered, left_s=left_s),
-            priority=self._priority(spec, claim, request),
+            priority=self._priority(spec, claim, request, flow),
             tenant=claim.tenant,
             size_bytes=size_bytes,
             ttft_s=claim.ttft_s,
@@ -310,7 +312,7 @@ class Gate:
         tried.would_flow(fate)
         return fate
 
-    def _priority(self, spec: Flow, claim: Claim, request: PickRequest) -> int:
+    def _priority(self, spec: Flow, claim: Claim, request: PickRequest, queue: ModelQueue) -> int:
         """The priority that the first of these gives: the objective named in the header (the cluster's list,
         then the policy's); the model; the path; the body.
         """
@@ -318,6 +320,7 @@ class Gate:
             named = self._objectives.get(claim.objective, spec.objectives.get(claim.objective))
             if named is not None:
                 return named
+            queue.unknown_objectives += 1
         of_model = spec.models.get(request.inference.model)
         if of_model is not None:
             return of_model

@@ -53,6 +53,8 @@ class ModelQueue:
         self._model = model
         self._last: tuple[WaitingRequest, Considered] | None = None
         self.control: FlowControl[WaitingRequest] = FlowControl(settings, self)
+        self.unknown_objectives = 0
+        """Requests with an objective that nobody has given a priority."""
 
     def least_wait_s(self, *, now: float) -> float:
         undone_tokens, rate = self._picker.queued(self._model, now=now)

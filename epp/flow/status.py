@@ -56,3 +56,9 @@ class FlowStatus:
         "Requests that flow control put last because they could not meet their deadline.",
         default=0,
     )
+    unknown_objectives: int = counter(
+        "epp_flow_unknown_objectives_total",
+        "Requests whose objective header names neither an InferenceObjective of the picker's pools nor a name "
+        "in flow.objectives. They have the priority that they would have without this header.",
+        default=0,
+    )

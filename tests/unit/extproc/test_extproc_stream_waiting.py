@@ -279,6 +279,18 @@ def test_the_priority_is_the_clusters_then_the_policys_then_the_bodys() -> None:
     assert priority_of(cluster={}, flow={}) == 0
 
 
+def test_an_objective_that_nobody_knows_is_counted() -> None:
+    held = Held()
+    held.gate.set_objectives({"known": 1})
+    for name in ("known", "typo", "typo"):
+        stream = held.stream()
+        stream.receive(head(DUPLEX, ("x-llm-d-inference-objective", name)), now=1.0)
+        stream.receive(END, now=1.0)
+    [status] = held.gate.status(now=1.0)
+    assert status.unknown_objectives == 2
+    assert status.requests == {1: 1, 0: 2}
+
+
 def test_what_clients_may_not_claim_is_not_read() -> None:
     flow = {**BY_ALL, "claims": ()}
     assert priority_of(PERSON, cluster={"person": 9}, flow=flow) == -3
