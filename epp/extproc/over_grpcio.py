@@ -14,6 +14,7 @@ import asyncio
 import logging
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from math import nan
 from pathlib import Path
@@ -193,7 +194,9 @@ class _Call:
         self._write_late = write_late
         self._reading = False
         """The task waits for the data plane."""
-        self._unwritten: list[bytes] = []
+        self._unwritten: deque[bytes] = deque()
+        self._writing = asyncio.Lock()
+        """gRPC takes one message of a call at a time."""
         self.is_open = True
         self.waited = 0.0
         self.refused = ""
@@ -230,9 +233,10 @@ class _Call:
         return data
 
     async def write(self) -> None:
-        unwritten, self._unwritten = self._unwritten, []
-        for message in unwritten:
-            await self._context.write(message)
+        """Write everything that is not written, with all that is sent meanwhile."""
+        async with self._writing:
+            while self._unwritten:
+                await self._context.write(self._unwritten.popleft())
 
 
 def _age_s(context: grpc.aio.ServicerContext[bytes, bytes]) -> float:

@@ -1,0 +1,76 @@
+"""Flow control decides on a request while the picker still writes that the request waits: the data plane gets
+both answers, over a real gRPC channel, on both transports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import Any
+
+import grpc
+import pytest
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+
+from epp.config.flow import Flow
+from epp.config.listening import Listen
+from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
+from epp.config.routing import Cost
+from epp.extproc.response import StreamSettings
+from epp.extproc.server import ExtProcServer
+from epp.gate import Gate
+from epp.model_queue import WaitingRequest
+from epp.picker import Picker
+from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
+from tests.harness.seen import Seen
+from tests.harness.transport import transport
+from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
+from tests.integration.test_extproc_server import BODY, Exchange, headers
+
+pytestmark = pytest.mark.usefixtures("both_transports")
+SERVER = EndpointName("m0")
+
+
+class HastyGate(Gate):
+    """Lets a waiting request go in the next turn of the event loop."""
+
+    def offer(self, *args: Any, **options: Any) -> Any:
+        offered = super().offer(*args, **options)
+        if isinstance(offered, WaitingRequest):
+            asyncio.get_running_loop().call_soon(lambda: self.drain(now=time.monotonic()))
+        return offered
+
+
+def make_picker() -> Picker:
+    """Make a picker whose one server has work for a minute once it gets a request."""
+    spec = PolicySpec(flow=Flow(mode="Hold", headroom_seconds=0.1), cost=Cost(prefill_tokens_per_second=1.0))
+    policy = Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="test"), spec=spec)
+    picker, now = Picker(policy, rng=random.Random(1)), time.monotonic()
+    picker.set_endpoints([Endpoint(SERVER, Address("10.0.0.1", 80))], now=now)
+    picker.observe(SERVER, EndpointMetrics(scraped_at=now, running=1, waiting=0), now=now)
+    return picker
+
+
+async def test_a_pick_that_is_made_while_the_delay_is_written_follows_it() -> None:
+    picker = make_picker()
+    server = ExtProcServer(
+        picker,
+        Seen.of(picker),
+        listen=Listen(address="127.0.0.1:0", transport=transport()),
+        settings=StreamSettings(longest_delay_s=30.0),
+        gate=HastyGate(picker),
+    )
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            await Exchange(channel).route()
+            exchange = Exchange(channel)
+            await exchange.ask(headers())
+            body = ext_proc.ProcessingRequest(request_body={"body": BODY, "end_of_stream": True})
+            delay = await exchange.ask(body)
+            assert delay.HasField("override_message_timeout")
+            pick = await asyncio.wait_for(exchange.call.read(), 10)
+            assert pick.HasField("request_body")
+    finally:
+        await server.stop()
