@@ -1,8 +1,9 @@
 """Reads the metrics page of one server over HTTP/1.1, on a connection that stays open from page to page.
 
 This is a tenth of an HTTP client: it asks for one path, follows no redirect, unpacks nothing, and takes only
-an answer with status 200. With 1,000 servers nearly all of an idle picker's CPU goes to their pages, and a
-general client takes three times the CPU for a page (docs/architecture.md has the figures).
+an answer with status 200. Interim answers before it (status 1xx) are skipped. With 1,000 servers nearly all
+of an idle picker's CPU goes to their pages, and a general client takes three times the CPU for a page
+(docs/architecture.md has the figures).
 
 A server may send anything: the size of an answer is bounded, and every piece of it costs time in proportion
 to its length. `Answer` is pure; `PageClient` does the I/O. Called by `scraper`.
@@ -29,6 +30,7 @@ _CHUNK_LINE_BYTES: Final = 256
 _STATUS: Final = re.compile(rb"HTTP/1\.([01]) (\d{3})(?: |$)")
 _CHUNK_SIZE: Final = re.compile(rb"([0-9a-fA-F]{1,8})[ \t]*(?:;|$)")
 _DIGITS: Final = re.compile(rb"\d{1,12}")
+_WORDS: Final = re.compile(rb"[^\s,]+")
 _REQUEST: Final = (
     # the classic text format, uncompressed: unpacking costs more CPU than a local network
     "GET {path} HTTP/1.1\r\n"
@@ -55,6 +57,8 @@ class Answer:
         self._size: int | None = None
         """The size of the page, if the head states it."""
         self._head_read = False
+        self._heads_bytes = 0
+        """The size of the heads so far: the answer's own, and those with status 1xx before it."""
         self.begun = False
         self.keeps_open = False
         """Whether the connection stays open for the next page."""
@@ -68,7 +72,7 @@ class Answer:
         if self._in_chunks:
             return self._read_chunks()
         self._bound(self._size or len(self._received))
-        return self._size is not None and len(self._received) >= self._size
+        return self._size is not None and self._reaches(self._size)
 
     def end(self) -> bool:
         """The connection ended. Whether the answer is whole."""
@@ -79,27 +83,36 @@ class Answer:
         return bytes(self._page if self._in_chunks else self._received[: self._size])
 
     def _read_head(self) -> bool:
-        received = self._received
+        while (lines := self._next_head()) is not None:
+            status = _STATUS.match(lines[0])
+            if status is None:
+                raise ValueError(f"the answer has no status: {lines[0][:40]!r}")
+            if status[2].startswith(b"1") and status[2] != b"101":
+                continue
+            if status[2] != b"200":
+                raise MetricsError(f"HTTP status {status[2].decode()}")
+            self.keeps_open = status[1] == b"1"
+            for line in lines[1:]:
+                name, _, value = line.partition(b":")
+                self._read_header(name.lower(), value.strip().lower())
+            self._head_read = True
+            return True
+        return False
+
+    def _next_head(self) -> list[bytes] | None:
+        """Take the lines of the next head, with status 1xx or another. None: it is not complete."""
+        received, most_bytes = self._received, _HEAD_BYTES - self._heads_bytes
         if received[:7] != b"HTTP/1."[: len(received)]:
             raise ValueError(f"the answer is not HTTP/1: {bytes(received[:40])!r}")
-        end = received.find(b"\r\n\r\n", 0, _HEAD_BYTES)
+        end = received.find(b"\r\n\r\n", 0, max(0, most_bytes))
         if end < 0:
-            if len(received) >= _HEAD_BYTES:
+            if len(received) >= most_bytes:
                 raise ValueError(f"the head of the answer has more than {_HEAD_BYTES} bytes")
-            return False
-        first, *lines = bytes(received[:end]).split(b"\r\n")
-        status = _STATUS.match(first)
-        if status is None:
-            raise ValueError(f"the answer has no status: {first[:40]!r}")
-        if status[2] != b"200":
-            raise MetricsError(f"HTTP status {status[2].decode()}")
-        self.keeps_open = status[1] == b"1"
-        for line in lines:
-            name, _, value = line.partition(b":")
-            self._read_header(name.lower(), value.strip().lower())
+            return None
+        lines = bytes(received[:end]).split(b"\r\n")
+        self._heads_bytes += end + 4
         del received[: end + 4]
-        self._head_read = True
-        return True
+        return lines
 
     def _read_header(self, name: bytes, value: bytes) -> None:
         if name == b"transfer-encoding":
@@ -110,7 +123,7 @@ class Answer:
             if not _DIGITS.fullmatch(value) or self._size not in {None, int(value)}:
                 raise ValueError(f"the answer has the length {value[:40]!r}")
             self._size = int(value)
-        elif name == b"connection" and value == b"close":
+        elif name == b"connection" and b"close" in _WORDS.findall(value):
             self.keeps_open = False
 
     def _read_chunks(self) -> bool:
@@ -139,11 +152,20 @@ class Answer:
 
     def _ends(self, at: int) -> bool:
         """Return whether the empty line has come that ends the answer. Other lines may stand before it."""
-        if self._received.find(b"\r\n\r\n", at, at + _HEAD_BYTES) >= 0:
-            return True
+        end = self._received.find(b"\r\n\r\n", at, at + _HEAD_BYTES)
+        if end >= 0:
+            return self._reaches(end + 4)
         if len(self._received) - at >= _HEAD_BYTES:
             raise ValueError("the answer has no end after its last chunk")
         return False
+
+    def _reaches(self, end: int) -> bool:
+        """Return whether the answer, which ends there, is whole. What follows it belongs to no question, so
+        the connection closes.
+        """
+        if len(self._received) > end:
+            self.keeps_open = False
+        return len(self._received) >= end
 
     def _bound(self, size: int) -> None:
         if size > self._most_bytes:
@@ -232,7 +254,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's own class, which is no subclass
 
     def data_received(self, data: bytes) -> None:
-        if self._answer is None:
+        if self._whole is None or self._whole.done() or self._answer is None:
             self.close()  # nothing was asked
             return
         try:
@@ -243,11 +265,11 @@ class _Connection(asyncio.Protocol):
             if whole:
                 self._end(None)
 
-    def connection_lost(self, _: Exception | None) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
         if self._answer is None:
             return
-        if self._answer.end():
+        if error is None and self._answer.end():
             self._end(None)
         elif self._answer.begun:
             self._end(MetricsError("the server ended the connection before the end of its answer"))

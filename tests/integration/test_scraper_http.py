@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import struct
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -172,6 +174,14 @@ async def hang_up(head: str, reader: Reader, writer: Writer) -> None:
     raise ConnectionResetError
 
 
+async def reset(head: str, reader: Reader, writer: Writer) -> None:
+    """Send a page without a size, and reset the connection, so that the page may lack its end."""
+    writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + PAGE)
+    await writer.drain()
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
 async def end_at_once(head: str, reader: Reader, writer: Writer) -> None:
     raise ConnectionResetError
 
@@ -188,7 +198,8 @@ MISBEHAVING: dict[str, tuple[bytes | Handler, str]] = {
         "if it expects TLS: model servers are reached by plain HTTP",
     ),
     "ends at once": (end_at_once, "if it expects TLS: model servers are reached by plain HTTP"),
-    "never begins": (continue_for_ever, "HTTP status 100"),
+    "resets": (reset, "the server ended the connection"),
+    "never begins": (continue_for_ever, "the head of the answer has more than 16384 bytes"),
     "redirects": (http(b"", status="302 Found", headers="location: /elsewhere\r\n"), "HTTP status 302"),
     "fails": (http(PAGE, status="500 Internal Server Error"), "HTTP status 500"),
     "unreadable": (http(b"vllm:num_requests_running NaN\n"), "not a number"),

@@ -43,9 +43,18 @@ def test_an_answer_that_breaks_off_is_not_whole(sent: bytes) -> None:
     assert not answer.end()
 
 
-def test_a_server_may_close_the_connection_after_its_answer() -> None:
+@pytest.mark.parametrize("value", [b"Close", b"close, TE", b"foo ,Close"])
+def test_a_server_may_close_the_connection_after_its_answer(value: bytes) -> None:
     answer = Answer(most_bytes=1000)
-    assert answer.feed(SIZED.replace(b"\r\n", b"\r\nConnection: Close\r\n", 1))
+    assert answer.feed(SIZED.replace(b"\r\n", b"\r\nConnection: %b\r\n" % value, 1))
+    assert not answer.keeps_open
+
+
+@pytest.mark.parametrize("sent", [SIZED, CHUNKS + b"\r\n"])
+def test_bytes_after_an_answer_are_not_taken_for_the_next_one(sent: bytes) -> None:
+    answer = Answer(most_bytes=1000)
+    assert answer.feed(sent + b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n")
+    assert answer.page() == PAGE
     assert not answer.keeps_open
 
 
@@ -82,7 +91,28 @@ def test_a_page_over_the_bound_is_refused_before_it_has_come(sent: bytes) -> Non
         Answer(most_bytes=1000).feed(sent)
 
 
-@pytest.mark.parametrize("status", ["100 Continue", "204 No Content", "302 Found", "503 Service Unavailable"])
+def test_interim_answers_are_skipped() -> None:
+    """Servers and proxies may send them whether a client asks or not (RFC 9110, section 15.2)."""
+    sent = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" + SIZED
+    for piece_bytes in (1, 7, 1000):
+        answer = Answer(most_bytes=1000)
+        pieces = [sent[at : at + piece_bytes] for at in range(0, len(sent), piece_bytes)]
+        assert [answer.feed(piece) for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+        assert answer.page() == PAGE
+        assert answer.keeps_open
+
+
+def test_interim_answers_count_towards_the_size_of_the_head() -> None:
+    answer = Answer(most_bytes=1000)
+    for _ in range(600):
+        assert not answer.feed(b"HTTP/1.1 100 Continue\r\n\r\n")
+    with pytest.raises(ValueError, match="head of the answer has more than 16384 bytes"):
+        answer.feed(b"HTTP/1.1 100 Continue\r\n\r\n" * 100)
+
+
+@pytest.mark.parametrize(
+    "status", ["101 Switching Protocols", "204 No Content", "302 Found", "503 Service Unavailable"]
+)
 def test_only_status_200_has_a_page(status: str) -> None:
     with pytest.raises(MetricsError, match=f"HTTP status {status[:3]}"):
         Answer(most_bytes=1000).feed(SIZED.replace(b"200 OK", status.encode()))
