@@ -135,7 +135,8 @@ class Answer:
                 raise ValueError(f"a chunk has the size {bytes(received[at:line_end][:40])!r}")
             size = int(match[1], 16)
             if not size:
-                return self._ends(line_end)
+                del received[:at]  # the next piece must not find these chunks again
+                return self._ends(line_end - at)
             self._bound(len(self._page) + size)
             end = line_end + 2 + size
             if len(received) < end + 2:

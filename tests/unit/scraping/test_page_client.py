@@ -28,6 +28,15 @@ def test_a_page_is_the_same_in_pieces_of_any_size(sent: bytes, piece_bytes: int)
     assert answer.keeps_open
 
 
+@pytest.mark.parametrize("end", [b"\r\n", b"Trailer: x\r\n\r\n"])
+def test_a_page_is_the_same_wherever_its_answer_is_divided(end: bytes) -> None:
+    sent = CHUNKS + end
+    for at in range(1, len(sent)):
+        answer = Answer(most_bytes=len(PAGE))
+        assert [answer.feed(sent[:at]), answer.feed(sent[at:])] == [False, True]
+        assert answer.page() == PAGE, f"divided after {at} of {len(sent)} bytes"
+
+
 def test_a_page_without_a_size_ends_with_its_connection() -> None:
     answer = Answer(most_bytes=1000)
     assert not answer.feed(b"HTTP/1.0 200 OK\r\n\r\n" + PAGE)
