@@ -81,7 +81,7 @@ class FirstBytes:
         """Time to the first byte, for answers that are streamed and for others."""
 
     def __len__(self) -> int:
-        """Return the requests whose first byte may become overdue."""
+        """Return the number of requests whose first byte may become overdue."""
         return len(self._waits)
 
     def sent(

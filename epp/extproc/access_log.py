@@ -76,7 +76,7 @@ class AccessLog:
 
 
 def _is_cut(entry: HTTPAccessLogEntry) -> bool:
-    """Return an answer that began well, and that the server broke off."""
+    """Return whether the answer began well and was then broken off by the server."""
     flags = entry.common_properties.response_flags
     cut = (
         flags.upstream_connection_termination or flags.upstream_remote_reset or flags.upstream_protocol_error

@@ -11,7 +11,6 @@ read all the same.
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import time
 from collections import deque
@@ -39,7 +38,6 @@ from epp.http2.flow_control import Reply
 from epp.http2.messages import OK
 from epp.types import BEGAN, Address
 
-_log = logging.getLogger(__name__)
 _EOF: Final[object] = grpc.aio.EOF
 
 

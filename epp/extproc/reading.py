@@ -216,7 +216,6 @@ def read_prescribed(text: str, endpoints: Sequence[Endpoint]) -> tuple[Address, 
 MAX_PIECE_BYTES: Final = 62_000
 """The most bytes in one piece of an echoed body: the limit of the endpoint picker protocol."""
 _BLANK: Final = b" \t\r\n\xef\xbb\xbf"
-_BACKSLASH: Final = ord("\\")
 
 
 class BodyRoom:

@@ -10,7 +10,6 @@ was. Called by the composition root.
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import time
 import uuid
@@ -39,8 +38,6 @@ from epp.kube.writing import Place, Writer
 from epp.request.rewriting import Rewrites
 from epp.sources import Keep
 from epp.types import Endpoint
-
-_log = logging.getLogger(__name__)
 
 _GATHER_S: Final = 0.05
 _LOOK_S: Final = 1.0

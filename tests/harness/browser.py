@@ -110,7 +110,7 @@ class Browser:
             )
 
     async def screenshot(self, path: Path, *, scale: float = 1.0) -> None:
-        """Return the visible part, as PNG."""
+        """Write the visible part to `path`, as PNG."""
         size = await self.value("[innerWidth, innerHeight]")
         clip = {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": scale}
         found = await self.call("Page.captureScreenshot", format="png", clip=clip)
