@@ -19,11 +19,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from random import Random
-from typing import Annotated, Any, Final
+from typing import Annotated, Final, TypeVar
 
 import aiohttp
 import msgspec
 from msgspec import Meta, Raw, Struct
+from msgspec.json import Decoder
 
 from epp.config.models import Models
 from epp.request.names import MAX_NAME_CHARS
@@ -51,11 +52,12 @@ _HEADERS: Final = {
     "Accept-Encoding": "identity",
     "User-Agent": "prefix-gateway-epp",
 }
+_T = TypeVar("_T")
 MOST_CARDS: Final = 512
 """Most models and adapters of one server."""
-_Owner = Annotated[str, Meta(max_length=256)]
-_Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
-_Number = Annotated[int, Meta(ge=0, le=2**53)]
+_OWNER: Final = Decoder(Annotated[str, Meta(max_length=256)])
+_NAME: Final = Decoder(Annotated[str, Meta(max_length=MAX_NAME_CHARS)])
+_NUMBER: Final = Decoder(Annotated[int, Meta(ge=0, le=2**53)])
 
 
 @dataclass(slots=True)
@@ -242,7 +244,7 @@ class _Page(Struct, gc=False):
     data: list[_Card]
 
 
-_DECODE: Final = msgspec.json.Decoder(_Page)
+_DECODE: Final = Decoder(_Page)
 
 
 def parse_model_page(page: bytes) -> ModelList:
@@ -268,17 +270,17 @@ def parse_model_page(page: bytes) -> ModelList:
 def _card(card: _Card) -> ModelCard:
     return ModelCard(
         id=card.id,
-        created=_value(card.created, _Number) or 0,
-        owned_by=_value(card.owned_by, _Owner) or "",
-        root=_value(card.root, _Name),
+        created=_value(card.created, _NUMBER) or 0,
+        owned_by=_value(card.owned_by, _OWNER) or "",
+        root=_value(card.root, _NAME),
         parent=card.parent or None,
-        max_model_len=_value(card.max_model_len, _Number),
+        max_model_len=_value(card.max_model_len, _NUMBER),
     )
 
 
-def _value(raw: Raw, kind: Any) -> Any:
+def _value(raw: Raw, decoder: Decoder[_T]) -> _T | None:
     """None: it is of another type, or too long or large."""
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
