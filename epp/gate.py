@@ -144,7 +144,7 @@ class Gate:
             queued = Queued(0.0, passed.band.priority, passed.tenant, would)
             return picker.commit(considered, queued=queued, now=now)
         waiting = WaitingRequest(request, considered.prompt, model, decided)
-        waiting.item, verdict = control.offer(
+        item, verdict = control.offer(
             waiting,
             forecast,
             priority=priority,
@@ -154,17 +154,18 @@ class Gate:
             longest_s=longest_s,
             now=now,
         )
-        waiting.would = would
         if verdict is None:
+            waiting.item, waiting.would = item, would
             return waiting
         assert not isinstance(verdict, LetGo), "it would have passed"
         raise _refusal(verdict.reason, verdict.retry_after_s, waited_s=0.0)
 
     def leave(self, waiting: WaitingRequest) -> None:
         """Remove a waiting request, because its client is gone."""
+        item, waiting.item = waiting.item, None
         flow = self._flows.get(waiting.model)
-        if flow is not None and waiting.item is not None:
-            flow.control.leave(waiting.item)
+        if flow is not None and item is not None:
+            flow.control.leave(item)
 
     def pump(self, *, now: float) -> None:
         """Decide all requests that can be decided now."""
@@ -332,6 +333,7 @@ class Gate:
 
     def _carry_out(self, flow: ModelQueue, verdict: Verdict[WaitingRequest], *, now: float) -> None:
         waiting = verdict.item.payload
+        waiting.item = None  # no circle of references may keep the prompt in memory
         if not isinstance(verdict, LetGo):
             waited_s = now - verdict.item.arrived_at
             waiting.decided(_refusal(verdict.reason, verdict.retry_after_s, waited_s=waited_s), now)

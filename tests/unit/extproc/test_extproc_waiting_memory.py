@@ -1,0 +1,58 @@
+"""A request that waited, or that was refused for lack of room, is freed at once. Its prompt must not stay in
+memory until Python's garbage collector finds it: clients choose how long prompts are.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from epp.config.flow import Waiting
+from epp.extproc.stream import HttpStream
+from epp.model_queue import WaitingRequest
+from tests.unit.extproc.stream_bench import BUFFERED, head
+from tests.unit.extproc.test_extproc_stream_waiting import END, Held
+
+
+@pytest.fixture(autouse=True)
+def _no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def alive() -> int:
+    return sum(isinstance(one, WaitingRequest | HttpStream) for one in gc.get_objects())
+
+
+@pytest.mark.parametrize("end", ["goes", "leaves", "drained"])
+def test_nothing_is_left_of_a_request_that_waited(end: str) -> None:
+    held = Held(ttl_seconds=3600.0, longest_delay_s=3600.0)
+    before = alive()
+    stream, _ = held.waits(BUFFERED)
+    if end == "goes":
+        held.gate.pump(now=min(600.0, held.gate.due_at + 500.0))
+    elif end == "drained":
+        held.gate.drain(now=2.0)
+    stream.close(now=1000.0)
+    del stream
+    assert alive() == before
+
+
+def test_nothing_is_left_of_a_request_that_has_no_room_to_wait() -> None:
+    held = Held(in_all=Waiting(max_requests=1), ttl_seconds=3600.0, longest_delay_s=3600.0)
+    first, _ = held.waits(BUFFERED)
+    before = alive()
+    for _ in range(3):
+        stream = held.stream()
+        stream.receive(head(BUFFERED), now=2.0)
+        stream.receive(END, now=2.0)
+        assert held.gate.waiting == 1
+        stream.close(now=3.0)
+        del stream
+    held.bench.seen.refusals.clear()
+    assert alive() == before
+    first.close(now=4.0)
