@@ -199,6 +199,7 @@ class HttpStream:
         if self._waiting is not None:
             self._waiting.leave()
         self._body.drop()
+        self._deliver = None  # it belongs to the owner: no circle of references may outlive the request
         self.passes = False
         self._enter(Phase.CLOSED)
         return True

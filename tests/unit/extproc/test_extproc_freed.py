@@ -1,18 +1,19 @@
-"""A request that waited, or that was refused for lack of room, is freed at once. Its prompt must not stay in
-memory until Python's garbage collector finds it: clients choose how long prompts are.
+"""A request is freed at its end, whether it waited, had no room to wait or went at once. Its prompt must not
+stay in memory until Python's garbage collector finds it: clients choose how long prompts are.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from epp.config.flow import Waiting
+from epp.extproc.events import Action
 from epp.extproc.stream import HttpStream
 from epp.model_queue import WaitingRequest
-from tests.unit.extproc.stream_bench import BUFFERED, head
+from tests.unit.extproc.stream_bench import BUFFERED, Bench, head
 from tests.unit.extproc.test_extproc_stream_waiting import END, Held
 
 
@@ -26,6 +27,38 @@ def _no_collector() -> Iterator[None]:
 
 def alive() -> int:
     return sum(isinstance(one, WaitingRequest | HttpStream) for one in gc.get_objects())
+
+
+class Owner:
+    """Owns a stream and gets its later answers, as a `Conversation` does."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.stream = HttpStream(
+            bench.picker,
+            bench.seen,
+            settings=bench.settings,
+            new_request_id=lambda: "made",
+            timer=lambda: 0.0,
+            deliver=self.later,
+        )
+
+    def later(self, actions: Sequence[Action]) -> None:
+        raise AssertionError("nothing waits")
+
+
+@pytest.mark.parametrize("end", ["closed", "detached"])
+def test_nothing_is_left_of_a_stream_with_an_owner(end: str, bench: Bench) -> None:
+    before = alive()
+    owner = Owner(bench)
+    stream = owner.stream
+    stream.receive(head(BUFFERED), now=1.0)
+    stream.receive(END, now=1.0)
+    if end == "closed":
+        stream.close(now=2.0)
+    else:
+        stream.detach(now=2.0)
+    del owner, stream
+    assert alive() == before
 
 
 @pytest.mark.parametrize("end", ["goes", "leaves", "drained"])
