@@ -311,10 +311,13 @@ class Exact:
                 prompts=dict(m.prompts),
                 algorithm=m.hasher.algorithm if m.hasher is not None else "",
                 block_tokens=m.block_tokens,
-                last_error=m.last_error,
             )
             for name, m in self._models.items()
         }
+
+    def last_errors(self) -> dict[str, str]:
+        """The last unexpected error of a prompt, by model. It may quote the prompt, so it is in no status."""
+        return {name: m.last_error for name, m in self._models.items() if m.last_error}
 
     def servers(self) -> dict[EndpointName, ExactServerStatus]:
         found = {}

@@ -337,10 +337,9 @@ class ExactService:
         )
         said = {}
         for name, model in self.status.models.items():
-            what = f"model {name or '(any)'}"
-            said[what] = _words(model.state, model.reason)
-            if model.last_error:
-                said[f"a prompt of {what}"] = f"passed over: {model.last_error}"
+            said[f"model {name or '(any)'}"] = _words(model.state, model.reason)
+        for name, error in self._exact.last_errors().items():
+            said[f"a prompt of model {name or '(any)'}"] = f"passed over: {error}"
         said |= {f"server {name}": _words(s.state, s.reason) for name, s in self.status.servers.items()}
         for what, words in said.items():
             if self._told.get(what) != words:

@@ -37,8 +37,6 @@ class ExactModelStatus:
     algorithm: str = ""
     """How the servers name blocks. Empty: this is not known yet."""
     block_tokens: int = 0
-    last_error: str = ""
-    """The last unexpected error of a prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -212,7 +212,7 @@ def test_no_prompt_and_no_message_of_a_server_ends_the_thread(
         exact.findings(now=now * 40.0)
         exact.check_integrity()
         errors = exact.models()[""].prompts.get("error", 0)
-    assert not errors, exact.models()[""].last_error
+    assert not errors, exact.last_errors()
 
 
 @given(
