@@ -24,12 +24,7 @@ def listener(config: Config) -> Message:
     """Return the listener at `envoy.status`. Its connections do not count among the clients', and end
     soon.
     """
-    # POST requests to the admin page change Envoy's state.
-    only_get = {"name": ":method", "string_match": {"exact": "GET"}}
-    pages = [
-        {"match": {"path": path, "headers": [dict(only_get)]}, "route": {"cluster": _ADMIN}}
-        for path in ("/ready", "/stats/prometheus")
-    ]
+    pages = [_page(path) for path in ("/ready", "/stats/prometheus")]
     nothing_else = {"match": {"prefix": "/"}, "direct_response": {"status": 404}}
     return listening(
         "status",
@@ -43,6 +38,12 @@ def listener(config: Config) -> Message:
         },
         ignore_global_conn_limit=True,
     )
+
+
+def _page(path: str) -> Message:
+    # POST requests to the admin page change Envoy's state.
+    only_get = {"name": ":method", "string_match": {"exact": "GET"}}
+    return {"match": {"path": path, "headers": [only_get]}, "route": {"cluster": _ADMIN}}
 
 
 def admin(config: Config) -> Message:

@@ -104,7 +104,9 @@ def test_every_field_is_one_of_envoys(envoy: Envoy, transport: Literal["http2", 
         listen=Listen(transport=transport, tls=envoy.tls),
         envoy=msgspec.structs.replace(envoy, eds_file="/run/eds.json"),
     )
-    assert parsed(bootstrap(config)).static_resources is not None
+    text = bootstrap(config)
+    assert parsed(text).static_resources is not None
+    assert "&id" not in text, "a dictionary that occurs twice becomes an anchor and an alias in YAML"
 
 
 def test_a_field_that_envoy_does_not_have_is_noticed() -> None:
