@@ -24,7 +24,7 @@ from epp.endpoints.served_models import forget_models
 from epp.errors import FlowRefusedError, PickError
 from epp.flow.elsewhere import FlowKey, Row, Telling
 from epp.flow.queues import OTHERS, Load
-from epp.flow.request import LetGo, QueueItem, RefusedFor, Verdict
+from epp.flow.request import LetGo, RefusedFor, Verdict
 from epp.flow.shares import OTHER
 from epp.flow.status import FlowStatus, WaitingTenant
 from epp.model_queue import Decided, ModelQueue, WaitingRequest, forecast_of, settings_of
@@ -332,14 +332,15 @@ class Gate:
         return -request.inference.priority if "BodyPriority" in spec.claims else 0
 
     def _carry_out(self, flow: ModelQueue, verdict: Verdict[WaitingRequest], *, now: float) -> None:
-        waiting = verdict.item.payload
+        item = verdict.item
+        waiting = item.payload
         waiting.item = None  # no circle of references may keep the prompt in memory
         if not isinstance(verdict, LetGo):
-            waited_s = now - verdict.item.arrived_at
+            waited_s = now - item.arrived_at
             waiting.decided(_refusal(verdict.reason, verdict.retry_after_s, waited_s=waited_s), now)
             return
         try:
-            queued = _queued(verdict.item, waiting.would, now=now)
+            queued = Queued(now - item.arrived_at, item.priority, item.tenant, waiting.would)
             pick = self._picker.commit(flow.considered(waiting, now=now), queued=queued, now=now)
         except PickError as error:
             waiting.decided(error, now)
@@ -387,10 +388,6 @@ def _readable(tenant: str) -> str:
 
 def _nobody(_fate: Pick | PickError, _now: float) -> None:
     """Is never called, since no request waits in a dry run."""
-
-
-def _queued(item: QueueItem[WaitingRequest], would: str, *, now: float) -> Queued:
-    return Queued(now - item.arrived_at, item.priority, item.tenant, would)
 
 
 def _refusal(reason: RefusedFor, retry_after_s: int, *, waited_s: float) -> FlowRefusedError:
