@@ -76,7 +76,7 @@ PARTS = (
             *("-m", "not slow and not cluster", "-k", "not grpcio"),
             *("tests/conformance", "tests/unit/http2", "tests/unit/extproc", "tests/property/http2"),
             *("tests/scenarios", "tests/unit/prefix_index", "tests/unit/scheduling", "tests/unit/endpoints"),
-            "tests/unit/request",
+            *("tests/unit/flow", "tests/unit/request"),
             # Its own handler of calls is a subclass that is not compiled.
             "--ignore=tests/unit/extproc/test_extproc_peer.py",
         ),
