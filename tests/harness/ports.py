@@ -7,15 +7,11 @@ each process hands out ports of a part of the range that it has locked for itsel
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import itertools
-import os
 import random
 import socket
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 _FIRST: Final = 12_000
@@ -27,19 +23,20 @@ _PARTS: Final = 45
 
 @functools.cache
 def _own_part() -> Iterator[int]:
-    """Return the ports of this process, again and again. The lock ends with the process."""
-    folder = Path(tempfile.gettempdir()) / f"prefix-gateway-ports-{os.getuid()}"
-    folder.mkdir(exist_ok=True)
-    parts = list(range(_PARTS))
-    random.SystemRandom().shuffle(parts)  # Not the seeded generator: processes begin at different parts.
-    for part in parts:
-        lock = os.open(folder / str(part), os.O_CREAT | os.O_RDWR)
+    """Return the ports of this process, again and again. The first port of a part is its lock: this process
+    stays bound to it, and the kernel frees it when the process ends.
+    """
+    firsts = [_FIRST + part * _PART for part in range(_PARTS)]
+    random.SystemRandom().shuffle(firsts)  # Not the seeded generator: processes begin at different parts.
+    for first in firsts:
+        lock = _socket("127.0.0.1")
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
+            lock.bind(("127.0.0.1", first))
+        except OSError:
+            lock.close()
         else:
-            return itertools.cycle(range(_FIRST + part * _PART, _FIRST + (part + 1) * _PART))
+            lock.detach()
+            return itertools.cycle(range(first + 1, first + _PART))
     raise AssertionError(f"{_PARTS} processes with tests run already")
 
 
@@ -49,7 +46,7 @@ def _socket(host: str) -> socket.socket:
 
 def free_ports(count: int, *, host: str = "127.0.0.1") -> list[int]:
     """Return `count` different free ports."""
-    assert count <= _PART, "more ports than one process has"
+    assert count < _PART, "more ports than one process has"
     ports: list[int] = []
     with contextlib.ExitStack() as held:
         while len(ports) < count:
