@@ -104,14 +104,16 @@ class Answer:
         received, most_bytes = self._received, _HEAD_BYTES - self._heads_bytes
         if received[:7] != b"HTTP/1."[: len(received)]:
             raise ValueError(f"the answer is not HTTP/1: {bytes(received[:40])!r}")
-        end = received.find(b"\r\n\r\n", 0, max(0, most_bytes))
-        if end < 0:
+        # The end of the last line and an empty line. Lines may end without a carriage return (RFC 9112, 2.2).
+        found = [(received.find(end, 0, max(0, most_bytes)), len(end)) for end in (b"\n\r\n", b"\n\n")]
+        at, end_bytes = min((each for each in found if each[0] >= 0), default=(-1, 0))
+        if at < 0:
             if len(received) >= most_bytes:
                 raise ValueError(f"the head of the answer has more than {_HEAD_BYTES} bytes")
             return None
-        lines = bytes(received[:end]).split(b"\r\n")
-        self._heads_bytes += end + 4
-        del received[: end + 4]
+        lines = [line.removesuffix(b"\r") for line in bytes(received[:at]).split(b"\n")]
+        self._heads_bytes += at + end_bytes
+        del received[: at + end_bytes]
         return lines
 
     def _read_header(self, name: bytes, value: bytes) -> None:

@@ -45,6 +45,20 @@ def test_a_page_without_a_size_ends_with_its_connection() -> None:
     assert not answer.keeps_open
 
 
+@pytest.mark.parametrize("piece_bytes", [1, 7, 1000])
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
+def test_the_lines_of_a_head_may_end_without_a_carriage_return(line_end: bytes, piece_bytes: int) -> None:
+    """RFC 9112, section 2.2, allows it."""
+    page = b"vllm:num_requests_running 1\n\nvllm:num_requests_waiting 2\r\n\r\n"
+    head = b"HTTP/1.1 200 OK\nContent-Length: %d\r\nConnection: close\n" % len(page)
+    sent = b"HTTP/1.1 100 Continue\n" + line_end + head + line_end + page
+    answer = Answer(most_bytes=1000)
+    pieces = [sent[at : at + piece_bytes] for at in range(0, len(sent), piece_bytes)]
+    assert [answer.feed(piece) for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert answer.page() == page
+    assert not answer.keeps_open
+
+
 @pytest.mark.parametrize("sent", [b"", b"HTTP/1.1 200", SIZED[:-1], CHUNKS])
 def test_an_answer_that_breaks_off_is_not_whole(sent: bytes) -> None:
     answer = Answer(most_bytes=1000)
