@@ -122,7 +122,7 @@ class Reflector(Generic[T]):
         self._complaint = ""
         self._answers: bool | None = None
         self._unreadable = ""
-        """The last message about an object that cannot be read."""
+        """The last message about an object, or its status, that cannot be read."""
         self._page = msgspec.json.Decoder(_Page)
         self._object = msgspec.json.Decoder(source.kind)
         self._event = msgspec.json.Decoder(_Event)
@@ -217,16 +217,27 @@ class Reflector(Generic[T]):
         self._on_change()
 
     def _read(self, text: msgspec.Raw) -> T | None:
-        """Decode one object. None: it cannot be read. An unreadable object must not keep out the others."""
+        """Decode one object. None: it cannot be read. An unreadable object must not keep out the others. A
+        status that cannot be read counts as none: another release may have written it.
+        """
         try:
             if self._source.free_form:
                 check_cost(bytes(text))
-            return self._object.decode(text)
+            try:
+                return self._object.decode(text)
+            except msgspec.ValidationError as error:
+                found = self._object.decode(_without_status(text))
+                self._pass_over("the status of one", error)
+                return found
         except (CostlyJsonError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            if str(error) != self._unreadable:
-                self._unreadable = str(error)
-                _log.error("one of the %s cannot be read and does not count: %s", self._source.what, error)
+            self._pass_over("one", error)
             return None
+
+    def _pass_over(self, part: str, error: Exception) -> None:
+        """Log once that a part of what was read does not count."""
+        if str(error) != self._unreadable:
+            self._unreadable = str(error)
+            _log.error("%s of the %s cannot be read and does not count: %s", part, self._source.what, error)
 
     def _decode(self, decoder: msgspec.json.Decoder[Any], text: bytes | msgspec.Raw) -> Any:
         try:
@@ -257,6 +268,12 @@ class Reflector(Generic[T]):
         if answers != self._answers:
             self._answers = answers
             self._on_state(self._source.what, answers)
+
+
+def _without_status(text: msgspec.Raw) -> bytes:
+    fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    fields.pop("status", None)
+    return msgspec.json.encode(fields)
 
 
 def _advice(error: ApiError) -> str:

@@ -164,6 +164,16 @@ async def test_an_object_that_cannot_be_read_keeps_no_other_out(caplog: pytest.L
     assert len(said) == 1, "once, not at every list"
 
 
+async def test_an_object_counts_though_its_status_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
+    odd = raw("a", 1) | {"status": {"conditions": "Ready"}}
+    server, names, _ = await play(page(5, odd), [event("ADDED", odd | raw("b", 6))])
+    assert server.asked == ["list", "watch 5", "watch 6"], "the list is not asked for anew"
+    assert names.names == {"a", "b"}
+    said = [r.getMessage() for r in caplog.records if "does not count" in r.getMessage()]
+    assert len(said) == 1, "once, not for every object"
+    assert said[0].startswith("the status of one of the pods cannot be read")
+
+
 async def test_where_no_object_can_be_read_the_last_known_ones_stay() -> None:
     _, names, _ = await play(
         page(5, raw("a", 1)), [event("MODIFIED", UNREADABLE)], page(9, UNREADABLE), page(9)
