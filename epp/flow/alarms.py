@@ -1,8 +1,9 @@
 """Alarms for waiting requests: the times at which a request is looked at again although no event happened,
 which are its latest start and the end of its life.
 
-Invariant: each waiting request that will ever be due has at least one alarm. Alarms of requests that have
-left are skipped, and removed before they are more than half of all alarms.
+Invariant: each waiting request that will ever be due has one alarm, and no other request is kept here: its
+prompt may be large. The times of requests that have left are skipped, and removed before they are more than
+half of all times.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ _SHARE_OF_LEFT = 0.25
 
 class Alarms(Generic[T]):
     def __init__(self) -> None:
-        self._alarms: list[tuple[float, int, QueueItem[T]]] = []
+        self._times: list[tuple[float, int]] = []
+        """Times and numbers of requests, as a heap."""
+        self._items: dict[int, QueueItem[T]] = {}
+        """The requests that have an alarm, by number."""
 
     @property
     def due_at(self) -> float:
-        return self._alarms[0][0] if self._alarms else inf
+        return self._times[0][0] if self._times else inf
 
     def set(self, item: QueueItem[T], forecast: Forecast | None, *, now: float) -> None:
         """Set the next alarm: for the time at which the request would be too late if the servers stay as busy
@@ -40,31 +44,31 @@ class Alarms(Generic[T]):
             left_s = item.deadline - forecast.own_s - now
             latest = min(latest, now + max(LEAST_DELAY_S, slack_s, _SHARE_OF_LEFT * left_s))
         if latest < inf:
-            heapq.heappush(self._alarms, (latest, item.number, item))
+            self._items[item.number] = item
+            heapq.heappush(self._times, (latest, item.number))
 
     def due(self, *, now: float) -> Iterator[QueueItem[T]]:
-        """Take out each request whose alarm is due and which still waits."""
-        while self._alarms and self._alarms[0][0] <= now:
-            item = heapq.heappop(self._alarms)[2]
-            if item.waits:
+        """Take out each request whose alarm is due."""
+        while self._times and self._times[0][0] <= now:
+            item = self._items.pop(heapq.heappop(self._times)[1], None)
+            if item is not None:
                 yield item
 
-    def tidy(self, waiting: int) -> None:
-        """Remove the alarms of requests that left before their alarm rang. waiting: the number of waiting
-        requests.
-        """
-        if not waiting:
-            self._alarms.clear()
-        elif len(self._alarms) > 2 * waiting + 32:
-            self._alarms = [alarm for alarm in self._alarms if alarm[2].waits]
-            heapq.heapify(self._alarms)
+    def forget(self, item: QueueItem[T]) -> None:
+        """The request waits no more."""
+        items = self._items
+        items.pop(item.number, None)
+        if not items:
+            self._times.clear()
+        elif len(self._times) > 2 * len(items) + 32:
+            self._times = [time for time in self._times if time[1] in items]
+            heapq.heapify(self._times)
 
     def check_integrity(self, waiting: Iterator[QueueItem[T]]) -> None:
-        alarmed, count = {item.number for _, _, item in self._alarms if item.waits}, 0
-        for item in waiting:
-            count += 1
-            assert (item.number in alarmed) == (_ever_due_at(item) < inf)
-        assert len(self._alarms) <= 2 * count + 64
+        due = {item.number for item in waiting if _ever_due_at(item) < inf}
+        assert self._items.keys() == due
+        assert sorted(number for _, number in self._times if number in due) == sorted(due)
+        assert len(self._times) <= 2 * len(due) + 64
 
 
 def _next_look_at(item: QueueItem[T], *, now: float) -> float:

@@ -148,7 +148,7 @@ class FlowControl(Generic[T]):
         """The client is gone. Does nothing if the request no longer waits."""
         if item.waits:
             self._queues.take(item)
-            self._alarms.tidy(len(self._queues))
+            self._alarms.forget(item)
         elif self._shed:  # it may have been pushed out, and `next` has not returned it yet
             self._shed = deque(refused for refused in self._shed if refused.item is not item)
 
@@ -334,7 +334,7 @@ class FlowControl(Generic[T]):
         band = self._queues.band(item.priority, late=item.late)
         self._charge(band.flow(item.tenant), forecast, late=late or item.late, now=now)
         self._queues.take(item)
-        self._alarms.tidy(len(self._queues))
+        self._alarms.forget(item)
         return LetGo(item)
 
     def _charge(self, flow: Flow[T], forecast: Forecast, *, late: bool, now: float) -> None:
@@ -349,6 +349,7 @@ class FlowControl(Generic[T]):
         self._shares.add(flow.band.priority, flow.tenant, tokens, late=late)
 
     def _refusal(self, item: QueueItem[T], reason: RefusedFor, *, now: float) -> Refused[T]:
+        self._alarms.forget(item)
         before = self._queues.tokens_before(item.priority) + self._elsewhere.tokens_before(item.priority)
         retry_after_s = self._pace.retry_after_s(before + item.tokens, now=now)
         self._pace.refused(item.tokens, now=now)
@@ -395,5 +396,4 @@ class FlowControl(Generic[T]):
 
     def _give_up(self, item: QueueItem[T], reason: RefusedFor, *, now: float) -> Refused[T]:
         self._queues.take(item)
-        self._alarms.tidy(len(self._queues))
         return self._refusal(item, reason, now=now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from math import inf
+from weakref import ref
 
 import pytest
 
@@ -16,6 +17,10 @@ from tests.unit.flow.a_fleet import AFleet, Ask, Gateway
 
 SECOND = Ask(1000)
 """A prompt that keeps a server busy for a second."""
+
+
+class Prompt(Ask):
+    """A prompt that a weak reference can name."""
 
 
 def gateway(settings: FlowSettings | None = None, *, num_servers: int = 1) -> Gateway:
@@ -262,6 +267,27 @@ class TestRefusing:
         assert reasons(gate) == []
         gate.run(now=0.0, until=5.0)
         assert first not in gate.let_go
+
+    @pytest.mark.parametrize("how", ["leaves", "is pushed out", "goes", "is late"])
+    def test_nothing_keeps_the_prompt_of_a_request_that_waits_no_more(self, how: str) -> None:
+        gate = gateway(FlowSettings(per_tenant=Bound(requests=1), ttl_s=60.0))
+        gate.offer(SECOND, now=0.0)
+        gate.offer(SECOND, priority=5, now=0.0)
+        gate.offer(SECOND, priority=-5, now=0.0)  # waits all the time
+        payload = Prompt(1000)
+        item = gate.offer(payload, ttft_s=2.5 if how == "is late" else None, now=0.0)
+        kept = ref(payload)
+        if how == "leaves":
+            gate.flow.leave(item)
+        elif how == "is pushed out":
+            gate.flow.apply(FlowSettings(per_tenant=Bound(requests=0), ttl_s=60.0), now=0.0)
+            gate.pump(now=0.0)
+        else:
+            gate.run(now=0.0, until=2.5)
+        gate.let_go.clear()
+        gate.refused.clear()
+        del payload, item
+        assert kept() is None
 
 
 class TestFigures:
