@@ -1,7 +1,8 @@
-"""Overload of a real gateway with flow control on:
+"""Overload of a real gateway, with flow control or without it:
 Envoy, the picker, two model servers, users of two priorities and three tenants.
 
     python -m bench.load.overload --seconds 300
+    python -m bench.load.overload --seconds 300 --mode Direct     the same without flow control
 
 Servers are this repository's, with made-up costs. Ends with a table by tenant and priority, from locust's own
 figures, and with the shares of the tenants: prompt tokens at priority 0, from the picker's recording, as long
@@ -28,7 +29,6 @@ from tests.harness.gateway import write_policy
 from tests.harness.processes import wait_until
 
 _FLOW = {
-    "mode": "Hold",
     "deadlineSeconds": 5,
     "objectives": {"interactive": 10},
     "ttlSeconds": 30,
@@ -43,6 +43,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=300)
     parser.add_argument("--users", type=int, default=100)
     parser.add_argument("--servers", type=int, default=2)
+    parser.add_argument("--mode", choices=("Hold", "Direct"), default="Hold", help="flow.mode of the policy")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="overload-") as name:
         asyncio.run(_overload(Path(name), args))
@@ -60,13 +61,13 @@ async def _overload(directory: Path, args: argparse.Namespace) -> None:
         envoy=Path(sys.executable).with_name("envoy"),
         recording=directory / "recording",
     ) as fleet:
-        write_policy(fleet.config, {"flow": _FLOW}, name="overload")
+        write_policy(fleet.config, {"flow": {"mode": args.mode, **_FLOW}}, name="overload")
 
-        async def holds() -> bool:
+        async def in_use() -> bool:
             async with fleet.session.get(f"{fleet.admin_url}/policy") as response:
-                return bool((await response.json())["spec"]["flow"]["mode"] == "Hold")
+                return bool((await response.json())["metadata"]["name"] == "overload")
 
-        await wait_until(holds, what="the policy is in use", timeout_s=20)
+        await wait_until(in_use, what="the policy is in use", timeout_s=20)
         plan = Plan(
             scenario="overload",
             host=f"http://{fleet.config.envoy.listen}",
