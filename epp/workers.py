@@ -58,7 +58,7 @@ class Supervisor:
             return
         with tempfile.TemporaryDirectory(prefix="epp-") as directory:
             hub = Hub(Path(directory) / "hub.sock")
-            await hub.start()
+            hub.start()
             write_beside(Path(directory) / "hub.sock")
             self._hub_args = ("--hub", f"{directory}/hub.sock")
             try:

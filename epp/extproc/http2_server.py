@@ -1,31 +1,28 @@
-"""Accepts connections for our own HTTP/2, on TCP, unix sockets and TLS, and makes a `Peer` for each.
+"""Serves our own HTTP/2 on TCP, unix sockets and TLS: makes a `Peer` for each connection.
 
-Owns the listening socket, the connections, and what the connections share: the services, the limits, the
-count of held bytes, and the measure of how late we read.
+Owns the connections, and what the connections share: the services, the limits, the count of held bytes, and
+the measure of how late we read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from epp.accepting import Acceptor
 from epp.extproc.overload import Lateness
 from epp.extproc.peer import Peer, Service
 from epp.http2.limits import HeldBytes, Limits
-
-_log = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.5
 _HANDSHAKE_S: Final = 10.0
 _LAST_WORDS_S: Final = 0.25
 """At a stop: the time that peers get to read our last frames before we close their connections."""
-_RETRY_S: Final = 0.1
 
 
 class Http2Server:
@@ -54,37 +51,25 @@ class Http2Server:
         self.fault = on_fault
         self.after_writing = after_writing
         self.lateness = Lateness(clock, time.thread_time)
-        self._listener: socket.socket | None = None
+        self._acceptor = Acceptor(self._welcome, has_room=self._has_room, on_fault=on_fault)
         self._context: Callable[[], ssl.SSLContext] | None = None
-        self._resuming: asyncio.TimerHandle | None = None
-        self._arriving: set[asyncio.Task[None]] = set()
-        """Connections that are accepted but not served yet. With TLS, these are in their handshake."""
         self._ticking: asyncio.TimerHandle | None = None
 
     def start(self, sock: socket.socket, *, context: Callable[[], ssl.SSLContext] | None = None) -> None:
         """Accept connections on a listening socket. `context` is called for the TLS context of each
         connection.
         """
-        sock.setblocking(False)
-        self._listener, self._context = sock, context
-        self._listen(sock)
+        self._context = context
+        self._acceptor.start(sock)
         self._tick()
 
     async def stop(self, grace_s: float) -> None:
         """Accept no more connections, ask peers to leave, and close the remaining connections after
         `grace_s`.
         """
-        if self._listener is None:
+        if not self._acceptor.listening:
             return
-        listener, self._listener = self._listener, None
-        asyncio.get_running_loop().remove_reader(listener)
-        listener.close()
-        if self._resuming is not None:
-            self._resuming.cancel()
-        await asyncio.sleep(0)  # A task that is cancelled before it begins does not close its socket.
-        for task in self._arriving:
-            task.cancel()
-        await asyncio.gather(*self._arriving, return_exceptions=True)
+        await self._acceptor.stop()
         if grace_s > 0:
             for peer in list(self.peers):
                 peer.leave()
@@ -104,34 +89,8 @@ class Http2Server:
                 while self.peers:  # noqa: ASYNC110 - peers say nothing when they are gone
                     await asyncio.sleep(0.01)
 
-    def _listen(self, listener: socket.socket) -> None:
-        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
-
-    def _accept(self, listener: socket.socket) -> None:
-        """Accept one connection. asyncio's own `sock_accept` loses a connection that arrives while its task
-        is cancelled.
-
-        Connections beyond the limit are refused at once, so that file descriptors remain for everything else.
-        """
-        loop = asyncio.get_running_loop()
-        try:
-            sock, _ = listener.accept()
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError as error:
-            self.fault("accept_failed")
-            _log.warning("a connection could not be accepted: %s", error.strerror)
-            loop.remove_reader(listener)
-            self._resuming = loop.call_later(_RETRY_S, self._listen, listener)
-            return
-        if len(self.peers) + len(self._arriving) >= self.max_peers:
-            self.fault("too_many_connections")
-            sock.close()
-            return
-        sock.setblocking(False)
-        task = loop.create_task(self._welcome(sock), name="connection")
-        self._arriving.add(task)
-        task.add_done_callback(self._arriving.discard)
+    def _has_room(self, arriving: int) -> bool:
+        return len(self.peers) + arriving < self.max_peers
 
     async def _welcome(self, sock: socket.socket) -> None:
         loop, context = asyncio.get_running_loop(), self._context
@@ -142,10 +101,9 @@ class Http2Server:
                 await loop.connect_accepted_socket(
                     lambda: Peer(self), sock, ssl=context(), ssl_handshake_timeout=_HANDSHAKE_S
                 )
-        except OSError as error:  # ssl.SSLError and time-outs are OSErrors
+        except OSError:  # ssl.SSLError and time-outs are OSErrors
             self.fault("tls_handshake" if context is not None else "accept_failed")
-            _log.debug("a connection failed at its beginning: %s", error)
-            sock.close()
+            raise
 
     def check_integrity(self) -> None:
         for peer in self.peers:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import socket
 import struct
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from epp.accepting import Acceptor
 from epp.sharing.link import LinkError, Received
 
 _HEADER: Final = struct.Struct(">IB")
@@ -74,24 +76,25 @@ class Hub:
         self._path = path
         self._clock = clock
         self._channels: dict[bytes, _Channel] = {}
-        self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._acceptor = Acceptor(self._serve)
 
-    async def start(self) -> None:
-        self._server = await asyncio.start_unix_server(self._accept, self._path)
-        self._path.chmod(0o600)
+    def start(self) -> None:
+        """Listen. OSError: the path cannot be used."""
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            listener.bind(str(self._path))
+            self._path.chmod(0o600)
+            listener.listen()
+        except OSError:
+            listener.close()
+            raise
+        self._acceptor.start(listener)
 
     async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._acceptor.stop()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+    async def _serve(self, sock: socket.socket) -> None:
+        reader, writer = await asyncio.open_unix_connection(sock=sock)
         channel = _Channel()
         try:
             while True:
@@ -102,11 +105,10 @@ class Hub:
                 else:
                     self._answer(channel, kind, content, writer)
                     await writer.drain()
-        except (asyncio.IncompleteReadError, BadFrameError, OSError, asyncio.CancelledError):
+        except (asyncio.IncompleteReadError, BadFrameError, OSError):
             return
         finally:
             channel.writers.discard(writer)
-            self._tasks.discard(task)
             with contextlib.suppress(OSError):
                 writer.close()
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import re
+import socket
 from collections.abc import Awaitable, Callable
 from importlib import resources
 from typing import Any, Final, cast
@@ -20,6 +21,7 @@ import msgspec
 from aiohttp import web
 from multidict import MultiMapping
 
+from epp.accepting import Acceptor
 from epp.config.policy import Policy
 from epp.config.settings import Config
 from epp.errors import RecordingTakenError
@@ -36,6 +38,7 @@ _MOST_WINDOW_S: Final = 900
 _PORTION: Final = 20
 """Decisions that are encoded in one turn of the loop. Each lists every endpoint."""
 _MAX_CONNECTIONS: Final = 64
+_BACKLOG: Final = 100
 _LIFETIME_S: Final = 10.0
 _SECRET: Final = re.compile(r"password|passwd|secret|credential|api_?key|auth_?token", re.IGNORECASE)
 _READER: Final = re.compile(r"[0-9a-f]{16}")
@@ -82,7 +85,7 @@ class AdminServer:
         self._config = config
         self._policy = policy
         self._runner: web.AppRunner | None = None
-        self._server: asyncio.Server | None = None
+        self._acceptor: Acceptor | None = None
 
     async def start(self) -> Address:
         """Listen. Returns the address. OSError: the address cannot be used."""
@@ -107,24 +110,27 @@ class AdminServer:
                 web.get("/policy", self._policy_in_use),
             ]
         )
-        runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        host = self._address.host
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, self._address.port), family=family, backlog=_BACKLOG)
+        runner = self._runner = web.AppRunner(
+            application, access_log=None, handle_signals=False, shutdown_timeout=1.0
+        )
         await runner.setup()
         assert runner.server is not None
-        accept = BoundedConnections(runner.server, limit=_MAX_CONNECTIONS, lifetime_s=_LIFETIME_S)
-        loop = asyncio.get_running_loop()
-        try:
-            self._server = await loop.create_server(accept, self._address.host, self._address.port)
-        except OSError:
-            await runner.cleanup()
-            raise
-        self._runner = runner
-        host, port, *_ = self._server.sockets[0].getsockname()
+        protocols = BoundedConnections(runner.server, limit=_MAX_CONNECTIONS, lifetime_s=_LIFETIME_S)
+
+        async def welcome(sock: socket.socket) -> None:
+            await asyncio.get_running_loop().connect_accepted_socket(protocols, sock)
+
+        self._acceptor = Acceptor(welcome)
+        self._acceptor.start(listener)
+        host, port, *_ = listener.getsockname()
         return Address(host=host, port=port)
 
     async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._acceptor is not None:
+            await self._acceptor.stop()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None

@@ -153,7 +153,7 @@ class HubFrames(OfBytes):
 async def hub_frames(folder: Path) -> AsyncIterator[Entry]:
     path = folder / "hub.sock"
     hub = Hub(path)
-    await hub.start()
+    hub.start()
     one, other = HubLink(path), HubLink(path)
     try:
         for link in (one, other):

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
+import pytest
 
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.settings import Config
@@ -17,6 +18,7 @@ from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import PickerStatus
 from epp.types import Address
+from tests.harness.arriving import TURNS, connect_and_stop
 from tests.harness.listening import stop_listening
 from tests.harness.live_page import a_board
 from tests.harness.raw_http import ask, connection
@@ -62,10 +64,9 @@ async def test_a_connection_ends_after_its_time() -> None:
         assert len(bound) == 0
 
 
-@asynccontextmanager
-async def running_admin() -> AsyncIterator[Address]:
+def an_admin() -> AdminServer:
     ring = DecisionRing(keep=1)
-    admin = AdminServer(
+    return AdminServer(
         address=Address("127.0.0.1", 0),
         metrics=Metrics(decisions=ring, state=PickerStatus),
         decisions=ring,
@@ -77,6 +78,17 @@ async def running_admin() -> AsyncIterator[Address]:
         config=Config(endpoints_file="endpoints.yaml"),
         policy=lambda: DEFAULT_POLICY,
     )
+
+
+@pytest.mark.parametrize("turns", TURNS)
+async def test_a_connection_that_arrives_at_a_stop_is_closed_without_an_error(turns: int) -> None:
+    admin = an_admin()
+    await connect_and_stop(await admin.start(), admin.stop, turns=turns)
+
+
+@asynccontextmanager
+async def running_admin() -> AsyncIterator[Address]:
+    admin = an_admin()
     address = await admin.start()
     try:
         yield address

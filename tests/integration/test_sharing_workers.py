@@ -16,6 +16,7 @@ import pytest
 
 from epp.config.sharing import Sharing
 from epp.sharing.hub import Hub, HubLink, frame
+from tests.harness.arriving import TURNS, connect_and_stop
 from tests.harness.gateway import PickerProcess, running_gateway
 from tests.harness.processes import wait_until
 from tests.harness.sharing import both_ways, met, sharing
@@ -27,7 +28,7 @@ SETTINGS = Sharing(flush_interval_seconds=0.02)
 
 async def test_workers_learn_from_each_other_over_the_hub(tmp_path: Path) -> None:
     hub = Hub(tmp_path / "hub.sock")
-    await hub.start()
+    hub.start()
     assert (tmp_path / "hub.sock").stat().st_mode & 0o777 == 0o600
     async with (
         sharing(HubLink(tmp_path / "hub.sock"), settings=SETTINGS) as one,
@@ -44,7 +45,7 @@ async def test_workers_learn_from_each_other_over_the_hub(tmp_path: Path) -> Non
 async def test_a_worker_goes_on_without_the_hub_and_shares_when_it_is_back(tmp_path: Path) -> None:
     path = tmp_path / "hub.sock"
     hub = Hub(path)
-    await hub.start()
+    hub.start()
     async with (
         sharing(HubLink(path), settings=SETTINGS) as one,
         sharing(HubLink(path), settings=SETTINGS) as other,
@@ -55,7 +56,7 @@ async def test_a_worker_goes_on_without_the_hub_and_shares_when_it_is_back(tmp_p
         await wait_until(lambda: not one.service.connected, what="it is noticed", timeout_s=60)
         one.serve(text("meanwhile"))
         hub = Hub(path)
-        await hub.start()
+        hub.start()
         await met(one, other)
         await both_ways(one, other, name="after")
         await other.learns(text("meanwhile"))
@@ -64,7 +65,7 @@ async def test_a_worker_goes_on_without_the_hub_and_shares_when_it_is_back(tmp_p
 
 async def test_the_hub_keeps_a_table_while_anybody_is_on_its_channel_and_no_longer(tmp_path: Path) -> None:
     hub = Hub(tmp_path / "hub.sock")
-    await hub.start()
+    hub.start()
     one, other = HubLink(tmp_path / "hub.sock"), HubLink(tmp_path / "hub.sock")
 
     async def table_after_joining(link: HubLink, channel: str) -> bytes | None:
@@ -90,7 +91,7 @@ async def test_the_hub_keeps_a_table_while_anybody_is_on_its_channel_and_no_long
 async def test_bytes_that_are_no_frame_end_their_own_connection_alone(tmp_path: Path, junk: bytes) -> None:
     path = tmp_path / "hub.sock"
     hub = Hub(path)
-    await hub.start()
+    hub.start()
     async with (
         sharing(HubLink(path), settings=SETTINGS) as one,
         sharing(HubLink(path), settings=SETTINGS) as other,
@@ -102,6 +103,15 @@ async def test_bytes_that_are_no_frame_end_their_own_connection_alone(tmp_path: 
         await both_ways(one, other, name="p")
         writer.close()
     await hub.close()
+
+
+@pytest.mark.parametrize("turns", TURNS)
+async def test_a_worker_that_connects_while_the_hub_closes_is_cut_without_an_error(
+    tmp_path: Path, turns: int
+) -> None:
+    hub = Hub(tmp_path / "hub.sock")
+    hub.start()
+    await connect_and_stop(tmp_path / "hub.sock", hub.close, turns=turns)
 
 
 @pytest.mark.envoy

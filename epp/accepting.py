@@ -1,0 +1,101 @@
+"""Accepts the connections of a listening socket, and loses none of them at a stop.
+
+asyncio's own servers take a connection in one turn of the loop and give it to its protocol in a later turn. A
+server that is closed in between leaves the connection open for ever, or logs an error. Used by our own
+HTTP/2, by the admin address and by the hub of the workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+_log = logging.getLogger(__name__)
+
+_RETRY_S: Final = 0.1
+
+Welcome = Callable[[socket.socket], Coroutine[Any, Any, None]]
+
+
+class Acceptor:
+    """Runs `welcome` for each connection, each in a task of its own, until `stop`. `welcome` owns the
+    connection from its first step; if it raises OSError, the connection is closed.
+    """
+
+    def __init__(
+        self,
+        welcome: Welcome,
+        *,
+        has_room: Callable[[int], bool] = lambda _: True,
+        on_fault: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`has_room`: whether one more connection may come, given the number of running tasks. `on_fault` is
+        called with the reason if a connection is not accepted.
+        """
+        self._welcome = welcome
+        self._has_room = has_room
+        self._fault = on_fault
+        self._listener: socket.socket | None = None
+        self._resuming: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def listening(self) -> bool:
+        return self._listener is not None
+
+    def start(self, listener: socket.socket) -> None:
+        """Accept the connections of a listening socket, and own this socket."""
+        listener.setblocking(False)
+        self._listener = listener
+        self._listen(listener)
+
+    async def stop(self) -> None:
+        """Close the listening socket and cancel the tasks. Idempotent."""
+        if self._listener is None:
+            return
+        listener, self._listener = self._listener, None
+        asyncio.get_running_loop().remove_reader(listener)
+        listener.close()
+        if self._resuming is not None:
+            self._resuming.cancel()
+        await asyncio.sleep(0)  # A task that is cancelled before it begins does not close its socket.
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _listen(self, listener: socket.socket) -> None:
+        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Accept one connection. Connections without room are refused at once, so that file descriptors
+        remain for everything else.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            sock, _ = listener.accept()
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._fault("accept_failed")
+            _log.warning("a connection could not be accepted: %s", error.strerror)
+            loop.remove_reader(listener)
+            self._resuming = loop.call_later(_RETRY_S, self._listen, listener)
+            return
+        if not self._has_room(len(self._tasks)):
+            self._fault("too_many_connections")
+            sock.close()
+            return
+        sock.setblocking(False)
+        task = loop.create_task(self._begin(sock), name="connection")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _begin(self, sock: socket.socket) -> None:
+        try:
+            await self._welcome(sock)
+        except OSError as error:
+            _log.debug("a connection failed at its beginning: %s", error)
+            sock.close()
