@@ -9,13 +9,14 @@ only for its model, and only if another server has answered for this model at th
 
 Where requests are few, their answers would show too late that a server fails, or that it has recovered. So
 the picker probes a server that has failed: it sends a request of one token (`probes_due`; `scraping.probes`
-sends it). A probe that fails counts as a failed answer, and until a probe succeeds there are no trials but
-one in `_TRIAL_PICKS` requests. A probe that succeeds proves less than a real answer: it only allows a trial.
+sends it). A probe that fails counts as a failed answer. Until a probe succeeds, only one in `_TRIAL_PICKS`
+requests is a trial. A probe that succeeds proves less than a real answer: it only allows a trial.
 
 A server hangs if its first bytes are overdue, or if its answers begin and do not go on (`symptoms`). In the
-second case its answers begin all the same, so none of them brings it back, but a probe that succeeds does, or
-a counter that grows. Envoy's access log tells of answers that break off midway (`answer_cut`). They count as
-failures, and from then on only answers that end whole count as good, or a probe after probes that failed.
+second case the beginning of an answer proves nothing: only a probe that succeeds or a counter that grows
+brings the server back. Envoy's access log reports answers that break off midway (`answer_cut`). Such answers
+count as failures. From then on only complete answers count as good, or a probe that succeeds after probes
+that failed.
 
 Pure: times are monotonic seconds. Owned by `Fleet`. The picker reports its own answers here, and `sharing`
 reports those of other pickers.
@@ -40,8 +41,8 @@ from epp.types import EndpointMetrics
 _TRIAL_STEP: Final = 0.4
 """How far a good answer moves the share of a server that is left out: two bring it back under a half."""
 _NOTHING: Final = 0.06
-"""A smaller share is forgotten: 9 s after a single failure. On an idle fleet servers differ by less than even
-a small share costs, so a server that is well again would wait for its next request until then.
+"""A smaller share is forgotten, which takes 9 s after a single failure. Until then a server that is well
+again gets no request on an idle fleet, because even a small share costs more than servers differ by.
 """
 _ABOVE_MEAN: Final = 0.2
 """A server is left out only if its share is this much over the average of the candidates."""
@@ -293,7 +294,7 @@ class Failures:
             mark.allow_trial(self.settings.trial_seconds, now=now)
         mark.verdict = verdict
 
-    # -- what a pick and people are told ---------------------------------------------------------------------
+    # -- for picks and for people ---------------------------------------------------------------------
 
     def onto(self, snapshot: Snapshot, *, model: str, settings: Settings, now: float) -> Snapshot:
         """Return the snapshot with the candidates' failures for a request for `model` filled in."""

@@ -23,7 +23,7 @@ _WINDOW_REQUESTS = 20
 """Requests between two samples from counters."""
 _PRIOR_TOKENS = 500.0
 _OPAQUE_BYTES = 2000
-"""This many bytes of text are about as uncertain as one picture."""
+"""The number of tokens in this many bytes of text is about as uncertain as that of one picture."""
 _PRIOR_OPAQUE = 0.00005
 """Weight of the prior that a picture takes no tokens, as a fraction of the weight of one request with a
 picture."""

@@ -33,7 +33,8 @@ class ThreeTerms:
         xx, yy, zz = xx + trust[0], yy + trust[1], zz + trust[2]
         xv, yv, zv = xv + trust[0] * prior[0], yv + trust[1] * prior[1], zv + trust[2] * prior[2]
         whole = _determinant((xx, xy, xz), (xy, yy, yz), (xz, yz, zz))
-        if whole <= 0:  # only rounding can cause this, since the trusts make the matrix positive definite
+        # Only rounding can cause this, since the weights of the priors make the matrix positive definite.
+        if whole <= 0:
             return prior
         return (
             _determinant((xv, xy, xz), (yv, yy, yz), (zv, yz, zz)) / whole,

@@ -28,15 +28,15 @@ _TIMES_TYPICAL: Final = 3.0
 _OTHERS: Final = 3
 """Answers of other servers since a request was sent that make its own overdue answer suspicious."""
 _OVERDUE: Final = 2
-"""Suspicious requests in a row after which a server is taken to hang."""
+"""Suspicious requests in a row after which a server counts as hanging."""
 
 _TIMES_FORETOLD: Final = 2.0
 _PART_OF_PATIENCE: Final = 0.8
 """Pages are not read at exactly even times, so a little less than the whole time is enough."""
 
 Seen = Literal["grew", "idle", "may stall", "stalls", "stalls alone"]
-"""grew: the counters grew. idle: no request of this picker is open there. stalls alone: the counters of other
-servers grew since this server stalled.
+"""grew: the counters grew. idle: no request of this picker is open there. stalls alone: since this server
+stalled, the counters of other servers have grown.
 """
 
 _TOLD_S: Final = 1.0

@@ -1,8 +1,10 @@
-"""How many requests other pickers have sent lately of which this picker has not heard yet, by base model.
+"""Estimates how many requests other pickers have sent lately that this picker does not know of yet, by base
+model.
 
-News of a request arrives some time after it was sent. By Little's law the number of requests that are on the
-way as news is their rate times this time, so it is the sum of the ages at which they were heard in a second.
-Pure: `now` is monotonic seconds. Owned by the fleet, told by the listener of `epp.sharing`, read for picks.
+Each request is reported some time after it was sent. By Little's law the number of requests that are
+not reported yet is their rate times this delay. So the estimate is the sum of the delays of all reports in
+one second. Pure: `now` is monotonic seconds. Owned by the fleet. The listener of `epp.sharing` passes in each
+report, and picks read the estimate.
 
 Invariant: no estimate is below 0.
 """
@@ -15,9 +17,9 @@ from math import exp
 from epp.endpoints.served_models import forget_models
 
 _OVER_S = 1.0
-"""Ages are summed over about this long."""
+"""Delays are summed over about this time."""
 _MOST_AGE_S = 1.0
-"""Older news come after an interruption and say nothing about the usual delay."""
+"""Reports that are older come after an interruption, and say nothing about the usual delay."""
 _NEGLIGIBLE = 0.01
 
 
@@ -29,12 +31,12 @@ class Unheard:
         """The estimate for each base model, and when it was made. Empty: pickers do not share."""
 
     def heard(self, model: str, *, age_s: float, now: float) -> None:
-        """News came of one request for this base model that another picker sent `age_s` ago."""
+        """Another picker has reported a request for this base model, which it sent `age_s` ago."""
         picks = self.picks(model, now=now) + min(max(age_s, 0.0), _MOST_AGE_S) / _OVER_S
         self._of_models[model] = picks, now
 
     def picks(self, model: str, *, now: float) -> float:
-        """The estimate. 0 where pickers do not share."""
+        """Return the estimate. 0 where pickers do not share."""
         known = self._of_models.get(model)
         if known is None:
             return 0.0

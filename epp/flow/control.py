@@ -56,7 +56,7 @@ class FlowControl(Generic[T]):
         self._search = Search(settings, self._queues, forecaster, self._headroom, self._demoted)
         self._bounds = Bounds(settings, self._queues, self._elsewhere)
         self._none_free = False
-        """No server is free for demoted requests, as far as this ring of the alarms has found."""
+        """No server is free for demoted requests, as far as this check of the alarms has found."""
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -83,7 +83,7 @@ class FlowControl(Generic[T]):
             headroom_s = self._headroom.of_band((-priority, False), flow.band, 0, flow.tag, now=now)
             if hopeless:
                 if headroom_s < inf or self._demoted.busy_s(priority, now=now):
-                    return None  # someone gains if it is demoted
+                    return None  # other requests gain if this one is demoted
                 self._count_late(forecast, due_s=due_s, now=now)
             elif forecast.wait_s > self._headroom.of_request(forecast, headroom_s, left_s=due_s, first=True):
                 return None
@@ -294,8 +294,9 @@ class FlowControl(Generic[T]):
         return item
 
     def _goes_late(self, item: QueueItem[T], *, now: float) -> bool:
-        """Whether a waiting request that cannot be in time any more goes at once, since to demote it would
-        help nobody: so little waits that order of arrival is kept, and nobody is to overtake it.
+        """Whether a waiting request that cannot be in time any more goes at once. Demoting the request would
+        help no other one: so few requests wait that the order of arrival is kept, and no request is expected
+        to overtake it.
         """
         priority = item.priority
         if self._waits_above(priority) or not self._demoted.helps_little(priority, now=now):

@@ -14,7 +14,7 @@ _TOO_FEW = 0.1
 have served them in time.
 """
 _MOST_S = 3600
-"""The longest time that is told: a server that computes nothing may seem busy forever."""
+"""The longest Retry-After: a server that computes nothing may seem busy for ever."""
 _MOMENT_S = 0.05
 """Tokens that are added within this time count as added at its beginning. The error is half a percent of the
 window.

@@ -14,7 +14,7 @@ OTHER: Final = "(others)"
 _MOST: Final = 32
 """The most tenants that are named; each is a time series."""
 _MOST_UNTOLD: Final = 4096
-"""The most tenants whose tokens are kept for the other pickers. While these cannot be told, further tenants
+"""The most tenants whose tokens are kept for the other pickers. While these cannot be sent, further tenants
 are not counted.
 """
 
@@ -23,7 +23,7 @@ class Shares:
     def __init__(self) -> None:
         self._tokens: dict[str, int] = {}
         self._untold: dict[FlowKey, int] | None = None
-        """Tokens that other pickers have not been told of; None: nobody tells them."""
+        """Tokens that were not reported to other pickers yet. None: this picker reports nothing."""
 
     def add(self, priority: int, tenant: str, tokens: int, *, late: bool) -> None:
         mine = self._tokens

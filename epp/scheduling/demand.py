@@ -1,10 +1,10 @@
 """When each prefix was last asked for, so that a rule can tell whether a further copy of the prefix will be
 used.
 
-A prefix is known here by the hash of the last chunk that any server held when a request came. The picker's
-own requests count, in the moment in which they are booked. Owned by `ServerCaches`; synchronous, with the
-time as an argument. Bounded: so many prefixes, the least recently used one goes first, and so many requests
-of each.
+A prefix is known here by the hash of the last chunk that any server held when a request came. Only the
+picker's own requests count, from the moment in which they are booked. Owned by `ServerCaches`; synchronous,
+with the time as an argument. The number of prefixes and the number of requests of each prefix are bounded.
+The least recently used prefix is removed first.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from epp.types import Entry
 
 _MOST_PREFIXES = 4096
 _MOST_REQUESTS = 32
-"""Requests that are kept of one prefix. With this many to come, the price of a copy is nearly nothing."""
+"""The most requests that are kept for one prefix. If this many more are expected, the price of a copy is
+nearly nothing.
+"""
 
 
 class Earlier:
-    """The last requests for one prefix, as they are now: to be read before the next request is booked."""
+    """The last requests for one prefix at this moment. Read it before the next request is booked."""
 
     __slots__ = ("_last", "_now", "_requests")
 
@@ -30,8 +32,8 @@ class Earlier:
         self._now = now
 
     def between(self, least_s: float, most_s: float) -> tuple[int, int]:
-        """The number of requests for this prefix that came so long ago; and the number of all requests, for
-        any prefix, from the first of these on.
+        """Return two numbers: the requests for this prefix that came between `most_s` and `least_s` ago, and
+        all requests, for any prefix, since the first of these.
         """
         times = self._last.times
         first = bisect_left(times, self._now - most_s)
@@ -44,7 +46,7 @@ class _Last(Entry):
 
     times: list[float]
     numbers: list[int]
-    """How many requests, for any prefix, came before each."""
+    """For each of these, how many requests for any prefix came before."""
 
 
 class Demand:

@@ -17,7 +17,9 @@ _DISPLACING = 2.0
 """Loads that count if no slot is free: the adapter's own, and the next load of the adapter that it
 displaces."""
 Numbers = Any
-"""A column, or one number. No type says both in compiled code, which takes a `float` at its word."""
+"""A column, or one number. Compiled code has no type for both, since it accepts only a float where the type
+says `float`.
+"""
 
 
 def loading_s(seen: Snapshot, *, load_s: float) -> Floats | None:

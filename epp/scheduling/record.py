@@ -89,8 +89,9 @@ def hurried_decision(
 
 
 _LEAST_SPARED_S = 1e-9
-"""A smaller difference between the parts and the score is rounding. A larger one is what the rule takes off
-the stall price where a further copy of a prefix would be made."""
+"""A smaller difference between the parts and the score is rounding. A larger one is the discount of the rule
+on the stall price of a further copy of a prefix.
+"""
 
 
 class Shown(Sequence[Candidate]):

@@ -31,9 +31,11 @@ _NEAR = 1.05
 _ALIKE = 0.1
 """Servers hold the same prefix if the longest match is longer by at most this share."""
 _AT_ONCE_S = 0.1
-"""Requests that came so shortly before are of one client, and say nothing about those to come."""
+"""Requests that came less than this time ago are probably of the same client, and do not predict later
+requests.
+"""
 _LOOKING_AT_ONE = 2.0
-"""Expected number of picks that look at the same server before they hear of each other."""
+"""Expected number of picks that consider the same server before their pickers know of each other's picks."""
 
 
 class Weighed(Facts, frozen=True):
@@ -163,22 +165,25 @@ class LeastCost:
         return Ranked(places, "lora" if holds else "load", score_s)
 
     def _in_order(self, score_s: Floats, uncached: Floats, least: Numbers | None) -> list[int]:
-        """The best candidates. least: the least of `uncached`; None: none holds a part of the prompt."""
+        """Return the best candidates. least: the smallest value in `uncached`; None: no candidate holds a
+        part of the prompt.
+        """
         places = fewest(score_s, self._rng)
         return places if least is None else _holder_first(places, score_s, uncached, least)
 
     def _of_few(self, score_s: Floats, weighed: Weighed, first: int) -> Floats:
-        """The scores, where other pickers send many requests of which this one has not heard yet. Infinite:
-        the candidate does not count.
+        """Return the scores when other pickers have sent many requests that this picker does not know of yet.
+        Infinite: the candidate does not count.
 
-        All pickers would send these to the server that seems best to all of them. And the best of very many
-        stale numbers seems better than it is, so a holder would lose its prompts to it. Therefore of the
-        candidates that hold least of the prompt only a few count, drawn by chance: as few as let about two of
-        the unheard requests look at the same server. The same goes for those that hold most of it.
+        Otherwise all pickers would send these requests to the server that seems best to all of them. Also,
+        the best of very many stale numbers seems better than it is, so a server that holds the prompt would
+        lose it to that server. Therefore only a few of the candidates that hold least of the prompt count.
+        They are drawn by chance, so that about two of the unknown requests consider the same server. The
+        candidates that hold most of the prompt are drawn in the same way.
         """
         uncached, load_s = weighed.uncached_tokens, weighed.load_s
         few = max(2, int(_LOOKING_AT_ONE * len(uncached) / weighed.seen.unheard_picks))
-        # A candidate that is worse even if the best one gets all unheard requests must not be drawn.
+        # A candidate must not be drawn if it is worse even when the best one gets all of these requests.
         unheard_s = weighed.seen.unheard_picks * weighed.prompt_tokens / weighed.seen.rate[first]
         fair = score_s <= score_s[first] + unheard_s
         if load_s is not None:
@@ -188,7 +193,7 @@ class LeastCost:
         for alike in (uncached >= uncached.max() - near, uncached <= uncached.min() + near):
             group = np.flatnonzero(alike & fair)
             if len(group) > few:
-                # Keys of chance: with 1,000 candidates this takes a tenth of the time of `rng.sample`.
+                # Random keys: with 1,000 candidates this takes a tenth of the time of `rng.sample`.
                 keys = np.frombuffer(self._rng.randbytes(4 * len(group)), dtype=np.uint32)
                 drawn = group[keys.argpartition(few)[:few]]
                 counting[group] = np.inf
@@ -197,13 +202,14 @@ class LeastCost:
 
 
 def _sharing(weighed: Weighed, least: Numbers) -> float:
-    """How many requests share the stall price of the tokens that a copy of the longest match would take.
+    """Return how many requests share the stall price of a further copy of the longest match.
 
-    As many requests for this prefix will come while this one waits at a holder as came in the last such time.
-    If they are more than the holders' even part of all requests, the rest of them gains by a copy too: about
-    half of what this request saves, since one more server then shares the holders' queues.
+    While this request waits at a holder, about as many requests for this prefix will come as came in an equal
+    time before. If they are more than the holders' even part of all requests, the excess gains by the copy
+    too. Each gains about half of what this request saves, since one more server then shares the holders'
+    queues.
 
-    Several holders show demand by themselves while all of them are busier than the mean.
+    If there are several holders and all of them are busier than the mean, this alone shows the demand.
     """
     seen = weighed.seen
     held = weighed.uncached_tokens <= least + _ALIKE * (weighed.prompt_tokens - least)
@@ -221,7 +227,9 @@ def _sharing(weighed: Weighed, least: Numbers) -> float:
 
 
 def _holder_first(places: list[int], score_s: Floats, uncached: Floats, least: Numbers) -> list[int]:
-    """The best candidates. Of candidates with nearly the least cost, one with less to compute goes first."""
+    """Return the best candidates. Of those with nearly the least cost, the one with the fewest tokens to
+    compute comes first.
+    """
     first = places[0]
     if uncached[first] <= least:
         return places

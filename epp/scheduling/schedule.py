@@ -29,7 +29,7 @@ from epp.types import Facts
 
 
 class SchedulingRequest(Facts, frozen=True):
-    """What one request asks of the servers, as far as scheduling is concerned."""
+    """The facts about one request that scheduling needs."""
 
     prompt_tokens: int
     """Estimated tokens of the prompt, including the other prompts of a batch."""

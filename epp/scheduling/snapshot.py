@@ -84,7 +84,7 @@ class Snapshot(Facts, frozen=True):
     failure_share: Floats | None = None
     """Share of each candidate's recent answers that failed. None: no answer failed."""
     unheard_picks: float = 0.0
-    """Requests that other pickers have sent of which this picker has not heard yet, as an estimate."""
+    """Estimated number of requests that other pickers have sent and that this picker does not know of yet."""
     failing: Bools | None = None
     """Candidates that are left out because their answers fail. None: no candidate is left out."""
     trials: Sequence[int] = ()

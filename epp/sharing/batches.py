@@ -195,7 +195,7 @@ def encode_table(portions: Sequence[bytes]) -> bytes:
 
 def decode_batch(data: bytes | memoryview) -> Batch:
     if len(data) > MOST_BATCH_BYTES:
-        raise MalformedError(f"a batch of {len(data)} bytes")
+        raise MalformedError(f"a batch of {len(data)} bytes is too long")
     try:
         return _batch_decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -205,7 +205,7 @@ def decode_batch(data: bytes | memoryview) -> Batch:
 def decode_table(data: bytes | memoryview) -> Iterator[bytes]:
     """The portions of a stored table: batches, one copied at each step. MalformedError."""
     if len(data) > MOST_TABLE_BYTES:
-        raise MalformedError(f"a stored table of {len(data)} bytes")
+        raise MalformedError(f"a stored table of {len(data)} bytes is too long")
     try:
         for portion in _table_decoder.decode(data).batches:
             yield _portion_decoder.decode(portion)
@@ -224,7 +224,7 @@ def pack_hashes(chain: Sequence[int]) -> bytes:
 
 def unpack_hashes(data: bytes) -> list[int]:
     if len(data) % HASH_BYTES:
-        raise MalformedError(f"{len(data)} bytes are no row of hashes")
+        raise MalformedError(f"{len(data)} bytes are not a list of hashes")
     hashes = array("Q")
     hashes.frombytes(data)
     return hashes.tolist()

@@ -23,7 +23,9 @@ class Exchange:
     def __init__(
         self, picker: Picker, *, me: bytes, outbox_bytes: int, peer_timeout_s: float, gate: Gate | None = None
     ) -> None:
-        """gate: this picker's flow control. None: it tells nothing about it, and ignores what others tell."""
+        """gate: this picker's flow control. None: the picker sends no reports about flow control, and ignores
+        those of others.
+        """
         self.picker = picker
         self.speaker = Speaker(speaker=me, limit_bytes=outbox_bytes, gate=gate)
         picker.subscribe(self.speaker.hear)
@@ -38,13 +40,13 @@ class Exchange:
     def told_secret(self) -> bytes:
         return self.picker.secret.told()
 
-    def agree(self, told: bytes) -> bool:
+    def agree(self, shown: bytes) -> bool:
         """Take over the pool's hash secret, if that is possible. If it differs from the current secret, the
         table starts empty. False: the two secrets do not agree.
 
-        told: the pool's information about its secret.
+        shown: what the pool shows of its secret.
         """
-        agreed = self.picker.secret.agreed(told)
+        agreed = self.picker.secret.agreed(shown)
         if agreed is not None and agreed != self.picker.secret:
             self.picker.set_secret(agreed)
         return agreed is not None

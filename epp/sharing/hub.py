@@ -52,7 +52,7 @@ async def read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
     """Kind and content of a frame. Raises BadFrameError, and IncompleteReadError at the end."""
     length, kind = _HEADER.unpack(await reader.readexactly(_HEADER.size))
     if length > _MOST_BYTES:
-        raise BadFrameError(f"a frame of {length} bytes")
+        raise BadFrameError(f"a frame of {length} bytes is too long")
     return bytes((kind,)), await reader.readexactly(length)
 
 
@@ -114,7 +114,7 @@ class Hub:
 
     def _join(self, name: bytes, writer: asyncio.StreamWriter) -> _Channel:
         if len(name) > _MOST_CHANNEL_BYTES:
-            raise BadFrameError(f"a channel's name of {len(name)} bytes")
+            raise BadFrameError(f"a channel's name of {len(name)} bytes is too long")
         channel = self._channels.setdefault(name, _Channel())
         channel.writers.add(writer)
         self._forget_others(name)
@@ -189,7 +189,7 @@ class HubLink:
         if not content:
             return None
         if len(content) < _AGE.size or not 0 <= (age_s := _AGE.unpack_from(content)[0]) < math.inf:
-            raise LinkError("what is stored as the table is none", reason="refused")
+            raise LinkError("the stored value is not a table", reason="refused")
         return Received(memoryview(content)[_AGE.size :], age_s)
 
     async def store(self, table: bytes) -> None:
@@ -219,7 +219,7 @@ class HubLink:
             async with asyncio.timeout(_TIMEOUT_S):
                 await writer.drain()
         except TimeoutError as error:
-            raise LinkError("the hub does not read", reason="timeout") from error
+            raise LinkError("the hub does not read the batches", reason="timeout") from error
         except OSError as error:
             raise LinkError(str(error), reason="connection") from error
 

@@ -181,7 +181,7 @@ class RedisLink:
         table = bytearray(piece)
         while len(piece) == MOST_PIECE_BYTES:
             if len(table) > MOST_TABLE_BYTES:
-                raise LinkError(f"a stored table of over {MOST_TABLE_BYTES} bytes", reason="refused")
+                raise LinkError(f"the stored table has more than {MOST_TABLE_BYTES} bytes", reason="refused")
             piece = await self._piece(len(table))
             table += piece
         return table
@@ -300,8 +300,8 @@ def _order(entry: bytes) -> tuple[int, int]:
     milliseconds, _, number = entry.partition(b"-")
     number = number or b"0"
     if len(entry) > _MOST_POSITION_BYTES or not (milliseconds.isdigit() and number.isdigit()):
-        raise LinkError("a position that is no id of a stream's entry", reason="refused")
+        raise LinkError("Redis returned a position that is not the id of a stream's entry", reason="refused")
     order = int(milliseconds), int(number)
     if max(order) >= 2**64:
-        raise LinkError("a position that is no id of a stream's entry", reason="refused")
+        raise LinkError("Redis returned a position that is not the id of a stream's entry", reason="refused")
     return order

@@ -26,8 +26,8 @@ from epp.sharing.storing import table_portions
 from epp.sources import Keep
 
 _log = logging.getLogger("epp.sharing")
-_TELL: Final = "tell the other pickers"
-_HEAR: Final = "hear the other pickers"
+_TELL: Final = "send to the other pickers"
+_HEAR: Final = "receive from the other pickers"
 _LOAD: Final = "load the shared table"
 _STORE: Final = "store the shared table"
 _BACKOFF_S: Final = (0.05, 0.2, 0.5, 1.0)
@@ -302,7 +302,7 @@ class SharingService:
                 if what not in self._away:
                     self._away.add(what)
                     _log.warning(
-                        "cannot %s: %s; this picker goes on with what it knows itself",
+                        "cannot %s: %s; this picker goes on with its own knowledge",
                         what,
                         str(error).rstrip("."),
                     )

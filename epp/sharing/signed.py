@@ -78,7 +78,7 @@ class SignedLink:
         if hmac.compare_digest(signature, self._sign(kind, data)):
             return data
         _log.warning(
-            "refused a %s of %d bytes: the pool's key did not sign it; has every picker the same sharing.redis.signingKeyFile?",
+            "refused a %s of %d bytes: the pool's key did not sign it; do all pickers have the same sharing.redis.signingKeyFile?",
             kind.decode(),
             len(data),
         )

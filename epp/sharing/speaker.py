@@ -59,7 +59,7 @@ _EVENT_BYTES: Final = 64
 _BATCH_BYTES: Final = 256 * 1024
 _PREFILL_KEPT: Final = {"computed": Kept.COMPUTED, "lost": Kept.LOST, "detached": Kept.DETACHED}
 _MOST_FLOW_ROWS: Final = 16 * MOST_FLOW_ROWS
-"""Most rows that wait to be sent. If there are more, everything is sent anew."""
+"""Most rows that wait to be sent. If there are more, everything is sent again."""
 
 
 @dataclass(slots=True, eq=False)
