@@ -43,7 +43,7 @@ async def _a_request_is_routed(target: Target) -> None:
     for body in (_completion(target), None):
         routed = await target.route(body, method="POST" if body else "GET")
         assert set(routed.destinations) <= set(target.endpoints), (
-            f"named {routed.destinations}, which are not all of {list(target.endpoints)}"
+            f"the pick names {routed.destinations}, but the endpoints are {list(target.endpoints)}"
         )
 
 
@@ -52,7 +52,7 @@ async def _the_body_comes_back(target: Target) -> None:
     body = _completion(target, "back again " * 30_000)
     pieces = [body[start : start + 50_000] for start in range(0, len(body), 50_000)]
     routed = await target.route(pieces)
-    assert routed.request.body == body, "the body that came back is another one"
+    assert routed.request.body == body, "the body that came back differs from the body that was sent"
     longest = max(map(len, routed.request.pieces))
     assert longest <= MAX_PIECE_BYTES, f"a piece of {longest} bytes came back; {MAX_PIECE_BYTES} is the most"
     assert routed.request.ends.count(True) == 1, "one piece has to end the body"
@@ -64,7 +64,9 @@ async def _trailers_are_answered_last(target: Target) -> None:
     routed = await target.route(_completion(target), trailers=True)
     order = routed.request.order
     assert (order[0], order[-1]) == ("headers", "trailers"), f"the answers came as {order}"
-    assert routed.request.body == _completion(target), "the body that came back is another one"
+    assert routed.request.body == _completion(target), (
+        "the body that came back differs from the body that was sent"
+    )
 
 
 async def _the_subset_binds(target: Target) -> None:
@@ -74,7 +76,7 @@ async def _the_subset_binds(target: Target) -> None:
             for body in (_completion(target), None):
                 routed = await target.route(body, subset=hint)
                 assert set(routed.destinations) <= set(allowed), (
-                    f"the hint {hint!r} allowed {list(allowed)}, named were {routed.destinations}"
+                    f"the hint {hint!r} allows {list(allowed)}, but the pick names {routed.destinations}"
                 )
 
 
@@ -91,7 +93,7 @@ async def _nobody_eligible_is_503(target: Target) -> None:
     _needs_subsets(target)
     for body in (_completion(target), None):
         refused = (await target.route(body, subset=[NOWHERE])).refused
-        assert refused.status == 503, f"nobody was eligible, and the status was {refused.status}"
+        assert refused.status == 503, f"no endpoint was eligible, and the status was {refused.status}"
 
 
 async def _header_and_metadata_are_equal(target: Target) -> None:
@@ -104,13 +106,13 @@ async def _header_and_metadata_are_equal(target: Target) -> None:
 
 async def _as_many_destinations_as_are_read(target: Target) -> None:
     named = (await target.route(_completion(target))).destinations
-    assert len(set(named)) == len(named), f"one comes twice: {named}"
+    assert len(set(named)) == len(named), f"a destination is named twice: {named}"
     for each in named:
         Address.parse(each)
     if target.reads_list:
-        assert len(named) >= 2, f"{named} leaves no fallback where one is dead"
+        assert len(named) >= 2, f"{named} has no fallback for a dead endpoint"
     else:
-        assert len(named) == 1, f"{named}: this gateway takes the value for one address"
+        assert len(named) == 1, f"{named}: this gateway reads the value as one address"
 
 
 async def _health_has_its_names(target: Target) -> None:
@@ -122,12 +124,12 @@ async def _health_has_its_names(target: Target) -> None:
 
 async def _a_client_does_not_name_its_server(target: Target) -> None:
     routed = await target.route(_completion(target), headers=[(DESTINATION, NOWHERE)])
-    assert NOWHERE not in routed.destinations, "what the client sent was obeyed"
+    assert NOWHERE not in routed.destinations, "the picker obeyed the header that the client sent"
 
 
 async def _a_bad_request_is_400_in_json(target: Target) -> None:
     if target.mode.bare:
-        raise NotAskedError("without a path nobody knows which API was meant")
+        raise NotAskedError("without a path the picker cannot know the API")
     bad = (
         (_CHAT, b"hello"),
         (_CHAT, json.dumps({"model": target.model}).encode()),
@@ -200,7 +202,9 @@ async def _the_answer_passes_unchanged(target: Target) -> None:
         await exchange.send(_completion(target))
         assert exchange.immediate is None, f"refused with {exchange.immediate}"
         await exchange.respond(pieces, headers=[("content-type", "text/event-stream")])
-        assert exchange.response.body == b"".join(pieces), "the answer that came back is another one"
+        assert exchange.response.body == b"".join(pieces), (
+            "the answer that came back differs from the server's answer"
+        )
         await exchange.finish()
 
 
@@ -208,14 +212,14 @@ async def _an_open_stream_may_be_dropped(target: Target) -> None:
     async with dataplane.exchange(target.channel, mode=target.mode) as exchange:
         await exchange.begin()
     assert (await target.route(_completion(target))).destinations, (
-        "after a client that went, the next was not routed"
+        "after a client had left, the next request was not routed"
     )
 
 
 async def _an_unknown_model_is_404(target: Target) -> None:
     _needs_models(target)
     refused = (await target.route(_completion(target, model=_NOBODYS))).refused
-    assert refused.status == 404, f"a model that nobody has was answered with {refused.status}"
+    assert refused.status == 404, f"a model that no server has was answered with {refused.status}"
     _is_openai_error(refused)
 
 
@@ -225,7 +229,7 @@ async def _all_models_are_listed(target: Target) -> None:
     assert routed.refused.status == 200, f"GET /v1/models was answered with {routed.refused.status}"
     names = [card["id"] for card in json.loads(routed.refused.body)["data"]]
     assert target.model in names, f"{target.model} is not among {names[:20]}"
-    assert len(set(names)) == len(names), f"a name comes twice: {names[:20]}"
+    assert len(set(names)) == len(names), f"a name is listed twice: {names[:20]}"
 
 
 async def _an_alias_goes_on_as_its_target(target: Target) -> None:
@@ -237,7 +241,7 @@ async def _an_alias_goes_on_as_its_target(target: Target) -> None:
     routed = await target.route(_completion(target, model=alias))
     assert routed.immediate is None, f"refused with {routed.immediate}"
     assert routed.request.body == _completion(target, model=model), (
-        f"the body that goes on is {routed.request.body[:200]!r}"
+        f"the body that was sent on is {routed.request.body[:200]!r}"
     )
 
 
@@ -246,7 +250,7 @@ async def _a_client_names_no_server_to_call(target: Target) -> None:
         raise NotAskedError("this gateway changes no header")
     for name in _OBEYED:
         routed = await target.route(_completion(target), headers=[(name, NOWHERE)])
-        assert NOWHERE not in routed.request.values(name), f"the client's {name} went on"
+        assert NOWHERE not in routed.request.values(name), f"the client's {name} was sent on"
 
 
 async def _a_prefill_server_is_named(target: Target) -> None:
@@ -262,7 +266,7 @@ async def _a_prefill_server_is_named(target: Target) -> None:
         long = _completion(target, "".join(f"sentence {n} of a long prompt. " for n in range(3000)))
         routed = await target.route(long)
     (named,) = routed.request.values("x-prefiller-host-port") or [""]
-    assert named in target.prefillers, f"named {named!r}, which is none of {list(target.prefillers)}"
+    assert named in target.prefillers, f"the pick names {named!r}, which is none of {list(target.prefillers)}"
 
 
 CHECKS: Final[Sequence[Check]] = (
@@ -270,24 +274,38 @@ CHECKS: Final[Sequence[Check]] = (
     Check(2, "a long body comes back byte for byte, in small pieces, with one end", _the_body_comes_back),
     Check(2, "headers are answered first and trailers last", _trailers_are_answered_last),
     Check(2, "an answer of 1,000 pieces passes unchanged", _the_answer_passes_unchanged),
-    Check(3, "the subset hint binds, as a list and as a text", _the_subset_binds),
+    Check(3, "only endpoints of the subset hint are named, for a list and for a text", _the_subset_binds),
     Check(3, "the port counts in the subset hint", _the_port_counts),
-    Check(4, "header and metadata name the same", _header_and_metadata_are_equal),
-    Check(5, "as many destinations as the gateway reads", _as_many_destinations_as_are_read),
-    Check(6, "nobody eligible is 503", _nobody_eligible_is_503),
-    Check(8, "gRPC health answers under its four names", _health_has_its_names),
-    Check(11, "a client does not name its server", _a_client_does_not_name_its_server),
-    Check(12, "a request that no server could take is 400 in OpenAI's shape", _a_bad_request_is_400_in_json),
-    Check(13, "what is not understood is routed all the same", _what_is_not_understood_is_routed),
-    Check(14, "a client that goes in the middle harms nobody", _an_open_stream_may_be_dropped),
-    Check(15, "names in any case, repeated headers, bytes that are no text", _odd_headers_do_no_harm),
-    Check(16, "x-request-id is made where none came", _a_request_id_is_made),
-    Check(17, "a prompt goes where its prefix is", _prompts_stay_with_their_prefix),
+    Check(4, "header and metadata name the same endpoint", _header_and_metadata_are_equal),
+    Check(5, "a pick names as many destinations as the gateway reads", _as_many_destinations_as_are_read),
+    Check(6, "a request without an eligible endpoint gets 503", _nobody_eligible_is_503),
+    Check(8, "gRPC health answers under each of its four names", _health_has_its_names),
+    Check(11, "a client cannot choose its server", _a_client_does_not_name_its_server),
+    Check(
+        12, "a request that no server could accept gets 400 in OpenAI's format", _a_bad_request_is_400_in_json
+    ),
+    Check(
+        13,
+        "a request that the picker does not understand is routed all the same",
+        _what_is_not_understood_is_routed,
+    ),
+    Check(14, "a client that leaves midway does not affect the next request", _an_open_stream_may_be_dropped),
+    Check(
+        15,
+        "headers may have names in any case, several values, and bytes that are not text",
+        _odd_headers_do_no_harm,
+    ),
+    Check(16, "a request without x-request-id gets one", _a_request_id_is_made),
+    Check(17, "a prompt goes to the server that has its prefix", _prompts_stay_with_their_prefix),
     Check(17, "any cut of the same bytes gives the same pick", _any_cut_gives_the_same_pick),
-    Check(19, "a model that nobody has is 404 in OpenAI's shape", _an_unknown_model_is_404),
+    Check(19, "a model that no server has gets 404 in OpenAI's format", _an_unknown_model_is_404),
     Check(19, "GET /v1/models lists every model once", _all_models_are_listed),
-    Check(19, "a request for an alias goes on as one for its target", _an_alias_goes_on_as_its_target),
-    Check(20, "a client names no server that its server would call", _a_client_names_no_server_to_call),
+    Check(
+        19, "a request for an alias is sent on as a request for its target", _an_alias_goes_on_as_its_target
+    ),
+    Check(
+        20, "a client cannot name a server that its own server would call", _a_client_names_no_server_to_call
+    ),
     Check(
         20, "a busy decode server has a long prompt computed by a prefill server", _a_prefill_server_is_named
     ),
@@ -323,7 +341,9 @@ def _needs_subsets(target: Target) -> None:
 
 def _needs_models(target: Target) -> None:
     if not target.knows_models:
-        raise NotAskedError("whether the picker knows its endpoints' models was not said (--model)")
+        raise NotAskedError(
+            "the command line does not say whether the picker knows its endpoints' models (--model)"
+        )
     if target.mode.bare:
         raise NotAskedError("this gateway shows no path and takes no answer")
 
