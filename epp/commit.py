@@ -335,7 +335,7 @@ class Commits:
             suspect = routed.state if routed.prefill is None else routed.prefill.state
             failures.answered(suspect, failed=True, asked_model=model, now=now)
         elif status == 404 and model and not (routed.prompt.size.opaque or routed.decision.unread):
-            # With an opaque or unread body the stored response that it names may be what is missing.
+            # If the body is opaque or unread, the 404 may mean a stored response that the body names.
             failures.refused_model(routed.state, model, path_hash=routed.path_hash, now=now)
         elif status < 400 and routed.asks:
             failures.served_model(routed.state, model, path_hash=routed.path_hash, now=now)

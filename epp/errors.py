@@ -73,7 +73,7 @@ class UnknownModelError(PickError):
 
     def __init__(self, model: str) -> None:
         super().__init__(
-            f"The model {model[:_MOST_NAME_CHARS]!r} does not exist; GET /v1/models lists those that do."
+            f"The model {model[:_MOST_NAME_CHARS]!r} does not exist; GET /v1/models lists the models that exist."
         )
 
 

@@ -106,7 +106,9 @@ def watchers(
     on_endpoints: Callable[[tuple[Sequence[Endpoint], Rewrites]], None] | None,
     on_policy: Callable[[Policy], None],
 ) -> Iterator[FileWatcher[Any]]:
-    """Those that follow the files from now on. on_endpoints: None if the endpoints come from a cluster."""
+    """Return the watchers that follow the files from now on. on_endpoints: None if the endpoints come from a
+    cluster.
+    """
 
     def watcher(
         kind: str,

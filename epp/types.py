@@ -42,7 +42,9 @@ reads it."""
 RANK: Final = "x-data-parallel-rank"
 """The same with the rank's number, as vLLM and SGLang read it."""
 PREFILLER: Final = "x-prefiller-host-port"
-"""The request header that tells an answering server who computes the prompt, as llm-d's sidecar reads it."""
+"""The request header that names the server that computes the prompt for the answering server. llm-d's sidecar
+reads it.
+"""
 SERVER_HEADERS: Final = (
     PREFILLER,
     "x-llm-d-prefiller-host-port",

@@ -61,7 +61,7 @@ def run(trial: Trial) -> Found:
     count = int(rate * (WARM_UP_S + _MEASURED_S))
     workload = OpenLoop(spec.make(random.Random(f"{spec.name} {trial.seed}"), count), rate_per_s=rate)
     policy = policy_believing(int(trial.belief * CACHE_TOKENS), learn=trial.learn)
-    router = PickerRouter(policy, seed=trial.seed, unsaid=("capacity_tokens",))
+    router = PickerRouter(policy, seed=trial.seed, absent=("capacity_tokens",))
     plan = plan_of(Setting(), spec, arrivals_s=workload.last_arrival_s)
     outcome = Fleet(plan, router=router, workload=workload, rng=random.Random(trial.seed)).run()
     late = [r for r in outcome.records if r.arrived_s >= WARM_UP_S]

@@ -38,7 +38,7 @@ class Config:
     settings: Mapping[str, Any] = field(default_factory=dict)
     ours: RuleName | None = None
     """A rule of the product. `settings` then are those of its cost and adapters."""
-    unsaid: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
     """Values that the servers' pages leave out, so that the picker cannot learn from them."""
     pages_every_s: float | None = None
     """The interval at which the rule reads the servers' pages, if its project reads them more often than
@@ -60,7 +60,7 @@ CONFIGS: tuple[Config, ...] = (
     Config("least-cost+k0", ours="least-cost", settings={"stalled_request_weight": 0.0}, default=False),
     Config("least-cost+w3", ours="least-cost", settings={"uncached_token_weight": 3.0}, default=False),
     Config("least-cost+T0", ours="least-cost", settings={"load_seconds": 0.0}, default=False),
-    Config("least-cost+V8000", ours="least-cost", unsaid=PREFILL_TIMES, default=False),
+    Config("least-cost+V8000", ours="least-cost", absent=PREFILL_TIMES, default=False),
     Config("exact", cost.ExactCost, default=False),
     Config(
         "calibration",
@@ -174,7 +174,7 @@ def router_of(
             replicas=replicas,
             share_delay_s=share_delay_s,
             adapters=adapters,
-            unsaid=config.unsaid,
+            absent=config.absent,
         )
     assert config.rule is not None
 

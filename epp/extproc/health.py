@@ -41,10 +41,10 @@ class Health:
     def set_ready(self, *, ready: bool) -> None:
         if ready != self.ready:
             self.ready = ready
-            for told in list(self._listeners):
-                told()
+            for on_change in list(self._listeners):
+                on_change()
 
-    def follow(self, told: Callable[[], None]) -> Callable[[], None]:
-        """Call `told` after each change, until the returned function is called."""
-        self._listeners.add(told)
-        return lambda: self._listeners.discard(told)
+    def follow(self, on_change: Callable[[], None]) -> Callable[[], None]:
+        """Call `on_change` after each change, until the returned function is called."""
+        self._listeners.add(on_change)
+        return lambda: self._listeners.discard(on_change)

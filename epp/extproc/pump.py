@@ -58,7 +58,7 @@ class Pump:
             self._gate.pump(now=now)
             due = min(self._gate.due_at, now + _LONGEST_S)
         except Exception:  # noqa: BLE001 - whatever it is, the others go on waiting and are looked at again
-            _log.exception("flow control failed; it will look at the waiting requests again")
+            _log.exception("flow control failed; the waiting requests will be considered again")
             due = now + _AFTER_FAULT_S
         self._after()
         if self._gate.waiting:

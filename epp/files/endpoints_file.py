@@ -11,15 +11,15 @@
         role: prefill                    # prefill, decode or both (docs/disaggregation.md)
         rank: 1                          # a data parallel rank (docs/disaggregation.md)
         behind: "10.0.0.1:8000"          # where requests for the rank go: the front of its server
-        metrics: ":8002/metrics"         # if not at the policy's scrape.path; either part alone will do
+        metrics: ":8002/metrics"         # if not at the policy's scrape.path; a port or a path is enough
 
     rewrites:                          # other names for models, docs/models.md
       - models: [gpt]
         targets: [{model: llama-8b, weight: 90}, {model: llama-8b-next, weight: 10}]
 
 Names and addresses are unique. `endpoints: []` is legal: requests then get 503 until there are some. An empty
-file is refused: some editors and scripts empty a file before they write it anew. Called by `app` at start and
-whenever `watch` sees the file change.
+file is refused: some editors and scripts empty a file before they write it again. Called by `app` at start
+and whenever `watch` sees the file change.
 """
 
 from __future__ import annotations
@@ -127,7 +127,9 @@ def _endpoint(entry: _Entry, *, field: str) -> Endpoint:
 
 
 def _address(entry: _Entry, *, field: str) -> Address:
-    """`ip:port`, or an address alone beside a `port`. Never a host name, because Envoy is told addresses."""
+    """`ip:port`, or an address alone beside a `port`. Never a host name, because Envoy's endpoints file holds
+    addresses.
+    """
     text = entry.address.strip()
     if "://" in text:
         raise ConfigError(

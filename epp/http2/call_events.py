@@ -28,7 +28,9 @@ class HalfClosed(Struct, frozen=True, gc=False):
 
 
 class Gone(Struct, frozen=True, gc=False):
-    """The call is over, not by its owner. `reason`: `reset` if the peer reset it, else the fault."""
+    """The call has ended, but its owner did not end it. `reason`: `reset` if the peer reset it, else the
+    fault.
+    """
 
     stream_id: int
     reason: str

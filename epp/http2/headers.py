@@ -1,9 +1,9 @@
 """Header blocks: HPACK by the `hpack` library, and the headers of a request that a gRPC server needs. Pure.
 
-A data plane opens thousands of streams with the same headers, and decoding them anew would be most of the
-cost of a stream. When the peer has reduced its dynamic table to size 0, as our SETTINGS ask, a block always
-means the same. So the decoded headers of a bounded number of short blocks are cached. Older clients never
-reduce the table and keep its usual size, which is allowed.
+A data plane opens thousands of streams with the same headers, and decoding them each time would be most of
+the cost of a stream. When the peer has reduced its dynamic table to size 0, as our SETTINGS ask, a block
+always means the same. So the decoded headers of a bounded number of short blocks are cached. Older clients
+never reduce the table and keep its usual size, which is allowed.
 """
 
 from __future__ import annotations

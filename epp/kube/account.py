@@ -21,8 +21,8 @@ def owner(token_file: Path, *, namespace: str) -> Mapping[str, str] | None:
     """The account as an owner reference for objects of `namespace`.
 
     None: there is no account of this namespace. Either there is no token, or no current API server issued it,
-    or the account is in another namespace. The garbage collector would take an owner in another namespace for
-    deleted.
+    or the account is in another namespace. The garbage collector would regard an owner in another namespace
+    as deleted.
     """
     try:
         _, payload, _ = token_file.read_text().split(".")

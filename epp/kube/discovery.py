@@ -137,10 +137,9 @@ def _adapters(text: str) -> frozenset[str]:
 def _ready(pod: Pod) -> bool:
     """Return whether the pod is ready, as its own kubelet last reported, for the pod or for its parts.
 
-    If the node controller does not hear of a node, it sets Ready to false on all pods of that node, and
+    If the node controller loses contact with a node, it sets Ready to false on all pods of that node, and
     changes nothing else. If the pods still serve, for example because only the control plane was away, all
-    endpoints would be gone at once. If they do not serve, their scrapes fail and they get no requests
-    anyway.
+    endpoints would be gone at once. If they do not serve, their scrapes fail and they get no requests anyway.
     """
     said = {c.type: c.status for c in pod.status.conditions}
     parts = ("ContainersReady", *(gate.condition_type for gate in pod.spec.readiness_gates))

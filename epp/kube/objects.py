@@ -235,8 +235,9 @@ class PolicyStatus(_Object, frozen=True, omit_defaults=True):
         tuple[Condition, ...],
         _schema(maxItems=8, **{"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
     ] = ()
-    """Accepted: the policy is valid, and no older policy is used instead. Programmed: requests are routed by
-    it."""
+    """Accepted: the policy is valid, and no older policy is used instead. Programmed: this policy routes
+    requests.
+    """
     rule: Annotated[str | None, _schema(maxLength=64)] = None
     """The rule of the spec that was judged, its default included."""
     mode: Annotated[str | None, _schema(maxLength=64)] = None

@@ -177,7 +177,7 @@ class PolicySet:
         assert not self._claims.keys() & self._of_other_pools.keys()
         for name, claim in self._claims.items():
             assert claim.name == name
-            assert (claim.spec is None) == bool(claim.fault), "a claim is sound, or says why not"
+            assert (claim.spec is None) == bool(claim.fault), "a claim is valid, or has a fault"
             assert claim.last is None or claim.last.generation <= claim.found.metadata.generation
 
     def _drop(self, name: str) -> None:
@@ -265,7 +265,7 @@ def _accepted(claim: _Claim, *, winner: _Claim | None, tried: _Claim | None, poo
         return Result(False, "Conflicted", _conflict(claim, first, what="tried" if dry_run else "in force"))
     if not pool_exists:
         return Result(False, "TargetNotFound", _NO_POOL)
-    return Result(True, "Accepted", "the policy is sound")
+    return Result(True, "Accepted", "the policy is valid")
 
 
 def _conflict(claim: _Claim, first: _Claim, *, what: str) -> str:
@@ -278,14 +278,18 @@ def _conflict(claim: _Claim, first: _Claim, *, what: str) -> str:
 
 
 def _programmed(claim: _Claim, accepted: Result, *, acting: Policy, routes: bool, tried: bool) -> Result:
-    who = f"policy {acting.metadata.name}" if not routes else f"generation {acting.metadata.generation} of it"
+    who = (
+        f"policy {acting.metadata.name}"
+        if not routes
+        else f"generation {acting.metadata.generation} of this policy"
+    )
     if accepted.so and routes and claim.spec is not None and claim.spec.mode == "Enforce":
-        return Result(True, "Programmed", "requests are routed by it")
+        return Result(True, "Programmed", "this policy routes requests")
     if tried and claim.spec is not None:
         note = (
             ""
             if claim.spec.chunks == acting.spec.chunks
             else "; its chunks are not tried: matches come from the table in use"
         )
-        return Result(False, "DryRun", f"scored beside each pick; {who} routes{note}")
+        return Result(False, "DryRun", f"each pick is scored by this policy too; {who} routes{note}")
     return Result(False, accepted.reason, f"{who} routes")

@@ -86,7 +86,7 @@ def unclaimed(policy: PolicyObject, *, time_text: str) -> PolicyStatus:
     result = Result(
         False,
         "TargetNotFound",
-        f"no picker for {target(policy) or 'this target'} has looked at this policy; look at spec.targetRef.name, and "
+        f"no picker for {target(policy) or 'this target'} has judged this policy; check spec.targetRef.name, and "
         "whether a gateway for that pool runs in this namespace",
     )
     generation, before = policy.metadata.generation, policy.status.conditions

@@ -3,7 +3,7 @@
 There is one condition, `Accepted`, as in llm-d's CRD. True: the object is valid, no other object has one of
 its names, and its rules are in use. False: the reason says what is wrong; its valid rules are used anyway.
 This picker does not judge an object for another pool. If no picker judges the object, its condition is
-Unknown and says that no picker has looked at it.
+Unknown and says that no picker has judged it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _result(claim: Claim, taken: Mapping[str, Claim], *, pool_exists: bool) -> R
             for model, owner in list(taken.items())[:_NAMED]
         ]
         more = f"; and {len(taken) - _NAMED} more" if len(taken) > _NAMED else ""
-        return Result(False, "Conflicted", "; ".join(said) + more + "; the other names of this one count")
+        return Result(False, "Conflicted", "; ".join(said) + more + "; the other names of this rewrite count")
     if not pool_exists:
         return Result(False, "TargetNotFound", "there is no InferencePool of the name in spec.poolRef.name")
     return Result(True, _ACCEPTED, "its rules are in use")
@@ -75,7 +75,7 @@ def unclaimed(claim: Claim, *, time_text: str) -> Condition:
     """The condition of an object that nobody has judged."""
     pool = f"InferencePool {claim.pool[:253]}" if claim.pool else "spec.poolRef.name"
     said = (
-        f"no picker that writes status has looked at this rewrite for {pool}; look at spec.poolRef.name, and whether "
+        f"no picker that writes status has judged this rewrite for {pool}; check spec.poolRef.name, and whether "
         "a gateway for that pool runs in this namespace and follows rewrites"
     )
     return accepted(Result(None, "TargetNotFound", said), claim, time_text=time_text)

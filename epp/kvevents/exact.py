@@ -185,7 +185,7 @@ class Exact:
         settings = self._settings.get(name) or self._settings.get("")
         if settings is not None:
             return _Model(name, settings)
-        return _Model(name, None, state="off", reason=f"no exactMode.models entry for {name or 'it'}")
+        return _Model(name, None, state="off", reason=f"no exactMode.models entry for {name or 'the model'}")
 
     def _compare(self, server: EndpointName, known: _Server, event: Stored) -> None:
         """Find out whether the server names blocks as we do. Only the first block of a prompt shows this, if

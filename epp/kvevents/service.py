@@ -149,7 +149,7 @@ class ExactService:
             self._queue.open()
 
     def _turn_off(self, failure: BaseException) -> None:
-        """Follow no server, ask nothing of the picker any more, and tell it that the earlier findings are
+        """Follow no server, take no prompts of the picker any more, and report that the earlier findings are
         invalid.
         """
         self._queue.close()
@@ -322,7 +322,7 @@ class ExactService:
         messages = [one.messages for one in self._followed.values()]
         unreachable = {
             name: ExactServerStatus(
-                state="off", reason=f"cannot listen to {one.reason}", blocks=0, chunks=0, events=0
+                state="off", reason=f"cannot receive events: {one.reason}", blocks=0, chunks=0, events=0
             )
             for name, one in self._unreachable.items()
         }
@@ -339,7 +339,7 @@ class ExactService:
         for name, model in self.status.models.items():
             said[f"model {name or '(any)'}"] = _words(model.state, model.reason)
         for name, error in self._exact.last_errors().items():
-            said[f"a prompt of model {name or '(any)'}"] = f"passed over: {error}"
+            said[f"a prompt of model {name or '(any)'}"] = f"skipped: {error}"
         said |= {f"server {name}": _words(s.state, s.reason) for name, s in self.status.servers.items()}
         for what, words in said.items():
             if self._told.get(what) != words:

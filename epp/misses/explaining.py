@@ -44,7 +44,7 @@ class Explaining:
                 await asyncio.sleep(0)
 
     def told(self, window_s: float) -> dict[str, Any]:
-        """Return the reasons why tokens were missed in the last `window_s` seconds."""
+        """Return why tokens were missed in the last `window_s` seconds, as JSON values."""
         misses = self._misses
         account = misses.over(window_s, now=time.monotonic())
         return {

@@ -82,12 +82,12 @@ def _parsed(text: bytes, admin: str) -> tuple[Opening, Servers, Sequence[Recorde
         lines = [decode(row) for row in text.splitlines()]
     except ValueError as error:
         raise ConfigError(
-            f"--admin {admin}: what answers there is no picker of this version: {error}"
+            f"--admin {admin}: the program that answers there is not a picker of this version: {error}"
         ) from error
     match lines:
         case [Opening() as opening, Servers() as servers, *rest]:
             return opening, servers, [line for line in rest if isinstance(line, RecordedRequest)]
-    raise ConfigError(f"--admin {admin}: what answers there is no picker of this version")
+    raise ConfigError(f"--admin {admin}: the program that answers there is not a picker of this version")
 
 
 def _write(

@@ -1,8 +1,8 @@
 """The real picker as the router of the simulated fleet: its own code, with real bytes and the pages that a
 scraper would read.
 
-Several replicas get random shares of the requests, and each scrapes for itself. They tell each other what
-they did, with a delay, or share nothing except the servers. The picker sees what Envoy would show it:
+Several replicas get random shares of the requests, and each scrapes for itself. They report their picks to
+each other with a delay, or share nothing except the servers. The picker sees what Envoy would show it:
 response headers at once (as for a streamed answer, so they say nothing), the end of the stream, and for the
 sampled share of requests the usage at the end of the answer. It does not see first tokens.
 """
@@ -52,9 +52,9 @@ class PickerRouter:
         share_delay_s: float | None = None,
         adapters: frozenset[str] = frozenset(),
         bytes_per_token: float = 4.0,
-        unsaid: Sequence[str] = (),
+        absent: Sequence[str] = (),
     ) -> None:
-        """unsaid: fields of `EndpointMetrics` that these servers' pages leave out."""
+        """absent: fields of `EndpointMetrics` that these servers' pages leave out."""
         self._rng = random.Random(seed)
         self._pickers = [Picker(policy, rng=random.Random(seed * 1000 + n)) for n in range(replicas)]
         self._shared: Shared | None = None
@@ -62,7 +62,7 @@ class PickerRouter:
             self._shared = Shared(self._pickers, delay_s=share_delay_s, gates=self._gates_of_pickers())
         self._adapters = adapters
         self._bytes_per_token = bytes_per_token
-        self._unsaid: dict[str, Any] = dict.fromkeys(unsaid)
+        self._absent: dict[str, Any] = dict.fromkeys(absent)
         self._open: dict[int, _Open] = {}
         self._incarnations: dict[str, int] = {}
 
@@ -165,8 +165,8 @@ class PickerRouter:
     def scraped(self, scraper: int, server: str, page: Snapshot, *, now: float) -> None:
         self._advance(now)
         metrics = metrics_of(page, read_at_s=now)
-        if self._unsaid:
-            metrics = replace(metrics, **self._unsaid)
+        if self._absent:
+            metrics = replace(metrics, **self._absent)
         self._pickers[scraper].observe(EndpointName(server), metrics, now=now)
 
 

@@ -26,7 +26,7 @@ class AnswerNames:
         self._held = b""
 
     def feed(self, data: bytes | memoryview, *, end: bool) -> bytes:
-        """Return the bytes to send on now. end: no more bytes follow."""
+        """Return the bytes to send on now. end: no more bytes will come."""
         text = self._held + bytes(data)
         for old, new in self._names:
             text = text.replace(old, new)

@@ -96,8 +96,8 @@ def _opening(inference: InferenceRequest) -> bytes:
 def with_model(body: bytes | memoryview, *, before: str, after: str) -> bytes:
     """Return the body with another value of `model`. All other bytes stay unchanged.
 
-    If the place of the value is not known (an escaped key, no compiled reader), the object is written
-    anew, field by field.
+    If the place of the value is not known (an escaped key, no compiled reader), the object is written again,
+    field by field.
     """
     name = msgspec.json.encode(after)
     place = place_of_model(body)

@@ -220,7 +220,7 @@ async def test_a_server_that_cannot_be_listened_to_is_off_alone_with_the_reason(
         await wait_until(a_is_heard, what="the other one is followed")
         assert parts.state(B) == "off"
         reason = parts.service.status.servers[B].reason
-        assert reason == "cannot listen to tcp://127.0.0.1: Invalid argument"
+        assert reason == "cannot receive events: tcp://127.0.0.1: Invalid argument"
         parts.service.set_endpoints([])
         await wait_until(lambda: parts.service.status.servers == {}, what="both have gone")
 

@@ -96,7 +96,7 @@ def test_a_refused_change_leaves_the_last_accepted_spec_in_force() -> None:
     verdict = policies.outcome.verdicts["p"]
     assert "$.spec" in verdict.accepted.message
     assert "sessionHeader" in verdict.accepted.message
-    assert verdict.programmed.message == "generation 1 of it routes"
+    assert verdict.programmed.message == "generation 1 of this policy routes"
     assert policies.told("younger") == "False Conflicted, False Conflicted", "nobody else gets the place"
 
 
@@ -146,7 +146,8 @@ def test_a_policy_in_dry_run_is_scored_while_the_default_routes() -> None:
     assert policies.outcome.tried.spec.rule == "affinity"
     assert policies.told("p") == "True Accepted, False DryRun"
     assert (
-        policies.outcome.verdicts["p"].programmed.message == "scored beside each pick; policy default routes"
+        policies.outcome.verdicts["p"].programmed.message
+        == "each pick is scored by this policy too; policy default routes"
     )
 
 
@@ -158,7 +159,7 @@ def test_a_policy_that_goes_into_dry_run_routes_by_what_it_was() -> None:
     assert (policies.outcome.tried.metadata.generation, policies.outcome.tried.spec.rule) == (2, "random")
     assert (
         policies.outcome.verdicts["p"].programmed.message
-        == "scored beside each pick; generation 1 of it routes"
+        == "each pick is scored by this policy too; generation 1 of this policy routes"
     )
     policies.put(policy("p", rule="random", generation=3))
     assert policies.acting == ("p", 3, "random")
