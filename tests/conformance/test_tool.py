@@ -79,7 +79,7 @@ async def test_a_list_for_a_gateway_that_reads_one_address_is_found_by_the_comma
     (suite,) = ET.parse(report).getroot()
     assert (suite.get("name"), suite.get("failures")) == ("ai-gateway", "1")
     (failure,) = suite.iter("failure")
-    assert "takes the value for one address" in str(failure.get("message"))
+    assert "reads the value as one address" in str(failure.get("message"))
 
 
 def test_every_check_belongs_to_a_row() -> None:

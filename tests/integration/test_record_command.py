@@ -96,7 +96,7 @@ async def test_what_answers_and_is_no_picker_is_named(tmp_path: Path, said: byte
     app.router.add_get("/explain", answer)
     async with TestServer(app) as server:
         admin = str(server.make_url("/"))
-        with pytest.raises(ConfigError, match="no picker of this version"):
+        with pytest.raises(ConfigError, match="not a picker of this version"):
             await asyncio.to_thread(record, options(admin, tmp_path / "r.jsonl"))
         with pytest.raises(ConfigError, match="--admin"):
             await asyncio.to_thread(fetch, admin, window_s=60)
