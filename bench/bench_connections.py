@@ -1,8 +1,9 @@
-"""What a new connection for each request costs the picker: CPU for each request, compared with one connection
-for all of them.
+"""Measures the picker's CPU for each request if each has a new connection, compared with one connection for
+all requests.
 
-`python -m bench.bench_connections`. The client is a gateway that only asks for the pick, as NGINX Gateway
-Fabric does: headers, one body of 1 KB, close. Rounds of both ways alternate; medians are printed.
+`python -m bench.bench_connections`. The client acts as a gateway that asks only for the pick, as NGINX
+Gateway Fabric does: it sends headers and one body of 1 KB, and closes the connection. Rounds of both ways
+alternate. The bench prints medians.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ AT_ONCE: Final = 4
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.bench_connections", description=__doc__)
-    parser.add_argument("--requests", type=int, default=300, help="of each round; 300")
+    parser.add_argument("--requests", type=int, default=300, help="requests in each round (default 300)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--cert", type=Path, help="PEM with another certificate than the tests' own, which is P-256"
+        "--cert", type=Path, help="PEM file of the certificate to use instead of the tests' own (P-256)"
     )
-    parser.add_argument("--key", type=Path, help="PEM with its key")
+    parser.add_argument("--key", type=Path, help="PEM file of the certificate's key")
     args = parser.parse_args()
     print("| | one connection | one for each request |\n| --- | --- | --- |")
     for name in ("clear text", "TLS"):
@@ -47,7 +48,7 @@ def main() -> None:
 
 
 async def _measured(args: argparse.Namespace, *, tls: bool) -> tuple[float, float]:
-    """Milliseconds of the picker's CPU for each request, in both ways."""
+    """Return the milliseconds of the picker's CPU for each request, for both ways."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (folder / "endpoints.yaml").write_text(ENDPOINTS)

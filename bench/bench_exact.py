@@ -1,5 +1,5 @@
-"""What exact mode costs: CPU for each routed prompt and each event, and how long picks wait for exact mode's
-thread.
+"""Measures what exact mode costs: CPU for each routed prompt and each event, and how long picks wait for
+exact mode's thread.
 
 python -m bench.bench_exact
 """
@@ -118,8 +118,8 @@ def of_an_event() -> None:
 
 
 def delay_of_picks(language: FolderLanguage, *, switch_s: float, busy: bool) -> Sequence[float]:
-    """Return the seconds from the moment that a pick is due to its end, on one thread, while another maps
-    prompts of 40 KB all the time.
+    """Return the seconds from the moment at which a pick is due to the end of the pick, while another thread
+    maps prompts of 40 KB all the time.
     """
     before = sys.getswitchinterval()
     sys.setswitchinterval(switch_s)
@@ -159,11 +159,11 @@ def main() -> None:
     of_a_prompt(language)
     of_an_event()
     print(
-        "\n| a pick of 4 KB, from the moment it is due; medians of rounds | p50 ms | p99 ms |\n|---|---|---|"
+        "\n| a pick of 4 KB, from the moment at which it is due; medians of rounds | p50 ms | p99 ms |\n|---|---|---|"
     )
     ways = (
         ("alone", 0.005, False),
-        ("the thread always busy, switch interval 5 ms", 0.005, True),
+        ("the thread is always busy, switch interval 5 ms", 0.005, True),
         ("the same, 0.5 ms", 0.0005, True),
     )
     found: dict[str, list[tuple[float, float]]] = {}

@@ -1,5 +1,5 @@
-"""CPU that `epp explain` costs for each request: `python -m bench.bench_explain`. Prints figures and asserts
-nothing.
+"""Measures the CPU that `epp explain` costs for each request: `python -m bench.bench_explain`. Prints figures
+and asserts nothing.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""What flow control costs: a pick that need not wait, beside one without flow control,
-and requests that wait.
+"""Measures what flow control costs, for a pick that need not wait and for requests that wait.
 
-`python -m bench.bench_flow`. The first table is CPU time of a pick in this process, with and without flow
-control in turns, in several situations of the gate: the median of all picks, so that other work of the
-machine counts little. The servers are idle, so every request goes at once. The second is CPU time of the gate
-and its timer while so many requests wait before busy servers, while nothing happens and while other requests
-end. `--profile` says where the extra time of the first goes.
+`python -m bench.bench_flow`. The first table shows the CPU time of a pick in this process, with and without
+flow control in turns, in several situations of the gate. It shows medians of all picks, so that other work of
+the machine counts little. The servers are idle, so every request goes at once. The second table shows the CPU
+time of the gate and its timer while many requests wait for busy servers: once while nothing happens, and once
+while other requests end. `--profile` shows which functions take the extra time of the first table.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=10.0, help="seconds for which they wait (default 10)"
     )
-    parser.add_argument("--profile", action="store_true", help="print where the extra time goes")
+    parser.add_argument("--profile", action="store_true", help="print which functions take the extra time")
     args = parser.parse_args()
     print("| a pick that need not wait | without | with | more |\n| --- | --- | --- | --- |")
     for name, (flow, claims) in SETTINGS.items():
@@ -71,11 +70,13 @@ def main() -> None:
     )
     for ends_per_s in ENDS_PER_S:
         share, looks = asyncio.run(waits(args.waiting, args.seconds, ends_per_s=ends_per_s))
-        print(f"| {ends_per_s} others end a second | {share:.4f} | {looks / args.seconds:.0f} |")
+        print(f"| {ends_per_s} other requests end each second | {share:.4f} | {looks / args.seconds:.0f} |")
 
 
 def beside(flow: Flow, claims: list[Claim], *, rounds: int, picks: int) -> tuple[float, float]:
-    """Microseconds of a pick without flow control and with it: the medians of single picks, made in turns."""
+    """Return the microseconds of a pick without flow control and with it: medians of single picks that are
+    made in turns.
+    """
     sides: list[tuple[Picker, Gate | None]] = [(a_picker(SERVERS), None), a_gate(flow)]
     work = requests(PROMPT_BYTES, count=picks, seed=1)
     spent_us: list[list[float]] = [[], []]
@@ -99,7 +100,7 @@ def holding(flow: Flow) -> Policy:
 
 
 def picked_us(picker: Picker, gate: Gate | None, request: PickRequest, claim: Claim, *, now: float) -> float:
-    """Microseconds of CPU for a pick; what comes after the pick is not counted."""
+    """Return the microseconds of CPU for a pick. Work after the pick is not counted."""
     start_ns = time.process_time_ns()
     pick = pick_of(picker, gate, request, claim, now=now)
     spent_ns = time.process_time_ns() - start_ns
@@ -130,10 +131,10 @@ def profile(picks: int) -> None:
 
 
 async def waits(count: int, seconds: float, *, ends_per_s: int) -> tuple[float, int]:
-    """The share of a core that so many waiting requests take, and how often the timer looked at them.
+    """Return the share of a core that this number of waiting requests takes, and how often the timer
+    considered them. ends_per_s: other requests that end each second, each of which may free a server.
 
-    ends_per_s: other requests, each of which may have freed a server;
-    the loop that plays them is counted too.
+    The loop that simulates these ends is counted too.
     """
     flow, claims = SETTINGS["two priorities, four tenants, a deadline"]
     picker, gate = a_gate(

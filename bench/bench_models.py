@@ -1,9 +1,9 @@
 """The cost of a pick if one picker serves several models: `python -m bench.bench_models`.
 
 Three cases with the same prompts of 1 KB: 1,000 endpoints that list one model; 1,000 endpoints that list ten
-models, 100 servers each, in one pool; the same in ten pools. Prints microseconds of CPU for one pick and its
-end, then the milliseconds that a change costs: a server lists another model, or a pod joins. Medians of
-rounds; the cases alternate.
+models, 100 servers each, in one pool; the same in ten pools. Prints the microseconds of CPU for one pick and
+its end, then the milliseconds for a change: a server lists another model, or a pod joins. All figures are
+medians of rounds. The cases alternate.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def _round_us(picker: Picker, models: int, seed: int) -> float:
 
 
 def _change_ms(picker: Picker, pools: int, n: int) -> tuple[float, float]:
-    """A server lists another adapter than before; then a pod leaves, or joins."""
+    """Return the milliseconds for two changes: a server lists another adapter than before; a pod leaves or
+    joins.
+    """
     begun = time.process_time()
     model = ModelCard(f"m{n % 10}")
     picker.take_lists(

@@ -1,13 +1,14 @@
-"""CPU that the live page costs the picker: `python -m bench.bench_page --busy`. Prints, and asserts nothing.
+"""Measures the picker's CPU for the live page: `python -m bench.bench_page --busy`. Prints figures, and
+asserts nothing.
 
-A real picker with so many endpoints and its real admin address; browsers in another process ask as the page
-does. Spells with the browsers and without them follow each other in turn. Two figures come of it, each with
-its spread over the spells:
+A real picker has the given number of endpoints and its real admin address. Browsers in another process send
+requests as the page does. Periods with and without the browsers alternate. The bench prints two figures, each
+with its spread over the periods:
 
-- by attribution: the thread's CPU clock around everything that runs for the page. That is the connections
-  (accepting, reading, writing), the handlers, making and packing the page, and its history;
-- by difference: CPU of the process with browsers less CPU without.
-  It holds what the attribution cannot see, such as the loop's waking up, and the noise of the traffic.
+- by attribution: CPU time of everything that runs for the page. This is the connections (accepting, reading,
+  writing), the handlers, making and packing the page, and its history;
+- by difference: CPU of the process with browsers, minus CPU without them. This includes work that cannot be
+  attributed, such as the wake-ups of the loop, and the noise of the traffic.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 from tests.unit.picker_questions import ask, text
 
 _SETTLE_S: Final = 3.0
-"""Between the start or the end of the browsers and the measuring."""
+"""Pause between the start or the end of the browsers and the measurement."""
 _SERVERS_CODE: Final = ("/aiohttp/", "/asyncio/")
-"""Tasks whose code is there serve the page: nothing else in this process uses aiohttp."""
+"""Tasks whose code is in these folders serve the page, because nothing else in this process uses aiohttp."""
 
 
 async def main() -> None:
@@ -68,9 +69,9 @@ async def main() -> None:
     print(
         f"{args.endpoints} endpoints, {'busy' if args.busy else 'idle'}; shares of a core, {args.rounds} rounds of {args.seconds:.0f} s:"
     )
-    print(f"the picker with nobody looking         {_told(alone)}")
+    print(f"the picker without browsers         {_told(alone)}")
     print(f"the page for {args.browsers} browsers, attributed   {_told(attributed)}")
-    print(f"  of it making and packing the page    {_told(making)}")
+    print(f"  making and packing the page alone    {_told(making)}")
     print(f"the same by difference                 {_told(differences)}")
     print(f"an answer has {size:,} bytes")
 
@@ -81,7 +82,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--endpoints", type=int, default=1000)
     parser.add_argument("--browsers", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of a spell; two spells make a round")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="seconds of a period; a round has two periods"
+    )
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument(
         "--busy",
@@ -101,7 +104,7 @@ def _told(shares: Sequence[float]) -> str:
 
 
 class _Spent:
-    """CPU seconds of this thread for the page."""
+    """Counts the CPU seconds of this thread for the page."""
 
     page_s = 0.0
     making_s = 0.0
@@ -112,7 +115,7 @@ _SPENT: Final = _Spent()
 
 @dataclass(frozen=True, slots=True)
 class _Shares:
-    """Of a core, during one spell."""
+    """Shares of a core during one period."""
 
     all: float
     page: float
@@ -149,9 +152,9 @@ async def _share(seconds: float) -> _Shares:
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """Books the CPU of all connections that it serves, and of the tasks that aiohttp starts for them.
+    """Counts the CPU of all connections that it serves, and of the tasks that aiohttp starts for them.
 
-    It is asyncio's own loop, which costs more than the picker's uvloop.
+    This is asyncio's own loop, which costs more than the picker's uvloop.
     """
 
     def __init__(self) -> None:
@@ -163,7 +166,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 class _Booked:
-    """`with` it: the CPU of the block is the page's."""
+    """A context manager that counts the CPU of its block as the page's."""
 
     def __enter__(self) -> None:
         self._began_s = time.thread_time()
@@ -173,7 +176,7 @@ class _Booked:
 
 
 class _Connection(asyncio.Protocol):
-    """Hands on to the protocol that it stands for."""
+    """Passes every call on to the protocol that it wraps."""
 
     def __init__(self, factory: Callable[[], Any]) -> None:
         with _Booked():
@@ -215,7 +218,7 @@ def _task(
 
 
 async def _booked(coro: Any) -> Any:
-    """Return `coro` with each of its steps counted on the page's account."""
+    """Return `coro`, with the CPU of each of its steps counted as the page's."""
     return await _Steps(coro)
 
 
@@ -238,7 +241,7 @@ class _Steps:
 
 
 class _Timed(Board):
-    """Knows the CPU that its pages took. Without other pickers nothing else runs meanwhile."""
+    """Measures the CPU that its pages took. Without other pickers nothing else runs meanwhile."""
 
     async def packed(self) -> bytes:
         began_s = time.thread_time()

@@ -1,9 +1,9 @@
-"""What one request costs the picker's own code, without gRPC: from the bytes of three messages to the bytes
-of the answers.
+"""Measures what one request costs the picker's own code, without gRPC: from the bytes of three messages to
+the bytes of the answers.
 
-`python -m bench.bench_path [--profile]`. One process that does nothing else, so its caches are warm. Between
-Envoy and a client the same code takes several times as long (`make bench-dataplane`). Prints microseconds of
-CPU: the fifth and the fiftieth percentile of rounds.
+`python -m bench.bench_path [--profile]`. The process does nothing else, so its caches are warm. Between Envoy
+and a client the same code takes several times as long (`make bench-dataplane`). Prints the fifth and the
+fiftieth percentile of the microseconds of CPU, over rounds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from epp.telemetry.state import PickerStatus
 
 _ROUNDS = 60
 _REQUESTS = 20
-"""In a round; a round of one request would measure the clock."""
+"""Number of requests in a round. A round of one request would measure the clock."""
 _REQUEST = (
     (":authority", "gateway"),
     (":path", "/v1/chat/completions"),
@@ -108,7 +108,7 @@ def _set_headers(part: ext_proc.HttpHeaders, headers: Iterable[tuple[str, str]])
 
 
 def _rounds(path: _Path, size: int) -> list[float]:
-    """Microseconds of CPU for each request, in each round. The first round is a warm-up."""
+    """Return the microseconds of CPU for each request, in each round. The first round is a warm-up."""
     prompts = Prompts(size_bytes=size, chunks=1, kind="cold", seed=random.Random(size).getrandbits(32))
     took = []
     for number in range(_ROUNDS + 1):
@@ -122,7 +122,11 @@ def _rounds(path: _Path, size: int) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--profile", action="store_true", help="print the hot spots at 1 KB after the table")
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="after the table, print the functions that take most time at 1 KB",
+    )
     arguments = parser.parse_args()
     print(f"{'endpoints':>9} {'prompt':>10} {'us p5':>10} {'us p50':>10}")
     for fleet in FLEETS:

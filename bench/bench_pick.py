@@ -1,4 +1,4 @@
-"""What one request costs in the picker: `pick`, response headers, `end` and the eviction after it.
+"""Measures what one request costs in the picker: `pick`, response headers, `end` and the eviction afterwards.
 
 `python -m bench.bench_pick [--profile]`. All prompts share their first half, like a system prompt. The second
 half is new, which is the expensive case: it is hashed and recorded, and evicts older prompts from the server
@@ -68,7 +68,7 @@ def requests(size: int, *, count: int, seed: int) -> list[PickRequest]:
 
 
 def serve(picker: Picker, request: PickRequest, *, now: float) -> tuple[int, int]:
-    """One request from pick to end; nanoseconds of CPU until the answer, and after it."""
+    """Serve one request from pick to end. Return the nanoseconds of CPU until the answer, and afterwards."""
     start = time.process_time_ns()
     pick = picker.pick(request, now=now)
     picked = time.process_time_ns()
@@ -85,9 +85,8 @@ def quantile(values: list[int], share: float) -> float:
 
 def measure(fleet: int, size: int) -> None:
     picker = a_picker(fleet)
-    for n, request in enumerate(
-        requests(size, count=ROUNDS // 4, seed=1)
-    ):  # warm up: the shared half is known now
+    # A warm-up, after which the table knows the shared half.
+    for n, request in enumerate(requests(size, count=ROUNDS // 4, seed=1)):
         serve(picker, request, now=n / 100)
     before, after = [], []
     for n, request in enumerate(requests(size, count=ROUNDS, seed=2)):
@@ -117,7 +116,9 @@ def profile(fleet: int, size: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--profile", action="store_true", help="print the hot spots after the table")
+    parser.add_argument(
+        "--profile", action="store_true", help="after the table, print the functions that take most time"
+    )
     arguments = parser.parse_args()
     print(
         f"{'endpoints':>9} {'prompt':>10} {'pick p50':>10} {'p99':>10} {'rest p50':>10} {'p99 us':>10} {'entries':>10}"

@@ -1,5 +1,5 @@
-"""What the prefix hash and the prefix table cost: microseconds a call and bytes an entry, at the size of a
-large pool.
+"""Measures what the prefix hash and the prefix table cost in a large pool: microseconds for a call and bytes
+for an entry.
 
 Run with `python -m bench.bench_prefix`. Prints tables and asserts nothing, since clocks differ. Times are CPU
 times of the thread, so other processes do not change them. The garbage collector runs by Python's defaults,
@@ -31,14 +31,16 @@ Chain = list[ChunkHash]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A request to be served: its chain and the server that it goes to."""
+    """A request: its chain, and the server that gets it."""
 
     name: EndpointName
     chain: Chain
 
 
 class Pool:
-    """A table with its servers, kept full: what is recorded is evicted again, as in a long-running picker."""
+    """A table and its servers. The table is always full, as in a long-running picker: each new entry evicts
+    an old one.
+    """
 
     def __init__(self, *, servers: int, entries: int, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -56,13 +58,13 @@ class Pool:
         return self.rng.choice(self.names)
 
     def fill(self, turns: Iterator[Turn]) -> None:
-        """Record until the table has lived through its own size twice,
-        so that it holds what a used table holds."""
+        """Record twice as many entries as the table can hold, so that its content is that of a used table."""
         recorded = 0
         while recorded < 2 * self.entries:
             turn = next(turns)
             recorded += self.serve(turn)
-        # From here on each server is bounded by what it holds now, a little less than the total bound.
+        # From now on each server is bounded by its current size. All of these bounds together are a little
+        # less than the total bound.
         for name in self.names:
             self.table.resize(name, capacity_bytes=self.table.used_bytes(name))
         self.table.set_bounds(max_entries=2 * self.entries, ttl_s=1e9)
@@ -78,17 +80,19 @@ class Pool:
 
 
 def cold_prompts(pool: Pool, *, chunks: int) -> Iterator[Turn]:
-    """Every prompt is new."""
+    """Yield prompts that are all new."""
     while True:
         yield Turn(name=pool.any_server(), chain=pool.chunks(chunks))
 
 
 def shared_prefixes(pool: Pool, *, chunks: int) -> Iterator[Turn]:
-    """Twenty long beginnings that end up on every server, each prompt with an end of its own."""
+    """Yield prompts that share one of twenty long beginnings, and have different ends. Every server gets
+    every beginning.
+    """
     beginnings = [pool.chunks(chunks // 2) for _ in range(20)]
     while True:
         start = pool.rng.choice(beginnings)
-        # Leaves the beginning at any point, so that the shared runs are split wherever they can be.
+        # A prompt may leave the shared beginning at any point, so the shared runs are split everywhere.
         start = start[: pool.rng.randrange(len(start) // 2, len(start) + 1)]
         yield Turn(name=pool.any_server(), chain=start + pool.chunks(chunks - len(start)))
 

@@ -1,5 +1,5 @@
-"""CPU and time of recording and of `epp replay`: `python -m bench.bench_replay`. Prints figures and asserts
-nothing.
+"""Measures CPU and time of recording and of `epp replay`: `python -m bench.bench_replay`. Prints figures and
+asserts nothing.
 
 A simulated fleet makes the requests, as in the tests of replay: 7,200 prompt tokens and 1,000 tokens of
 answer each.

@@ -1,6 +1,7 @@
-"""What parsing a request body costs: microseconds by API and size, best and median of many runs.
+"""Measures what parsing a request body costs: microseconds by API and size, the best and the median of many
+runs.
 
-Run with `python -m bench.bench_request`. Prints a table; asserts nothing, since clocks differ.
+Run with `python -m bench.bench_request`. Prints a table, and asserts nothing, since machines differ.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def token_body(size_bytes: int) -> bytes:
 
 
 def timed_us(run: Callable[[], object], runs: int) -> tuple[float, float]:
-    """Best and median of `runs` calls, in microseconds."""
+    """Return the best and the median of `runs` calls, in microseconds."""
     run()
     samples = []
     for _ in range(runs):

@@ -1,9 +1,9 @@
-"""What scraping costs: CPU of a scraper with 100 servers that answer a page of vLLM's size,
-while they work and while they are idle.
+"""Measures what scraping costs: CPU of a scraper with 100 servers that return a page of vLLM's size, while
+they work and while they are idle.
 
 Run with `python -m bench.bench_scrape [servers] [seconds]`. The servers run in another process, so the CPU
-shown is the scraper's alone: fetching, reading and the loop's timers. Prints a table; asserts nothing, since
-clocks differ.
+shown is the scraper's alone: fetching, reading and the loop's timers. Prints a table, and asserts nothing,
+since machines differ.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ vllm:more_tokens_total %d
 
 
 class _Answers(asyncio.Protocol):
-    """Sends its page for whatever arrives: the cheapest server there is. From page to page its CPU seconds
-    grow and, while it works, its tokens.
+    """Sends its page as the answer to any bytes, which is as cheap as a server can be. Its CPU seconds grow
+    from page to page. While the server works, its tokens grow too.
     """
 
     def __init__(self, page: bytes, *, works: bool) -> None:
@@ -81,7 +81,7 @@ def _cpu_s() -> float:
 
 
 async def _scrape(ports: list[int], seconds: float) -> tuple[float, int, int]:
-    """(cores used, pages read, scrapes failed) over `seconds`, after a warm-up."""
+    """Return (cores used, pages read, scrapes failed) over `seconds`, after a warm-up."""
     good = failed = 0
 
     def count(_: EndpointName, metrics: EndpointMetrics | None) -> None:
@@ -140,7 +140,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _serving(servers: int, page: bytes, *, works: bool) -> Iterator[list[int]]:
-    """Their ports, in another process."""
+    """Run the servers in another process, and yield their ports."""
     here, there = multiprocessing.Pipe()
     server = multiprocessing.Process(
         target=_serve, args=(servers, page, there), kwargs={"works": works}, daemon=True

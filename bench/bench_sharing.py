@@ -1,4 +1,5 @@
-"""What sharing costs: bytes and CPU for each request, and how long a joining picker waits for the table.
+"""Measures what sharing costs: bytes and CPU for each request, and how long a joining picker waits for the
+table.
 
 `python -m bench.bench_sharing`. First, four pickers in one process share over a channel without delay. The
 CPU is that of this process: for collecting and sending at the picker that routed, and for receiving at one
@@ -30,8 +31,9 @@ FLUSH_S = Sharing().flush_interval_seconds
 
 
 def prompts(size: int, *, count: int, seed: int) -> list[bytes]:
-    """Turns of conversations, each over one of 8 system prompts of a quarter of the size;
-    a tenth is new with each turn."""
+    """Yield turns of conversations. Each conversation has one of 8 system prompts, a quarter of the size. A
+    tenth of the prompt is new in each turn.
+    """
     rng = random.Random(seed)
     systems = [rng.randbytes(size // 8).hex().encode() for _ in range(8)]
     talks: list[bytes] = []
@@ -46,7 +48,7 @@ def prompts(size: int, *, count: int, seed: int) -> list[bytes]:
 
 
 def in_memory(size: int) -> None:
-    """Print what sharing costs without Redis: each replica hears the batches of all others at once."""
+    """Print what sharing costs without Redis: each replica receives the batches of all others at once."""
     count = REQUESTS if size < 100_000 else REQUESTS // 8
     replicas = [Replica(n + 1, on=endpoints(POOL)) for n in range(REPLICAS)]
     meet(replicas, now=0.0)
@@ -138,13 +140,15 @@ async def _over_redis() -> None:
 
 def main() -> None:
     print(f"{REPLICAS} pickers, batches of {PER_BATCH} requests\n")
-    print("| prompt | bytes said a request | CPU to say, us | CPU to hear at each other, us | unresolved |")
+    print(
+        "| prompt | bytes sent for each request | CPU to send, us | CPU to receive at each other picker, us | unresolved |"
+    )
     print("| --- | --- | --- | --- | --- |")
     for size in SIZES:
         in_memory(size)
     print("\nOver Redis: 2 pickers in one process, 80 requests a second\n")
     print(
-        "| prompt | bytes into Redis | out of it | Redis CPU, us | both pickers' CPU, us | entries | 0.9 of them after, s |"
+        "| prompt | bytes into Redis | out of it | Redis CPU, us | both pickers' CPU, us | entries | seconds until 0.9 of the entries are loaded |"
     )
     print("| --- | --- | --- | --- | --- | --- | --- |")
     asyncio.run(_over_redis())

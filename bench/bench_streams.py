@@ -1,5 +1,5 @@
-"""Millions of ext_proc streams through the picker's own HTTP/2, in one process and without a socket: what
-each costs, and what it leaves behind.
+"""Runs millions of ext_proc streams through the picker's own HTTP/2, in one process and without a socket.
+Measures what each costs, and how much memory it leaves behind.
 
     python -m bench.bench_streams --thousands 100 [--kb 1] [--chunks 0] [--aborts 0.1] [--bare]
 
@@ -69,12 +69,14 @@ _RESPONSE = (
     ("server", "envoy"),
 )
 _NO_TABLE = b"\x20"
-"""In front of the first header block: the data plane has given up its table, as the picker's settings ask."""
+"""Stands before the first header block. It says that the data plane has reduced its table to size 0, as the
+picker's settings ask.
+"""
 _NUMBER = b"012345678901"
 _WINDOW_BYTES = 2**30
 _STEP_BYTES = 2**20
 _PER_S = 4000
-"""Streams that begin in a second of the picker's time."""
+"""Number of streams that begin in a second of the picker's time."""
 _ENDPOINTS = 4
 
 
@@ -103,7 +105,7 @@ def resident_bytes() -> int:
 
 
 class _Pipe(asyncio.Transport):
-    """Counts what the picker writes, and forgets it."""
+    """Counts the bytes that the picker writes, and drops them."""
 
     written = 0
 
@@ -185,7 +187,7 @@ class Rig:
             self._seen = self._pipe.written
 
     def open(self) -> int:
-        """Streams and bookings that are left."""
+        """Return the number of streams and bookings that are left."""
         return len(self.streams.live) + sum(s.in_flight for s in self.picker.fleet.states())
 
     def _read(self, data: bytes) -> None:

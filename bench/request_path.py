@@ -36,7 +36,7 @@ from epp.telemetry.state import PickerStatus
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _METHOD: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 _TOLD: Final = frozenset({"hear", "parsed", "picked", "refused", "protocol_error"})
-"""Functions that the picker's events and the streams' observer are told by."""
+"""Functions that pass on the picker's events and the reports of the streams' observer."""
 
 
 @dataclass
@@ -44,13 +44,13 @@ class Walk:
     """The modules that ran for one request."""
 
     functions: dict[str, list[str]] = field(default_factory=dict)
-    """Of each module, in the order of their first calls."""
+    """The functions of each module, in the order of their first calls."""
     answered: list[str] = field(default_factory=list)
-    """Modules that had run when the answer with the destinations was there."""
+    """Modules that had run when the answer with the destinations was written."""
     back_up: set[tuple[str, str]] = field(default_factory=set)
     """Calls to a higher layer: from where, to where."""
     told: set[tuple[str, str]] = field(default_factory=set)
-    """Those among them that tell listeners what happened."""
+    """The calls of listeners, which are to higher layers too."""
 
 
 class _Tracer:
@@ -86,7 +86,7 @@ def _layers() -> Iterator[list[str]]:
 
 
 def _place(frame: FrameType) -> tuple[str, str] | None:
-    """Module and function, if it is one of the picker's."""
+    """Return module and function, if the code is the picker's."""
     module = frame.f_globals.get("__name__", "")
     return (module, frame.f_code.co_qualname) if module.startswith("epp.") else None
 

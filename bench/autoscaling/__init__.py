@@ -1,3 +1,3 @@
-"""How many model servers a pool needs: an autoscaler on the picker's own signal, in the simulated fleet
+"""Simulates an autoscaler that follows the picker's signal, to see how many model servers a pool gets
 (docs/autoscaling.md).
 """

@@ -1,4 +1,4 @@
-"""An autoscaler on the picker's signal, on the command line: a table, and a picture of one day."""
+"""The command line of the autoscaling benchmark: prints a table, and draws a picture of one day."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Simulate a day of rising and falling load on simulated servers, with the real pi
 the picker reports. Print one row for each signal, target and start time; the first two rows are fleets of constant size.
 """
 _CALM, _PEAK = 1.0, 4.0
-"""Servers' worth of requests."""
+"""Load, as a number of servers that it keeps busy."""
 
 
 def main() -> int:
     args = _parser().parse_args()
     per_s = args.per_server or calibrate(args.workload, Setting(num_servers=2, scale=0.2))[0] / 2
-    print(f"{args.workload}: a server does {per_s:.2f} requests/s", file=sys.stderr)
+    print(f"{args.workload}: a server completes {per_s:.2f} requests/s", file=sys.stderr)
     day = day_of(per_s, rise_s=args.rise)
     plans = plans_of(args.workload, day, quick=args.quick)
     with ProcessPoolExecutor(args.processes) as pool:
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seconds in which the load rises from low to its peak (default %(default)s)",
     )
-    add("--quick", action="store_true", help="print only three rows")
+    add("--quick", action="store_true", help="print only the first three rows")
     add("--processes", type=int, default=1, metavar="N")
     add("--svg", type=Path, metavar="PATH", help="draw the day of the usual setting into this file")
     return parser

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 TOLERANCE = 0.1
-"""A value so near to its target changes nothing."""
+"""If a value differs from its target by at most this share, nothing changes."""
 SYNC_S = 15.0
-"""How often the controller looks."""
+"""Time between two decisions of the controller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """At most so much change in a period."""
+    """The largest change within a period."""
 
     kind: Literal["Pods", "Percent"]
     value: float
@@ -31,8 +31,9 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behaviour:
-    """How fast the count changes; the defaults are those of the chart model-server.
-    Of several paces the fastest counts."""
+    """How fast the number of servers may change. The defaults are those of the chart model-server. If there
+    are several paces, the fastest counts.
+    """
 
     up_window_s: float = 0.0
     up: Sequence[Pace] = (
@@ -54,8 +55,9 @@ class Autoscaler:
     _removed: list[tuple[float, int]] = field(default_factory=list)
 
     def servers(self, value: float | None, *, now_there: int, ready: int, now: float) -> int:
-        """How many there should be. now_there: those that were asked for; ready: those of them that serve;
-        value: None is unknown."""
+        """Return the wanted number of servers. now_there: servers that were requested; ready: those of them
+        that already serve; value: the metric, None if it is unknown.
+        """
         if value is None:
             return now_there
         wanted = self._steady(self._advice(value, now_there, ready), now_there, now)
@@ -70,8 +72,9 @@ class Autoscaler:
         return min(self.most, max(self.least, count))
 
     def _steady(self, advice: int, now_there: int, now: float) -> int:
-        """Up to the least that was advised within one window,
-        down to the most that was advised within the other."""
+        """Raise the count at most to the smallest advice within one window. Lower it at most to the largest
+        advice within the other.
+        """
         behaviour = self.behaviour
         if not self._advised:
             self._advised.append((now, now_there))
@@ -92,7 +95,7 @@ class Autoscaler:
         return max(wanted, min(now_there, *limits), self.least)
 
     def _at_start(self, pace: Pace, now_there: int, now: float) -> int:
-        """Return how many there were when the pace's period began."""
+        """Return the number of servers when the pace's period began."""
         since = now - pace.period_s
         added = sum(count for at, count in self._added if at > since)
         removed = sum(count for at, count in self._removed if at > since)

@@ -14,8 +14,7 @@ _STEP_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Requests a second from this time on, until the next;
-    between two of them the rate goes in a straight line."""
+    """Requests a second at this time. Between two such times the rate changes linearly."""
 
     at_s: float
     per_s: float
@@ -23,7 +22,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Day:
-    """A calm load, a rise to the peak, a while there, a fall, and calm again."""
+    """A low load that rises to a peak, stays there for a while, falls, and stays low."""
 
     calm_per_s: float
     peak_per_s: float
@@ -32,7 +31,7 @@ class Day:
     peak_s: float
     fall_s: float
     end_s: float
-    """So long it is calm after the fall."""
+    """How long the load stays low after the fall."""
 
     def rates(self) -> list[Rate]:
         rates = [Rate(0.0, self.calm_per_s)]
@@ -52,7 +51,7 @@ class Day:
 
     @property
     def requests(self) -> int:
-        """About so many, and some more than will come."""
+        """Return an upper estimate of the number of requests."""
         rates = self.rates()
         sure = sum(
             (later.at_s - one.at_s) * (one.per_s + later.per_s) / 2
@@ -69,10 +68,10 @@ def rate_at(rates: Sequence[Rate], at_s: float) -> float:
 
 
 class Demand:
-    """The fleet's workload: arrivals whatever becomes of them."""
+    """The fleet's workload. Arrivals do not depend on earlier requests."""
 
     def __init__(self, timed: Sequence[Timed], rates: Sequence[Rate]) -> None:
-        """timed: gaps of mean 1, which become shorter as the rate rises."""
+        """timed: requests with gaps of mean 1. The gaps become shorter as the rate rises."""
         self._timed = timed
         self._rates = rates
 

@@ -1,5 +1,5 @@
-"""The same day of load for several kinds of requests and several seeds: `python -m bench.autoscaling.kinds`.
-Prints a table with one row for each day.
+"""Simulates the same day of load for several kinds of requests and several seeds: `python -m
+bench.autoscaling.kinds`. Prints a table with one row for each day.
 
 A server counts as added in time if the p90 of the time to first token stays below the goal in every five
 minutes, from the first request to the last.
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     args = parser.parse_args()
     rates = {name: round(per_server_s(name), 2) for name in args.workloads}
-    print(f"requests/s that one server does: {rates}", file=sys.stderr)
+    print(f"requests/s that one server completes: {rates}", file=sys.stderr)
     plans = [
         Plan(workload=name, day=day_of(rates[name], rise_s=_RISE_S), target=target, seed=seed)
         for name in args.workloads

@@ -1,10 +1,10 @@
-"""One day of rising and falling load on a simulated fleet whose size an autoscaler changes. Pure: a seed
-gives one result.
+"""Simulates one day of rising and falling load on a fleet whose size an autoscaler changes. Pure: the same
+seed gives the same result.
 
-The picker is the real one, its signal is what `epp_pool_saturation` would show, and Prometheus is a mean over
-the last minute's samples. The autoscaler is `autoscaler.py`. A new server serves `start_s` after it was asked
-for, with an empty cache. The newest server is removed first: it gets no new requests and finishes its current
-ones.
+The picker is the real one, and its signal is the value of `epp_pool_saturation`. Prometheus is modelled as a
+mean over the last minute's samples. The autoscaler is `autoscaler.py`. A new server starts to serve `start_s`
+after it was requested, with an empty cache. The newest server is removed first: it gets no new requests and
+finishes its current ones.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ from model_server.sim.fleet import Change, Fleet, FleetPlan
 from model_server.sim.request import Record
 
 SAMPLES = 4
-"""Of Prometheus in `avg_over_time(...[1m])`, one each 15 s."""
+"""Number of samples in Prometheus's `avg_over_time(...[1m])`: one for each 15 s."""
 _STRETCH_S = 300.0
-"""For p90s along the day: shorter ones hold too few requests to tell a rise from chance."""
+"""Length of the stretches of the day whose p90 is computed. Shorter stretches have too few requests to
+distinguish a rise from chance.
+"""
 _GRACE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """A number that an autoscaler can follow, and its target when nothing else is said."""
+    """A number that an autoscaler can follow, and its default target."""
 
     about: str
     read: Callable[[PoolStatus, Sequence[EndpointStatus]], float]
@@ -65,11 +67,11 @@ class Plan:
     day: Day
     signal: str = "saturation"
     target: float = 0.0
-    """0: the signal's own."""
+    """0: the default target of the signal."""
     least: int = 2
     most: int = 8
     start_s: float = 120.0
-    """Until a new server serves."""
+    """Seconds from the request for a new server until it serves."""
     behaviour: Behaviour = field(default_factory=Behaviour)
     seed: int = 1
 
@@ -80,18 +82,18 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What the autoscaler saw and did at one time."""
+    """The input and the decision of the autoscaler at one time."""
 
     at_s: float
     value: float | None
     servers: int
-    """Asked for."""
+    """The number of servers that were requested."""
     ready: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Requests that came within `_STRETCH_S`."""
+    """The requests that came within one stretch of `_STRETCH_S`."""
 
     at_s: float
     requests: int
@@ -100,7 +102,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What a day gave."""
+    """The results of one day."""
 
     plan: Plan
     moments: Sequence[Moment]
@@ -108,23 +110,23 @@ class Course:
     ttft_p90_s: float
     ttft_p99_s: float
     late: float
-    """Share of all requests whose first token took over the goal."""
+    """Share of all requests whose first token took longer than the goal."""
     goal_s: float
 
     @property
     def changes(self) -> list[tuple[float, int]]:
-        """When the count changed, and by how many servers."""
+        """Return the times at which the number of servers changed, and by how many."""
         pairs = zip(self.moments, self.moments[1:], strict=False)
         return [(b.at_s, b.servers - a.servers) for a, b in pairs if a.servers != b.servers]
 
     @property
     def added_at_s(self) -> float | None:
-        """When the first server was asked for."""
+        """Return the time at which the first server was requested."""
         return next((at for at, by in self.changes if by > 0), None)
 
     @property
     def broke_at_s(self) -> float | None:
-        """The first stretch whose p90 passes the goal."""
+        """Return the time of the first stretch whose p90 exceeds the goal."""
         return next((m.at_s for m in self.stretches if m.ttft_p90_s > self.goal_s), None)
 
     @property
@@ -133,7 +135,7 @@ class Course:
 
     @property
     def turns(self) -> int:
-        """How often the count turned from going down to going up again: what people call thrash."""
+        """Return how often the number of servers fell and then rose again (thrashing)."""
         steps = [by for _, by in self.changes]
         return sum(1 for a, b in itertools.pairwise(steps) if a < 0 < b)
 
@@ -147,7 +149,7 @@ class Course:
 
 
 class _Scaling:
-    """The fleet's scaler: reads the picker's own signal and asks the autoscaler."""
+    """Scales the fleet: passes the picker's signal to the autoscaler, and makes the change."""
 
     every_s = SYNC_S
 
@@ -163,7 +165,7 @@ class _Scaling:
             behaviour=plan.behaviour,
         )
         self._ready_at = {f"pod-{n}": 0.0 for n in range(plan.least)}
-        """Servers asked for, the newest last."""
+        """The servers that were requested, the newest last."""
         self._number = plan.least
         self._samples: deque[float] = deque(maxlen=SAMPLES)
         self.moments = [Moment(0.0, None, plan.least, plan.least)]
@@ -190,7 +192,7 @@ class _Scaling:
 
 def simulate(plan: Plan) -> Course:
     spec = spec_of(plan.workload)
-    assert spec.make is not None, "only workloads whose requests come whatever becomes of those before them"
+    assert spec.make is not None, "only workloads whose requests do not depend on earlier requests"
     rng = random.Random(f"{spec.name} {plan.seed}")
     demand = Demand(spec.make(rng, plan.day.requests), plan.day.rates())
     router = PickerRouter(

@@ -25,7 +25,7 @@ from tests import compiled_env
 
 _ABOUT = """\
 Measure what a request costs on its way through a real Envoy and the picker: CPU of the picker and of
-Envoy for each request, and the time to the first byte of the answer that the way adds.
+Envoy for each request, and the time that Envoy and the picker add to the first byte of the answer.
 """
 _READING = """\
 how it is done:

@@ -102,7 +102,7 @@ class Trial:
 
 
 async def _trial(config: Config, envoy: EnvoyProcess, args: argparse.Namespace, *, counted: bool) -> Trial:
-    """counted: the server has metrics that tell how many requests were not read."""
+    """counted: the server has metrics that show how many requests were not read."""
     port = int(config.envoy.listen.rpartition(":")[2])
     prompts = Prompts(size_bytes=int(args.kb * 1000), chunks=1, kind="cold", seed=1)
     client = Client(port)

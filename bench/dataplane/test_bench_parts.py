@@ -1,4 +1,4 @@
-"""The parts of the bench itself: it sends what it says that it sends, and the floor answers as a picker
+"""The parts of the bench itself: it sends the requests that it reports, and the floor answers as a picker
 would.
 """
 

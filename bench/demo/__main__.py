@@ -97,10 +97,10 @@ def _rules(text: str) -> Sequence[RuleName]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after the table or a Ctrl-C, 1 when something of the demo failed,
-    2 for a mistake in the options.
+    """Exit status: 0 after the table or a Ctrl-C, 1 if a part of the demo failed, 2 for a mistake in the
+    options.
 
-    With --once a signal before the table gives 128 and its number.
+    With --once a signal before the table gives 128 plus the number of the signal.
     """
     parser = _parser()
     args = parser.parse_args(argv)
@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--json: there is no directory {args.json.parent}")
     if args.port and not _free(args.port):
         print(
-            f"Port {args.port} is in use. Name another with --port, or leave it out: any free one is taken then.",
+            f"Port {args.port} is in use. Name another port with --port, or leave --port out to take any free port.",
             file=sys.stderr,
         )
         return 1
@@ -139,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _until_told_to_stop(options: Options) -> int:
-    """A signal ends the demo, whatever it is doing, and everything it started."""
+    """A signal ends the demo at any time, together with everything that the demo started."""
     demo = asyncio.create_task(run_demo(options), name="demo")
     told: list[int] = []
 
@@ -154,7 +154,7 @@ async def _until_told_to_stop(options: Options) -> int:
     except asyncio.CancelledError:
         if not told:
             raise
-        print("\nEnded, with everything it had started.", flush=True)
+        print("\nThe demo has ended, and so has everything that it started.", flush=True)
         if options.once:  # a script waits for the table
             return 128 + told[0]
     return 0

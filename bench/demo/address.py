@@ -1,5 +1,5 @@
-"""The address of a running demo: a file in the checkout that exists as long as the demo runs. `make load`
-reads it.
+"""Writes and finds the address of a running demo: a file in the checkout, which exists as long as the demo
+runs. `make load` reads it.
 
 There is one file for each demo, named by its process. A killed demo leaves its file, which is then ignored.
 """
@@ -25,14 +25,16 @@ class Place:
     pid: int
     gateway: str
     admin: str
-    """The picker's."""
+    """The picker's admin address."""
     policy_file: str
     servers: Sequence[str]
 
 
 @contextmanager
 def announced(place: Place, *, directory: Path = DIRECTORY) -> Iterator[None]:
-    """Others find `place` until the block ends. In a checkout that cannot be written to they do not."""
+    """Until the block ends, other programs can find `place`. In a checkout that cannot be written to, they
+    cannot.
+    """
     file = directory / f"{place.pid}.json"
     with contextlib.suppress(OSError):
         directory.mkdir(parents=True, exist_ok=True)
@@ -47,13 +49,13 @@ def announced(place: Place, *, directory: Path = DIRECTORY) -> Iterator[None]:
 
 
 def running(*, directory: Path = DIRECTORY) -> list[Place]:
-    """Return all demos of this checkout that are up, the latest first."""
+    """Return all running demos of this checkout, the latest first."""
     files = sorted(directory.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
     return [place for file in files if (place := _read(file)) is not None]
 
 
 def _read(file: Path) -> Place | None:
-    """None: its demo has ended."""
+    """None: the demo has ended."""
     try:
         place = Place(**json.loads(file.read_text()))
         os.kill(place.pid, 0)

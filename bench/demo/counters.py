@@ -28,8 +28,8 @@ class ServerCounters:
 
 
 def read_counters(page: str) -> ServerCounters:
-    """Read the counters from a metrics page. ValueError: a counter is missing, and 0 in its place would be
-    a wrong figure.
+    """Read the counters from a metrics page. ValueError: a counter is missing. To read it as 0 would give a
+    wrong figure.
     """
     return ServerCounters(
         queried_tokens=_total(page, "vllm:prefix_cache_queries_total"),
@@ -39,7 +39,7 @@ def read_counters(page: str) -> ServerCounters:
 
 
 def _total(page: str, name: str) -> float:
-    """Sum over all label sets."""
+    """Return the sum over all label sets."""
     values = [
         float(line.rsplit(" ", 1)[1])
         for line in page.splitlines()
@@ -60,11 +60,11 @@ async def scrape(session: aiohttp.ClientSession, urls: Sequence[str]) -> list[Se
 
 
 class CpuMeter:
-    """CPU time of one process from a moment on, all threads together,
-    in nanosecond steps (its `stat` has 10 ms steps).
+    """Measures the CPU time of one process from a moment on, for all threads together, in nanoseconds (`stat`
+    has steps of 10 ms).
 
-    What a thread did that ended since is lost; the picker's threads stay.
-    Where the kernel does not tell: nan.
+    The time of threads that have ended is lost, but the picker's threads do not end. nan: the kernel does not
+    state the time.
     """
 
     def __init__(self, pid: int) -> None:
@@ -80,7 +80,7 @@ class CpuMeter:
     def _by_thread_ns(self) -> dict[str, int]:
         found = {}
         for file in self._tasks.glob("*/schedstat"):
-            # A thread may end between the listing and the reading.
+            # A thread may end after it was listed and before it is read.
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 found[file.parent.name] = int(file.read_text().split()[0])
         return found

@@ -1,5 +1,5 @@
 """The demo from start to end: start the fleet, run the workload once for each rule, print the table, then
-stay up for visitors.
+keep the gateway running.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Options:
 
 
 async def run_demo(options: Options) -> None:
-    """Until it is cancelled, or with `once` until the table is out. DemoError when it cannot go on."""
+    """Run until cancelled, or with `once` until the table is printed. DemoError: the demo cannot go on."""
     began = time.monotonic()
     with _directory(keep=options.keep_logs) as directory:
         what = f" with {options.serving.model}" if options.serving.model else ""
@@ -87,7 +87,7 @@ def _place(fleet: Fleet) -> Place:
 
 
 async def _compare(fleet: Fleet, options: Options) -> str:
-    """Do the same work by each rule, and print the table. Return the id of the last answered request."""
+    """Send the same requests by each rule, and print the table. Return the last answered request's id."""
     shape = options.serving.shape(servers=options.servers, requests=options.requests)
     workload = make_workload(shape, seed=options.seed)
     print(_about(workload, options), flush=True)
@@ -116,10 +116,10 @@ async def _compare(fleet: Fleet, options: Options) -> str:
 async def _measure(
     fleet: Fleet, workload: Workload, *, rule: RuleName, nonce: str, idle_cpu_share: float
 ) -> tuple[RuleFigures, Run]:
-    """One run from cold caches.
+    """Run the workload once, with cold caches.
 
-    The nonce begins every prompt: what the picker's table holds of the last run fits none of these.
-    What it has learned of the servers' speed stays, as it does when an operator changes the policy.
+    Every prompt begins with the nonce, so no prompt matches the picker's table of the last run. The picker
+    keeps the speeds that it has learned, as it does when an operator changes the policy.
     """
     await fleet.use_rule(rule)
     await fleet.forget_prefixes()
@@ -160,7 +160,7 @@ def _about(workload: Workload, options: Options) -> str:
 
 @asynccontextmanager
 async def _shown(rule: str, run: Run) -> AsyncIterator[None]:
-    """Show how the run goes until the block ends."""
+    """Show the progress of the run until the block ends."""
     progress = Progress(sys.stdout)
 
     async def keep_showing() -> None:
@@ -188,7 +188,7 @@ async def _guarded(fleet: Fleet, work: Coroutine[None, None, _T]) -> _T:
         return await working
     except aiohttp.ClientError as error:
         fleet.check()
-        raise DemoError(f"a part of it does not answer: {error}") from error
+        raise DemoError(f"a part of the demo does not answer: {error}") from error
     finally:
         working.cancel()
         guard.cancel()

@@ -1,4 +1,4 @@
-"""The demo's processes: model servers, the picker and Envoy, on free ports, and how they are configured.
+"""Starts and configures the demo's processes: model servers, the picker and Envoy, on free ports.
 
 Every process is tethered: it ends with the demo, however the demo ends. Its output goes to files in the
 demo's directory. If it does not start, or dies, the end of this output is in the error.
@@ -33,12 +33,12 @@ _READY_WITHIN_S: Final = 60.0
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the message says why and what to do next."""
+    """The demo cannot go on; the message says why, and what to do next."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """All of it, ready for requests."""
+    """All processes of the demo, ready for requests."""
 
     config: Config
     envoy: EnvoyProcess
@@ -49,12 +49,13 @@ class Fleet:
 
     @property
     def admin_url(self) -> str:
-        """The picker's."""
+        """The address of the picker's admin pages."""
         return self.picker.admin_urls[0]
 
     async def use_rule(self, rule: str) -> None:
-        """Rewrite the policy file, as an operator would,
-        and wait until the picker says that it routes by it."""
+        """Rewrite the policy file, as an operator would, and wait until the picker reports that it routes by
+        this rule.
+        """
         write_policy(self.config, {"rule": rule}, name=f"demo-{rule}")
 
         async def in_use() -> bool:
@@ -65,7 +66,7 @@ class Fleet:
             await wait_until(in_use, what=f"the picker routes by {rule}", timeout_s=10)
         except AssertionError as error:
             said = self.picker.process.tail(lines=5)
-            raise DemoError(f"{error}. The picker's last words:\n{said}") from error
+            raise DemoError(f"{error}. The end of the picker's output:\n{said}") from error
 
     async def forget_prefixes(self) -> None:
         """Empty the prefix cache of every server."""
@@ -74,7 +75,7 @@ class Fleet:
                 response.raise_for_status()
 
     def check(self) -> None:
-        """DemoError when a process has ended."""
+        """Raise DemoError if a process has ended."""
         for process in self.processes:
             if process.status is not None:
                 raise DemoError(
@@ -82,7 +83,7 @@ class Fleet:
                 )
 
     async def guard(self) -> None:
-        """Returns never; DemoError when a process ends."""
+        """Never return. Raise DemoError when a process ends."""
         while True:
             self.check()
             await asyncio.sleep(_LOOK_S)
@@ -99,7 +100,9 @@ async def running_fleet(
     envoy: Path,
     recording: Path,
 ) -> AsyncIterator[Fleet]:
-    """Start it all in `directory`, routing by `rule`; end it all with the block. Port 0: any free one."""
+    """Start all processes in `directory`, with `rule` in the policy. End them with the block. Port 0: any
+    free port.
+    """
     _check(directory, envoy)
     async with AsyncExitStack() as stack:
         timeout = aiohttp.ClientTimeout(total=serving.ready_within_s)
@@ -199,7 +202,7 @@ def _port_file(directory: Path, name: str) -> Path:
 
 
 async def _address(process: ManagedProcess, directory: Path, *, timeout_s: float) -> str:
-    """Where a server listens, once it does."""
+    """Return the address of a server, once the server listens."""
     file = _port_file(directory, process.name)
     await process.wait_ready(file.exists, timeout_s=timeout_s)
     return f"127.0.0.1:{file.read_text().strip()}"
@@ -211,7 +214,9 @@ def _envoy_args(binary: Path, bootstrap_file: Path) -> list[str | Path]:
 
 
 async def _envoy_ready(envoy: EnvoyProcess, session: aiohttp.ClientSession, addresses: set[str]) -> bool:
-    """It listens, holds every endpoint, and finds the picker healthy: until then requests would bypass it."""
+    """Return whether Envoy listens, has every endpoint, and finds the picker healthy. Until then requests
+    would bypass the picker.
+    """
     try:
         async with session.get(f"{envoy.admin_url}/ready") as response:
             if response.status != 200:

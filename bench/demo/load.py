@@ -21,7 +21,9 @@ _ENCODE: Final = msgspec.json.Encoder().encode
 _DATA: Final = b"data: "
 _DONE: Final = b"[DONE]"
 _TENANT_HEADER: Final = "x-llm-d-inference-fairness-id"
-"""Names whose request it is: for recordings, and for flow control where somebody turns it on."""
+"""Header that names the tenant of a request. Recordings show the tenant, and flow control uses it if it is
+on.
+"""
 
 
 class _Delta(msgspec.Struct):
@@ -44,23 +46,24 @@ class Answer:
     """One finished request."""
 
     ttft_s: float
-    """From sending to the first piece of the body, which carries the first token:
-    headers come long before."""
+    """From sending to the first piece of the body. This piece has the first token; the headers come long
+    before.
+    """
     text: str
     request_id: str
     failure: str = ""
-    """Why it counts as failed; empty: it did not."""
+    """Why the request failed. Empty: it did not fail."""
 
 
 @dataclass(slots=True)
 class Run:
-    """How far one run of the workload has come."""
+    """The progress of one run of the workload."""
 
     total: int
     started_at: float
     sent: int = 0
     ttfts_s: list[float] = field(default_factory=list)
-    """Of requests that count: answered, and not their user's first."""
+    """Times of the counted requests: those that were answered and are not the first of their user."""
     done: int = 0
     failures: list[str] = field(default_factory=list)
     last_request_id: str = ""
@@ -82,7 +85,7 @@ class Run:
 async def drive(
     workload: Workload, run: Run, *, url: str, nonce: str, session: aiohttp.ClientSession
 ) -> None:
-    """Send it all; `run` says meanwhile how far it has come."""
+    """Send all requests of the workload. `run` shows the progress."""
     async with asyncio.TaskGroup() as group:
         for user in workload.users:
             group.create_task(_live(workload, user, run, url=url, nonce=nonce, session=session))
@@ -91,7 +94,7 @@ async def drive(
 async def _live(
     workload: Workload, user: User, run: Run, *, url: str, nonce: str, session: aiohttp.ClientSession
 ) -> None:
-    """Run one user from the first request to the last."""
+    """Send the requests of one user, from the first to the last."""
     first = True
     for conversation in user.conversations:
         said: list[tuple[str, str]] = []
@@ -115,7 +118,7 @@ def _continued(said: list[tuple[str, str]], turn: Turn, answer: Answer) -> list[
 
 
 async def ask(session: aiohttp.ClientSession, url: str, body: bytes, *, tenant: str = "") -> Answer:
-    """Send one streamed chat request. Faults on the way are in the answer and are never raised."""
+    """Send one streamed chat request. Errors are stored in the answer and never raised."""
     started = time.monotonic()
     headers = {"content-type": "application/json"} | ({_TENANT_HEADER: tenant} if tenant else {})
     pieces: list[bytes] = []

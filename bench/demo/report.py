@@ -1,4 +1,4 @@
-"""Figures of each rule's run, as a table for people and as a document for programs. Pure."""
+"""Turns the figures of each rule's run into a table for people and a document for programs. Pure."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any, Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleFigures:
-    """What one run of the workload came to."""
+    """The results of one run of the workload."""
 
     rule: str
     requests: int
     failed: int
     failures: tuple[str, ...]
-    """The first few, in words."""
+    """The messages of the first few failures."""
     duration_s: float
     queried_tokens: int
     hit_tokens: int
     """Prompt tokens looked up in the servers' prefix caches, and found there,
     by the servers' own counters."""
     ttfts_s: tuple[float, ...]
-    """After warm-up."""
+    """Times to the first token, after the warm-up."""
     requests_by_server: tuple[int, ...]
     picker_cpu_s: float
-    """All that the picker's process took meanwhile."""
+    """CPU seconds of the picker's process during the run."""
     picker_idle_cpu_s: float
-    """What it would have taken in that time without a request: scrapes, watched files."""
+    """CPU seconds that the picker would have used in that time without requests: scrapes, watched files."""
 
     @property
     def hit_rate(self) -> float:
@@ -48,7 +48,7 @@ class RuleFigures:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of all are not above; nan of none."""
+    """Return the smallest value that a `share` of all values do not exceed. nan: there are no values."""
     if not values:
         return math.nan
     ordered = sorted(values)
@@ -61,7 +61,7 @@ class _Row:
     value: Callable[[RuleFigures], float]
     show: Callable[[float], str]
     compare: bool = True
-    """Whether a ratio to the first rule says anything."""
+    """Whether the table shows a ratio to the first rule for this figure."""
 
 
 def _ms(value: float) -> str:
@@ -69,7 +69,7 @@ def _ms(value: float) -> str:
 
 
 def _fine_ms(value: float) -> str:
-    """Below zero: what it takes without requests varied by more than the requests took."""
+    """A value below zero means that the idle CPU varied by more than the requests used."""
     return "-" if math.isnan(value) or value < 0 else f"{value * 1000:.2f} ms"
 
 
@@ -91,7 +91,7 @@ def _ratio(value: float, base: float) -> str:
 
 
 def table(figures: Sequence[RuleFigures]) -> str:
-    """Return the rules side by side, every one after the first with its ratio to the first."""
+    """Return a table with a column for each rule. Each rule but the first also has its ratio to the first."""
     first = figures[0]
     rows = [["", *_header(figures)]]
     for row in _ROWS:
@@ -142,7 +142,7 @@ def footnotes(figures: Sequence[RuleFigures], *, reusable_share: float) -> str:
         f"Each rule got the same {figures[0].requests} requests, from empty caches.",
         f"TTFT: of {counted} requests, without each user's first; first token as the client sees it.",
         f"Token hit rate: the servers' own counters. A cache that forgets nothing would reach about {reusable_share:.0%}.",
-        f"Picker CPU: its whole process, less the {_idle(idle_ms_per_s)} that it takes without requests.",
+        f"Picker CPU: its whole process, minus the {_idle(idle_ms_per_s)} that it uses without requests.",
     ]
     lines += [f"{f.rule}: a request failed: {text}" for f in figures for text in f.failures]
     return "\n".join(f"  {line}" for line in lines) + "\n"

@@ -1,5 +1,5 @@
-"""The demo's model servers, as processes to start: this repository's, without a model or with a small real
-one.
+"""Describes the demo's model servers as processes to start. They are this repository's, without a model or
+with a small real one.
 
 The made-up model is a cost model of an 8B model on a GPU, and runs on any laptop. A real model computes on
 the CPU, with fewer servers, shorter prompts and one thread each, so that a run ends within some minutes on
@@ -19,7 +19,7 @@ from bench.demo.workload import MODEL, Shape
 from tests.engine_env import environment
 
 ADAPTERS: Final = ("sql", "legal", "support", "code", "medical", "travel")
-"""LoRA adapters that every made-up server has, two at a time in one batch: for `make load`."""
+"""LoRA adapters that every made-up server has, at most two of them in one batch. `make load` uses them."""
 
 _BLOCK_TOKENS: Final = 16
 _READY_WITHIN_S: Final = 60.0
@@ -30,7 +30,7 @@ _REAL_READY_WITHIN_S: Final = 300.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
     model: str
-    """Empty: made up."""
+    """Empty: the model is made up."""
     python: Path
     flags: Sequence[str]
     num_blocks: int
@@ -40,22 +40,24 @@ class Serving:
 
     @property
     def cache_tokens(self) -> int:
-        """Of one server."""
+        """Return the tokens that the cache of one server holds."""
         return self.num_blocks * _BLOCK_TOKENS
 
     def command(self, *, port_file: Path) -> list[str | Path]:
-        """Any free port, written to a file: no other program can take it in between."""
+        """Return the command. The server takes any free port and writes it to a file, so no other program can
+        take the port in between.
+        """
         cache = ("--num-blocks", str(self.num_blocks), "--block-size", str(_BLOCK_TOKENS))
         where: list[str | Path] = ["--port", "0", "--port-file", port_file]
         return [self.python, "-m", "model_server", "serve", *where, *cache, *self.flags]
 
     def shape(self, *, servers: int, requests: int) -> Shape:
-        """About so many requests, from as many users as keep so many servers busy."""
+        """Return a workload of about this many requests, from enough users to keep this many servers busy."""
         return (Shape.for_real_model if self.model else Shape.of)(servers=servers, requests=requests)
 
 
 def made_up() -> Serving:
-    """All costs are the server's defaults."""
+    """Return servers with a made-up model. All costs are the server's defaults."""
     return Serving(
         model="",
         python=Path(sys.executable),
@@ -63,7 +65,8 @@ def made_up() -> Serving:
             *("--model", MODEL),
             *(flag for name in ADAPTERS for flag in ("--lora", name)),
             *("--max-loras", "2"),
-            *("--stream-interval", "4"),  # a quarter of the events to pass on: the cores are shared
+            # With this interval there are a quarter of the events, since all processes share the cores.
+            *("--stream-interval", "4"),
         ),
         num_blocks=2048,
         servers=4,
@@ -88,7 +91,7 @@ def real(model: str) -> Serving:
 
 
 def _python_with_torch() -> Path:
-    """This environment's where its owner has installed torch, else that of the tests."""
+    """Return this environment's Python if torch is installed there, else that of the tests."""
     if importlib.util.find_spec("torch") is not None:
         return Path(sys.executable)
     return environment.require().python

@@ -26,11 +26,10 @@ def tethered(command: list[str]) -> list[str]:
 def main(argv: list[str]) -> int:
     """Become the command. 126: the parent is gone already."""
     parent, command = int(argv[0]), argv[1:]
-    # Elsewhere than on Linux there is no such call;
-    # the demo then ends its children itself unless it is SIGKILLed.
+    # Only Linux has this call. On other systems the demo ends its children itself, unless it gets SIGKILL.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before the wish was heard
+    if os.getppid() != parent:  # the parent ended before the call took effect
         return 126
     os.execvp(command[0], command)
     return 127

@@ -25,7 +25,9 @@ def chat_body(*, stream: bool = False) -> bytes:
 
 
 def curl_line(url: str) -> str:
-    """A chat request, with the answer's headers: they hold the request id."""
+    """Return a curl command for a chat request that also prints the answer's headers, which contain the
+    request id.
+    """
     json_type = shlex.quote("content-type: application/json")
     return f"curl -i {url}/v1/chat/completions -H {json_type} -d {shlex.quote(chat_body().decode())}"
 
@@ -37,7 +39,7 @@ def invitation(fleet: Fleet, *, rule: str, request_id: str) -> str:
     assert recording is not None, "the demo records"
     places = [
         ("gateway", f"{fleet.envoy.url}  (OpenAI API; routes by {rule})"),
-        ("live page", f"{admin}/  (servers, hot prefixes, queue, requests as they come)"),
+        ("live page", f"{admin}/  (servers, hot prefixes, queue, current requests)"),
         ("one decision", f"{admin}/decisions/{request_id or '<x-request-id of an answer>'}"),
         ("metrics", f"{admin}/metrics"),
         ("policy", f"{fleet.config.policy_file}  (change `rule`: used within a second)"),

@@ -1,10 +1,10 @@
 """The demo's workload: users of several tenants, each in conversations of several turns. Pure: the same seed
 gives the same words.
 
-A tenant is a company's assistant. It has a long system prompt of its own, and a `cache_salt` of its own, so
-that nothing cached for one tenant serves another. A user belongs to one tenant, talks for a few turns, starts
-again, and thinks between turns. The first message of a conversation contains a document; later ones are
-short. Every turn sends the whole conversation so far, as chat clients do.
+A tenant is a company's assistant. Each tenant has its own long system prompt and its own `cache_salt`, so
+nothing that is cached for one tenant is used for another. A user belongs to one tenant, talks for a few
+turns, starts again, and thinks between turns. The first message of a conversation contains a document; later
+ones are short. Every turn sends the whole conversation so far, as chat clients do.
 
 Every user has a fixed number of requests, and every answer a fixed length, so each rule gets exactly the same
 work.
@@ -12,9 +12,9 @@ work.
 The sizes (see `Shape`) are those of ordinary chat over documents, with the model server's default costs: an
 8B model on one data-centre GPU, with a cache cut to what is left beside the weights on a small card. They
 were chosen so that
-- the prefixes in use at one time (system prompts, documents, conversations) are well above what one server's
-  cache holds, and well under what four hold together: if routed blindly, each server keeps evicting what it
-  needs next;
+- the prefixes in use at one time (system prompts, documents, conversations) need much more than the cache of
+  one server, and much less than the caches of four servers together. If routed blindly, each server keeps
+  evicting prefixes that it needs next;
 - by round robin the servers are busy but not overloaded: a queue that only grows would make any comparison
   look good.
 """
@@ -60,7 +60,7 @@ class Shape:
     turns: tuple[int, int] = (3, 6)
     think_s: tuple[float, float] = (1.0, 3.0)
     arrivals_per_s: float = 5.0
-    """Users begin so many a second: all at once is a load that few services see."""
+    """Number of users that begin in each second. Few services see all users begin at once."""
 
     @property
     def requests(self) -> int:
@@ -68,7 +68,7 @@ class Shape:
 
     @classmethod
     def of(cls, *, servers: int, requests: int) -> Shape:
-        """About so many requests, from as many users as keep so many servers busy."""
+        """Return a workload of about this many requests, from enough users to keep this many servers busy."""
         users = max(1, min(11 * servers, requests // 3))
         return cls(users=users, tenants=2 * servers, requests_per_user=max(2, round(requests / users)))
 
@@ -110,16 +110,16 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Who asks what. `body` turns a place in it into the request."""
+    """All users with their turns. `body` makes the request of one turn."""
 
     shape: Shape
     systems: Sequence[str]
-    """System prompt of each tenant."""
+    """The system prompt of each tenant."""
     users: Sequence[User]
 
     def body(self, user: User, said: Sequence[tuple[str, str]], turn: Turn, *, nonce: str) -> dict[str, Any]:
-        """Return the chat request of `turn` after `said` (messages and answers so far). `nonce` parts one
-        run from another.
+        """Return the chat request of `turn` after `said` (messages and answers so far). `nonce` makes the
+        prompts of each run different.
         """
         system = f"Run {nonce}. {self.systems[user.tenant]}"
         messages = [{"role": "system", "content": system}]
@@ -137,7 +137,9 @@ class Workload:
 
     @property
     def live_prefix_tokens(self) -> int:
-        """About what a cache would have to hold for every tenant and every user's present conversation."""
+        """Return about how many tokens a cache needs for the system prompt of every tenant and the current
+        conversation of every user.
+        """
         chars = sum(map(len, self.systems))
         for user in self.users:
             sizes = [_said_chars(conversation) for conversation in user.conversations]
@@ -145,8 +147,7 @@ class Workload:
         return chars // _CHARS_PER_TOKEN // 1000 * 1000
 
     def reusable_share(self) -> float:
-        """About the share of all prompt text that one cache would hold already if it never forgot
-        anything."""
+        """Return about the share of all prompt text that would already be in one cache of unlimited size."""
         total = reusable = 0
         tenants_seen: set[int] = set()
         for user in self.users:
@@ -170,7 +171,7 @@ def make_workload(shape: Shape, *, seed: int) -> Workload:
     """Make a workload. The same shape and seed always give the same workload."""
     rng = random.Random(seed)
     systems = [_text(rng, shape.system_words) for _ in range(shape.tenants)]
-    # Some tenants are larger than others, as they are everywhere.
+    # Some tenants are larger than others, as in real services.
     weights = [1 / (n + 1) ** 0.5 for n in range(shape.tenants)]
     tenants = rng.choices(range(shape.tenants), weights, k=shape.users)
     return Workload(shape, systems, [_user(rng, shape, tenant) for tenant in tenants])
@@ -181,7 +182,8 @@ def _user(rng: random.Random, shape: Shape, tenant: int) -> User:
     arrival_s = rng.uniform(0, shape.users / shape.arrivals_per_s)
     left = shape.requests_per_user
     while left:
-        shortest = shape.turns[0] if conversations else 1  # the first is under way: users are not in step
+        # Users begin in the middle of their first conversation, so that they are not in step.
+        shortest = shape.turns[0] if conversations else 1
         turns = min(left, rng.randint(shortest, shape.turns[1]))
         conversations.append([_turn(rng, shape, first=n == 0) for n in range(turns)])
         left -= turns
@@ -197,7 +199,7 @@ def _turn(rng: random.Random, shape: Shape, *, first: bool) -> Turn:
 
 
 def _text(rng: random.Random, words: int) -> str:
-    """Return so many words, in sentences."""
+    """Return this many words, in sentences."""
     drawn = rng.choices(_WORDS, k=words)
     sentences = [" ".join(drawn[n : n + 12]).capitalize() for n in range(0, words, 12)]
     return ". ".join(sentences) + "."

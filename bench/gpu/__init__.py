@@ -1,3 +1,3 @@
-"""`make bench-gpu`: the measurements that need an accelerator, in one command. A further run continues where
-the last one stopped.
+"""`make bench-gpu` makes all measurements that need an accelerator. A further run continues where the last
+one stopped.
 """

@@ -1,12 +1,13 @@
-"""The documents' rows that need an accelerator, one after the other:
-`make bench-gpu`, planned for ten minutes on one data-centre GPU.
+"""Measures the documents' rows that need an accelerator, one after the other: `make bench-gpu`, planned for
+ten minutes on one data-centre GPU.
 
-Each step is a process of its own. What it measured and printed is kept in a folder (build/bench-gpu), so that
-a run that was cut off, or had a step that failed, goes on there: steps that are done on this device are not
-run again (`--again` runs all). page.md in that folder tells every step: done, failed, out of time, not run,
-or not possible here and why. A run ends within `--limit-s`: the step that is running then has ten seconds to
-end what it started, and is killed; the next run begins with it. The exit status is 0 only where all steps are
-done or not possible. `--tiny` runs the same steps on the CPU at sizes that say nothing but that they run.
+Each step is a process of its own. Its measurements and its output are kept in a folder (build/bench-gpu). So
+after a run that was cut off, or in which a step failed, the next run continues: steps that are done on this
+device are not run again (`--again` runs all). page.md in that folder shows the state of every step: done,
+failed, out of time, not run, or not possible here and why. A run ends within `--limit-s`. The step that is
+running then has ten seconds to end its own processes, and is killed afterwards. The next run begins with this
+step. The exit status is 0 only if each step is done or not possible. `--tiny` runs the same steps on the CPU
+at sizes that only show that the steps run.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 
 On a GPU both servers share the device. Their model has the shape of an 8B Llama with random weights, which
 vLLM makes itself, and 64 users hold conversations whose turns are four times as long as those of
-`bench-live`. `--device cpu` runs the same on the tiny model of the tests, small. The table is that of
-`make bench-live ARGS="--servers vllm"`; docs/bench-live.md says how to read it. Needs Envoy and this
-project's packages beside vLLM, in one Python.
+`bench-live`. `--device cpu` runs a small version on the tiny model of the tests. The table is that of `make
+bench-live ARGS="--servers vllm"`; docs/bench-live.md says how to read it. Needs Envoy and this project's
+packages beside vLLM, in one Python.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> int:
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="(default %(default)s)")
     parser.add_argument(
-        "--seconds", type=float, default=40.0, help="of arrivals in a run (default %(default)s)"
+        "--seconds", type=float, default=40.0, help="seconds of arrivals in a run (default %(default)s)"
     )
     parser.add_argument("--json", type=Path, help="keep every figure in this file")
     args = parser.parse_args()
@@ -75,7 +75,7 @@ def main() -> int:
 async def _runs(device: str, *, seconds: float, folder: Path) -> list[VllmRun]:
     task = asyncio.current_task()
     assert task is not None
-    # `make bench-gpu` ends a step that takes too long so: then no server, Envoy or picker is left.
+    # `make bench-gpu` ends a step that takes too long in this way. Then no server, Envoy or picker is left.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     if device == "cpu":
         found, setting = environment.require(), TINY

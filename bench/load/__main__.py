@@ -21,7 +21,7 @@ Options that are not listed here go to locust (docs/load-tests.md).
 """
 _NO_DEMO = """\
 There is no gateway to load. Either
-  - start one: `make run` in another terminal, and come back when it says "The gateway stays up"; or
+  - start one: `make run` in another terminal, and try again when it prints "The gateway stays up"; or
   - name one: make load ARGS="--host http://NAME:PORT"
 """
 _DEFAULT_TIME_S = 60
@@ -35,7 +35,9 @@ _FURTHER = {
     "--trace-speed": "replay the trace X times as fast",
     "--trace-scale": "multiply all sizes of the trace by X",
 }
-"""Options that go on to the locust files. Named here, or the value of one would be taken for the scenario."""
+"""Options that are passed to the locust files. They are listed here, because otherwise the value of one would
+be read as the scenario.
+"""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -110,8 +112,7 @@ def _positive(text: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0, 1 when requests failed, 2 for a mistake in the options,
-    3 when the load could not run."""
+    """Exit status: 0; 1 if requests failed; 2 for a mistake in the options; 3 if the load could not run."""
     parser = _parser()
     args, further = parser.parse_known_args(argv)
     for option in _FURTHER:
@@ -135,7 +136,7 @@ def _load(args: argparse.Namespace, further: Sequence[str]) -> int:
     place = None if args.host else _demo()
     host, admin = (args.host, args.admin) if place is None else (place.gateway, place.admin)
     plan = _plan(args, further, scenario=args.scenario, host=host, admin=admin)
-    how_long = f"{plan.time_s} s" if plan.time_s else "until all of it is through"
+    how_long = f"{plan.time_s} s" if plan.time_s else "until the whole trace is sent"
     print(
         f"{plan.scenario} against {plan.host}, {how_long}; follow it with: tail -f {plan.log_file}",
         flush=True,
@@ -204,7 +205,9 @@ def _demo() -> Place:
     if not places:
         raise LoadError(_NO_DEMO)
     if len(places) > 1:
-        print(f"{len(places)} demos of this checkout are up: taking the latest, {places[0].gateway}")
+        print(
+            f"{len(places)} demos of this checkout are running; the load goes to the latest one, {places[0].gateway}"
+        )
     return places[0]
 
 

@@ -66,7 +66,7 @@ class Client:
 
     def post(self, body: bytes, *, headers: str = "") -> list[Piece]:
         """Return the pieces of a whole answer with status 200. Otherwise AnswerError. headers: further
-        ones, each with its line's end.
+        headers, each with its line end.
         """
         sock = self._connect()
         reader = _Reader()

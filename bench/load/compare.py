@@ -3,7 +3,7 @@ would.
 
 It changes the rule in the picker's policy file while the picker runs. Everything else in the file stays, and
 afterwards the file is as before. Each run starts with cold caches: it has a `cache_salt` of its own, and the
-model servers are told to empty their caches if their addresses are known (vLLM does this in its development
+model servers have to empty their caches if their addresses are known (vLLM does this in its development
 mode).
 """
 
@@ -85,8 +85,7 @@ def _use(gateway: Gateway, document: dict[str, Any], rule: str) -> None:
     while seen != rule:
         if time.monotonic() > deadline:
             raise LoadError(
-                f"the picker at {gateway.admin} goes on with {seen or 'a policy that it does not tell'} instead of {rule}. "
-                f"Does it read {gateway.policy_file}, and does it know this rule? Its log says."
+                f"the picker at {gateway.admin} still uses {seen or 'a policy that it does not state'} instead of {rule}. Does it read {gateway.policy_file}, and does it know this rule? Its log says so."
             )
         seen = _rule_in_use(gateway.admin)
         if seen != rule:
@@ -98,7 +97,7 @@ def _rule_in_use(admin: str) -> str:
         with urllib.request.urlopen(f"{admin}/policy", timeout=10) as response:
             return str(json.loads(response.read())["spec"]["rule"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LoadError(f"the picker's admin address {admin} does not tell its policy: {error}") from error
+        raise LoadError(f"the picker's admin address {admin} does not state its policy: {error}") from error
 
 
 def _forget(servers: Sequence[str]) -> None:
@@ -109,7 +108,7 @@ def _forget(servers: Sequence[str]) -> None:
         except urllib.error.HTTPError as error:
             raise LoadError(
                 f"{url} does not reset its prefix cache (status {error.code}): vLLM does with VLLM_SERVER_DEV_MODE=1. "
-                "Or leave --server out: each run's cache_salt parts it from the others anyway"
+                "Or leave --server out: each run has a cache_salt of its own, so runs share no cached prefix anyway"
             ) from error
         except OSError as error:
             raise LoadError(f"{url} does not answer: {error}") from error

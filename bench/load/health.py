@@ -79,18 +79,17 @@ class Health:
         found = []
         if self.windows and self.full_windows > _BUSY_SHARE * self.windows:
             found.append(
-                f"it used a whole core in {self.full_windows} of {self.windows} seconds: "
-                "spread it with --processes N, or ask for less"
+                f"it used a whole core in {self.full_windows} of {self.windows} seconds: use more processes (--processes N), or send less"
             )
         if self.lag_s.quantile(0.99) > tolerance_s:
             found.append(
                 f"its event loop woke up late (p99 {_ms(self.lag_s.quantile(0.99))}, most {_ms(self.lag_s.most)}): "
-                f"times can be that much too long; {self._whose_fault()}"
+                f"measured times may be too long by as much; {self._whose_fault()}"
             )
         if self.lateness_s.quantile(0.99) > tolerance_s:
             found.append(
                 f"it sent requests after their due moments (p99 {_ms(self.lateness_s.quantile(0.99))}, "
-                f"most {_ms(self.lateness_s.most)}): that time is in every figure, and is not the server's"
+                f"most {_ms(self.lateness_s.most)}): this delay is in every figure, and is not the server's"
             )
         return found
 
@@ -98,10 +97,10 @@ class Health:
         if self.cpu_s < _LITTLE_CPU * self.wall_s:
             waited = self.waited_s / self.wall_s
             return (
-                f"it had little to do itself, and waited {waited:.0%} of the time for a core that others had: "
+                f"it used little CPU itself, but waited {waited:.0%} of the time for a core that other programs used: "
                 "run it on a machine of its own"
             )
-        return "spread it with --processes N, or ask for less"
+        return "use more processes (--processes N), or send less"
 
     def summary(self) -> str:
         """Return one line of figures."""

@@ -156,8 +156,8 @@ class LoadRun:
             gevent.spawn(runner.quit)
 
     def finish(self) -> None:
-        """At the end of the process: write the figures to their file, and the generator's verdict to the
-        console.
+        """Call this at the end of the process. Writes the figures to their file, and the generator's verdict
+        to the console.
         """
         if isinstance(self.environment.runner, WorkerRunner):
             return

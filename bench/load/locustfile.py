@@ -1,14 +1,15 @@
 """Closed-loop users: each waits for its answer, thinks, and asks again.
+
 `python -m bench.load SCENARIO` runs one of them.
 
     chat           every prompt is new: nothing to share
     shared         one of some long beginnings, a few of them far more often, and a question of its own
-    conversation   turns that begin with all that was said before, with think time between them
+    conversation   turns that begin with the whole conversation so far, with think time between them
     overload       new prompts of two priorities and three tenants, one of which has eight tenths of the users
     lora           adapters by a power law, each with a beginning of its own
 
-By hand: `locust -f bench/load/locustfile.py ConversationUser --host http://127.0.0.1:8080`,
-from the repository's root.
+To run one without the command: `locust -f bench/load/locustfile.py ConversationUser --host
+http://127.0.0.1:8080`, from the repository's root.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class _ClosedLoop(LoadUser):
         return self.rng.uniform(*self.think_s) * float(self.load.options.think)
 
     def fresh(self, tokens: int) -> str:
-        """Text that nobody has sent before."""
+        """Return text that was never sent before."""
         self.asked += 1
         return prompts.text(f"{self.name} {self.asked}", tokens)
 
@@ -61,12 +62,12 @@ _OVERLOAD_TOKENS = 3000
 
 
 def _of_tenant(name: str) -> str:
-    """Return the header that names whose request it is, as a line."""
+    """Return the header with the tenant's name, as a line."""
     return f"x-llm-d-inference-fairness-id: {name}\r\n"
 
 
 class OverloadUser(_ClosedLoop):
-    """Every fifth user names the objective `interactive`; the figures stand by tenant and priority."""
+    """Every fifth user names the objective `interactive`. The figures are grouped by tenant and priority."""
 
     scenario = "overload"
 
@@ -118,7 +119,8 @@ class ConversationUser(_ClosedLoop):
         self.tenant = f"tenant-{prompts.zipf(self.rng, max(1, options.prefixes // 4))}"
         self.system = prompts.shared_text(f"{self.seed} {self.tenant}", options.prefix_tokens)
         self.said: list[prompts.Message] = []
-        self.turns_left = self.rng.randint(1, 6)  # the first is under way: users are not in step
+        # Users begin in the middle of their first conversation, so that they are not in step.
+        self.turns_left = self.rng.randint(1, 6)
 
     @task
     def turn(self) -> None:
@@ -135,8 +137,9 @@ class ConversationUser(_ClosedLoop):
 
 
 class LoraUser(_ClosedLoop):
-    """Where no adapter is served it asks for the base model:
-    `python -m bench.load lora` refuses that first."""
+    """If no adapter is served, the user asks for the base model. `python -m bench.load lora` refuses to run
+    then.
+    """
 
     scenario = "lora"
 

@@ -1,4 +1,4 @@
-"""Overload of a real gateway, with flow control or without it:
+"""Overloads a real gateway, with flow control or without it:
 Envoy, the picker, two model servers, users of two priorities and three tenants.
 
     python -m bench.load.overload --seconds 300
@@ -110,7 +110,7 @@ def _shares(recording: bytes) -> str:
     if not shares:
         return "no request of priority 0 was let go"
     told = ", ".join(f"{share:,}" for share in shares)
-    return f"prompt tokens of priority 0 by tenant: {told}; the most is {shares[0] / shares[-1]:.2f} of the least"
+    return f"prompt tokens of priority 0 by tenant: {told}; the largest is {shares[0] / shares[-1]:.2f} times the smallest"
 
 
 _most = {"epp_flow_waiting_requests": 0.0, "epp_flow_saturation": 0.0}

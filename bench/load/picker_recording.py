@@ -73,7 +73,7 @@ class PickerRecording:
         self.left_out = left_out
 
     def told(self) -> str:
-        """Return the result, for people."""
+        """Return the result as text."""
         if not self.requests:
             return f"The picker recorded nothing: {self.fault or 'it saw no request'}"
         left_out = f", {self.left_out:,} left out" if self.left_out else ""
@@ -102,7 +102,7 @@ def recorded(admin: str, path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # The picker hears of an answer's end from Envoy, a moment after the client.
+        # The picker gets the end of an answer from Envoy, a moment after the client.
         over.wait(_EVERY_S)
         over.set()
         thread.join(_WITHIN_S)

@@ -26,7 +26,7 @@ def probe(host: str, *, model: str) -> Served:
     answers.
     """
     if not host.startswith(("http://", "https://")):
-        raise LoadError(f"{host!r} is no address of a gateway: --host wants http://NAME:PORT")
+        raise LoadError(f"{host!r} is not the address of a gateway: write --host http://NAME:PORT")
     url = f"{host.rstrip('/')}/v1/models"
     try:
         with urllib.request.urlopen(url, timeout=_WITHIN_S) as response:
@@ -37,16 +37,15 @@ def probe(host: str, *, model: str) -> Served:
         ]
     except urllib.error.HTTPError as error:
         raise LoadError(
-            f"{url} answers with status {error.code}. Is this the gateway, and has it a model server that is ready?"
+            f"{url} answers with status {error.code}. Is this the gateway, and is a model server ready behind it?"
         ) from error
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise LoadError(
-            f"Nothing answers at {host} ({reason}). Start a gateway there (`make run` starts one of its own), "
-            "or name another with --host http://NAME:PORT"
+            f"Nothing answers at {host} ({reason}). Start a gateway there (`make run` starts one on its own ports), or name another one with --host http://NAME:PORT"
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LoadError(f"{url} does not answer with a list of models: this is no OpenAI API") from error
+        raise LoadError(f"{url} does not return a list of models, so this is not an OpenAI API") from error
     if model and model not in (*bases, *(name for name, _ in adapters)):
         raise LoadError(f"{host} serves no model {model!r}, but {', '.join(bases) or 'none'}")
     if not bases:

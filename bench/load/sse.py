@@ -97,8 +97,8 @@ class Answer:
 
 
 def read_answer(pieces: Sequence[tuple[float, bytes]]) -> Answer:
-    """`pieces`: (arrived at, bytes) in order, of a body that was complete by HTTP. AnswerError: it is no
-    whole answer.
+    """`pieces`: (arrived at, bytes) in order, of a body that was complete by HTTP. AnswerError: the answer is
+    not complete.
     """
     body = b"".join(piece for _, piece in pieces)
     ends = list(accumulate(len(piece) for _, piece in pieces))

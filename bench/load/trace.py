@@ -31,7 +31,9 @@ _OWN_IDS: Final = 1 << 40
 
 
 class TraceError(Exception):
-    """The file is no trace that can be replayed. The message says where and what is expected there."""
+    """The file is not a trace that can be replayed. The message says where the fault is, and what is expected
+    there.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +113,7 @@ def _azure(text: str, name: str) -> Iterator[Call]:
 def _finite(value: float) -> float:
     number = float(value)
     if not math.isfinite(number):
-        raise ValueError(f"{value} is no moment")
+        raise ValueError(f"{value} is not a time")
     return number
 
 

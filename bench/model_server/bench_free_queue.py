@@ -40,8 +40,8 @@ class Measured:
 
 
 class Served:
-    """A pool in the state of a busy server: every free block has content, and half of the content is asked
-    for again.
+    """A pool in the state of a busy server: every free block has content, and half of the content will be
+    requested again.
     """
 
     def __init__(self, queue: QueueName, *, num_blocks: int, hit_rate: float) -> None:
@@ -119,7 +119,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=100, help="in each round")
-    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
     rows: list[list[str | float | int]] = []
     for num_blocks in POOL_BLOCKS:

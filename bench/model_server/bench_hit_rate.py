@@ -150,7 +150,7 @@ def main() -> None:
         prog="python -m bench.model_server.bench_hit_rate",
         description=(__doc__ or "").partition("\n\n")[0],
     )
-    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
 
     points = figure_1()

@@ -3,7 +3,7 @@
 Run with `python -m bench.model_server.bench_partial [--json FILE]`, some seconds. Prompts have 15 tokens and
 blocks 16, as in the hash table report, and all prompts are cached. Either all prompts begin with the same
 token, as with a BOS token or a chat template, or no two of them do. The figures are CPU microseconds of one
-look-up, and of one decoded token (its block is listed anew); medians of rounds.
+look-up, and of one decoded token (its block is listed again); medians of rounds.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
-    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
     rows: list[list[float | int]] = []
     for size in args.sizes:

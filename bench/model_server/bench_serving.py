@@ -1,5 +1,5 @@
-"""Row 001-7: a serving load with a shared start; and the other half of row 001-8, with the block cache and
-without; simulated.
+"""Simulates row 001-7, a serving load with a shared start, and the other half of row 001-8, with the block
+cache and without.
 
 There are 500 requests of 336 shared and 560 own tokens (the document's 330 and 550, in whole blocks of 16),
 with 150 answered tokens and Poisson arrivals at several rates. They go to one server with the cost model's
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=[4.0, 6.0, 7.0, 8.0, 9.0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--cost", type=Path, help="costs of a real server, from `model-server calibrate`")
-    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
     costs = read_costs(args.cost) if args.cost else _DEFAULT_COSTS
     columns = ("requests/s", "hits", "TTFT s with", "without", "ratio", "TPOT ms with", "without", "ratio")

@@ -1,5 +1,5 @@
-"""The part of row 001-8 that needs no model: the CPU time of the engine's core for a step, with the block
-cache on and off.
+"""Measures the part of row 001-8 that needs no model: the CPU time of the engine's core for a step, with the
+block cache on and off.
 
 Run with `python -m bench.model_server.bench_step_cpu [--json FILE]`, under a minute. All prompts differ, so
 no hit saves anything. There are 64 requests at a time, with 512 tokens and 64 answered tokens. The runner
@@ -66,7 +66,7 @@ def main() -> None:
         description=(__doc__ or "").partition("\n\n")[0],
     )
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
     settings: tuple[HashAlgorithm | None, ...] = (None, *HASH_ALGORITHMS)
     taken: dict[HashAlgorithm | None, list[float]] = {setting: [] for setting in settings}

@@ -19,7 +19,7 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> 
 
 
 def bars(title: str, points: Sequence[tuple[str, float]], *, full: float = 1.0) -> None:
-    """Print a plot with one value on each line. A bar of 50 signs is `full`."""
+    """Print a plot with one value on each line. A bar of 50 characters stands for `full`."""
     print(f"\n{title}\n")
     for label, value in points:
         print(f"{label:>8} {'#' * round(50 * value / full):<50} {value:.3f}")

@@ -79,7 +79,9 @@ def serve_twice(*, cache: bool) -> tuple[float, float]:
 
 
 def test_001_6_an_engine_hits_49_percent_and_takes_less_than_a_1_6th_of_the_modelled_time() -> None:
-    """Each second prompt is found except its last, unfinished block: of 384 tokens on average, some 8."""
+    """Every second prompt is found except its last, unfinished block, which has some 8 of 384 tokens on
+    average.
+    """
     with_cache, hits = serve_twice(cache=True)
     without, none = serve_twice(cache=False)
     assert round(hits, 2) == 0.49
@@ -188,8 +190,8 @@ def test_pictures_are_made_of_what_the_benchmarks_write() -> None:
 
 
 def test_the_gain_of_identical_prompts_falls_with_their_answers_as_the_costs_say() -> None:
-    """A first token takes 10 ms with the cache and 40 without, each further token 5 ms: the gain is 1.1 while
-    30 >= 0.1 (10 + 5 (a - 1)).
+    """A first token takes 10 ms with the cache and 40 ms without, and each further token 5 ms. So the gain is
+    at least 1.1 while 30 >= 0.1 (10 + 5 (a - 1)).
     """
     points = [(a, 0.010 + 0.005 * (a - 1), 0.040 + 0.005 * (a - 1)) for a in (2, 16, 64)]
     costs = answer_costs.fit(points)

@@ -1,1 +1,1 @@
-"""Routing rules compared in a simulated fleet: `python -m bench.routing --help`."""
+"""Compares routing rules in a simulated fleet: `python -m bench.routing --help`."""

@@ -64,7 +64,7 @@ _NEAR_RULES = (
     "ps-loadaware",
     "dynamo",
 )
-"""The default rule, and those of the others that come near it somewhere."""
+"""The default rule, and the other rules that come near it on some workload."""
 
 _LOADS_OF = {"saturation": saturation, "capacity": calibrate}
 
@@ -99,12 +99,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="A,B",
         help="names, `defaults`, `near` (ten others that come near ours), `sweeps`, `all` or `ours`; --list shows them",
     )
-    add("--loads", default="", metavar="X,Y", help="shares (default 0.5,0.8,1.0,1.2) of --load-of")
+    add("--loads", default="", metavar="X,Y", help="loads, as shares of --load-of (default 0.5,0.8,1.0,1.2)")
     add(
         "--load-of",
         choices=_LOADS_OF,
         default="saturation",
-        help="what a load is a share of: the most that the fleet can do (default), or what it does with 16 requests in flight at each server",
+        help="capacity that loads are shares of: the highest rate of the fleet (default), or its rate with 16 requests in flight at each server",
     )
     add("--seeds", type=int, default=0, metavar="N", help="number of seeds (default 3)")
     add("--scale", type=float, default=0.0, metavar="X", help="send X times the usual number of requests")
@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         "--store",
         type=Path,
         metavar="PATH",
-        help="keep the figures in this file, and run only what is missing in it",
+        help="add the figures to this file, and make only the runs that it lacks",
     )
     add("--svg", type=Path, metavar="PATH", help="draw the picture into this file")
     add(
@@ -142,7 +142,7 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
         "--share-delay",
         type=float,
         metavar="S",
-        help="delay until our replicas know each other's picks (default: they never do)",
+        help="delay until our replicas know each other's picks (default: they never know them)",
     )
     add("--scrape-interval", type=float, default=1.0, metavar="S", help="(default %(default)s)")
     add("--lag", type=float, default=0.0, metavar="S", help="age of a metrics page when it is read")
@@ -242,7 +242,7 @@ def _run(args: argparse.Namespace) -> list[Result]:
 
 
 def _known_capacity(known: list[Result], name: str, setting: Setting) -> tuple[float, float] | None:
-    """The capacity that an earlier run on the same fleet was given."""
+    """Return the capacity that an earlier run on the same fleet used."""
     for result in known:
         run = result.run
         if (run.workload, run.setting) == (label(name), setting):

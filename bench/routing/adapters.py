@@ -24,7 +24,7 @@ from model_server.sim.request import Record, SimRequest
 
 WORKLOAD = "lora"
 _GROUPS = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32))
-"""Ranks by popularity that are one line of the table."""
+"""Ranks by popularity. Each range is one line of the table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +83,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--loads", nargs="+", type=float, default=[0.5, 0.9, 1.3])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--scale", type=float, default=1.0, help="times the usual number of requests")
-    parser.add_argument("--replicas", type=int, default=1, help="of the picker")
-    parser.add_argument("--share-delay", type=float, help="until they hear of each other's picks, in seconds")
-    parser.add_argument("--json", help="write the figures to this file as well")
+    parser.add_argument("--replicas", type=int, default=1, help="replicas of the picker")
+    parser.add_argument("--share-delay", type=float, help="seconds until replicas know each other's picks")
+    parser.add_argument("--json", help="also write the figures to this file")
     args = parser.parse_args(argv)
     setting = Setting(scale=args.scale, replicas=args.replicas, share_delay_s=args.share_delay)
     capacity, _ = calibrate(WORKLOAD, setting)

@@ -161,7 +161,7 @@ def fleet_of(run: Run, spec: Spec, plan: FleetPlan, workload: OpenLoop | ClosedL
 
 
 def saturation(workload: str, setting: Setting) -> tuple[float, float]:
-    """The most that the fleet can do: the best of `calibrate`'s rates with 16 to 128 requests always in
+    """Return the highest rate of the fleet: the best of `calibrate`'s rates with 16 to 128 requests always in
     flight at each server.
 
     If prompts are most of the work, 16 requests keep a server busy. If answers are, batches of 128 reach
@@ -174,7 +174,7 @@ def saturation(workload: str, setting: Setting) -> tuple[float, float]:
 def calibrate(
     workload: str, setting: Setting, *, in_flight: int = IN_FLIGHT_AT_CAPACITY
 ) -> tuple[float, float]:
-    """What the fleet can do with this many requests in flight at each server: (requests a second, mean
+    """Return the rate of the fleet with this many requests in flight at each server: (requests a second, mean
     seconds of an unloaded turn).
 
     This is the rate at which requests end between a fifth and four fifths of the run, with this many always
@@ -236,7 +236,7 @@ def plan_runs(
 
 
 def run_all(runs: Sequence[Run], *, processes: int) -> Iterator[Result]:
-    """The results in the given order, whichever run ends first."""
+    """Return the results in the given order, whichever run ends first."""
     if processes == 1:
         yield from map(simulate, runs)
         return

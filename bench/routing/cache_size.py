@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--loads", nargs="+", type=float, default=[0.9])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1])
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--json", help="write the figures to this file as well")
+    parser.add_argument("--json", help="also write the figures to this file")
     args = parser.parse_args(argv)
     print("calibrating the loads", flush=True)
     trials = []

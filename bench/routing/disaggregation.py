@@ -42,7 +42,7 @@ COUNT = 1500
 
 
 class ApartRouter(PickerRouter):
-    """The picker in front of servers, of which the first `prefillers` only compute prompts."""
+    """The picker in front of servers. The first `prefillers` servers only compute prompts."""
 
     def __init__(self, policy: Policy, *, seed: int, prefillers: int) -> None:
         super().__init__(policy, seed=seed)
@@ -62,7 +62,7 @@ class ApartRouter(PickerRouter):
         return super()._begun(request, pick, picker, now=now)
 
     def helper(self, request_id: int) -> tuple[str, float] | None:
-        """The server that computes the prompt, and how long its transfer takes."""
+        """Return the server that computes the prompt, and how long the transfer of its blocks takes."""
         return self._helpers.pop(request_id, None)
 
 
@@ -118,7 +118,7 @@ class ApartFleet(Fleet):
 
 
 def take_in(engine: SimEngine, names: Sequence[BlockHash]) -> None:
-    """Blocks came from another server."""
+    """Add blocks that came from another server."""
     known = []
     for name in names:
         block = engine.pool.find(name)
@@ -202,14 +202,18 @@ def figures_of(outcome: Outcome, *, moved: float) -> Figures:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.routing.disaggregation", description=__doc__)
     parser.add_argument(
-        "--rates", nargs="+", type=float, default=[2.0, 3.0], help="requests a second, for 8 servers"
+        "--rates", nargs="+", type=float, default=[2.0, 3.0], help="requests per second for all 8 servers"
     )
     parser.add_argument(
-        "--prefillers", nargs="+", type=int, default=[0, 4, 5, 6], help="of the 8; 0: all do both"
+        "--prefillers",
+        nargs="+",
+        type=int,
+        default=[0, 4, 5, 6],
+        help="number of prefill servers among the 8; 0: every server does both",
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--count", type=int, default=COUNT, help="requests of a run")
-    parser.add_argument("--bandwidth", type=float, default=1e10, help="bytes a second of a transfer")
+    parser.add_argument("--count", type=int, default=COUNT, help="number of requests in a run")
+    parser.add_argument("--bandwidth", type=float, default=1e10, help="bytes per second of a transfer")
     args = parser.parse_args(argv)
     settings = Disaggregation(transfer_bytes_per_second=args.bandwidth)
     print(f"A transfer of 12,000 tokens takes {transfer_s(12_000, settings):.2f} s.\n")

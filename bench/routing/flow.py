@@ -1,5 +1,5 @@
-"""Flow control in the simulated fleet: the same requests with it off and on, in several settings.
-A table; `--help`.
+"""Compares settings of flow control in the simulated fleet: the same requests with flow control off and on.
+Prints a table; `--help`.
 
     python -m bench.routing.flow --workloads conversation,none --loads 0.9,1.3 --scale 0.3
     python -m bench.routing.flow --trace conversation_trace.jsonl.gz --workloads none --loads 1.3
@@ -10,8 +10,9 @@ A table; `--help`.
 
 `good` is the share of all requests that were answered with TTFT <= 2 s and TPOT <= 100 ms; refused ones are
 not. Times are of those that were answered. `by length` is the same share for each quarter of the requests by
-prompt length, shortest first: who refuses what would be late refuses long prompts first, and that should be
-seen. With `--mix`, `classes` has good, p90 of TTFT, and what each tenant got of its max-min fair share.
+prompt length, shortest first. A setting that refuses late requests refuses long prompts first, and this
+column shows it. With `--mix`, `classes` shows good, the p90 of TTFT, and how much of its max-min fair share
+each tenant got.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ def _print_ratios(
     setting loses against the first.
     """
     heads = ["flow", "load", "mean TTFT, times that of the first", "p90", "mean or p90 beyond 1.02 at"]
-    heads.append("good is worse by over 0.01 at")
+    heads.append("good is lower by more than 0.01 at")
     print("\n| " + " | ".join(heads) + " |")
     print("| --- " * len(heads) + "|")
     for arm in arms[1:]:
@@ -218,23 +219,28 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--workloads", default="conversation,none", metavar="A,B")
     add("--trace", type=Path, action="append", default=[], metavar="PATH")
-    add("--loads", default="0.5,0.9,1.3,2.0", metavar="X,Y", help="shares of capacity")
-    add("--settings", default="off,refuse,demote,shortest", metavar="A,B", help=f"of {', '.join(SETTINGS)}")
+    add("--loads", default="0.5,0.9,1.3,2.0", metavar="X,Y", help="loads, as shares of the capacity")
+    add(
+        "--settings",
+        default="off,refuse,demote,shortest",
+        metavar="A,B",
+        help=f"settings to compare, of {', '.join(SETTINGS)}",
+    )
     add("--seeds", type=int, default=1, metavar="N")
     add("--scale", type=float, default=0.3, metavar="X", help="times the usual number of requests")
     add("--servers", type=int, default=8, metavar="N")
     add("--unlike", type=int, default=0, metavar="N", help="servers with half the speed and half the cache")
-    add("--page", action="store_true", help="the table of docs/bench-flow.md")
+    add("--page", action="store_true", help="print the table of docs/bench-flow.md")
     add("--processes", type=int, default=2, metavar="N", help="with --page")
-    add("--mix", choices=["", "interactive", "greedy"], default="", help="classes of requests")
-    add("--burst", action="store_true", help="ten times the load for 30 s in the middle")
+    add("--mix", choices=["", "interactive", "greedy"], default="", help="mix of request classes")
+    add("--burst", action="store_true", help="send ten times the load for 30 s in the middle of the run")
     add("--headroom", type=float, metavar="S")
-    add("--replicas", type=int, default=1, metavar="N", help="pickers, each with a queue")
+    add("--replicas", type=int, default=1, metavar="N", help="number of pickers, each with its own queue")
     add(
         "--share-delay",
         type=float,
         metavar="S",
-        help="what pickers do reaches the others after this; not at all",
+        help="seconds until the other pickers know what a picker did (default: they never know it)",
     )
     return parser
 
@@ -250,7 +256,7 @@ _MIXES: dict[str, Callable[[Sequence[Timed], random.Random], Sequence[Timed]]] =
 
 
 def outcome_of(place: Place, flow: Flow) -> Outcome:
-    """One run of a place."""
+    """Run one place, and return its results."""
     spec = spec_of(place.workload)
     rng = random.Random(f"{spec.name} {place.seed}")
     count = max(40, int(spec.num_requests * place.setting.scale))

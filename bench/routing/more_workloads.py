@@ -1,5 +1,5 @@
-"""More workloads, and mixtures of any workloads: those that the routing benchmark runs only when named, and
-those of the flow benchmark.
+"""Further workloads, which the routing benchmark runs only when they are named, and the mixtures of the flow
+benchmark.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ class SimpleRule:
         """Nothing to learn."""
 
     def matched(self, asked: Asked, depths: dict[str, int], pod: Pod) -> int:
-        """Tokens of the prompt that the pod holds. The last token is always computed."""
+        """Return the tokens of the prompt that the pod holds. The last token is always computed."""
         size = self.world.block_tokens
         return min(depths[pod.name] * size, (asked.num_tokens - 1) // size * size)
 

@@ -170,8 +170,8 @@ class Mooncake(SimpleRule):
 class ExactCost(SimpleRule):
     """Our score with exact knowledge, in tokens: B + U (w + k L) + c L.
 
-    The real picker could reach this with better signals. Of the scores within `near_tie` of the best, the one
-    with the most cached tokens wins.
+    With better signals the real picker would make these choices. Of the scores within `near_tie` of the best,
+    the one with the most cached tokens wins.
     """
 
     def __init__(

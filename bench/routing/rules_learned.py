@@ -13,7 +13,7 @@ Floats = NDArray[np.float64]
 _UNITS: Final = (1.0, 1e-4, 1e-4, 0.1, 1e-5)
 """The units of the features, so that all values are near one: constant, B, U, L, U times L."""
 _LONGEST_S: Final = 30.0
-"""A longer wait counts as this."""
+"""A longer wait counts as this many seconds."""
 
 
 class _Server:

@@ -1,8 +1,8 @@
-"""Very many servers behind several pickers that share, for some seconds of virtual time.
+"""Simulates very many servers behind several pickers that share, for some seconds of virtual time.
 
 Prints what users get (time to the first token, hits, spread of load) and what the pickers' own work costs on
-this machine: picking and booking, reading pages, telling the others, and hearing them. The pickers are the
-real ones, the servers are simulated, and news arrive after 50 ms.
+this machine: picking and booking, reading pages, sending reports to other pickers, and receiving theirs. The
+pickers are the real ones, the servers are simulated, and reports arrive after 50 ms.
 """
 
 from __future__ import annotations
@@ -125,16 +125,16 @@ def main() -> None:
     add = parser.add_argument
     add("--servers", type=int, default=1000, metavar="N", help="(default %(default)s)")
     add("--rate", type=float, default=10_000.0, metavar="R", help="requests a second (default %(default)s)")
-    add("--seconds", type=float, default=10.0, metavar="S", help="of arrivals (default %(default)s)")
+    add("--seconds", type=float, default=10.0, metavar="S", help="seconds of arrivals (default %(default)s)")
     add("--pickers", default="1,2,4,8,16", metavar="A,B", help="(default %(default)s)")
-    add("--rules", default="least-cost", metavar="A,B", help="of the product's (default %(default)s)")
-    add("--apart", action="store_true", help="also pickers that do not share")
+    add("--rules", default="least-cost", metavar="A,B", help="rule of the product (default %(default)s)")
+    add("--apart", action="store_true", help="also run pickers that do not share")
     args = parser.parse_args()
     most = saturation(MANY_SERVERS, Setting())[0] * args.servers / 8
     print(f"{args.rate:.0f} requests/s are {args.rate / most:.2f} of saturation, by a fleet of 8\n")
     print(
         "| pickers | TTFT mean / p90 s | hits | load CoV | completed | CPU us at one picker for each request "
-        "of the pool: own | pages | telling | hearing | bytes told |\n"
+        "of the pool: own | pages | sending | receiving | bytes sent |\n"
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     )
     for rule in args.rules.split(","):

@@ -41,7 +41,9 @@ class Store:
         return {(result := _result_of(line)).run: (result, line.get("code", "")) for line in lines}
 
     def missing(self, runs: Sequence[Run], *, anew: Iterable[str]) -> list[Run]:
-        """Those of `runs` that are not in the file, and those of the rules `anew` that other code made."""
+        """Return the runs that are not in the file, and the runs of the rules `changing` that another version
+        of the code made.
+        """
         changing = set(anew)
         known = {
             run

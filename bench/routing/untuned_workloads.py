@@ -14,7 +14,7 @@ from model_server.sim.request import SimRequest
 
 
 def sizes(rng: random.Random, count: int) -> list[Timed]:
-    """Prompts of two kinds without sharing: nine in ten of some 150 tokens, one in ten of some 16,000."""
+    """Prompts that share nothing: nine in ten have some 150 tokens, and one in ten has some 16,000."""
     made = []
     for n in range(count):
         long = rng.random() < 0.1
@@ -25,7 +25,9 @@ def sizes(rng: random.Random, count: int) -> list[Timed]:
 
 
 def forks(rng: random.Random, count: int) -> list[Timed]:
-    """Searches: a long history goes on in two to four ways at one instant, and some of these go on again."""
+    """Searches: a long history is continued in two to four ways at the same moment, and some of these are
+    continued again.
+    """
     start = Segment(SYSTEM_IDS, 1500)
     grown: list[tuple[Segment, ...]] = []
     made: list[Timed] = []
@@ -47,8 +49,9 @@ def forks(rng: random.Random, count: int) -> list[Timed]:
 
 
 def clock(rng: random.Random, count: int, *, every: int = 150) -> list[Timed]:
-    """A shared prompt of 300 tokens, then the time of day, then 6,000 shared tokens: after each 150 requests
-    what everybody holds is worth nothing."""
+    """A shared prompt of 300 tokens, then the time of day, then 6,000 shared tokens. The time changes after
+    every 150 requests, so the cached prefixes are useless from then on.
+    """
     made = []
     for n in range(count):
         era = n // every
@@ -72,8 +75,9 @@ def writers(rng: random.Random, count: int) -> list[Timed]:
 
 
 def comers(rng: random.Random, count: int, *, at_once: int = 30, stay: int = 120) -> list[Timed]:
-    """Tenants come and go: 30 at a time, each with a prompt of 1,000 to 12,000 tokens that is used some 120
-    times within a short while and then never again."""
+    """Tenants come and go: there are 30 at a time. Each has a prompt of 1,000 to 12,000 tokens that is used
+    some 120 times within a short time, and then never again.
+    """
     there: list[Segment] = []
     seen = 0
     made = []
@@ -90,8 +94,9 @@ def comers(rng: random.Random, count: int, *, at_once: int = 30, stay: int = 120
 
 
 def tool_sessions(rng: random.Random) -> Iterator[Sequence[Turn]]:
-    """Agents whose tools answer at length: a shared start of 3,000 tokens, 3 to 15 turns that add some 12,000
-    tokens each, answers of 80."""
+    """Agents whose tools give long answers: a shared start of 3,000 tokens, 3 to 15 turns that add some
+    12,000 tokens each, answers of 80.
+    """
     while True:
         yield [
             Turn(

@@ -1,4 +1,5 @@
-"""The workloads: requests that are made up from a seed, or those of a trace, at a rate that the caller gives.
+"""The workloads: requests that are made up from a seed, or the requests of a trace, at a rate that the caller
+gives.
 
 Open loops are lists of requests in order with gaps of mean 1, which the rate scales. Closed loops are users
 who think. The same seed gives the same requests. Sizes are in tokens.
@@ -241,7 +242,7 @@ SPECS: Mapping[str, Spec] = {
 }
 
 
-# -- as the fleet wants them ---------------------------------------------------------------------------------
+# -- in the form that the fleet needs ------------------------------------------------------------------------
 
 
 class OpenLoop:

@@ -1,3 +1,3 @@
-"""Runs the whole gateway under a mixed load for minutes or hours: nothing may fail, nothing may grow, and
-nothing may stay booked at the end.
+"""Runs the whole gateway under a mixed load for minutes or hours. No request may fail, no memory may grow,
+and no booking may be left at the end.
 """

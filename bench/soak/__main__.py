@@ -1,4 +1,4 @@
-"""`make soak`: the whole gateway under a mixed load, with pickers killed and Redis flushed meanwhile."""
+"""`make soak` runs the whole gateway under a mixed load. Meanwhile it kills pickers and flushes Redis."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.soak.run import Plan, soak
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=2.0)
-    parser.add_argument("--users", type=int, default=12, help="clients at once")
+    parser.add_argument("--users", type=int, default=12, help="number of clients at the same time")
     args = parser.parse_args()
     seconds = args.minutes * 60
     plan = Plan(
@@ -34,7 +34,7 @@ def main() -> int:
         print(f"worker {pid}: {middle:.1f} MiB in the middle of its life, {end:.1f} MiB at the end")
     for fault in report.faults:
         print(f"FAULT: {fault}", file=sys.stderr)
-    print("nothing failed, nothing grew, nothing is booked" if not report.faults else "not good")
+    print("no request failed, no memory grew, and no booking is left" if not report.faults else "not good")
     return 1 if report.faults else 0
 
 

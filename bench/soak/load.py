@@ -1,4 +1,6 @@
-"""The clients of a soak run: usual requests, answers that are left in the middle, and hostile bodies."""
+"""The clients of a soak run: they send usual requests, leave in the middle of answers, and send hostile
+bodies.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ _HOSTILE: Final = (
 
 @dataclass(slots=True)
 class Seen:
-    """What came of the requests. `failed`: usual ones without a whole 200; hostile ones answered by a 5xx."""
+    """Counts requests by their results. `failed`: usual requests without a complete 200, and hostile requests
+    that got a 5xx.
+    """
 
     sent: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
@@ -50,7 +54,7 @@ class Seen:
 
 
 async def user(client: Client, seen: Seen, *, number: int, stop: asyncio.Event, pause_s: float) -> None:
-    """Run one client until it is told to stop."""
+    """Run one client until `stop` is set."""
     rng = random.Random(number)
     kinds = (usual, usual, usual, streamed, left, left, hostile, hostile)
     while not stop.is_set():
@@ -86,7 +90,7 @@ async def streamed(client: Client, rng: random.Random) -> str:
 
 
 async def left(client: Client, rng: random.Random) -> str:
-    """The client goes away after the first piece, or before it."""
+    """Send a request whose client leaves after the first piece of the answer, or before it."""
     async with client.stream(prompt(rng)) as reply:
         if rng.random() < 0.5:
             await reply.piece()

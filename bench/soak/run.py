@@ -1,5 +1,5 @@
-"""One soak run: a real Envoy, two workers, a real Redis, three backends, with planned faults and a line of
-figures now and then.
+"""Makes one soak run with a real Envoy, two workers, a real Redis, three backends and planned faults. Prints
+a line of figures now and then.
 
 A run is good if no request failed without a reason, and if at the end memory and descriptors are flat and
 nothing is booked.
@@ -28,15 +28,16 @@ _WORKERS: Final = 2
 _MIB: Final = 2**20
 _GROWTH_SHARE: Final = 0.10
 _GROWTH_MIB: Final = 24.0
-"""By which a worker's memory may grow over the second half of its life, with the share of it:
-its table fills meanwhile."""
+"""How much a worker's memory may grow over the second half of its life, in addition to `_GROWTH_SHARE`
+of it, because its table fills meanwhile.
+"""
 _MORE_FILES: Final = 40
 _MORE_TASKS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One worker at one moment."""
+    """The figures of one worker at one moment."""
 
     at_s: float
     pid: int
@@ -46,14 +47,14 @@ class Sample:
 
 @dataclass(slots=True)
 class Report:
-    """What a run came to. `faults` says what was wrong; empty: nothing."""
+    """The results of a run. `faults` says what was wrong. Empty: nothing was wrong."""
 
     seen: Seen
     kills: int = 0
     flushes: int = 0
     samples: list[Sample] = field(default_factory=list)
     tasks: tuple[float, float] = (0.0, 0.0)
-    """Of all workers, before the load and after it."""
+    """Number of tasks of all workers, before the load and after it."""
     faults: list[str] = field(default_factory=list)
 
     def grown_mib(self) -> dict[int, tuple[float, float]]:
@@ -79,7 +80,7 @@ class Plan:
 
 
 async def soak(plan: Plan, *, directory: Path, say: Callable[[str], None]) -> Report:
-    """Run it. The report's `faults` are what a caller fails on."""
+    """Make the run. The run has failed if the report has `faults`."""
     async with (
         running_redis(directory) as redis,
         running_gateway(
@@ -123,16 +124,15 @@ async def _meddle(
     started: float,
     say: Callable[[str], None],
 ) -> None:
-    """Faults and samples, each at its time."""
+    """Cause the faults and take the samples, each at its time."""
     rng = random.Random(1)
     due = {"kill": plan.kill_every_s, "flush": plan.flush_every_s, "sample": 0.0}
     while (at := time.monotonic() - started) < plan.seconds:
         if at >= due["kill"]:
             due["kill"] += plan.kill_every_s
             pids = gateway.picker.worker_pids()
-            if (
-                len(pids) == _WORKERS
-            ):  # never all of them: then Envoy passes by every picker, which is another test's
+            # Never all of them, because Envoy would then bypass the pickers. Another test covers this.
+            if len(pids) == _WORKERS:
                 os.kill(rng.choice(pids), signal.SIGKILL)
                 report.kills += 1
         if at >= due["flush"]:
@@ -147,7 +147,7 @@ async def _meddle(
 
 async def _sample(gateway: Gateway, report: Report, *, at_s: float, say: Callable[[str], None]) -> None:
     for backend in gateway.backends:
-        backend.received.clear()  # ours, not the gateway's
+        backend.received.clear()  # memory of this process, not of the gateway
     found = [
         Sample(at_s, pid, rss, files)
         for pid in gateway.picker.worker_pids()
@@ -161,14 +161,14 @@ async def _sample(gateway: Gateway, report: Report, *, at_s: float, say: Callabl
 
 
 async def _settle(gateway: Gateway, report: Report, *, files_before: int, tasks_before: float) -> None:
-    """Nothing comes any more: nothing may be booked, and descriptors and tasks are as they were."""
+    """Wait after the load, until no booking is left and the number of descriptors and tasks is as before."""
     held = ("epp_in_flight", "epp_endpoint_in_flight", "epp_endpoint_peers_in_flight")
 
     async def free() -> bool:
         return await gateway.picker.ready() and not any([await _metric(gateway, name) for name in held])
 
     try:
-        await wait_until(free, what="nothing is booked any more", timeout_s=60.0)
+        await wait_until(free, what="no booking is left", timeout_s=60.0)
     except AssertionError as error:
         values = {name: await _metric(gateway, name) for name in held}
         report.faults.append(f"{error}: {values}")
@@ -201,7 +201,7 @@ async def _metric(gateway: Gateway, name: str) -> float:
 
 
 def _rss_mib(pid: int) -> float:
-    """0: it has ended."""
+    """Return the memory of the process in MiB. 0: the process has ended."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except OSError:

@@ -1,8 +1,8 @@
-"""Rows 002-3, 002-5 and 002-6: reads, bytes and time to the first token for prefixes on disk,
-on OPT's shapes.
+"""Measures rows 002-3, 002-5 and 002-6: reads, bytes and time to the first token for prefixes on disk, on
+OPT's shapes.
 
-`make bench-tiers`. What is real and what is given: `systems.py` and `shapes.py`;
-docs/tiers.md has the tables. Systems take turns request by request, so that other load hits all alike.
+`make bench-tiers`. `systems.py` and `shapes.py` say which parts are real and which are given; docs/tiers.md
+has the tables. Systems take turns request by request, so that other load affects all alike.
 
 --disk direct   this machine's disk, O_DIRECT, no page cache of this system
        limited  reads through the page cache, held back to a rate;
@@ -213,36 +213,45 @@ def parser() -> argparse.ArgumentParser:
         "--layers",
         type=int,
         default=0,
-        help="of the shape's (default: all on a GPU, else 6; 12 when counted)",
+        help="number of the shape's layers (default: all on a GPU, otherwise 6; 12 for --disk counted)",
     )
     parser.add_argument("--disk", choices=("direct", "limited", "counted"), default="direct")
     parser.add_argument(
-        "--disk-gb-per-s", type=float, default=5.0, help="of the limited one (default %(default)s)"
+        "--disk-gb-per-s", type=float, default=5.0, help="rate of the limited disk (default %(default)s)"
     )
     parser.add_argument(
         "--slow-motion",
         type=float,
         default=100.0,
-        help="of the limited one and its accelerator (default %(default)s)",
+        help="factor by which the limited disk and its accelerator are slower (default %(default)s)",
     )
     parser.add_argument(
         "--read-us",
         type=float,
         default=100.0,
-        help="each read of the limited one takes longer, as it is (default %(default)s)",
+        help="extra time of each read of the limited disk (default %(default)s)",
     )
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--real-compute", action="store_true", help="real multiplications on the CPU too")
+    parser.add_argument("--real-compute", action="store_true", help="do real multiplications on the CPU too")
     parser.add_argument(
-        "--tflops", type=float, default=150.0, help="imposed on the CPU (default %(default)s)"
+        "--tflops",
+        type=float,
+        default=150.0,
+        help="speed of the accelerator that is imposed on the CPU (default %(default)s)",
     )
     parser.add_argument(
-        "--weights-gb-per-s", type=float, default=1500.0, help="imposed on the CPU (default %(default)s)"
+        "--weights-gb-per-s",
+        type=float,
+        default=1500.0,
+        help="memory rate of the accelerator that is imposed on the CPU (default %(default)s)",
     )
     parser.add_argument("--prompts", choices=("few-shot", "passages"), default="few-shot")
     parser.add_argument("--prefixes", type=int, default=6)
     parser.add_argument(
-        "--recorded", type=int, default=24, help="requests of each prefix whose weights are recorded"
+        "--recorded",
+        type=int,
+        default=24,
+        help="number of requests of each prefix whose weights are recorded",
     )
     parser.add_argument("--prefix-tokens", type=int, nargs="+", default=[256, 512])
     parser.add_argument("--ratios", type=float, nargs="+", default=[0.25, 0.5])
@@ -252,21 +261,23 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[(0.01, 0.02), (0.05, 0.1), (0.1, 0.3)],
         metavar="GPU+CPU",
-        help="in percent of all prefixes' KV: 1+2 5+10 10+30",
+        help="sizes of the fast tiers, in percent of all prefixes' KV: 1+2 5+10 10+30",
     )
     parser.add_argument("--new-tokens", type=int, default=24)
     parser.add_argument("--warm-up", type=int, default=24)
     parser.add_argument("--requests", type=int, default=20)
-    parser.add_argument("--folder", type=Path, help="on the disk to measure (default: the temporary folder)")
+    parser.add_argument(
+        "--folder", type=Path, help="folder on the disk to measure (default: the temporary folder)"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--svg", type=Path)
     parser.add_argument(
         "--merge",
         type=Path,
         nargs="+",
-        help="show what earlier runs wrote, runs of the same cells together, and measure nothing",
+        help="show the results of earlier runs, with runs of the same cells combined, and measure nothing",
     )
-    parser.add_argument("--cells", type=Path, help="write what the cost model is checked against")
+    parser.add_argument("--cells", type=Path, help="write the cells against which the cost model is tested")
     return parser
 
 

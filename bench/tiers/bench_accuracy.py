@@ -217,9 +217,11 @@ def equal_windows(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=40)
-    parser.add_argument("--skip", type=int, default=0, help="so many of them, which another process measures")
     parser.add_argument(
-        "--merge", type=Path, nargs="+", help="show what such processes wrote, and measure nothing"
+        "--skip", type=int, default=0, help="number of samples to skip, because another process measures them"
+    )
+    parser.add_argument(
+        "--merge", type=Path, nargs="+", help="show the results of several processes, and measure nothing"
     )
     parser.add_argument("--prefix-tokens", type=int, default=256)
     parser.add_argument("--new-tokens", type=int, default=16)
@@ -229,7 +231,7 @@ def main() -> None:
         type=float,
         nargs="*",
         default=[0.35, 0.6, 0.7, 0.8, 0.9],
-        help="shares that sinks + window are given beside --ratios (default %(default)s)",
+        help="further shares for sinks + window, besides --ratios (default %(default)s)",
     )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

@@ -88,8 +88,8 @@ def _from_disk(row: Row | None) -> str:
 
 
 def _tell_steps(cells: dict[tuple[str, ...], dict[str, Row]]) -> None:
-    """Show each technique, one after the other: what it saves, and its share of the saving of the
-    document's three together.
+    """Print for each technique what it saves, and its share of what the document's three techniques save
+    together.
     """
     lines = []
     for cell, found in cells.items():
@@ -132,8 +132,8 @@ def by_cell(rows: Sequence[Row]) -> dict[tuple[str, ...], dict[str, Row]]:
 
 
 def gains(found: dict[str, Row], name: str, figure: str) -> tuple[float, ...]:
-    """Times divided by those of our rules: of the strongest of recompute, load everything and top-k; of top-k
-    alone; of sinks and window.
+    """Return times divided by those of our rules: for the fastest of recompute, load everything and top-k;
+    for top-k alone; for sinks and window.
     """
     own = found[name][figure]
     return tuple(

@@ -73,8 +73,8 @@ FORGETFUL = tuple(
     replace(system, name=system.name.replace(" + LFU", "") + ", forgetful", forgetful=True)
     for system in (TOP_K, PROBED, PACKED)
 )
-"""With the LFU that most caches have: it counts only uses of chunks that it holds. The other systems count
-uses of all chunks on disk.
+"""Like ours, with the LFU of most caches: this LFU counts only uses of chunks that it holds. The other
+systems count uses of all chunks on disk.
 """
 SYSTEMS = (RECOMPUTE, EVERYTHING, TOP_K, PROBED, PACKED, OURS, FEW_CHUNKS, WINDOW)
 STEPS = ((TOP_K, PROBED, PACKED, OURS, FEW_CHUNKS), (*FORGETFUL, OURS, FEW_CHUNKS))
@@ -86,7 +86,7 @@ COUNTED = (*SYSTEMS[1:], *FORGETFUL, FEW_LFU)
 class Ask:
     prefix: int
     request: int
-    """Which of the prefix's recorded requests this is; it has that request's weights."""
+    """The number of the prefix's recorded request that this one repeats, with the same weights."""
 
 
 class Traffic:

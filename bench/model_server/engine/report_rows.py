@@ -18,7 +18,7 @@ from model_server.core.request import Request, TokenId
 from model_server.core.sampling import GREEDY, SamplingParams
 
 SHORT_TOKENS, WAVE = 15, 8
-"""The lengths of the report's prompts. The report does not tell the lengths of its answers."""
+"""The lengths of the report's prompts. The report does not state the lengths of its answers."""
 REPORT = CacheOptions(partial_blocks=True, eviction="last-touch", max_unused_blocks=64)
 """The report's cache: partial blocks, at most K unused blocks, and eviction from a heap of heaps. 64 requests
 leave more than K blocks behind.

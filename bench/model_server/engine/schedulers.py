@@ -103,9 +103,13 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--modes", nargs="+", choices=runs.MODES, default=runs.MODES)
-    parser.add_argument("--layers", type=int, default=4, help="SmolLM2's first so many layers; 0: all thirty")
-    parser.add_argument("--shape", choices=list(SHAPES), help="random weights of this shape instead")
-    parser.add_argument("--device", default="cpu", help="where --shape computes (default %(default)s)")
+    parser.add_argument(
+        "--layers", type=int, default=4, help="use only the first N layers of SmolLM2; 0: all thirty"
+    )
+    parser.add_argument(
+        "--shape", choices=list(SHAPES), help="use random weights of this shape instead of SmolLM2"
+    )
+    parser.add_argument("--device", default="cpu", help="device for --shape (default %(default)s)")
     for name, default in (("requests", 64), ("prompt-tokens", 856), ("distinct", 15), ("answer-tokens", 16)):
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help="(default %(default)s)")
     args = parser.parse_args()

@@ -1,11 +1,11 @@
-"""What a prefill and a decode step of a serving load (001-7) cost the engine, and what times the cache should
-then change by, counted on the arrivals that `make bench-serving` sends.
+"""Measures what a prefill and a decode step of a serving load (001-7) cost the engine. From these costs it
+computes how much the cache should change the times, on the arrivals that `make bench-serving` sends.
 
-`python -m tests.engine_env run bench.model_server.engine.step_costs --layers 0`: CPU seconds of the step that
-computes a prompt, whole and with its shared part cached, alone and beside three requests that decode; and of
-their decode steps. The engine's core then serves the same requests by these costs. A measured ratio that
-differs from the counted one is the machine's noise or a cost that this model lacks. `--costs A B C` takes
-three costs and measures none.
+`python -m tests.engine_env run bench.model_server.engine.step_costs --layers 0` measures CPU seconds of
+the step that computes a prompt, whole and with its shared part cached, alone and beside three requests that
+decode, and of the decode steps of these requests. The engine's core then serves the same requests by these
+costs. If a measured ratio differs from the computed one, the cause is noise of the machine, or a cost that
+this model lacks. `--costs A B C` takes three costs and measures none.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ _BESIDE = 3
 
 
 def fitted(*, whole_s: float, rest_s: float, decode_s: float) -> CostModel:
-    """Costs by which a whole prompt, and one whose shared part is cached, take what they were measured to."""
+    """Return the costs that give the measured times for a whole prompt and for a prompt whose shared part is
+    cached.
+    """
     whole = SHARED + OWN
-    later = rest_s / whole_s * whole / OWN  # a token of the own part, over one of the whole prompt
+    # The time of a token of the own part, divided by that of a token of the whole prompt.
+    later = rest_s / whole_s * whole / OWN
     middles = (whole / 2, SHARED + OWN / 2)
     knee = (middles[1] - middles[0] * later) / (later - 1) if later > 1 else math.inf
     return CostModel(
@@ -44,7 +47,7 @@ def fitted(*, whole_s: float, rest_s: float, decode_s: float) -> CostModel:
 
 
 def counted(load: Load, costs: CostModel, *, cache: bool) -> tuple[float, float]:
-    """Mean seconds to the first token, and of each further one."""
+    """Return the mean seconds to the first token, and of each further token."""
     engine = _engine(costs, cache=cache)
     engine.add(_request("first", load.first_prompt(name="x"), answer_tokens=2))
     while engine.num_unfinished:
@@ -72,7 +75,7 @@ def counted(load: Load, costs: CostModel, *, cache: bool) -> tuple[float, float]
 def ratios(
     costs: CostModel, *, rate_per_s: float, requests: int, seeds: Sequence[int]
 ) -> tuple[float, float]:
-    """Return the cache's TTFT and TPOT over none's, means of the seeds."""
+    """Return TTFT and TPOT with the cache, divided by those without; means over the seeds."""
     found = []
     for seed in seeds:
         load = Load(
@@ -90,7 +93,7 @@ def ratios(
 
 
 def measured(*, layers: int, repeats: int) -> dict[str, float]:
-    """Mean CPU seconds of a step, by what it computes. The sides take turns."""
+    """Return the mean CPU seconds of each kind of step. The sides take turns."""
     from bench.model_server.engine import runs  # noqa: PLC0415  # it needs torch, and --costs does not
 
     bench = runs.prepare(layers=layers, num_blocks=512)
@@ -117,7 +120,7 @@ def measured(*, layers: int, repeats: int) -> dict[str, float]:
         for engine in engines.values():
             for n in range(beside):
                 add(engine, f"beside {n}", answer_tokens=1000)
-            for _ in range(beside):  # after so many steps all of them decode
+            for _ in range(beside):  # after this many steps all of them decode
                 step(engine)
         for repeat in range(repeats):
             for side, engine in list(engines.items())[:: 1 if repeat % 2 else -1]:
@@ -134,14 +137,16 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--layers", type=int, default=4, help="SmolLM2's first so many layers; 0: all thirty")
+    parser.add_argument(
+        "--layers", type=int, default=4, help="use only the first N layers of SmolLM2; 0: all thirty"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
         "--costs",
         type=float,
         nargs=3,
         metavar="S",
-        help="seconds: the whole prompt, with its shared part cached, a decode step",
+        help="use these seconds and measure none: the whole prompt; the prompt with its shared part cached; a decode step",
     )
     parser.add_argument("--rates", type=float, nargs="+", default=[0.1, 0.15, 0.25])
     parser.add_argument("--requests", type=int, nargs="+", default=[12, 500])
@@ -162,7 +167,7 @@ def main() -> None:
         for requests in args.requests
         for rate in args.rates
     ]
-    show("What the cache changes by these costs", ["requests", "requests/s", "TTFT", "TPOT"], lines)
+    show("Effect of the cache by these costs", ["requests", "requests/s", "TTFT", "TPOT"], lines)
 
 
 def _engine(costs: CostModel, *, cache: bool) -> Engine:

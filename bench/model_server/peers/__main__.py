@@ -57,13 +57,19 @@ def _arguments() -> argparse.Namespace:
         default=[row for row in work.ROWS if row not in work.TIMED],
     )
     parser.add_argument(
-        "--engines", nargs="+", choices=ENGINES[1:], default=ENGINES[1:], help="besides ours (default: both)"
+        "--engines",
+        nargs="+",
+        choices=ENGINES[1:],
+        default=ENGINES[1:],
+        help="engines besides ours (default: both)",
     )
-    parser.add_argument("--repeats", type=int, default=3, help="0: only tell what --json FILE holds")
     parser.add_argument(
-        "--layers", type=int, default=4, help="the model's first so many layers; 0: all thirty"
+        "--repeats", type=int, default=3, help="number of repeats; 0: only print the content of --json FILE"
     )
-    parser.add_argument("--json", type=Path, help="keep every turn in this file, after those that it holds")
+    parser.add_argument(
+        "--layers", type=int, default=4, help="use only the first N layers of the model; 0: all thirty"
+    )
+    parser.add_argument("--json", type=Path, help="add every turn to this file")
     return parser.parse_args()
 
 
@@ -72,7 +78,9 @@ def _begin(path: Path | None, *, layers: int) -> Content:
         return {"layers": layers, "versions": {}, "rows": {}}
     content: Content = json.loads(path.read_text())
     if content["layers"] != layers:
-        sys.exit(f"{path} holds turns with --layers {content['layers']}: take another file, or those layers")
+        sys.exit(
+            f"{path} holds turns with --layers {content['layers']}: use another file, or this number of layers"
+        )
     return content
 
 

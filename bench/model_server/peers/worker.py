@@ -55,7 +55,7 @@ def main(make: Callable[..., PeerEngine]) -> None:
     parser.add_argument("--num-blocks", type=int, required=True)
     parser.add_argument("--cache", action="store_true")
     args = parser.parse_args()
-    # Engines print text. It goes to the log, and the lines of this protocol go to the original output.
+    # Engines print text. This text goes to the log. The lines of the protocol go to the original output.
     told = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     status = 1

@@ -1,2 +1,3 @@
-"""Row 001-7 on real servers: Poisson arrivals over HTTP at our engine and at vLLM on the CPU,
-with the block cache and without."""
+"""Measures row 001-7 on real servers: sends Poisson arrivals over HTTP to our engine and to vLLM on the CPU,
+with the block cache and without.
+"""

@@ -1,20 +1,19 @@
-"""Row 001-7 on real servers: Poisson arrivals, 320 shared and 533 own tokens, 150 answered,
-with the block cache and without.
+"""Measures row 001-7 on real servers: Poisson arrivals, 320 shared and 533 own tokens, 150 answered, with the
+block cache and without.
 
-The document's prompts are 330 and 550 tokens; ours are as much shorter as makes the shared part whole blocks
-of 32, so that the same 37.5 % can be found. One request that does not count comes first: the shared part is
-then cached, as it is for 499 of the document's 500 requests. `--shared-tokens 0` is row 001-8: nothing can be
+The document's prompts have 330 and 550 tokens. Ours are a little shorter, so that the shared part has whole
+blocks of 32 and the same 37.5 % can be found. A first request is not counted: after it the shared part is
+cached, as for 499 of the document's 500 requests. `--shared-tokens 0` measures row 001-8: nothing can be
 found.
 
-`make bench-serving ARGS="--rates 0.1 0.15 --requests 60"`: our engine (`model-server serve --runner hf`) and
-vLLM on the CPU, the same SmolLM2 in float32, one thread each, one after the other on the same arrivals.
-`--layers 4` takes the model's first four layers. Times are those of the wall's clock, and nothing else should
-run; `--clock cpu` counts the CPU seconds of the server's processes instead and skips idle time, so that a
-machine with other work on it serves too. A CPU second still computes less beside other programs, so with
-`--at-once` the servers with the cache and without answer the same requests at the same time: what slows one
-slows the other. `--json FILE` keeps every run and adds to those that the file holds,
-so that a run that was cut off goes on with the sides that it lacks; `--repeats 0` tells what it holds: means,
-medians and extremes of the repeats.
+`make bench-serving ARGS="--rates 0.1 0.15 --requests 60"`: runs our engine (`model-server serve --runner hf`)
+and vLLM on the CPU, with the same SmolLM2 in float32 and one thread each, one after the other on the same
+arrivals. `--layers 4` takes the model's first four layers. Times are wall time, so no other program should
+run. `--clock cpu` counts the CPU seconds of the server's processes instead and skips idle time, so the
+machine may also do other work. A CPU second still computes less beside other programs. With `--at-once` the
+servers with the cache and without answer the same requests at the same time, so other programs slow both
+alike. `--json FILE` adds every run to the file, so a bench that was cut off continues with the missing runs.
+`--repeats 0` prints the content of the file: means, medians and extremes of the repeats.
 """
 
 from __future__ import annotations
@@ -52,15 +51,24 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--engines", nargs="+", choices=servers.ENGINES, default=list(servers.ENGINES))
     made.add_argument("--caches", nargs="+", choices=("on", "off"), default=["on", "off"])
     made.add_argument("--rates", type=float, nargs="+", default=[0.1], metavar="PER_S")
-    made.add_argument("--repeats", type=int, default=1, help="each with arrivals and prompts of its own")
-    made.add_argument("--seed", type=int, default=1, help="of the first repeat (default %(default)s)")
     made.add_argument(
-        "--clock", choices=("wall", "cpu"), default="wall", help="what times are (default %(default)s)"
+        "--repeats", type=int, default=1, help="number of repeats, each with its own arrivals and prompts"
     )
-    made.add_argument("--layers", type=int, default=0, help="SmolLM2's first so many layers; 0: all thirty")
-    made.add_argument("--model", type=Path, help="a model folder instead of SmolLM2")
+    made.add_argument("--seed", type=int, default=1, help="seed of the first repeat (default %(default)s)")
     made.add_argument(
-        "--at-once", action="store_true", help="with the cache and without at the same time, by --clock cpu"
+        "--clock",
+        choices=("wall", "cpu"),
+        default="wall",
+        help="clock of all times: wall time, or CPU seconds of the server (default %(default)s)",
+    )
+    made.add_argument(
+        "--layers", type=int, default=0, help="use only the first N layers of SmolLM2; 0: all thirty"
+    )
+    made.add_argument("--model", type=Path, help="model folder to use instead of SmolLM2")
+    made.add_argument(
+        "--at-once",
+        action="store_true",
+        help="run the servers with the cache and without at the same time; needs --clock cpu",
     )
     for name, default in (
         ("requests", 500),
@@ -69,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
         ("answer-tokens", 150),
     ):
         made.add_argument(f"--{name}", type=int, default=default, metavar="N", help="(default %(default)s)")
-    made.add_argument("--json", type=Path, help="keep every figure in this file, after those that it holds")
+    made.add_argument("--json", type=Path, help="add every figure to this file")
     return made
 
 
@@ -88,7 +96,8 @@ def main() -> None:
                 lacking = [about for about in wanted if not any(turns.made(run, about) for run in runs)]
                 for made in _served(args, lacking, folder, Path(scratch)):
                     runs += made
-                    # Kept at once: a run that is cut off loses one rate of one repeat.
+                    # The file is written after each rate, so a run that is cut off loses one rate of one
+                    # repeat.
                     write_json(args.json, {"runs": runs})
     show("**Serving** on real servers", *figures.table(runs))
 

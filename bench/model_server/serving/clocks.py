@@ -27,7 +27,7 @@ class WallClock:
         return time.monotonic()
 
     async def until(self, at_s: float, *, busy: Callable[[], bool]) -> None:
-        del busy  # time passes either way
+        del busy  # in both cases time passes
         await asyncio.sleep(at_s - self.now_s())
 
 

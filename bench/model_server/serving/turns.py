@@ -14,7 +14,7 @@ IN_TURNS, AT_ONCE = "in turns", "at once"
 def in_turns(args: argparse.Namespace, engine: str) -> Iterator[list[dict[str, Any]]]:
     """The runs of each start of a server. The order changes from one repeat to the next: on, off; off, on.
 
-    So the same side often comes twice in a row, and then one start serves both repeats.
+    So the same side often runs twice in a row, and then one start of the server is enough for both repeats.
     """
     wanted = [
         _about(args, engine, cache=cache, rate=rate, seed=seed)

@@ -22,8 +22,7 @@ from bench.routing.live.small import NUM_SERVERS, WORKLOADS, server_flags
 from tests.harness.model_servers import running_model_servers
 
 _ABOUT = """\
-The routing benchmark's workloads, small, through a real Envoy and a real picker to model-server processes on the real clock, and the
-very same in the simulator: how far both rank the rules alike. Rules of other projects answer Envoy from the generator's process.
+Sends small versions of the routing benchmark's workloads through a real Envoy and a real picker to model-server processes on the real clock, and runs the same requests in the simulator. Shows how far both rank the rules alike. Rules of other projects answer Envoy from the generator's process.
 """
 _EXAMPLES = """\
 examples:
@@ -48,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--quick", action="store_true", help="two workloads, three rules, once: two or three minutes"
+        "--quick", action="store_true", help="run two workloads and three rules once, in two or three minutes"
     )
     parser.add_argument(
         "--workloads", default=",".join(WORKLOADS), metavar="A,B", help="(default %(default)s)"
@@ -57,25 +56,50 @@ def _parser() -> argparse.ArgumentParser:
         "--servers",
         choices=("ours", "vllm"),
         default="ours",
-        help="vllm: four real ones on the CPU, SmolLM2, conversations only, rules of the picker only (default %(default)s)",
-    )
-    parser.add_argument("--model", type=Path, metavar="FOLDER", help="that vLLM serves instead of SmolLM2")
-    parser.add_argument(
-        "--rules", metavar="A,B", help=f"(default {','.join(DEFAULTS)}; with vLLM {','.join(vllm.DEFAULTS)})"
-    )
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="in turns (default %(default)s)")
-    parser.add_argument(
-        "--seconds", type=float, default=20.0, metavar="S", help="of arrivals in a run (default %(default)s)"
+        help="servers behind the gateway; vllm: four real vLLM servers on the CPU with SmolLM2, only conversations and rules of the picker (default %(default)s)",
     )
     parser.add_argument(
-        "--store", type=Path, metavar="PATH", help="keep results, and run only what is missing or was late"
+        "--model", type=Path, metavar="FOLDER", help="model that vLLM serves instead of SmolLM2"
     )
     parser.add_argument(
-        "--most-s", type=float, default=float("inf"), metavar="S", help="begin no live run after so long"
+        "--rules",
+        metavar="A,B",
+        help=f"rules to compare (default {','.join(DEFAULTS)}; with vLLM {','.join(vllm.DEFAULTS)})",
     )
-    parser.add_argument("--read", type=Path, metavar="PATH", help="print what is there, run nothing")
     parser.add_argument(
-        "--late", action="store_true", help="count runs whose generator came late, which are left out else"
+        "--repeats",
+        type=int,
+        default=3,
+        metavar="N",
+        help="number of repeats; rules take turns within each (default %(default)s)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=20.0,
+        metavar="S",
+        help="seconds of arrivals in a run (default %(default)s)",
+    )
+    parser.add_argument(
+        "--store",
+        type=Path,
+        metavar="PATH",
+        help="add results to this file, and make only runs that are missing or were late",
+    )
+    parser.add_argument(
+        "--most-s",
+        type=float,
+        default=float("inf"),
+        metavar="S",
+        help="begin no live run after this many seconds",
+    )
+    parser.add_argument(
+        "--read", type=Path, metavar="PATH", help="print the results of this file, and run nothing"
+    )
+    parser.add_argument(
+        "--late",
+        action="store_true",
+        help="also count runs whose generator was late (default: they are left out)",
     )
     return parser
 

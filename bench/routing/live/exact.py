@@ -125,7 +125,7 @@ async def run(
                 group.create_task(_reset(servers[:_RESETS], session, after_s=case.seconds / 2))
             sent = await generator.run(horizon_s=case.seconds + case.grace_s)
         if case.exact:
-            await wait_until(partial(_maps, picker), what="exact mode has told of prompts")
+            await wait_until(partial(_maps, picker), what="exact mode has reported prompts")
         tokens = await picker.metric("epp_prompt_tokens_total")
         return Run(
             **{name: getattr(case, name) for name in ("workload", "place", "exact", "seed", "seconds")},
@@ -219,10 +219,12 @@ def main() -> None:
     parser.add_argument("--places", nargs="+", default=[*PLACES], choices=[*PLACES])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2])
     parser.add_argument(
-        "--seconds", type=float, default=30.0, help="of arrivals in a run (default %(default)s)"
+        "--seconds", type=float, default=30.0, help="seconds of arrivals in a run (default %(default)s)"
     )
-    parser.add_argument("--store", type=Path, help="keep results, and run only what is missing")
-    parser.add_argument("--most-s", type=float, default=float("inf"), help="begin no run after so long")
+    parser.add_argument("--store", type=Path, help="add results to this file, and make only the missing runs")
+    parser.add_argument(
+        "--most-s", type=float, default=float("inf"), help="begin no run after this many seconds"
+    )
     args = parser.parse_args()
     cases = [
         Case(workload, place, exact, seed, args.seconds)

@@ -45,7 +45,7 @@ class RunClock:
 
 
 class Watcher(Protocol):
-    """Is told what the client sees. The rules that stand in for a picker are watchers."""
+    """Gets the events that the client sees. The rules that stand in for a picker are watchers."""
 
     def begins(self, request: SimRequest) -> None: ...
 

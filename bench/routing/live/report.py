@@ -10,7 +10,7 @@ from bench.routing.live.run import Result, Side
 from epp.replay.measure import Row, mean_row, spread
 
 APART = 0.15
-"""Rules whose simulated means differ by less than this share are considered equal at this scale."""
+"""Rules whose simulated means differ by less than this share count as equal."""
 
 LATE_S = 0.05
 """If the generator was later than this, at p99, the run measured the machine's other programs rather than a
@@ -158,8 +158,7 @@ def kept_up(results: Sequence[Result]) -> str:
     return "\n".join(
         [
             (
-                f"{len(seen)} live runs; failed requests: {len(failed)}{'; the first: ' + failed[0] if failed else ''}; "
-                f"round the picker: {sum(late.bypassed for late in seen)}"
+                f"{len(seen)} live runs; failed requests: {len(failed)}{'; the first: ' + failed[0] if failed else ''}; bypassed the picker: {sum(late.bypassed for late in seen)}"
             ),
             f"sent late, p99 of each run: {_span([late.sent_p99_s for late in seen])}",
             f"the generator's loop late, p99 of each run: {_span([late.loop_p99_s for late in seen])}",

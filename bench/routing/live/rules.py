@@ -2,9 +2,9 @@
 rules, behind the same Envoy.
 
 A rule of the benchmark is a `Router` without its own process. Live, it answers Envoy over ext_proc from the
-generator's process (`standin.py`), and the client tells it of first tokens and ends. So it knows as much as
-in the simulation. A rule of the product may run in several pickers: `least-cost*4` runs in four pickers that
-share over a real Redis, `least-cost/4` in four that share nothing.
+generator's process (`standin.py`), and the client reports first tokens and ends to it. So the rule knows as
+much as in the simulation. A rule of the product may run in several pickers: `least-cost*4` runs in four
+pickers that share over a real Redis, `least-cost/4` in four that share nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ DEFAULTS: Final = (
 
 
 SHARE_DELAY_S: Final = 0.05
-"""In the simulator: the time from when one picker tells something until the others hear it."""
+"""In the simulator: the time from when one picker reports something until the others know it."""
 
 
 @dataclass(frozen=True, slots=True)

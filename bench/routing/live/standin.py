@@ -1,7 +1,7 @@
-"""A rule of the benchmark in place of a picker: Envoy asks it over ext_proc, and it hears the same news as in
-the simulator.
+"""Runs a rule of the benchmark in place of a picker: Envoy asks it over ext_proc, and it gets the same events
+as in the simulator.
 
-It runs in the generator's process. So it hears of first tokens and ends without delay. It reads the servers'
+It runs in the generator's process, so it gets first tokens and ends without delay. It reads the servers'
 pages once a second.
 """
 

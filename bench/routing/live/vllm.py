@@ -1,5 +1,5 @@
-"""Rules of the picker in front of four real vLLM servers: behind the gateway there is nothing of this
-project.
+"""Runs rules of the picker in front of four real vLLM servers. No server behind the gateway is this
+project's.
 
 A real Envoy and a real picker, fresh for each run, send multi-turn conversations to the servers, whose caches
 are emptied first. The simulator runs the same conversations on engines that are as fast as the servers were

@@ -47,7 +47,7 @@ class VllmRun(msgspec.Struct, frozen=True, kw_only=True):
 
 def report(runs: Sequence[VllmRun]) -> str:
     if not runs:
-        return "no run yet"
+        return "no results yet"
     by_rule = {
         rule: [run for run in runs if run.rule == rule] for rule in dict.fromkeys(r.rule for r in runs)
     }
@@ -131,7 +131,7 @@ def machine(runs: Sequence[VllmRun]) -> str:
     failed = sum(len(r.failures) for r in runs)
     return "\n".join(
         [
-            f"- {len(runs)} runs; failed requests: {failed}; sent late, p99 of the worst run: {late:.0f} ms",
+            f"- {len(runs)} runs; failed requests: {failed}; delay of sending, p99 of the worst run: {late:.0f} ms",
             (
                 f"- a prompt of 400 tokens: {_span(alone)} tokens/s while the other servers rest, {_span(together)} while all compute; "
                 f"a decode step then {1000 * fmean(r.speed.step_s for r in runs):.0f} ms"
