@@ -1,7 +1,8 @@
 """Takes turns: in each round every variant serves the same load for a moment, in a new random order.
 
 A cell is one size of prompt and of answer. The CPU that a process uses without any request (scrapes, health
-checks) is measured first and subtracted, so that a slow cell does not look expensive.
+checks) is measured first and subtracted, so that a slow cell does not look expensive. Where pickers scrape
+very many endpoints, it is measured again in each round, while the other pickers serve (`Cell.scrapes_count`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ from bench.dataplane.rig import VARIANTS, Process, Rig, Variant, VariantName
 
 _WARM_UP_S: Final = 0.15
 _SPREAD_S: Final = 0.4
+_ENDS_S: Final = 0.03
+"""The ends of streams reach the pickers within this time after the last answer. They belong to the turn."""
+_ACCOUNTS_S: Final = 0.25
+"""After this time a picker has done the work that it puts off, too, such as its account of misses."""
+_SERVING: Final = frozenset(("envoy", "upstream", "client"))
+"""The processes that serve in the turn of every variant."""
 """Streamed answers begin spread over this time, not all at once."""
 
 
@@ -32,6 +39,21 @@ class Cell:
     kind: PromptKind = "cold"
     endpoints: int = 4
     in_flight: int = 4
+    scrapes_count: bool = False
+    """Whether the pickers scrape so much that its cost on a busy machine matters: the CPU without requests is
+    that of the turns of the same round in which other pickers served."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """One turn of one variant, with the CPU seconds of each process as they were measured."""
+
+    requests: int
+    seconds: float
+    measured_s: float
+    """The seconds over which the CPU was measured."""
+    used_s: Mapping[str, float]
+    first_bytes_s: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +111,15 @@ class Bench:
         prompts = self._prompts(cell)
         variants = [VARIANTS[name] for name in cell.variants]
         for variant in variants:
-            await self._turn(variant, prompts, cell, seconds=_WARM_UP_S)
+            await self._lap(variant, prompts, cell, seconds=_WARM_UP_S)
         before = {v.name: await self._rig.messages(v) for v in variants}
         for number in range(self._rounds):
             self._report(f"{_describe(cell)}, round {number + 1} of {self._rounds}")
+            laps: dict[VariantName, Lap] = {}
             for variant in self._rng.sample(variants, len(variants)):
-                turn = await self._turn(variant, prompts, cell, seconds=self._turn_s)
-                result.turns.setdefault(variant.name, []).append(turn)
+                laps[variant.name] = await self._lap(variant, prompts, cell, seconds=self._turn_s)
+            for name, turn in turns_of(cell, laps, self.results.idle_cores[cell.endpoints]).items():
+                result.turns.setdefault(name, []).append(turn)
         for variant in variants:
             requests = sum(turn.requests for turn in result.turns[variant.name])
             sent = await self._rig.messages(variant) - before[variant.name]
@@ -121,7 +145,7 @@ class Bench:
             client.close()
         self.results.alone[prompt_kb] = took
 
-    async def _turn(self, variant: Variant, prompts: Prompts, cell: Cell, *, seconds: float) -> Turn:
+    async def _lap(self, variant: Variant, prompts: Prompts, cell: Cell, *, seconds: float) -> Lap:
         client = Client(self._rig.ports[variant.name])
         in_flight = min(cell.in_flight, 4) if variant.duplex else cell.in_flight
         self._meter.lap()
@@ -132,15 +156,13 @@ class Bench:
             spread_s=_SPREAD_S if cell.chunks > 1 else 0.0,
         )
         client.close()
-        # The ends of streams reach the pickers a moment after the last answer, and belong to these requests.
-        await asyncio.sleep(0.03)
-        idle = self.results.idle_cores[cell.endpoints]
-        used = self._meter.lap()
-        elapsed = burst.seconds + 0.03
-        return Turn(
+        after_s = _ACCOUNTS_S if cell.scrapes_count else _ENDS_S
+        await asyncio.sleep(after_s)
+        return Lap(
             requests=burst.requests,
             seconds=burst.seconds,
-            cpu_s={name: max(0.0, cpu - idle[name] * elapsed) for name, cpu in used.items()},
+            measured_s=burst.seconds + after_s,
+            used_s=self._meter.lap(),
             first_bytes_s=burst.first_bytes_s,
         )
 
@@ -167,3 +189,33 @@ class Bench:
 
 def _describe(cell: Cell) -> str:
     return f"{cell.table}: {cell.prompt_kb} KB prompts, {cell.chunks} chunks"
+
+
+def turns_of(
+    cell: Cell, laps: Mapping[VariantName, Lap], idle_cores: Mapping[str, float]
+) -> dict[VariantName, Turn]:
+    """Return the turns of one round, without the CPU that each process uses without requests.
+    idle_cores: the share of a core that each process used while nobody served.
+    """
+    if cell.scrapes_count:
+        idle_cores = {name: _resting_cores(name, laps, idle=share) for name, share in idle_cores.items()}
+    return {
+        variant: Turn(
+            requests=lap.requests,
+            seconds=lap.seconds,
+            cpu_s={
+                name: max(0.0, used_s - idle_cores[name] * lap.measured_s)
+                for name, used_s in lap.used_s.items()
+            },
+            first_bytes_s=lap.first_bytes_s,
+        )
+        for variant, lap in laps.items()
+    }
+
+
+def _resting_cores(process: str, laps: Mapping[VariantName, Lap], *, idle: float) -> float:
+    """Return the share of a core that a picker used while other pickers served."""
+    resting = [lap for name, lap in laps.items() if VARIANTS[name].picker != process]
+    if process in _SERVING or not resting:
+        return idle
+    return sum(lap.used_s[process] for lap in resting) / sum(lap.measured_s for lap in resting)

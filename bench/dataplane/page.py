@@ -42,7 +42,9 @@ Written by `make bench-dataplane ARGS="--page docs/bench-dataplane.md"`. Machine
 - **1,000 endpoints** are 1,000 addresses of 127/8 on one port of one process. In their table only our picker
   and Envoy know all of them, since the scrapes of seven pickers would take more CPU than the machine has. The
   same picker with 4 endpoints runs beside it. Scrapes are as frequent without requests as with them, once a
-  second for each endpoint, so that their cost is subtracted, too.
+  second for each endpoint. They cost more or less CPU on a busy machine than on a quiet one, so in this table
+  the CPU without requests is that of the turns in which the other of the two pickers served. Each turn here
+  lasts until the picker has also done the work that it puts off, such as its account of misses.
 - *messages* is the number of messages that Envoy sent to the picker for each request. On a slow machine Envoy
   reads several chunks at once, so in full duplex there can be fewer messages than chunks.
 

@@ -54,7 +54,7 @@ def full_plan() -> Plan:
     cells += [_cell(SAMPLED, 1, 100, ("ours", "sampling"))]
     cells += [_cell(TRACED, 1, 1, _TRACED)]
     cells += [_cell(MANY, kb, 1, picker, endpoints=100) for kb in (1, 400)]
-    cells += [_cell(THOUSAND, 1, 1, ("few", "ours"), endpoints=1000)]
+    cells += [_cell(THOUSAND, 1, 1, ("few", "ours"), endpoints=1000, scrapes_count=True)]
     return Plan(tuple(cells), alone_kb=(1, 40, 400), alone_requests=200, rounds=5, turn_s=0.5)
 
 
@@ -86,6 +86,7 @@ def _cell(
     *,
     warm: bool = False,
     endpoints: int = 4,
+    scrapes_count: bool = False,
 ) -> Cell:
     return Cell(
         table,
@@ -95,4 +96,5 @@ def _cell(
         kind="warm" if warm else "cold",
         endpoints=endpoints,
         in_flight=_IN_FLIGHT[chunks],
+        scrapes_count=scrapes_count,
     )

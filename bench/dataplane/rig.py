@@ -64,11 +64,10 @@ _SHARES: Final[Mapping[str, float]] = {"tracing-1": 0.01, "tracing-100": 1.0}
 """The share of the picks that are traced."""
 _FLOORS: Final[tuple[Process, ...]] = ("floor", "floor-tuned")
 MAX_ENDPOINTS: Final = 1000
-_MOST_OF_OTHERS: Final = 100
-"""The most model servers that the pickers other than ours know. Their scrapes of more servers would take a
-whole core.
-"""
 _FEW: Final = 4
+"""Model servers that the pickers other than ours know. Their scrapes of more servers would take the CPU from
+ours.
+"""
 _FULL_DUPLEX: Final = {
     "request_body_mode": "FULL_DUPLEX_STREAMED",
     "response_body_mode": "FULL_DUPLEX_STREAMED",
@@ -122,11 +121,10 @@ class Rig:
     _addresses: Sequence[Address]
 
     async def set_endpoints(self, count: int) -> None:
-        """Set how many model servers our picker and Envoy know. Some other pickers know fewer."""
+        """Set how many model servers our picker and Envoy know. The other pickers know the first few."""
         listed = self._addresses[:count]
         for name, config in self._configs.items():
-            most = {"ours": count, "few": _FEW}.get(name, _MOST_OF_OTHERS)
-            _write_endpoints(Path(config.endpoints_file), listed[:most])
+            _write_endpoints(Path(config.endpoints_file), listed if name == "ours" else listed[:_FEW])
         await self.envoy.wait_endpoints({str(a) for a in listed})
 
     async def messages(self, variant: Variant) -> int:

@@ -15,7 +15,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from bench.dataplane.cpu import CpuMeter
 from bench.dataplane.floor import _echo
 from bench.dataplane.load import PromptKind, Prompts
-from bench.dataplane.measure import Cell, CellResult, Results, Turn
+from bench.dataplane.measure import Cell, CellResult, Lap, Results, Turn, turns_of
 from bench.dataplane.report import tables
 from bench.dataplane.rig import VariantName
 from epp.extproc.codec import encode
@@ -88,6 +88,23 @@ def test_ratios_are_of_the_same_round() -> None:
     shown = tables(Results(cells=[result]))
     assert "2.00 ±0.00" in shown
     assert "1 KB prompts, 1 chunks, cost x the floor: 2.00, target 0.75: MISSED" in shown
+
+
+@pytest.mark.parametrize(("name", "ours_s"), [("scrapes count", 0.3), ("scrapes are few", 0.4)])
+def test_where_scrapes_count_a_picker_rests_while_the_other_one_serves(name: str, ours_s: float) -> None:
+    """Without requests our picker uses a tenth of a core, and a fifth while the machine is busy."""
+    cell = Cell("a table", 1, 1, ("few", "ours"), scrapes_count=name == "scrapes count")
+
+    def lap(used_s: dict[str, float]) -> Lap:
+        return Lap(requests=100, seconds=0.9, measured_s=1.0, used_s=used_s, first_bytes_s=[0.001])
+
+    laps: dict[VariantName, Lap] = {
+        "few": lap({"few": 0.2, "ours": 0.2, "envoy": 0.6}),
+        "ours": lap({"few": 0.0, "ours": 0.5, "envoy": 0.6}),
+    }
+    turns = turns_of(cell, laps, {"few": 0.0, "ours": 0.1, "envoy": 0.1})
+    assert turns["ours"].cpu_s == pytest.approx({"few": 0.0, "ours": ours_s, "envoy": 0.5})
+    assert turns["few"].each_ms("few") == pytest.approx(2.0)
 
 
 def test_many_endpoints_are_compared_with_few_of_the_same_round() -> None:
