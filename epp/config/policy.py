@@ -142,8 +142,8 @@ def only_set(spec: msgspec.Struct) -> dict[str, object]:
     """Return the fields of a spec that differ from their defaults, as JSON values."""
     found: dict[str, object] = {}
     for one in msgspec.structs.fields(spec):
-        value = getattr(spec, one.name)
-        if value != one.default:
+        value, factory = getattr(spec, one.name), one.default_factory
+        if value != (one.default if factory is msgspec.NODEFAULT else factory()):
             inner = isinstance(value, msgspec.Struct)
             found[one.encode_name] = only_set(value) if inner else msgspec.to_builtins(value)
     return found

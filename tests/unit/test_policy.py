@@ -15,6 +15,7 @@ def test_what_was_set_is_what_differs_from_the_defaults_and_reads_back_the_same(
     spec = check_spec({"rule": "affinity", "gain": {"minMatchTokens": 128}, "sampling": {}})
     assert only_set(spec) == {"rule": "affinity", "gain": {"minMatchTokens": 128}}
     assert check_spec(only_set(spec)) == spec
+    assert only_set(check_spec({"flow": {"mode": "Hold", "paths": {}}})) == {"flow": {"mode": "Hold"}}
 
 
 def test_an_empty_spec_is_the_default_policy() -> None:
