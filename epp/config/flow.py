@@ -51,11 +51,11 @@ class Flow(Strict, frozen=True):
     ] = {}
     """`ttlSeconds` for requests of one priority, such as `{"-10": 600}`."""
     in_all: Waiting = Waiting()
-    """Bounds of everything that waits."""
+    """Bounds of all waiting requests together."""
     per_priority: Waiting = Waiting()
-    """Bounds of each priority."""
+    """Bounds of the waiting requests of each priority."""
     per_tenant: Waiting = Waiting()
-    """Bounds of each tenant, within a priority."""
+    """Bounds of the waiting requests of each tenant, within a priority."""
     objectives: Annotated[dict[_Name, _Priority], Meta(max_length=64)] = {}
     """Priority by the value of the header `x-llm-d-inference-objective`, if no InferenceObjective has this
     name. The higher priority goes first."""

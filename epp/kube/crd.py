@@ -151,7 +151,8 @@ def _field(schema: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, 
         if part.get("type") != "null":
             schema = {**part, **schema}
     if "$ref" in schema:
-        return _object(schema["$ref"].rsplit("/", 1)[1], sections)
+        made = _object(schema["$ref"].rsplit("/", 1)[1], sections)
+        return {**made, "description": schema.get("description", made["description"])}
     made = {key: schema[key] for key in _COPIED if key in schema}
     if "exclusiveMinimum" in schema:  # a number in JSON schema, a flag beside `minimum` in OpenAPI 3.0
         made |= {"minimum": schema["exclusiveMinimum"], "exclusiveMinimum": True}

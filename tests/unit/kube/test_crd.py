@@ -46,6 +46,13 @@ def test_every_field_says_what_it_means(schema: Mapping[str, Any]) -> None:
     ] == []
 
 
+def test_a_field_whose_kind_others_have_too_says_what_it_means_itself(schema: Mapping[str, Any]) -> None:
+    flow = dict(ours(schema))[".spec.flow"]["properties"]
+    told = {name: flow[name]["description"] for name in ("inAll", "perPriority", "perTenant")}
+    assert len(set(told.values())) == len(told), told
+    assert "tenant" in told["perTenant"]
+
+
 def test_maps_and_lists_say_what_they_hold_or_the_api_server_would_drop_it(schema: Mapping[str, Any]) -> None:
     flow = dict(ours(schema))[".spec.flow"]["properties"]
     for field in ("objectives", "models", "paths", "ttlByPriority"):
