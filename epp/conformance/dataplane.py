@@ -107,8 +107,9 @@ class Half:
 class Exchange:
     """One HTTP request. Made by `exchange`."""
 
-    def __init__(self, channel: grpc.aio.Channel, *, mode: Mode) -> None:
+    def __init__(self, channel: grpc.aio.Channel, *, mode: Mode, patience_s: float) -> None:
         self.mode = mode
+        self._patience_s = patience_s
         self.request = Half([])
         self.response = Half([])
         self.immediate: Immediate | None = None
@@ -191,7 +192,7 @@ class Exchange:
         for message in (head, *_bodies("request_body", [b"".join(pieces)] if pieces else [], trailers=False)):
             await self.call.write(message)
         await self.call.done_writing()
-        while (answer := await asyncio.wait_for(self.call.read(), _PATIENCE_S)) is not grpc.aio.EOF:
+        while (answer := await asyncio.wait_for(self.call.read(), self._patience_s)) is not grpc.aio.EOF:
             kind = answer.WhichOneof("response")
             if kind == "immediate_response":
                 self.immediate = _immediate(answer.immediate_response)
@@ -273,12 +274,12 @@ class Exchange:
     async def finish(self) -> Any:
         """The HTTP request is over: close our side. Returns the stream's gRPC status."""
         await self.call.done_writing()
-        assert await asyncio.wait_for(self.call.read(), _PATIENCE_S) is grpc.aio.EOF
+        assert await asyncio.wait_for(self.call.read(), self._patience_s) is grpc.aio.EOF
         return await self.code()
 
     async def code(self) -> Any:
         """Return the stream's gRPC status, once the picker ends it."""
-        return await asyncio.wait_for(self.call.code(), _PATIENCE_S)
+        return await asyncio.wait_for(self.call.code(), self._patience_s)
 
     # -- messages --------------------------------------------------------------------------------------------
 
@@ -300,7 +301,7 @@ class Exchange:
         await self._read(half)
 
     async def _read(self, half: Half) -> None:
-        answer = await asyncio.wait_for(self.call.read(), _PATIENCE_S)
+        answer = await asyncio.wait_for(self.call.read(), self._patience_s)
         assert answer is not grpc.aio.EOF, f"the picker ended the stream: {await self.code()}"
         if answer.HasField("dynamic_metadata"):
             self.metadata.update(json_format.MessageToDict(answer.dynamic_metadata))
@@ -377,9 +378,13 @@ def _mutated(headers: list[tuple[str, str]], mutation: Any) -> list[tuple[str, s
 
 
 @asynccontextmanager
-async def exchange(channel: grpc.aio.Channel, *, mode: Mode = BUFFERED) -> AsyncIterator[Exchange]:
-    """One HTTP request. It is cancelled at the end if a test leaves it open, as when a client goes away."""
-    running = Exchange(channel, mode=mode)
+async def exchange(
+    channel: grpc.aio.Channel, *, mode: Mode = BUFFERED, patience_s: float = _PATIENCE_S
+) -> AsyncIterator[Exchange]:
+    """One HTTP request. It is cancelled at the end if a test leaves it open, as when a client goes away.
+    `patience_s`: how long to wait for an answer of the picker.
+    """
+    running = Exchange(channel, mode=mode, patience_s=patience_s)
     try:
         yield running
     finally:

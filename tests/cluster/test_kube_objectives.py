@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,7 @@ import grpc
 import pytest
 import yaml
 
-from epp.conformance.dataplane import DUPLEX, exchange
+from epp.conformance.dataplane import DUPLEX, Exchange, exchange
 from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.processes import wait_until
 from tests.harness.simulated_pool import POOL
@@ -41,7 +41,7 @@ _SPEC: Final = {
         },
     },
 }
-_POLICY: Final[dict[str, Any]] = {
+POLICY: Final[dict[str, Any]] = {
     "cost": {"prefillTokensPerSecond": 1},
     "scrape": {"intervalSeconds": 0.1, "staleAfterSeconds": 60},
     "flow": {"mode": "Hold", "headroomSeconds": 0.1},
@@ -115,43 +115,60 @@ class Gateway:
         async def so() -> bool:
             async with AsyncExitStack() as stack:
                 await (await self._begin(stack, named=True, group=group))
-                decision = await self._decision(self._asked)
+                decision = await self.decision(self._asked)
                 return bool(decision["priority"] == priority)
 
         await wait_until(so, what=f"priority {priority}")
+
+    async def wait_priority_waiting(self, stack: AsyncExitStack, priority: int) -> None:
+        """While no server is free: wait until a request that names `people` has this priority."""
+
+        async def so() -> bool:
+            await self._begin(stack, named=True)
+            return await self.site.picker.metric("epp_flow_waiting_requests", priority=str(priority)) > 0
+
+        await wait_until(so, what=f"a request waits at priority {priority}")
 
     async def first_of(self, *, named_first: bool) -> str:
         """Return which of two waiting requests goes first. One of them names `people`.
         named_first: this request comes first.
         """
-        servers = self.site.servers
         async with AsyncExitStack() as stack:
-            servers.running, before = 1, servers.looks
-            await wait_until(
-                lambda: servers.looks > before + 1, what="the picker sees that the server is busy"
-            )
-            await (await self._begin(stack, named=False))
-            tasks, numbers = [], {}
-            for named in (named_first, not named_first):
-                tasks.append(await self._begin(stack, named=named))
-                numbers[self._asked] = "named" if named else "nameless"
-                await self._wait_waiting(len(tasks))
-            servers.running = 0
-            await asyncio.gather(*tasks)
-            went_at = {name: (await self._decision(n))["at_unix_s"] for n, name in numbers.items()}
-            return min(went_at, key=lambda name: went_at[name])
+            tasks = await self.wait_behind_one(stack, named=(named_first, not named_first))
+            self.site.servers.running = 0
+            await asyncio.gather(*tasks.values())
+            went_at = [(await self.decision(number))["at_unix_s"] for number in tasks]
+            named_went_first = (went_at[0] < went_at[1]) == named_first
+            return "named" if named_went_first else "nameless"
 
-    async def _begin(self, stack: AsyncExitStack, *, named: bool, group: str = NEW) -> asyncio.Task[Any]:
+    async def wait_behind_one(
+        self, stack: AsyncExitStack, *, named: Sequence[bool]
+    ) -> dict[int, asyncio.Task[Exchange]]:
+        """Keep the server busy with one request, then begin requests, which wait. named: for each request,
+        whether it names `people`. Returns the requests by number.
+        """
+        servers = self.site.servers
+        servers.running, before = 1, servers.looks
+        await wait_until(lambda: servers.looks > before + 1, what="the picker sees that the server is busy")
+        await (await self._begin(stack, named=False))
+        tasks = {}
+        for each in named:
+            task = await self._begin(stack, named=each)
+            tasks[self._asked] = task
+            await self._wait_waiting(len(tasks))
+        return tasks
+
+    async def _begin(self, stack: AsyncExitStack, *, named: bool, group: str = NEW) -> asyncio.Task[Exchange]:
         """Begin a request; the task ends with the picker's answer. The client leaves when the stack ends."""
         self._asked += 1
-        one = await stack.enter_async_context(exchange(self._channel, mode=DUPLEX))
+        one = await stack.enter_async_context(exchange(self._channel, mode=DUPLEX, patience_s=120))
         body = json.dumps({"model": "m", "prompt": f"{self._asked} " * 80}).encode()
         headers = [("x-request-id", f"r{self._asked}")]
         if named:
             headers.append((HEADERS[group], "people"))
         return asyncio.create_task(one.send(body, headers=headers))
 
-    async def _decision(self, number: int) -> dict[str, Any]:
+    async def decision(self, number: int) -> dict[str, Any]:
         decision = await self.site.picker.decision(f"r{number}")
         assert decision is not None
         return decision
@@ -173,7 +190,7 @@ async def gateway(plane: ControlPlane, namespace: str, folder: Path) -> AsyncIte
         running_site(plane, namespace, folder, servers=1, kubernetes=kubernetes) as site,
         grpc.aio.insecure_channel(f"unix:{folder}/picker.sock") as channel,
     ):
-        site.policies.apply("p", **_POLICY)
+        site.policies.apply("p", **POLICY)
         await site.wait_policy("p")
         # The pod comes later than the policy: the picker takes a server's rate from the policy when the
         # server comes.
