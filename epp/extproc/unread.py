@@ -9,7 +9,6 @@ otherwise be refused. Pure; owned by `conversation.Streams`.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 from epp.decision import PickRequest
@@ -19,7 +18,7 @@ from epp.extproc.codec import decode, encode
 from epp.extproc.events import Answer, BodyMode, RequestHeaders, Slot, StreamProtocolError
 from epp.extproc.reading import DESTINATION, RESPONSE_NAMES, not_set, read_head
 from epp.extproc.response import PickerPort, StreamSettings
-from epp.types import Address
+from epp.picker_events import Pick
 
 _SIMPLE = frozenset((BodyMode.STREAMED, BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL))
 """The data plane sends the body on by itself."""
@@ -71,20 +70,13 @@ class Unread:
         except PickError:
             return None  # the refusal must have the format of the request's API
         picker.detach(pick, now=now)
-        return _answer(pick.destinations, pick.set_headers, head.reserved, settings.clear_route_cache)
+        return _answer(pick, reserved=head.reserved, clear_route_cache=settings.clear_route_cache)
 
 
-@functools.lru_cache(maxsize=4096)
-def _answer(
-    destinations: tuple[Address, ...],
-    set_headers: tuple[tuple[str, str], ...],
-    reserved: tuple[str, ...],
-    clear_route_cache: bool,  # noqa: FBT001 - a key
-    /,
-) -> bytes:
-    """The same answer as `stream` gives. It is cached, since a fleet has few fallback lists."""
-    named = ",".join(map(str, destinations))
-    headers = ((DESTINATION, named), *set_headers)
+def _answer(pick: Pick, *, reserved: tuple[str, ...], clear_route_cache: bool) -> bytes:
+    """The same answer as `stream` gives."""
+    named = ",".join(map(str, pick.destinations))
+    headers = ((DESTINATION, named), *pick.set_headers)
     return encode(
         Answer(
             Slot.REQUEST_HEADERS,
