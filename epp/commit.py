@@ -122,6 +122,8 @@ class Commits:
         if choice.reason == "trial":
             self._fleet.failures.tried(state, decision.model, now=now)
         self._caches.demand.asked(asked.prefix, now=now)
+        least = choice.uncached_tokens.item(choice.uncached_tokens.argmin())
+        self._caches.at_once.came(prompt.whole, tokens=least, now=now)
         ahead_tokens = snapshot.undone_tokens.item(chosen) + choice.uncached_tokens.item(chosen)
         decision.predicted_s = ahead_tokens / snapshot.rate.item(chosen)
         if self._fleet.disaggregated:

@@ -25,6 +25,7 @@ from epp.prefix_index.table import PrefixTable, Recorded
 from epp.request.canonical import OPAQUE
 from epp.request.jsontext import continued
 from epp.request.response import next_turn_prompt
+from epp.scheduling.at_once import AtOnce
 from epp.scheduling.demand import Demand
 from epp.scheduling.snapshot import NO_SERVERS, Floats, Ints
 from epp.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest, PromptSize, Value
@@ -55,6 +56,11 @@ class Prompt(Value, frozen=True):
     chain: list[ChunkHash]
     teaches: bool
     """Whether its size shows something about the tokenizer: it is neither token ids nor an unread body."""
+
+    @property
+    def whole(self) -> int:
+        """A number that equal prompts share and others do not. 0: the prompt has no full chunk."""
+        return self.chain[-1] ^ self.size.text_bytes if self.chain else 0
 
 
 class Slots:
@@ -92,6 +98,8 @@ class ServerCaches:
         """Replaced when prompts are cut or hashed differently."""
         self.demand = Demand()
         """When each prefix was last asked for."""
+        self.at_once = AtOnce()
+        """How many requests come at once with the same prompt."""
         self._slots = Slots((), {})
         self.nothing: Floats = NO_SERVERS
         """The `cached_tokens` of a prompt that no server holds any part of. Nobody writes to this array."""

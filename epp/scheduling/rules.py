@@ -18,6 +18,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from epp.config.policy import PolicySpec, RuleName
+from epp.scheduling.at_once import AT_ONCE_S
 from epp.scheduling.demand import Earlier
 from epp.scheduling.price import Numbers, cost_s
 from epp.scheduling.snapshot import Floats, Ints, Snapshot
@@ -30,10 +31,6 @@ _NEAR = 1.05
 """Costs are estimates, so a cost of at most this many times the least cost counts as equally good."""
 _ALIKE = 0.1
 """Servers hold the same prefix if the longest match is longer by at most this share."""
-_AT_ONCE_S = 0.1
-"""Requests that came less than this time ago are probably of the same client, and do not predict later
-requests.
-"""
 _LOOKING_AT_ONE = 2.0
 """Expected number of picks that consider the same server before their pickers know of each other's picks."""
 
@@ -55,6 +52,8 @@ class Weighed(Facts, frozen=True):
     """Whether any candidate may hold a part of the prompt."""
     earlier: Earlier | None = None
     """The last requests for the prefix that is the longest match. None: there was none."""
+    at_once: float = 1.0
+    """How many requests probably come at once with the same prompt, this one included."""
 
     def narrowed(self, places: Ints) -> Weighed:
         """The same request with only some of the candidates."""
@@ -69,6 +68,7 @@ class Weighed(Facts, frozen=True):
             self.beginning,
             self.matched,
             self.earlier,
+            self.at_once,
         )
 
 
@@ -138,6 +138,8 @@ class LeastCost:
     def rank(self, weighed: Weighed) -> Ranked:
         seen, uncached = weighed.seen, weighed.uncached_tokens
         least = uncached[uncached.argmin()] if weighed.matched else None  # a third of the time of `min`
+        # Requests that come at once with the same prompt find it computed, so all share its stall price.
+        stall = self._stall if weighed.at_once == 1 else self._stall / weighed.at_once
         score_s = cost_s(
             seen.undone_tokens,
             uncached,
@@ -145,11 +147,11 @@ class LeastCost:
             seen.rate,
             weighed.load_s,
             weight=self._weight,
-            stall=self._stall,
+            stall=stall,
             running_tokens=self._running_tokens,
         )
         if least is not None and (sharing := _sharing(weighed, least)) > 1:
-            spared = (1 - 1 / sharing) * self._stall
+            spared = (1 - 1 / sharing) * stall
             score_s = score_s - spared * seen.in_flight * (uncached - least) / seen.rate
         if seen.failure_share is not None:
             score_s = score_s + self._failure_s * seen.failure_share
@@ -221,7 +223,7 @@ def _sharing(weighed: Weighed, least: Numbers) -> float:
         sharing = float(holders)
     if weighed.earlier is not None:
         wait_s = float((seen.undone_tokens[held] / seen.rate[held]).min())
-        count, of_all = weighed.earlier.between(_AT_ONCE_S, wait_s)
+        count, of_all = weighed.earlier.between(AT_ONCE_S, wait_s)
         sharing = max(sharing, 1 + (count - of_all * holders / servers) / 2)
     return sharing
 

@@ -14,6 +14,7 @@ from epp.config.routing import Gain, Load
 from epp.decision import PickRequest
 from epp.errors import NoEndpointError, SaturatedError
 from epp.picker import Picker
+from epp.picker_events import Pick
 from epp.request.response import ResponseFeedback
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName
 from tests.unit.picker_questions import (
@@ -270,3 +271,19 @@ def test_unlike_prompts_are_spread_evenly_by_their_tokens() -> None:
 def test_chance_decides_between_equals() -> None:
     chosen = {a_picker(seed=seed).pick(ask(text("p")), now=1.0).decision.chosen for seed in range(40)}
     assert chosen == set("abcd")
+
+
+def test_where_equal_prompts_come_eight_at_once_the_first_counts_an_eighth_of_its_stall_price() -> None:
+    def stalled_share(pick: Pick) -> float:
+        """The stall price that counted, as a part of the whole one, at the worst candidate."""
+        seen = pick.decision.candidates[-1]
+        whole_s = 0.15 * seen.in_flight * seen.uncached_tokens / seen.prefill_tokens_per_s
+        return seen.parts_s["stall"] / whole_s
+
+    picker = a_picker()
+    for n in range(100):
+        for _ in range(8):
+            picker.pick(ask(text(f"p{n}")), now=1.0 + n)
+    first, second = (picker.pick(ask(text("new")), now=200.0 + 0.01 * n) for n in range(2))
+    assert stalled_share(first) == pytest.approx(1 / 8, rel=0.05)
+    assert stalled_share(second) == pytest.approx(1.0)

@@ -73,6 +73,7 @@ def weighed(
     load_s: float = 0.5,
     unheard_picks: float = 0.0,
     earlier: Earlier | None = None,
+    at_once: float = 1.0,
 ) -> Weighed:
     shown = replace(snapshot(seen, adapter=adapter), unheard_picks=unheard_picks)
     return Weighed(
@@ -83,4 +84,5 @@ def weighed(
         beginning=beginning,
         load_s=loading_s(shown, load_s=load_s),
         earlier=earlier,
+        at_once=at_once,
     )

@@ -249,6 +249,17 @@ def test_a_copy_stalls_at_a_lower_price_where_more_requests_for_the_prefix_come_
     assert first(one_in(1, 5.0, 4.0, 3.0), backlog=7000.0) == "holder", "16 s there"
 
 
+@pytest.mark.parametrize(("at_once", "chosen"), [(1.0, "fewer"), (8.0, "sooner")])
+def test_equal_prompts_that_come_at_once_share_the_stall_price_so_what_waits_before_them_counts_more(
+    at_once: float, chosen: str
+) -> None:
+    # Sooner: 3 s (1 + 0.15 x 20 / n) + 1 s, so 13 s or 5.1. Fewer: 4 s + 3 s (1 + 0.15 x 8 / n) + 0.4 s, so
+    # 11 s or 7.9.
+    seen = [Seen("sooner", in_flight=20), Seen("fewer", backlog=4000.0, in_flight=8)]
+    ranked = rule_of("least-cost").rank(weighed(seen, prompt=3000, at_once=at_once))
+    assert seen[ranked.places[0]].name == chosen
+
+
 def test_the_third_copy_of_a_prefix_stalls_at_half_the_price_while_both_holders_are_busy() -> None:
     def first(*, held_by: int, busy: int, backlog: float) -> str:
         holders = [Seen(f"h{n}", 8000 if n < held_by else 0, backlog, busy) for n in range(2)]

@@ -1,0 +1,74 @@
+"""How many requests come at once with the same prompt, as when a client asks for eight answers to one
+question. The first of them decides for all: the others find its prompt at the server that it went to.
+
+Requests are of one group if they have the same prompt and came within a tenth of a second. The size of a
+group is a mean over the tokens that groups have to compute, so prompts that are cached everywhere do not
+count, however often they come. The picker's own requests count, in the moment in which they are booked. Owned
+by `ServerCaches`; synchronous, with the time as an argument. Bounded: so many groups, the oldest goes first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from epp.types import Value
+
+AT_ONCE_S = 0.1
+"""Requests for one prefix that come within this time are probably of the same client, and do not predict
+later requests."""
+_MOST_GROUPS = 4096
+_PRIOR_TOKENS = 10_000.0
+"""The prior says that every request is alone, with the weight of this many tokens."""
+_KEEP_TOKENS = 200_000.0
+"""Older evidence is scaled down to this, so that a change of traffic shows within some hundred requests."""
+
+
+class _Group(Value, frozen=True):
+    came_at: float
+    tokens: float
+    """What its first request had to compute at least, at whichever server."""
+
+
+class AtOnce:
+    __slots__ = ("_computed_tokens", "_groups", "_wanted_tokens")
+
+    def __init__(self) -> None:
+        self._groups: OrderedDict[int, _Group] = OrderedDict()
+        """By prompt, oldest first."""
+        self._computed_tokens = self._wanted_tokens = _PRIOR_TOKENS
+        """Tokens of all groups, each counted once; and counted for each request."""
+
+    def expected(self, prompt: int, *, now: float) -> float:
+        """How many requests probably come at once with this one, which counts too. 1 for the later ones of a
+        group, since its first one has decided. prompt: 0 if it has no full chunk.
+        """
+        group = self._groups.get(prompt)
+        if not prompt or (group is not None and now - group.came_at <= AT_ONCE_S):
+            return 1.0
+        return self._wanted_tokens / self._computed_tokens
+
+    def came(self, prompt: int, *, tokens: float, now: float) -> None:
+        """A request was booked. tokens: what it has to compute at least, at whichever server."""
+        groups = self._groups
+        while groups and (len(groups) >= _MOST_GROUPS or self._oldest_at() < now - AT_ONCE_S):
+            groups.popitem(last=False)
+        if not prompt:
+            return
+        group = groups.get(prompt)
+        if group is None:
+            group = groups[prompt] = _Group(now, tokens)
+            self._computed_tokens += tokens
+        self._wanted_tokens += group.tokens
+        if self._computed_tokens > _KEEP_TOKENS:
+            self._wanted_tokens *= _KEEP_TOKENS / self._computed_tokens
+            self._computed_tokens = _KEEP_TOKENS
+
+    def _oldest_at(self) -> float:
+        return next(iter(self._groups.values())).came_at
+
+    def check_integrity(self) -> None:
+        assert len(self._groups) <= _MOST_GROUPS
+        assert 0 < self._computed_tokens <= self._wanted_tokens
+        assert [group.came_at for group in self._groups.values()] == sorted(
+            group.came_at for group in self._groups.values()
+        )
