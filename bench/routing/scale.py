@@ -2,7 +2,8 @@
 
 Prints what users get (time to the first token, hits, spread of load) and what the pickers' own work costs on
 this machine: picking and booking, reading pages, sending reports to other pickers, and receiving theirs. The
-pickers are the real ones, the servers are simulated, and reports arrive after 50 ms.
+pickers are the real ones and the servers are simulated. Pickers send reports every 50 ms (`--flush`), and the
+others have read them after the same time again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from xxhash import xxh3_64_intdigest
+
 from bench.routing.bench import GRACE_S, Setting, plan_of, saturation
 from bench.routing.catalog import BY_NAME, policy_of
 from bench.routing.more_workloads import MANY_SERVERS, MORE
@@ -23,10 +26,9 @@ from epp.replay.measure import Row, row_of
 from epp.replay.picker_router import PickerRouter
 from epp.replay.shared import Shared
 from model_server.sim.fleet import Fleet
+from model_server.sim.prompts import render
 from model_server.sim.request import SimRequest
 from model_server.sim.snapshot import Snapshot
-
-NEWS_DELAY_S = 0.05
 
 
 @dataclass(slots=True)
@@ -57,8 +59,8 @@ class Meter:
 
 
 class MeteredShared(Shared):
-    def __init__(self, pickers: Sequence[Picker], meter: Meter) -> None:
-        super().__init__(pickers, delay_s=NEWS_DELAY_S)
+    def __init__(self, pickers: Sequence[Picker], meter: Meter, *, flush_s: float) -> None:
+        super().__init__(pickers, delay_s=flush_s, flush_s=flush_s)
         self._meter = meter
 
     def advance(self, now: float) -> None:
@@ -70,14 +72,33 @@ class MeteredShared(Shared):
             super()._deliver(now)
 
 
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The pickers of one run."""
+
+    rule: str
+    pickers: int
+    share: bool = True
+    flush_s: float = 0.05
+    by_prompt: bool = False
+    """All requests with the same system prompt go to the same picker, in place of any."""
+
+
 class MeteredRouter(PickerRouter):
     """Several pickers, whose work is timed."""
 
-    def __init__(self, rule: str, meter: Meter, *, pickers: int, share: bool) -> None:
-        super().__init__(policy_of(BY_NAME[rule]), seed=1, replicas=pickers)
+    def __init__(self, pool: Pool, meter: Meter) -> None:
+        super().__init__(policy_of(BY_NAME[pool.rule]), seed=1, replicas=pool.pickers)
         self._meter = meter
-        if share and pickers > 1:
-            self._shared = MeteredShared(self._pickers, meter)
+        self._by_prompt = pool.by_prompt
+        if pool.share and pool.pickers > 1:
+            self._shared = MeteredShared(self._pickers, meter, flush_s=pool.flush_s)
+
+    def _picker_for(self, request: SimRequest) -> Picker:
+        if not self._by_prompt:
+            return super()._picker_for(request)
+        root = render(request.segments[:1])
+        return self._pickers[xxh3_64_intdigest(root) % len(self._pickers)]
 
     def route(self, request: SimRequest, *, now: float) -> str | None:
         with self._meter.on("pick"):
@@ -92,9 +113,7 @@ class MeteredRouter(PickerRouter):
             super().scraped(scraper, server, page, now=now)
 
 
-def run(
-    rule: str, *, servers: int, rate_per_s: float, seconds: float, pickers: int, share: bool
-) -> tuple[Row, Meter, float]:
+def run(pool: Pool, *, servers: int, rate_per_s: float, seconds: float) -> tuple[Row, Meter, float]:
     """One run: its figures, the pickers' CPU, and the bytes that were sent to other pickers for
     each request.
     """
@@ -102,8 +121,8 @@ def run(
     assert spec.make is not None
     workload = OpenLoop(spec.make(random.Random(1), int(rate_per_s * seconds)), rate_per_s=rate_per_s)
     plan = plan_of(Setting(num_servers=servers), spec, arrivals_s=workload.last_arrival_s)
-    plan = replace(plan, num_scrapers=pickers, horizon_s=workload.last_arrival_s + GRACE_S)
-    router = MeteredRouter(rule, meter, pickers=pickers, share=share)
+    plan = replace(plan, num_scrapers=pool.pickers, horizon_s=workload.last_arrival_s + GRACE_S)
+    router = MeteredRouter(pool, meter)
     outcome = Fleet(plan, router=router, workload=workload, rng=random.Random(1)).run()
     told = router.shared.said_bytes / len(outcome.records) if router.shared is not None else 0.0
     return row_of(outcome), meter, told
@@ -129,6 +148,8 @@ def main() -> None:
     add("--pickers", default="1,2,4,8,16", metavar="A,B", help="(default %(default)s)")
     add("--rules", default="least-cost", metavar="A,B", help="rule of the product (default %(default)s)")
     add("--apart", action="store_true", help="also run pickers that do not share")
+    add("--flush", type=float, default=0.05, metavar="S", help="until pickers send (default %(default)s)")
+    add("--by-prompt", action="store_true", help="equal system prompts go to the same picker")
     args = parser.parse_args()
     most = saturation(MANY_SERVERS, Setting())[0] * args.servers / 8
     print(f"{args.rate:.0f} requests/s are {args.rate / most:.2f} of saturation, by a fleet of 8\n")
@@ -140,14 +161,8 @@ def main() -> None:
     for rule in args.rules.split(","):
         for pickers in map(int, args.pickers.split(",")):
             for share in (True, False) if args.apart and pickers > 1 else (True,):
-                row, meter, told = run(
-                    rule,
-                    servers=args.servers,
-                    rate_per_s=args.rate,
-                    seconds=args.seconds,
-                    pickers=pickers,
-                    share=share,
-                )
+                pool = Pool(rule, pickers, share=share, flush_s=args.flush, by_prompt=args.by_prompt)
+                row, meter, told = run(pool, servers=args.servers, rate_per_s=args.rate, seconds=args.seconds)
                 label = f"{rule}, {pickers}{'' if share or pickers == 1 else ' apart'}"
                 print(line(label, row, meter, told, pickers=pickers), flush=True)
 

@@ -103,8 +103,11 @@ class PickerRouter:
 
     def route(self, request: SimRequest, *, now: float) -> str | None:
         self._advance(now)
-        picker = self._pickers[self._rng.randrange(len(self._pickers))]
-        return self._send(request, self._pick_request(request), picker, now=now)
+        return self._send(request, self._pick_request(request), self._picker_for(request), now=now)
+
+    def _picker_for(self, _request: SimRequest) -> Picker:
+        """The picker that gets the request: any."""
+        return self._pickers[self._rng.randrange(len(self._pickers))]
 
     def _pick_request(self, request: SimRequest) -> PickRequest:
         inference = self._inference(request)

@@ -22,6 +22,7 @@ class Shared:
         pickers: Sequence[Picker],
         *,
         delay_s: float,
+        flush_s: float = _SETTINGS.flush_interval_seconds,
         gates: Sequence[Gate] = (),
     ) -> None:
         """gates: the flow control of each picker, if it has one."""
@@ -36,6 +37,7 @@ class Shared:
             for n, picker in enumerate(pickers)
         ]
         self._delay_s = delay_s
+        self._flush_s = flush_s
         self._flush_at = 0.0
         self._order = count()
         self._under_way: list[tuple[float, int, Exchange, bytes]] = []
@@ -50,7 +52,7 @@ class Shared:
         self._deliver(now)
         if now < self._flush_at:
             return
-        self._flush_at = now + _SETTINGS.flush_interval_seconds
+        self._flush_at = now + self._flush_s
         for exchange in self._exchanges:
             exchange.listener.expire(now=now)
             while (batch := exchange.next_batch(now=now)) is not None:

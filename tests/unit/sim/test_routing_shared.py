@@ -50,17 +50,24 @@ def test_four_replicas_that_share_hit_as_one_does_and_spread_load_as_one_does(wo
 
 
 def test_the_run_of_many_servers_says_what_each_part_of_the_pickers_work_costs() -> None:
-    row, meter, told_bytes = scale.run(
-        "least-cost", servers=16, rate_per_s=160, seconds=2, pickers=2, share=True
-    )
+    pool = scale.Pool("least-cost", 2)
+    row, meter, told_bytes = scale.run(pool, servers=16, rate_per_s=160, seconds=2)
     assert row.completed == 1.0
     assert set(meter.spent_s) == {"pick", "end", "read", "tell", "hear"}
     assert told_bytes > 30
-    _, alone, told_alone = scale.run(
-        "prefix-hash", servers=16, rate_per_s=160, seconds=2, pickers=2, share=False
-    )
+    pool = scale.Pool("prefix-hash", 2, share=False)
+    _, alone, told_alone = scale.run(pool, servers=16, rate_per_s=160, seconds=2)
     assert set(alone.spent_s) == {"pick", "end", "read"}
     assert told_alone == 0
+
+
+def test_pickers_that_share_nothing_find_all_hits_if_equal_system_prompts_go_to_the_same_picker() -> None:
+    def hits(pool: scale.Pool) -> float:
+        return scale.run(pool, servers=16, rate_per_s=160, seconds=4)[0].hit_ratio
+
+    one = hits(scale.Pool("least-cost", 1))
+    assert hits(scale.Pool("least-cost", 4, share=False, by_prompt=True)) > 0.97 * one
+    assert hits(scale.Pool("least-cost", 4, share=False)) < 0.9 * one
 
 
 def test_what_runs_inside_something_else_is_not_counted_there() -> None:
