@@ -94,7 +94,7 @@ class ExactService:
         self._followed: dict[EndpointName, Followed] = {}
         """Each thread makes these three, and closes them."""
         self._unreachable: dict[EndpointName, _Unreachable] = {}
-        self._told: dict[str, str] = {}
+        self._logged: dict[str, str] = {}
         self._counted = (0, 0)
         """Gaps and losses of servers that are no longer followed."""
         self.status = ExactStatus(models={}, servers={}, gaps={"found": 0, "lost": 0}, malformed=0)
@@ -144,7 +144,7 @@ class ExactService:
         self._runs += 1
         if self._runs > 1:
             self._exact, self._failure = self._make_exact(), None
-            self._unreachable, self._told, self._counted = {}, {}, (0, 0)
+            self._unreachable, self._logged, self._counted = {}, {}, (0, 0)
             self._found.clear()
             self._queue.open()
 
@@ -214,15 +214,15 @@ class ExactService:
                 wake()
             if now >= status_at:
                 status_at = now + _STATUS_EVERY_S
-                self._listen_anew(now=now)
-                self._tell()
+                self._resubscribe(now=now)
+                self._publish_status()
 
     def _reconcile(self, *, now: float) -> None:
         wanted, followed = self._wanted, self._followed
         for one in [one for name, one in followed.items() if wanted.get(name) != one.source]:
             self._drop(one)
         for name in self._exact.take_relearning():
-            self._heard(followed[name], followed[name].messages.restarted(), now=now)
+            self._apply_steps(followed[name], followed[name].messages.restarted(), now=now)
         self._unreachable = {n: one for n, one in self._unreachable.items() if wanted.get(n) == one.source}
         for name, source in wanted.items():
             unreachable = self._unreachable.get(name)
@@ -246,7 +246,7 @@ class ExactService:
         self._poller.register(sub.socket, zmq.POLLIN)
         return sub
 
-    def _listen_anew(self, *, now: float) -> None:
+    def _resubscribe(self, *, now: float) -> None:
         """Subscribe again where a connection has ended. Missed messages show as a gap."""
         for one in [one for one in self._followed.values() if one.sub.read_out()]:
             one.unsubscribe(self._poller)
@@ -272,7 +272,9 @@ class ExactService:
             elif (
                 not self._topic or frames[0] == self._topic.encode()
             ):  # a longer topic that begins with ours is another topic
-                self._heard(one, one.messages.live(int.from_bytes(frames[1], "big"), frames[2]), now=now)
+                self._apply_steps(
+                    one, one.messages.live(int.from_bytes(frames[1], "big"), frames[2]), now=now
+                )
 
     def _read_replay(self, one: Followed, *, now: float) -> None:
         for _ in range(_MESSAGES_A_TURN):
@@ -283,18 +285,20 @@ class ExactService:
                 continue
             one.give_up_at = now + _REPLAY_TIMEOUT_S
             if frames[2] == sockets.END_OF_REPLAY:
-                self._heard(one, one.messages.replay_over(), now=now)
+                self._apply_steps(one, one.messages.replay_over(), now=now)
                 return
-            self._heard(one, one.messages.replayed(int.from_bytes(frames[2], "big"), frames[3]), now=now)
+            self._apply_steps(
+                one, one.messages.replayed(int.from_bytes(frames[2], "big"), frames[3]), now=now
+            )
 
-    def _heard(self, one: Followed, steps: Sequence[Step], *, now: float) -> None:
-        self._exact.heard(one.name, steps, complete=one.messages.complete, now=now)
+    def _apply_steps(self, one: Followed, steps: Sequence[Step], *, now: float) -> None:
+        self._exact.apply(one.name, steps, complete=one.messages.complete, now=now)
 
     def _tend_replay(self, one: Followed, *, now: float) -> None:
         """Request missing messages, and give up requests that are not answered."""
         messages = one.messages
         if messages.due is not None and one.asked == messages.asked and now >= one.give_up_at:
-            self._heard(one, messages.replay_over(), now=now)
+            self._apply_steps(one, messages.replay_over(), now=now)
         if messages.due is None:
             one.close_replay(self._poller)
         elif one.asked != messages.asked:
@@ -315,9 +319,9 @@ class ExactService:
                 return
             if self._exact.routed(routed, now=now):
                 one = self._followed[routed.server]
-                self._heard(one, one.messages.restarted(), now=now)
+                self._apply_steps(one, one.messages.restarted(), now=now)
 
-    def _tell(self) -> None:
+    def _publish_status(self) -> None:
         gaps, lost = self._counted
         messages = [one.messages for one in self._followed.values()]
         unreachable = {
@@ -342,10 +346,10 @@ class ExactService:
             said[f"a prompt of model {name or '(any)'}"] = f"skipped: {error}"
         said |= {f"server {name}": _words(s.state, s.reason) for name, s in self.status.servers.items()}
         for what, words in said.items():
-            if self._told.get(what) != words:
-                level = logging.WARNING if words.startswith(("off", "passed over")) else logging.INFO
+            if self._logged.get(what) != words:
+                level = logging.WARNING if words.startswith(("off", "skipped")) else logging.INFO
                 _log.log(level, "exact mode, %s: %s", what, words)
-        self._told = said
+        self._logged = said
 
 
 def _words(state: str, reason: str) -> str:

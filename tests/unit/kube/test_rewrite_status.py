@@ -124,7 +124,7 @@ def test_of_two_objects_for_one_name_the_younger_is_told_who_has_it() -> None:
     assert words["c"].startswith("Accepted")
     assert words["b"] == (
         "Conflicted: model gpt is in the older rewrite a; a rule for all other models is in the older rewrite a; "
-        "the other names of this one count"
+        "the other names of this rewrite count"
     )
 
 
