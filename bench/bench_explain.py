@@ -26,7 +26,7 @@ def main(rounds: int = 300) -> None:
         began = [event for event in events if isinstance(event, Began)]
         at = time.process_time()
         for event in began:
-            misses.hear(event)
+            misses.on_event(event)
         heard = time.process_time()
         misses.work(limit=rounds)
         worked = time.process_time()

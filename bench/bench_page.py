@@ -69,10 +69,10 @@ async def main() -> None:
     print(
         f"{args.endpoints} endpoints, {'busy' if args.busy else 'idle'}; shares of a core, {args.rounds} rounds of {args.seconds:.0f} s:"
     )
-    print(f"the picker without browsers         {_told(alone)}")
-    print(f"the page for {args.browsers} browsers, attributed   {_told(attributed)}")
-    print(f"  making and packing the page alone    {_told(making)}")
-    print(f"the same by difference                 {_told(differences)}")
+    print(f"the picker without browsers         {_shares_text(alone)}")
+    print(f"the page for {args.browsers} browsers, attributed   {_shares_text(attributed)}")
+    print(f"  making and packing the page alone    {_shares_text(making)}")
+    print(f"the same by difference                 {_shares_text(differences)}")
     print(f"an answer has {size:,} bytes")
 
 
@@ -95,7 +95,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _told(shares: Sequence[float]) -> str:
+def _shares_text(shares: Sequence[float]) -> str:
     spread = f" +- {stdev(shares):.2%}" if len(shares) > 1 else ""
     return f"{fmean(shares):.2%}{spread} ({min(shares):.2%} to {max(shares):.2%})"
 
@@ -306,7 +306,7 @@ def _admin(picker: Picker, ring: DecisionRing, explaining: Explaining) -> tuple[
     board = _Timed(
         state=state,
         decisions=ring,
-        explain=explaining.told,
+        explain=explaining.account,
         prefixes=explaining.hot_prefixes,
         dry_run=lambda: None,
     )
@@ -316,7 +316,7 @@ def _admin(picker: Picker, ring: DecisionRing, explaining: Explaining) -> tuple[
         decisions=ring,
         state=state,
         not_ready=str,
-        explain=explaining.told,
+        explain=explaining.account,
         board=board,
         recording=lambda *_: (b"", 0),
         config=Config(endpoints_file="e.yaml"),

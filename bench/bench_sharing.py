@@ -69,14 +69,14 @@ def in_memory(size: int) -> None:
         batch.clear()
         for replica in replicas:
             start = time.process_time()
-            said = replica.say(now=now)
+            said = replica.send(now=now)
             sending_s += time.process_time() - start
             sent_bytes += sum(map(len, said))
             for other in replicas:
                 if other is not replica:
                     start = time.process_time()
                     for data in said:
-                        other.exchange.hear(data, now=now)
+                        other.exchange.receive(data, now=now)
                     hearing_s += time.process_time() - start
                     other.picker.housekeep(now=now)
     unresolved = sum(r.exchange.listener.counts.unresolved for r in replicas)

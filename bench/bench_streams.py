@@ -147,7 +147,7 @@ class Rig:
         self._now = 0.0
         self.picker = a_picker(_ENDPOINTS)
         metrics = Metrics(decisions=DecisionRing(keep=1000), state=_nobody_asks)
-        self.picker.subscribe(metrics.hear)
+        self.picker.subscribe(metrics.on_event)
         streams = Streams(self.picker, metrics, settings=StreamSettings(), clock=self._clock)
         server: Any = Http2Transport(streams, Health(), listen=Listen()).server
         if bare:

@@ -35,7 +35,7 @@ from epp.telemetry.state import PickerStatus
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _METHOD: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
-_TOLD: Final = frozenset({"hear", "parsed", "picked", "refused", "protocol_error"})
+_REPORTING: Final = frozenset({"on_event", "parsed", "picked", "refused", "protocol_error"})
 """Functions that pass on the picker's events and the reports of the streams' observer."""
 
 
@@ -68,7 +68,7 @@ class _Tracer:
             functions.append(name)
         caller = _caller(frame)
         if caller is not None and self._depth(module) < self._depth(caller[0]):
-            kind = self._walk.told if name.rsplit(".", 1)[-1] in _TOLD else self._walk.back_up
+            kind = self._walk.told if name.rsplit(".", 1)[-1] in _REPORTING else self._walk.back_up
             kind.add((".".join(caller), f"{module}.{name}"))
 
     def _depth(self, module: str) -> int:
@@ -105,7 +105,7 @@ async def walk() -> Walk:
     """Serve three requests, and trace the third."""
     picker = a_picker(4)
     metrics = Metrics(decisions=DecisionRing(keep=10), state=PickerStatus)
-    picker.subscribe(metrics.hear)
+    picker.subscribe(metrics.on_event)
     prompts = Prompts(size_bytes=1000, chunks=1, kind="cold", seed=1)
     found = Walk()
     with tempfile.TemporaryDirectory() as folder:

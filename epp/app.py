@@ -1,4 +1,4 @@
-"""The composition root: builds every part from the configuration, connects them, and runs until told to stop.
+"""The composition root: builds every part from the configuration, connects them, and runs until stopped.
 
 Besides the command line, this is the only module that knows all parts. Every loop is a named task that
 `sources` keeps running. Only a failure of the serving socket ends the process.
@@ -90,10 +90,10 @@ class App:
         self._explaining = Explaining(self._picker)
         self._decisions = DecisionRing(keep=config.admin.keep_decisions)
         self._metrics = Metrics(decisions=self._decisions, state=self._status)
-        self._picker.subscribe(self._metrics.hear)
+        self._picker.subscribe(self._metrics.on_event)
         self._tracer = tracing.make(self._metrics, worker=worker) if tracing.on(config.tracing) else None
         if self._tracer is not None:
-            self._picker.subscribe(self._tracer.hear)
+            self._picker.subscribe(self._tracer.on_event)
         self._board = self._make_board()
         self._admin = self._make_admin()
         self._room = BodyRoom(config.streams.max_held_body_bytes)
@@ -146,7 +146,7 @@ class App:
         return Board(
             state=self._status,
             decisions=self._decisions,
-            explain=self._explaining.told,
+            explain=self._explaining.account,
             prefixes=self._explaining.hot_prefixes,
             dry_run=lambda: dry_run_of(self._picker),
             siblings=[
@@ -167,7 +167,7 @@ class App:
             decisions=self._decisions,
             state=self._status,
             not_ready=self._not_ready,
-            explain=self._explaining.told,
+            explain=self._explaining.account,
             board=self._board,
             recording=Tap(self._picker).read,
             config=config,

@@ -229,7 +229,7 @@ def _record(args: argparse.Namespace) -> int:
         admin=args.admin, file=args.file, max_bytes=args.max_bytes, seconds=args.seconds
     )
     counts = recording.record(options)
-    print(recording.told(counts))
+    print(recording.counts_text(counts))
     if counts.requests:
         print(f"next: epp replay {args.file}")
     return 0

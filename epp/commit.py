@@ -135,7 +135,7 @@ class Commits:
     ) -> Pick:
         """Book the work, record the prompt, and tell the listeners."""
         routed = self._book(state, decision, request=request, prompt=prompt, now=now)
-        self._listeners.tell(Began(now, routed, request))
+        self._listeners.send(Began(now, routed, request))
         return routed
 
     def _commit_disaggregated(
@@ -163,8 +163,8 @@ class Commits:
             helper, chosen, prompt, adapter=adapter, spec=self._spec, now=now
         )
         routed.set_headers = (*routed.set_headers, (PREFILLER, chosen.address))
-        self._listeners.tell(Began(now, routed, request))
-        self._listeners.tell(PrefillBegan(now, routed.prefill, prompt.chain, adapter))
+        self._listeners.send(Began(now, routed, request))
+        self._listeners.send(PrefillBegan(now, routed.prefill, prompt.chain, adapter))
         return routed
 
     # -- the response and the end ----------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class Commits:
             # The headers of an answer that is not streamed come when the answer is finished;
             # those of a streamed answer come before it begins.
             routed.state.computed(routed.booking, now=now)
-        self._listeners.tell(Answered(now, routed, mismatch))
+        self._listeners.send(Answered(now, routed, mismatch))
         return mismatch
 
     def on_feedback(self, routed: Pick, feedback: ResponseFeedback, *, now: float) -> None:
@@ -218,7 +218,7 @@ class Commits:
         chain = self._caches.next_turn_chain(routed.chain, conversation, feedback.text)
         if len(chain) > len(routed.chain):
             self._caches.table.record(routed.state.endpoint.name, chain, now=now)
-            self._listeners.tell(Grew(now, routed.state, chain))
+            self._listeners.send(Grew(now, routed.state, chain))
 
     def end(self, routed: Pick, *, outcome: Outcome, now: float) -> None:
         """The HTTP request is over: release its booking. The prefix stays only if the server computed it."""
@@ -232,7 +232,7 @@ class Commits:
             self._failed(routed, now=now)  # the answer broke off
         routed.state.release(routed.booking, computed=routed.computed, now=now)
         if routed.prefill is not None and self._prefilling.release(routed.prefill, computed=False, now=now):
-            self._listeners.tell(PrefillEnded(now, routed.prefill, "lost"))
+            self._listeners.send(PrefillEnded(now, routed.prefill, "lost"))
         if routed.computed:
             self._fleet.failures.ended(routed.state, now=now)
             if routed.prompt.teaches:
@@ -242,7 +242,7 @@ class Commits:
         if not routed.prefix_lost and self._mirrored(routed):
             # Servers order their blocks by the time when they are freed, which is now.
             self._caches.table.touch(routed.state.endpoint.name, routed.chain, now=now)
-        self._listeners.tell(Ended(now, routed))
+        self._listeners.send(Ended(now, routed))
 
     def detach(self, routed: Pick, *, now: float) -> None:
         """The stream is let go while the answer continues. From now on scrapes count the request."""
@@ -254,8 +254,8 @@ class Commits:
             routed.decision.outcome = "detached"
             routed.state.detach()
             if routed.prefill is not None and self._prefilling.detach(routed.prefill):
-                self._listeners.tell(PrefillEnded(now, routed.prefill, "detached"))
-            self._listeners.tell(Ended(now, routed))
+                self._listeners.send(PrefillEnded(now, routed.prefill, "detached"))
+            self._listeners.send(Ended(now, routed))
 
     # -- parts -----------------------------------------------------------------------------------------------
 
@@ -296,7 +296,7 @@ class Commits:
                 state,
                 model=decision.model,
                 streams=inference.stream,
-                foretold_s=decision.predicted_s,
+                predicted_s=decision.predicted_s,
                 now=now,
             ),
         )
@@ -347,7 +347,7 @@ class Commits:
         computed = status < 400
         if self._prefilling.release(job, computed=computed, now=now):
             outcome: Literal["computed", "lost"] = "computed" if computed else "lost"
-            self._listeners.tell(PrefillEnded(now, job, outcome, failed=is_fault(status)))
+            self._listeners.send(PrefillEnded(now, job, outcome, failed=is_fault(status)))
         if computed and self._fleet.failures.known and self._prefilling.holds(job):
             self._fleet.failures.answered(job.state, failed=False, now=now)
 
@@ -390,4 +390,4 @@ class Commits:
         routed.booking = self._booked(
             state, routed.prompt, cached=cached, adapter=routed.decision.adapter, now=now
         )
-        self._listeners.tell(Moved(now, routed))
+        self._listeners.send(Moved(now, routed))

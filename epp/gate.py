@@ -22,7 +22,7 @@ from epp.decision import DIRECT, PickRequest, Queued
 from epp.dry_run import DryRun
 from epp.endpoints.served_models import forget_models
 from epp.errors import FlowRefusedError, PickError
-from epp.flow.elsewhere import FlowKey, Row, Telling
+from epp.flow.elsewhere import FlowKey, Reported, Row
 from epp.flow.queues import OTHERS, Load
 from epp.flow.request import LetGo, RefusedFor, Verdict
 from epp.flow.shares import OTHER
@@ -66,7 +66,7 @@ NO_CLAIM: Final = Claim()
 class Gate:
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
-        self._telling: dict[str, Telling] = {}
+        self._reported: dict[str, Reported] = {}
         """News for the other pickers, by base model."""
         self._tells = False
         """Whether news for other pickers is collected."""
@@ -181,20 +181,20 @@ class Gate:
 
     # -- other pickers of the same servers -------------------------------------------------------------------
 
-    def tell(self, *, anew: bool = False) -> Sequence[tuple[str, Row]]:
+    def reports(self, *, anew: bool = False) -> Sequence[tuple[str, Row]]:
         """News for the other pickers, by base model. anew: the other pickers know nothing yet."""
         self._tells = True
         for model in self._flows:
-            self._telling.setdefault(model, Telling())
+            self._reported.setdefault(model, Reported())
         rows: list[tuple[str, Row]] = []
-        for model, telling in self._telling.items():
+        for model, telling in self._reported.items():
             flow = self._flows.get(model)
             waiting = flow.control.loads() if flow is not None else {}
             charges = flow.control.take_charges() if flow is not None else {}
             rows += [(model, row) for row in telling.rows(waiting, charges, anew=anew)]
         return rows
 
-    def hear(self, picker: bytes, told: Sequence[tuple[str, Row]], *, anew: bool, now: float) -> None:
+    def take_reports(self, picker: bytes, told: Sequence[tuple[str, Row]], *, anew: bool, now: float) -> None:
         """News from another picker. anew: forget its earlier news."""
         if anew:
             self.forget(picker)
@@ -206,7 +206,7 @@ class Gate:
         served = {state.model for state in self._picker.fleet.states()} if by_model else set()
         for model, rows in by_model.items():
             if model in served:
-                self._flow(model).control.hear(picker, rows, now=now)
+                self._flow(model).control.take_reports(picker, rows, now=now)
 
     def forget(self, picker: bytes) -> None:
         for flow in self._flows.values():
@@ -265,7 +265,7 @@ class Gate:
         present = self._picker.fleet.models | waiting
         forget_models(self._flows, present)
         forget_models(self._tried_flows, present)
-        forget_models(self._telling, present)
+        forget_models(self._reported, present)
 
     def _try(
         self,

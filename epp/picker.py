@@ -202,19 +202,19 @@ class Picker:
             self.fleet.failures.forget(state)
             self.table.clear_endpoint(name)
             before = None
-            self._listeners.tell(Restarted(now, state))
+            self._listeners.send(Restarted(now, state))
         if self.fleet.failures.page(state, before, metrics, now=now):
-            self._listeners.tell(Hangs(now, state))
+            self._listeners.send(Hangs(now, state))
         state.observe(metrics, now=now)
         self.caches.observe(state, before, metrics, now=now)
 
-    def heard_answer(self, state: EndpointState, *, failed: bool, now: float) -> None:
+    def on_peer_answer(self, state: EndpointState, *, failed: bool, now: float) -> None:
         """Another picker got an answer from this server, good or bad."""
         if not failed:
             self.fleet.failures.ended(state, now=now)
         self.fleet.failures.answered(state, failed=failed, now=now)
 
-    def heard_hang(self, state: EndpointState, *, now: float) -> None:
+    def on_peer_hang(self, state: EndpointState, *, now: float) -> None:
         self.fleet.failures.hangs(state, now=now)
 
     def answer_cut(self, served: Address, *, now: float) -> bool:
@@ -224,11 +224,11 @@ class Picker:
         state = self.fleet.at(served)
         if state is None or state.endpoint.rank is not None:
             return False
-        self.heard_cut(state, now=now)
-        self._listeners.tell(Cut(now, state))
+        self.on_cut(state, now=now)
+        self._listeners.send(Cut(now, state))
         return True
 
-    def heard_cut(self, state: EndpointState, *, now: float) -> None:
+    def on_cut(self, state: EndpointState, *, now: float) -> None:
         """A server cut an answer midway; this picker or another one was told so."""
         self.fleet.failures.answer_cut(state, now=now)
 
@@ -271,7 +271,7 @@ class Picker:
         overdue answers.
         """
         for state in self.fleet.failures.look(now=now):
-            self._listeners.tell(Hangs(now, state))
+            self._listeners.send(Hangs(now, state))
         self.table.evict(now)
 
     def check_integrity(self) -> None:

@@ -254,6 +254,6 @@ class Listeners:
         """Harmless if it does not listen, and while an event is sent."""
         self._all = tuple(each for each in self._all if each != listener)
 
-    def tell(self, event: PickerEvent) -> None:
+    def send(self, event: PickerEvent) -> None:
         for listener in self._all:
             listener(event)

@@ -119,7 +119,7 @@ class ServerCaches:
                 self.fit(state)
             return True
         self.schedule = _schedule(spec)
-        self._start_anew(states)
+        self._restart_table(states)
         return False
 
     @property
@@ -129,9 +129,9 @@ class ServerCaches:
     def set_secret(self, secret: HashSecret, states: Iterable[EndpointState]) -> None:
         """Use another secret for hashes. The table starts empty: its hashes have lost their meaning."""
         self._secret = secret
-        self._start_anew(states)
+        self._restart_table(states)
 
-    def _start_anew(self, states: Iterable[EndpointState]) -> None:
+    def _restart_table(self, states: Iterable[EndpointState]) -> None:
         self.roots = Roots(self.schedule, secret=self._secret.key)
         self.table = self._new_table()
         self.slower.clear()

@@ -49,9 +49,9 @@ class Upkeep:
             due = loop.time() + _LAG_LOOK_S
             await asyncio.sleep(_LAG_LOOK_S)
             self._metrics.lagged(max(0.0, loop.time() - due))
-            self._tell_overload(self._overload())
+            self._log_overload(self._overload())
 
-    def _tell_overload(self, share: float) -> None:
+    def _log_overload(self, share: float) -> None:
         """Log one line when the overload begins, and one when it ends."""
         if (share > 0) != self._overloaded:
             self._overloaded = share > 0

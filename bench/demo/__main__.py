@@ -132,13 +132,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_until_told_to_stop(options))
+            return runner.run(_until_signal(options))
     except DemoError as error:
         print(f"\nThe demo cannot go on: {error}", file=sys.stderr)
         return 1
 
 
-async def _until_told_to_stop(options: Options) -> int:
+async def _until_signal(options: Options) -> int:
     """A signal ends the demo at any time, together with everything that the demo started."""
     demo = asyncio.create_task(run_demo(options), name="demo")
     told: list[int] = []

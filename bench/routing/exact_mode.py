@@ -69,7 +69,7 @@ class Found:
     """Of the tokens that were cached, the share that was predicted."""
 
 
-class _TellingPool(BlockPool):
+class _ReportingPool(BlockPool):
     """Notes which blocks can be found in it from now on, and which can no longer be found."""
 
     def __init__(self, num_blocks: int, told: list[Event]) -> None:
@@ -85,7 +85,7 @@ class _TellingPool(BlockPool):
         self._told.append(Removed((_name(block.block_hash),), Tier.GPU))
 
 
-class _TellingFleet(Fleet):
+class _ReportingFleet(Fleet):
     """Keeps the events of its engines in `told`, by server, until they are taken."""
 
     told: dict[str, list[Event]]
@@ -93,7 +93,7 @@ class _TellingFleet(Fleet):
     def _start_server(self, name: str, *, speed: float, now: float) -> None:
         super()._start_server(name, speed=speed, now=now)
         engine = self._engines[name]
-        engine.pool = _TellingPool(engine.shape.num_blocks, self.told.setdefault(name, []))
+        engine.pool = _ReportingPool(engine.shape.num_blocks, self.told.setdefault(name, []))
 
 
 class ExactRouter(PickerRouter):
@@ -244,7 +244,7 @@ def run(trial: Trial) -> Found:
     workload = OpenLoop(spec.make(random.Random(f"{spec.name} {trial.seed}"), count), rate_per_s=rate)
     plan = _plan_of(trial, arrivals_s=workload.last_arrival_s)
     router = ExactRouter(trial, policy=_policy_of(trial), block_tokens=plan.shape.block_tokens)
-    fleet = _TellingFleet(plan, router=router, workload=workload, rng=random.Random(trial.seed))
+    fleet = _ReportingFleet(plan, router=router, workload=workload, rng=random.Random(trial.seed))
     fleet.told = router.told
     outcome = fleet.run()
     until = _WARM_UP_S + (60.0 if trial.place == "picker restart" else _MEASURED_S)

@@ -64,11 +64,11 @@ class MeteredShared(Shared):
         self._meter = meter
 
     def advance(self, now: float) -> None:
-        with self._meter.on("tell"):
+        with self._meter.on("send"):
             super().advance(now)
 
     def _deliver(self, now: float) -> None:
-        with self._meter.on("hear"):
+        with self._meter.on("receive"):
             super()._deliver(now)
 
 
@@ -132,10 +132,10 @@ def line(label: str, row: Row, meter: Meter, told: float, *, pickers: int) -> st
     """A row of the table. CPU is that of one picker, divided by the requests of the whole pool."""
     per_request_us = {what: 1e6 * spent_s / row.requests for what, spent_s in meter.spent_s.items()}
     own = (per_request_us.get("pick", 0.0) + per_request_us.get("end", 0.0)) / pickers
-    read, tell, hear = (per_request_us.get(what, 0.0) / pickers for what in ("read", "tell", "hear"))
+    read, send, receive = (per_request_us.get(what, 0.0) / pickers for what in ("read", "send", "receive"))
     return (
         f"| {label} | {row.ttft_mean_s:.3f} / {row.ttft_p90_s:.3f} | {row.hit_ratio:.3f} | {row.load_cov:.2f} "
-        f"| {row.completed:.3f} | {own:.0f} | {read:.0f} | {tell:.0f} | {hear:.0f} | {told:.0f} |"
+        f"| {row.completed:.3f} | {own:.0f} | {read:.0f} | {send:.0f} | {receive:.0f} | {told:.0f} |"
     )
 
 

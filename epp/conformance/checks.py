@@ -99,8 +99,8 @@ async def _nobody_eligible_is_503(target: Target) -> None:
 async def _header_and_metadata_are_equal(target: Target) -> None:
     _needs_metadata(target)
     routed = await target.route(_completion(target))
-    assert routed.told_destination == routed.destination, (
-        f"the header says {routed.destination}, the metadata {routed.told_destination}"
+    assert routed.metadata_destination == routed.destination, (
+        f"the header says {routed.destination}, the metadata {routed.metadata_destination}"
     )
 
 

@@ -134,7 +134,7 @@ class Exchange:
         return values[0]
 
     @property
-    def told_destination(self) -> str:
+    def metadata_destination(self) -> str:
         value = self.metadata.get(LB, {}).get(DESTINATION)
         assert isinstance(value, str), f"{DESTINATION} in {self.metadata}, immediate: {self.immediate}"
         return value

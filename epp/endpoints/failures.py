@@ -85,16 +85,16 @@ class Failures:
         *,
         model: str = "",
         streams: bool,
-        foretold_s: float,
+        predicted_s: float,
         now: float,
     ) -> Wait:
-        """A request was sent to a server that is predicted to need `foretold_s` to its first token."""
+        """A request was sent to a server that is predicted to need `predicted_s` to its first token."""
         self._picks += 1
         return self._first_bytes.sent(
             state,
             model=model,
             streams=streams,
-            foretold_s=foretold_s,
+            predicted_s=predicted_s,
             hang_seconds=self.settings.hang_seconds,
             now=now,
         )

@@ -17,7 +17,7 @@ from epp.endpoints.failures import Failures
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
 from epp.endpoints.served_models import AwayModels, Serving, forget_models, union
 from epp.endpoints.state import EndpointState
-from epp.endpoints.unheard import Unheard
+from epp.endpoints.unreported import Unreported
 from epp.errors import NoEndpointError, UnknownModelError
 from epp.scheduling.snapshot import Snapshot
 from epp.types import Address, Endpoint, EndpointName, ModelCard, ModelList
@@ -70,7 +70,7 @@ class Fleet:
         self._aliases: Sequence[ModelCard] = ()
         self.failures = Failures(spec.failures)
         """Which servers fail. The picker reports to it, and people read it."""
-        self.unheard = Unheard()
+        self.unreported = Unreported()
         """The picks of other pickers that are not known here yet. The listener reports to it."""
         self._in_slots: list[EndpointState] = []
         self._columns = Columns([])
@@ -132,7 +132,7 @@ class Fleet:
             state.endpoint = endpoint
             if _process(old) != _process(endpoint):
                 state.listed, state.asked = None, False
-                self._start_anew(state, now=now)
+                self._reset(state, now=now)
                 restarted.append(name)
             if old_model != state.model:
                 self._new_rate(state)
@@ -170,7 +170,7 @@ class Fleet:
                 continue
             renamed = True
             if before:
-                self._start_anew(state, now=now)
+                self._reset(state, now=now)
                 restarted.append(name)
             self._new_rate(state)
         if renamed:
@@ -183,7 +183,7 @@ class Fleet:
         """Work that must not delay a pick."""
         self._away.give_up(self._pools, now=now)
 
-    def _start_anew(self, state: EndpointState, *, now: float) -> None:
+    def _reset(self, state: EndpointState, *, now: float) -> None:
         """Reset the state, because another process serves under this name."""
         state.forget_server(now=now)
         state.failures = 0
@@ -193,7 +193,7 @@ class Fleet:
         self._unions.clear()
         self.models = {state.model for state in self._in_slots}
         forget_models(self._model_rates, self.models)
-        self.unheard.forget(self.models)
+        self.unreported.forget(self.models)
         return Serving(
             [state.endpoint for state in self._in_slots],
             [state.listed for state in self._in_slots],
@@ -303,8 +303,8 @@ class Fleet:
             stale_after_s=spec.scrape.stale_after_seconds,
             now=now,
         )
-        if unheard_picks := self.unheard.picks(snapshot.roster.models[slots[0]], now=now):
-            snapshot = replace(snapshot, unheard_picks=unheard_picks)
+        if unreported_picks := self.unreported.picks(snapshot.roster.models[slots[0]], now=now):
+            snapshot = replace(snapshot, unreported_picks=unreported_picks)
         return self.failures.onto(snapshot, model=model, settings=spec.failures, now=now)
 
     @property

@@ -66,7 +66,7 @@ class ModelRate:
     """The line fitted over all servers of one model."""
 
     __slots__ = (
-        "_busy_foretold_s", "_busy_s", "_busy_taken_s", "_busy_tokens", "_counts", "_fit", "_guess", "_requests", "_said", "_start",
+        "_busy_predicted_s", "_busy_s", "_busy_taken_s", "_busy_tokens", "_counts", "_fit", "_guess", "_requests", "_said", "_start",
         "per_load_s", "per_request_s", "tokens_per_s",
     )  # fmt: skip
 
@@ -85,13 +85,13 @@ class ModelRate:
         """The rate from which the fit begins."""
         self._busy_tokens = _PRIOR_BUSY_TOKENS
         self._busy_s = _PRIOR_BUSY_TOKENS / start
-        self._busy_taken_s = self._busy_foretold_s = 1.0
+        self._busy_taken_s = self._busy_predicted_s = 1.0
         self.per_request_s = 0.0
         self.per_load_s = 0.0
         """Extra seconds of a request whose adapter has to be loaded first."""
         self.tokens_per_s = start
 
-    def foretold_s(self, *, requests: float, tokens: float, adapter_loads: int) -> float:
+    def predicted_s(self, *, requests: float, tokens: float, adapter_loads: int) -> float:
         """Predicted seconds of some prefills together."""
         return self.per_request_s * requests + tokens / self.tokens_per_s + self.per_load_s * adapter_loads
 
@@ -99,13 +99,13 @@ class ModelRate:
         self, server: PrefillRate, *, requests: float, tokens: float, seconds: float, adapter_loads: int = 0
     ) -> None:
         """Learn from tokens and seconds of some prefills together, by the server's own counters."""
-        foretold_s = self.foretold_s(requests=requests, tokens=tokens, adapter_loads=adapter_loads)
-        ratio = seconds / max(foretold_s, _LEAST_S)
+        predicted_s = self.predicted_s(requests=requests, tokens=tokens, adapter_loads=adapter_loads)
+        ratio = seconds / max(predicted_s, _LEAST_S)
         says = (ratio > _MOST_SLOWNESS) - (ratio < 1 / _MOST_SLOWNESS)
         self.leave(server)
         self._said[server] = says
         self._counts[says] += 1
-        if not self._heeds(says):
+        if not self._learns_from(says):
             return
         if says:
             self._fit.scale(_KEEP_WRONG)
@@ -120,7 +120,7 @@ class ModelRate:
     @property
     def busy_slowness(self) -> float:
         """Real seconds of busy servers for each second of the line. They also write answers."""
-        return self._busy_taken_s / self._busy_foretold_s
+        return self._busy_taken_s / self._busy_predicted_s
 
     def worked(self, *, tokens: float, seconds: float) -> None:
         """A server computed so many tokens while it always had prompts to compute. This moves the rate until
@@ -130,16 +130,16 @@ class ModelRate:
             self._busy_tokens += min(tokens, _MOST_SLOWNESS * self._guess * seconds)
             self._busy_s += seconds
             self._start = self.tokens_per_s = self._busy_tokens / self._busy_s
-        foretold_s = min(tokens / self.tokens_per_s, _MOST_SLOWNESS * seconds)
+        predicted_s = min(tokens / self.tokens_per_s, _MOST_SLOWNESS * seconds)
         self._busy_taken_s = _KEEP_BUSY * self._busy_taken_s + seconds
-        self._busy_foretold_s = _KEEP_BUSY * self._busy_foretold_s + foretold_s
+        self._busy_predicted_s = _KEEP_BUSY * self._busy_predicted_s + predicted_s
 
     def leave(self, server: PrefillRate) -> None:
         """Forget a server that is gone or that has another model now."""
         if server in self._said:
             self._counts[self._said.pop(server)] -= 1
 
-    def _heeds(self, says: int) -> bool:
+    def _learns_from(self, says: int) -> bool:
         """Whether the line should learn from this observation: most servers say the same; or no server agrees
         with the line, and there is no majority.
         """
@@ -174,15 +174,15 @@ class PrefillRate:
     """One server's V."""
 
     __slots__ = (
-        "_busy_s", "_foretold_s", "_taken_s", "_worked_foretold_s", "_worked_s", "model", "slowness",
+        "_busy_s", "_predicted_s", "_taken_s", "_worked_predicted_s", "_worked_s", "model", "slowness",
     )  # fmt: skip
 
     def __init__(self, model: ModelRate) -> None:
         self.model = model
         self._taken_s = 0.0
-        self._foretold_s = 0.0
+        self._predicted_s = 0.0
         self._worked_s = 0.0
-        self._worked_foretold_s = 0.0
+        self._worked_predicted_s = 0.0
         """Predicted seconds of the work that was done while the server was busy all the time."""
         self._busy_s = 0.0
         """How long the server has been busy since its counter of prompt tokens last grew."""
@@ -202,9 +202,9 @@ class PrefillRate:
             return
         keep = 0.5 ** (elapsed_s / _OWN_HALF_LIFE_S)
         self._taken_s *= keep
-        self._foretold_s *= keep
+        self._predicted_s *= keep
         self._worked_s *= keep
-        self._worked_foretold_s *= keep
+        self._worked_predicted_s *= keep
         requests = growth(before.prefill_count, after.prefill_count)
         tokens = growth(before.prefill_tokens, after.prefill_tokens)
         seconds = growth(before.prefill_sum_s, after.prefill_sum_s)
@@ -216,12 +216,12 @@ class PrefillRate:
         """Compute the factor from the server's prefill times. While these are few, also from the comparison
         of busy servers.
         """
-        worked_s, foretold_s = self._worked_s / self.model.busy_slowness, self._worked_foretold_s
-        ratio = (worked_s + _OWN_PRIOR_S) / (foretold_s + _OWN_PRIOR_S)
-        trust = max(0.0, 1 - self._foretold_s / _OWN_TIMES_S) if max(ratio, 1 / ratio) > _UNLIKE else 0.0
+        worked_s, predicted_s = self._worked_s / self.model.busy_slowness, self._worked_predicted_s
+        ratio = (worked_s + _OWN_PRIOR_S) / (predicted_s + _OWN_PRIOR_S)
+        trust = max(0.0, 1 - self._predicted_s / _OWN_TIMES_S) if max(ratio, 1 / ratio) > _UNLIKE else 0.0
         taken_s = self._taken_s + trust * worked_s
-        foretold_s = self._foretold_s + trust * foretold_s
-        ratio = (taken_s + _OWN_PRIOR_S) / (foretold_s + _OWN_PRIOR_S)
+        predicted_s = self._predicted_s + trust * predicted_s
+        ratio = (taken_s + _OWN_PRIOR_S) / (predicted_s + _OWN_PRIOR_S)
         self.slowness = min(max(ratio, 1 / _MOST_SLOWNESS), _MOST_SLOWNESS)
 
     def _learn(self, *, requests: float, tokens: float, seconds: float, adapter_loads: int) -> None:
@@ -230,7 +230,7 @@ class PrefillRate:
         # the error of the policy's guess would count against the server that is read first.
         model.observe(self, requests=requests, tokens=tokens, seconds=seconds, adapter_loads=adapter_loads)
         self._taken_s += seconds
-        self._foretold_s += model.foretold_s(requests=requests, tokens=tokens, adapter_loads=adapter_loads)
+        self._predicted_s += model.predicted_s(requests=requests, tokens=tokens, adapter_loads=adapter_loads)
 
     def worked(self, before: EndpointMetrics, after: EndpointMetrics, *, busy: bool) -> None:
         """Take in two scrapes in a row. busy: the server had prompts to compute all the time between them."""
@@ -242,9 +242,9 @@ class PrefillRate:
         if tokens > 0:
             # The rate learns first, as in `_learn`. A counter that jumps says nothing of a server's speed.
             self.model.worked(tokens=tokens, seconds=self._busy_s)
-            foretold_s = tokens / self.model.tokens_per_s
+            predicted_s = tokens / self.model.tokens_per_s
             self._worked_s += self._busy_s
-            self._worked_foretold_s += min(foretold_s, _MOST_SLOWNESS * self._busy_s)
+            self._worked_predicted_s += min(predicted_s, _MOST_SLOWNESS * self._busy_s)
             self._busy_s = 0.0
             self._sum_up()
 

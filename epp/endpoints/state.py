@@ -261,7 +261,7 @@ class EndpointState:
         """
         return self.metrics is None or at > self.metrics.scraped_at
 
-    def heard_of_restart(self, *, at: float) -> None:
+    def on_peer_restart(self, *, at: float) -> None:
         """Another picker saw the server restart. The server's metrics stay until our own next scrape."""
         self.changed.add(self.slot)
         self.cold_at = at

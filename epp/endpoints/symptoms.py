@@ -20,7 +20,7 @@ from epp.endpoints.state import EndpointState
 from epp.types import EndpointMetrics, Entry
 
 _TYPICAL_STEP: Final = 0.05
-_LONGEST_FORETOLD_S: Final = 600.0
+_LONGEST_PREDICTED_S: Final = 600.0
 """Upper bound of the predicted time to a first token, since a server's own figures may be wrong. A request is
 remembered until its first byte is overdue."""
 _TIMES_TYPICAL: Final = 3.0
@@ -90,11 +90,11 @@ class FirstBytes:
         *,
         model: str,
         streams: bool,
-        foretold_s: float,
+        predicted_s: float,
         hang_seconds: float,
         now: float,
     ) -> Wait:
-        """A request was sent to a server that should need `foretold_s` to its first token.
+        """A request was sent to a server that should need `predicted_s` to its first token.
         hang_seconds: the least time after which a first byte is overdue; 0: it never is.
 
         An answer that comes whole takes as long as the server generates, so its first byte is never overdue
@@ -104,7 +104,7 @@ class FirstBytes:
         if hang_seconds and (streams or not counts_answers(state.metrics)):
             patience_s = max(hang_seconds, _TIMES_TYPICAL * self._typical_s[streams])
             self._numbers += 1
-            due_at = now + patience_s + min(2 * foretold_s, _LONGEST_FORETOLD_S)
+            due_at = now + patience_s + min(2 * predicted_s, _LONGEST_PREDICTED_S)
             heapq.heappush(self._waits, (due_at, self._numbers, wait))
         return wait
 
@@ -203,7 +203,7 @@ class Stalls:
             rate = state.rate.tokens_per_s
             undone_s = state.backlog.undone_tokens(now=now, rate=rate) / rate
             patience_s = _PART_OF_PATIENCE * hang_seconds + _TIMES_FORETOLD * min(
-                undone_s, _LONGEST_FORETOLD_S
+                undone_s, _LONGEST_PREDICTED_S
             )
             stall = self._stalls[state] = _Stall(before.scraped_at if was_in_use else now, patience_s)
         if now - stall.since < stall.patience_s:

@@ -23,14 +23,14 @@ _MOST_AGE_S = 1.0
 _NEGLIGIBLE = 0.01
 
 
-class Unheard:
+class Unreported:
     __slots__ = ("_of_models",)
 
     def __init__(self) -> None:
         self._of_models: dict[str, tuple[float, float]] = {}
         """The estimate for each base model, and when it was made. Empty: pickers do not share."""
 
-    def heard(self, model: str, *, age_s: float, now: float) -> None:
+    def reported(self, model: str, *, age_s: float, now: float) -> None:
         """Another picker has reported a request for this base model, which it sent `age_s` ago."""
         picks = self.picks(model, now=now) + min(max(age_s, 0.0), _MOST_AGE_S) / _OVER_S
         self._of_models[model] = picks, now

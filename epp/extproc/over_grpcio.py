@@ -48,7 +48,7 @@ class GrpcioTransport:
         self._listen = listen
         self._servicer = _Servicer()
         self._server: grpc.aio.Server | None = None
-        self._telling: set[asyncio.Task[None]] = set()
+        self._writing_late: set[asyncio.Task[None]] = set()
         self._ages = CallAges()
 
     async def start(self) -> int:
@@ -63,7 +63,7 @@ class GrpcioTransport:
             (grpc.method_handlers_generic_handler(access_log.SERVICE, {access_log.METHOD: log}),)
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
-        await self._tell_health()
+        await self._publish_health()
         self._health.follow(self._health_changed)
         port = self._bind(server)
         await server.start()
@@ -79,17 +79,17 @@ class GrpcioTransport:
         """Nothing to check: gRPC keeps the state."""
 
     def _health_changed(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._tell_health(), name="gRPC health")
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+        task = asyncio.get_running_loop().create_task(self._publish_health(), name="gRPC health")
+        self._writing_late.add(task)
+        task.add_done_callback(self._writing_late.discard)
 
-    async def _tell_health(self) -> None:
+    async def _publish_health(self) -> None:
         for service in SERVICES:
             await self._servicer.set(service, self._health.status(service))
 
-    def _told(self, task: asyncio.Task[None]) -> None:
+    def _written_late(self, task: asyncio.Task[None]) -> None:
         """A late answer was written, or its stream had ended, and then no peer is left to tell."""
-        self._telling.discard(task)
+        self._writing_late.discard(task)
         _look_at(task)
 
     def _options(self) -> list[tuple[str, int]]:
@@ -163,8 +163,8 @@ class GrpcioTransport:
     def _write_late(self, call: _Call) -> None:
         """Write an answer that is ready only after the message that it answers was handled."""
         writing = asyncio.get_running_loop().create_task(call.write(), name="late answer")
-        self._telling.add(writing)
-        writing.add_done_callback(self._told)
+        self._writing_late.add(writing)
+        writing.add_done_callback(self._written_late)
 
     async def _access_log(self, _: Any, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         streams = self._streams

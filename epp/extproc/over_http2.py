@@ -108,7 +108,7 @@ class _Check(Handler):
         if service is None:
             self._call.end(INTERNAL, "the message cannot be read")
             return
-        self._call.send(_told(self._health.status(service)))
+        self._call.send(_encoded(self._health.status(service)))
         self._call.end(OK)
 
     def half_closed(self, *, now: float) -> None:
@@ -135,8 +135,8 @@ class _Watch(Handler):
             self._call.end(INTERNAL, "one message that can be read must come")
             return
         self._service = service
-        self._stop_following = self._health.follow(self._tell)
-        self._tell()
+        self._stop_following = self._health.follow(self._send_status)
+        self._send_status()
 
     def half_closed(self, *, now: float) -> None:
         if self._service is None:
@@ -145,12 +145,12 @@ class _Watch(Handler):
     def gone(self, *, now: float, broken: bool) -> None:
         self._stop_following()
 
-    def _tell(self) -> None:
+    def _send_status(self) -> None:
         assert self._service is not None
         status = self._health.status(self._service)
         if status != self._status:
             self._status = status
-            self._call.send(_told(status))
+            self._call.send(_encoded(status))
 
 
 def _asked(data: bytes) -> str | None:
@@ -160,5 +160,5 @@ def _asked(data: bytes) -> str | None:
         return None
 
 
-def _told(status: int) -> bytes:
+def _encoded(status: int) -> bytes:
     return bytes(health_pb2.HealthCheckResponse(status=status).SerializeToString())

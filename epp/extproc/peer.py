@@ -243,9 +243,9 @@ class Peer(asyncio.Protocol):
             transport.write(data)
         if connection.closing and connection.ends and self._closing_since is None:
             self._closing_since = self._server.now()
-            self._say_goodbye(transport)
+            self._end_own_side(transport)
 
-    def _say_goodbye(self, transport: asyncio.Transport) -> None:
+    def _end_own_side(self, transport: asyncio.Transport) -> None:
         """End our side. Bytes that the peer has already sent are read and thrown away, because closing a
         socket that holds unread bytes loses our last frames.
         """

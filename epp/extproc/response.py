@@ -179,7 +179,7 @@ class ResponseHalf:
             self.mode = modes.response_body
             override = self._sample(found, kind=kind, modes=modes, hold=hold)
             self._rename(found)
-        headers = self._told(event.served, debug=debug)
+        headers = self._extra_headers(event.served, debug=debug)
         if not headers and not override and self._names is None:
             return PLAIN[Slot.RESPONSE_HEADERS]
         return (
@@ -287,7 +287,7 @@ class ResponseHalf:
             decision = self._pick.decision
             self._names = AnswerNames(served=decision.model, asked=decision.asked_model)
 
-    def _told(self, served: str, *, debug: bool) -> tuple[tuple[str, str], ...]:
+    def _extra_headers(self, served: str, *, debug: bool) -> tuple[tuple[str, str], ...]:
         headers: list[tuple[str, str]] = []
         if debug and self._pick is not None:
             headers.append((DECISION, self._pick.explanation))

@@ -72,7 +72,7 @@ class FileWatcher(Generic[T]):
             content = await asyncio.to_thread(self._read)
         except OSError as error:
             self._glimpsed = None
-            self._say_unreadable(error.strerror or type(error).__name__)
+            self._log_unreadable(error.strerror or type(error).__name__)
             return
         if self._unreadable:
             self._unreadable = ""
@@ -116,7 +116,7 @@ class FileWatcher(Generic[T]):
         self._in_use = in_use
         self._on_result(in_use)
 
-    def _say_unreadable(self, reason: str) -> None:
+    def _log_unreadable(self, reason: str) -> None:
         """Log each reason once, not four times a second."""
         if reason != self._unreadable:
             self._unreadable = reason

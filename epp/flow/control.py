@@ -198,13 +198,13 @@ class FlowControl(Generic[T]):
 
     def take_charges(self) -> Mapping[FlowKey, int]:
         """Tokens let go since the last call, by priority, tenant and whether they were late."""
-        return self._shares.take_untold()
+        return self._shares.take_unreported()
 
     def loads(self) -> Mapping[FlowKey, Load]:
         """The requests that wait at this picker."""
         return {(-band[0], tenant, band[1]): load for band, tenant, load in self._queues.flows()}
 
-    def hear(self, picker: bytes, rows: Sequence[Row], *, now: float) -> None:
+    def take_reports(self, picker: bytes, rows: Sequence[Row], *, now: float) -> None:
         """Take a report of another picker: what it let go, and what waits there. This may push out requests
         that wait here; `next` returns those.
         """
@@ -215,7 +215,7 @@ class FlowControl(Generic[T]):
                 tenant = queues.tenant(row.tenant, priority=priority, late=row.late)
                 queues.charge(priority, tenant, row.let_go_tokens, late=row.late)
                 self._pace.elsewhere.add(row.let_go_tokens, now=now)
-            self._elsewhere.hear(picker, row._replace(priority=priority), now=now)
+            self._elsewhere.replace(picker, row._replace(priority=priority), now=now)
         self._search.due_at = min(self._search.due_at, now)
         if not self._draining:
             for victim in self._bounds.over_in_pool(now=now):

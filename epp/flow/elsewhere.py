@@ -38,7 +38,7 @@ class Row(NamedTuple):
     tokens: int
 
 
-class Telling:
+class Reported:
     """What other pickers know of the requests that wait here, so that only changes are reported."""
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class Elsewhere:
         """Return the tokens that wait at other pickers at this priority or above."""
         return sum(load.tokens for of, load in self.by_priority.items() if of >= priority)
 
-    def hear(self, picker: bytes, row: Row, *, now: float) -> None:
+    def replace(self, picker: bytes, row: Row, *, now: float) -> None:
         """Replace what is known to wait at that picker for this tenant and priority."""
         rows = self._by_picker.setdefault(picker, {})
         key = (row.priority, row.tenant, row.late)

@@ -13,7 +13,7 @@ from epp.flow.elsewhere import FlowKey
 OTHER: Final = "(others)"
 _MOST: Final = 32
 """The most tenants that are named; each is a time series."""
-_MOST_UNTOLD: Final = 4096
+_MOST_UNREPORTED: Final = 4096
 """The most tenants whose tokens are kept for the other pickers. While these cannot be sent, further tenants
 are not counted.
 """
@@ -22,21 +22,21 @@ are not counted.
 class Shares:
     def __init__(self) -> None:
         self._tokens: dict[str, int] = {}
-        self._untold: dict[FlowKey, int] | None = None
+        self._unreported: dict[FlowKey, int] | None = None
         """Tokens that were not reported to other pickers yet. None: this picker reports nothing."""
 
     def add(self, priority: int, tenant: str, tokens: int, *, late: bool) -> None:
         mine = self._tokens
         named = tenant if tenant in mine or len(mine) < _MOST else OTHER
         mine[named] = mine.get(named, 0) + tokens
-        untold = self._untold
-        if untold is not None and len(untold) < _MOST_UNTOLD:
+        untold = self._unreported
+        if untold is not None and len(untold) < _MOST_UNREPORTED:
             key = (priority, tenant, late)
             untold[key] = untold.get(key, 0) + tokens
 
-    def take_untold(self) -> Mapping[FlowKey, int]:
+    def take_unreported(self) -> Mapping[FlowKey, int]:
         """Return tokens since the last call, by priority, tenant and whether they were late."""
-        untold, self._untold = self._untold, {}
+        untold, self._unreported = self._unreported, {}
         return untold or {}
 
     @property

@@ -49,7 +49,7 @@ class Connection:
         self._limits = limits
         self._held = held
         self._started = now
-        self._heard = now
+        self._read_at = now
         self._frames = FrameReader(self, limits)
         self._headers = HeaderReader(max_list_bytes=limits.max_header_bytes)
         self._sender = Sender()
@@ -98,7 +98,7 @@ class Connection:
     def receive(self, data: bytes, *, now: float, limit: int = ALL) -> list[Event]:
         """Read received bytes, at most `limit` frames. The rest stays for the next call."""
         if not self.over:
-            self._table.now = self._heard = now
+            self._table.now = self._read_at = now
             if self._replies and self._frames.between_frames:
                 rest = self._windows.replied(data, self._streams)
                 if rest == len(data):
@@ -372,7 +372,7 @@ class Connection:
 
     def _check_quiet(self, now: float) -> None:
         """Send a quiet peer a PING: if it has disappeared, its streams would stay open for ever."""
-        if not self._streams or now - self._heard <= self._limits.quiet_s:
+        if not self._streams or now - self._read_at <= self._limits.quiet_s:
             self._asked_at = None
         elif self._asked_at is None:
             self._asked_at = now

@@ -87,7 +87,7 @@ class LeaseHolder:
             elif str(error) != self._complaint:
                 self._complaint = str(error)
                 _log.error("cannot get lease %s, so this picker writes no status: %s", self._name, error)
-        self._say()
+        self._log_change()
 
     async def _read(self) -> Lease | None:
         try:
@@ -129,7 +129,7 @@ class LeaseHolder:
         except (ApiError, TimeoutError) as error:
             _log.warning("cannot release lease %s; it will expire by itself: %s", self._name, error)
 
-    def _say(self) -> None:
+    def _log_change(self) -> None:
         held = self.holds()
         if held != self._held:
             self._held = held

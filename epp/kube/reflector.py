@@ -256,15 +256,15 @@ class Reflector(Generic[T]):
                 error,
                 _advice(error),
             )
-        self._say(answers=False)
+        self._report(answers=False)
 
     def _settle(self) -> None:
         if self._complaint:
             self._complaint = ""
             _log.info("watching %s works again", self._source.what)
-        self._say(answers=True)
+        self._report(answers=True)
 
-    def _say(self, *, answers: bool) -> None:
+    def _report(self, *, answers: bool) -> None:
         if answers != self._answers:
             self._answers = answers
             self._on_state(self._source.what, answers)

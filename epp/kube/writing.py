@@ -94,7 +94,7 @@ class Writer:
             await self._write_unclaimed(of_other_pools, holds=holds, now=now)
         for text in told:
             if holds():
-                await self._tell(text, pool_uid=pool_uids.get(text.pool, ""), now=now)
+                await self._write_event(text, pool_uid=pool_uids.get(text.pool, ""), now=now)
 
     def check_integrity(self) -> None:
         self._event_budget.check_integrity()
@@ -170,7 +170,7 @@ class Writer:
         self._complaint = ""
         return True
 
-    async def _tell(self, text: EventText, *, pool_uid: str, now: float) -> None:
+    async def _write_event(self, text: EventText, *, pool_uid: str, now: float) -> None:
         if not self._events:
             return
         event = self._event_budget.offer(text, now=now, time_text=self._time_text())

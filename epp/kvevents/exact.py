@@ -143,7 +143,7 @@ class Exact:
         found, self._relearning = sorted(self._relearning), set()
         return found
 
-    def heard(self, server: EndpointName, steps: Iterable[Step], *, complete: bool, now: float) -> None:
+    def apply(self, server: EndpointName, steps: Iterable[Step], *, complete: bool, now: float) -> None:
         """Apply a server's messages, in order. complete: no message of this process is missing."""
         known = self._servers[server]
         for step in steps:

@@ -36,7 +36,7 @@ class RoutedPrompt:
 class RoutedPrompts:
     """A queue with bounds on number and bytes. A prompt beyond a bound is dropped and counted.
 
-    The picker's thread calls `hear`, the other thread calls `take`. While no thread takes prompts, the
+    The picker's thread calls `on_event`, the other thread calls `take`. While no thread takes prompts, the
     picker's thread closes the queue.
     """
 
@@ -56,7 +56,7 @@ class RoutedPrompts:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def hear(self, event: PickerEvent) -> None:
+    def on_event(self, event: PickerEvent) -> None:
         kind = type(event)
         if kind is Began:
             self._keep(event.request, event.asked.inference)  # type: ignore[union-attr]  # mypy does not narrow by type()

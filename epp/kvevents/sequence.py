@@ -75,7 +75,7 @@ class Sequence:
     def live(self, number: int, payload: bytes) -> list[Step]:
         """A message came as it was published."""
         if number <= self._newest_live:
-            forget = self._start_anew()
+            forget = self._restart()
             self._newest_live = number
             return [forget, *self._continue(number, payload)]
         self._newest_live = number
@@ -92,7 +92,7 @@ class Sequence:
         if self._next is None:
             self.complete = number == 0
         elif number < self._next:
-            return [] if self._known.get(number) == _digest(payload) else [self._start_anew()]
+            return [] if self._known.get(number) == _digest(payload) else [self._restart()]
         elif number > self._next:  # the server keeps fewer messages than were missed
             return [self._lose(), self._deliver(number, payload)]
         return [self._deliver(number, payload)]
@@ -118,7 +118,7 @@ class Sequence:
 
     def restarted(self) -> list[Step]:
         """Another part of the picker knows that another process sends now."""
-        return [self._start_anew()]
+        return [self._restart()]
 
     def _continue(self, number: int, payload: bytes) -> list[Step]:
         if self._next is None:
@@ -129,7 +129,7 @@ class Sequence:
         elif number < self._next:
             if self._known.get(number) == _digest(payload):
                 return []  # the replay already brought this message
-            forget = self._start_anew()
+            forget = self._restart()
             self._newest_live = number
             return [forget, *self._continue(number, payload)]
         elif number == self._next:
@@ -157,7 +157,7 @@ class Sequence:
         self._asked_from = number
         self.asked += 1
 
-    def _start_anew(self) -> Forget:
+    def _restart(self) -> Forget:
         self._next, self.complete, self._newest_live = None, False, -1
         self._known.clear()
         self._held_back.clear()

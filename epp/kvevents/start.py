@@ -32,7 +32,7 @@ def make(picker: Picker, settings: ExactMode) -> ExactService:
     """Return the service. It listens to the picker from now on; `run` starts the rest."""
     models = _models(settings)
     prompts = RoutedPrompts(max_prompts=settings.max_queued_prompts, max_bytes=settings.max_queued_bytes)
-    picker.subscribe(prompts.hear)
+    picker.subscribe(prompts.on_event)
     from epp.kvevents.service import ExactService  # noqa: PLC0415 - needs ZeroMQ, which is an extra
     from epp.kvevents.sockets import Source  # noqa: PLC0415 - needs ZeroMQ, which is an extra
 

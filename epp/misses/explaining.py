@@ -30,7 +30,7 @@ class Explaining:
         self._picker = picker
         self._misses = Misses(picker)
         self._spent_s = 0.0
-        picker.subscribe(self._misses.hear)
+        picker.subscribe(self._misses.on_event)
 
     async def run(self) -> None:
         while True:
@@ -43,7 +43,7 @@ class Explaining:
                     break
                 await asyncio.sleep(0)
 
-    def told(self, window_s: float) -> dict[str, Any]:
+    def account(self, window_s: float) -> dict[str, Any]:
         """Return why tokens were missed in the last `window_s` seconds, as JSON values."""
         misses = self._misses
         account = misses.over(window_s, now=time.monotonic())

@@ -3,7 +3,7 @@
 A listener of the picker: on the path of a request it only appends to a bounded queue. It does its work some
 tenths of a second later, when other pickers' events of the same moment have arrived. The decision says what
 the picker believed at the pick, and `Seen` knows what happened to a chunk before. Pure, on one thread with
-the picker; `explaining` calls `work` and `told`.
+the picker; `explaining` calls `work` and `account`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Misses:
         """Requests that were skipped because too many waited."""
         self.looked_at = 0
 
-    def hear(self, event: PickerEvent) -> None:
+    def on_event(self, event: PickerEvent) -> None:
         if isinstance(event, Began):
             if len(self._waiting) >= _MOST_WAITING:
                 self.skipped += 1

@@ -23,7 +23,7 @@ class HashSecret(Struct, frozen=True):
     made_here: bool = False
     """Whether the picker made it at its start, so that it may take another picker's secret instead."""
 
-    def told(self) -> bytes:
+    def shown(self) -> bytes:
         """What the other pickers of the pool may read: the secret itself if it was made here; otherwise only
         a value that shows whether two pickers have the same secret.
         """
@@ -31,14 +31,14 @@ class HashSecret(Struct, frozen=True):
             return _MADE + self.key
         return _GIVEN + blake2b(b"which secret", key=self.key, digest_size=16).digest()
 
-    def agreed(self, told: bytes) -> HashSecret | None:
+    def agreed(self, shown: bytes) -> HashSecret | None:
         """The secret to use from now on, from what the pool says: our own or another picker's. None: the two
         secrets do not agree.
         """
-        if told == self.told():
+        if shown == self.shown():
             return self
-        key = told.removeprefix(_MADE)
-        if self.made_here and told.startswith(_MADE) and len(key) == KEY_BYTES:
+        key = shown.removeprefix(_MADE)
+        if self.made_here and shown.startswith(_MADE) and len(key) == KEY_BYTES:
             return HashSecret(key, made_here=True)
         return None
 

@@ -150,11 +150,11 @@ def _refusal(admin: str, status: int) -> str:
 def _show(counts: Counts | None, *, on: Callable[[], bool] = sys.stderr.isatty) -> None:
     """Show the counts on one line of a terminal, written over each time. None: remove the line."""
     if on():
-        text = "\r\033[K" if counts is None else f"\r{told(counts)}; Ctrl-C ends it"
+        text = "\r\033[K" if counts is None else f"\r{counts_text(counts)}; Ctrl-C ends it"
         print(text, end="", file=sys.stderr, flush=True)
 
 
-def told(counts: Counts) -> str:
+def counts_text(counts: Counts) -> str:
     """The counts, for people."""
     left_out = f", {counts.left_out:,} left out" if counts.left_out else ""
     return f"{counts.requests:,} requests, {counts.size_bytes / 2**20:.1f} MiB{left_out}"

@@ -58,7 +58,7 @@ class RecordingService:
         """The number of requests, by what became of their lines."""
         return {"written": self.written, "dropped": self._recorder.dropped, "failed": self.lost}
 
-    def hear(self, event: PickerEvent) -> None:
+    def on_event(self, event: PickerEvent) -> None:
         if isinstance(event, Ended):
             self._recorder.ended(event.request, unix_now_s=time.time())
 

@@ -29,7 +29,7 @@ def make(picker: Picker, settings: Recording, *, worker: int, workers: int) -> R
         opening=lambda: opening_of(picker),
         servers=lambda: servers_of(picker),
     )
-    picker.subscribe(service.hear)
+    picker.subscribe(service.on_event)
     picker.recorders += 1
     return service
 

@@ -50,7 +50,7 @@ class Tap:
         if self._recorder is None:
             self._recorder = Recorder(key=self._picker.secret.key or secrets.token_bytes(KEY_BYTES))
             self._reader = reader
-            self._picker.subscribe(self.hear)
+            self._picker.subscribe(self.on_event)
             self._picker.recorders += 1
         elif self._reader != reader:
             raise RecordingTakenError
@@ -61,7 +61,7 @@ class Tap:
             self._end()
         return b"".join(map(encode, lines)), dropped
 
-    def hear(self, event: PickerEvent) -> None:
+    def on_event(self, event: PickerEvent) -> None:
         if not isinstance(event, Ended) or self._recorder is None:
             return
         if self._clock() - self._asked_at > GONE_AFTER_S:
@@ -70,6 +70,6 @@ class Tap:
             self._recorder.ended(event.request, unix_now_s=time.time())
 
     def _end(self) -> None:
-        self._picker.unsubscribe(self.hear)
+        self._picker.unsubscribe(self.on_event)
         self._picker.recorders -= 1
         self._recorder = None

@@ -64,4 +64,4 @@ class Shared:
             _, _, speaker, batch = heapq.heappop(self._under_way)
             for exchange in self._exchanges:
                 if exchange is not speaker:
-                    exchange.hear(batch, now=now, age_s=self._delay_s)
+                    exchange.receive(batch, now=now, age_s=self._delay_s)

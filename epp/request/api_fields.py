@@ -84,7 +84,7 @@ class Other(Struct, gc=False):
     model: Raw = NO_RAW
 
 
-class Telling(Struct, gc=False):
+class ApiFields(Struct, gc=False):
     """The fields that show which API a body is for if there is no path."""
 
     messages: Raw = NO_RAW
@@ -139,7 +139,7 @@ DECODE_COMPLETIONS: Final = _decoder(Completions)
 DECODE_EMBEDDINGS: Final = _decoder(Embeddings)
 DECODE_RESPONSES: Final = _decoder(Responses)
 DECODE_MESSAGES: Final = _decoder(Messages)
-DECODE_TELLING: Final = msgspec.json.Decoder(Telling)
+DECODE_API_FIELDS: Final = msgspec.json.Decoder(ApiFields)
 DECODE_OTHER: Final = msgspec.json.Decoder(Other)
 
 

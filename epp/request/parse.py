@@ -24,17 +24,17 @@ from msgspec import Raw
 from epp.errors import BadRequestError
 from epp.request import canonical
 from epp.request.api_fields import (
+    DECODE_API_FIELDS,
     DECODE_CHAT,
     DECODE_COMPLETIONS,
     DECODE_EMBEDDINGS,
     DECODE_MESSAGES,
     DECODE_OTHER,
     DECODE_RESPONSES,
-    DECODE_TELLING,
     SHAPING_CHAT,
     SHAPING_COMPLETIONS,
     AnyBody,
-    Telling,
+    ApiFields,
     priority_in,
 )
 from epp.request.canonical import NO_RAW, Piece, bad_field, content_bytes, optional_text
@@ -119,10 +119,10 @@ def _seen_model(value: bytes) -> str:
 
 def _parse_pathless(body: Body) -> InferenceRequest:
     try:
-        told = DECODE_TELLING.decode(body)
+        told = DECODE_API_FIELDS.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _parse_other(body)
-    parse = _told_api(told)
+    parse = _api_of_fields(told)
     if parse is None:
         return _parse_other(body)
     try:
@@ -131,7 +131,7 @@ def _parse_pathless(body: Body) -> InferenceRequest:
         return _parse_other(body)
 
 
-def _told_api(told: Telling) -> Callable[[Body], InferenceRequest] | None:
+def _api_of_fields(told: ApiFields) -> Callable[[Body], InferenceRequest] | None:
     """Return the API that the fields show. If two APIs have the same fields: the one whose prompts are
     written alike, so that prefixes are found for both.
     """

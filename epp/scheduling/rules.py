@@ -156,7 +156,7 @@ class LeastCost:
         if seen.failure_share is not None:
             score_s = score_s + self._failure_s * seen.failure_share
         places = self._in_order(score_s, uncached, least)
-        if seen.unheard_picks > _LOOKING_AT_ONE:
+        if seen.unreported_picks > _LOOKING_AT_ONE:
             counting_s = self._of_few(score_s, weighed, places[0])
             chosen = self._in_order(counting_s, uncached, least)[0]
             places = [chosen, *[place for place in places if place != chosen]][:MOST]
@@ -184,10 +184,10 @@ class LeastCost:
         candidates that hold most of the prompt are drawn in the same way.
         """
         uncached, load_s = weighed.uncached_tokens, weighed.load_s
-        few = max(2, int(_LOOKING_AT_ONE * len(uncached) / weighed.seen.unheard_picks))
+        few = max(2, int(_LOOKING_AT_ONE * len(uncached) / weighed.seen.unreported_picks))
         # A candidate must not be drawn if it is worse even when the best one gets all of these requests.
-        unheard_s = weighed.seen.unheard_picks * weighed.prompt_tokens / weighed.seen.rate[first]
-        fair = score_s <= score_s[first] + unheard_s
+        unreported_s = weighed.seen.unreported_picks * weighed.prompt_tokens / weighed.seen.rate[first]
+        fair = score_s <= score_s[first] + unreported_s
         if load_s is not None:
             fair &= load_s == load_s[first]
         near = _ALIKE * weighed.prompt_tokens

@@ -83,7 +83,7 @@ class Snapshot(Facts, frozen=True):
     """Whether one more adapter can be loaded without dropping another; None: the request names no adapter."""
     failure_share: Floats | None = None
     """Share of each candidate's recent answers that failed. None: no answer failed."""
-    unheard_picks: float = 0.0
+    unreported_picks: float = 0.0
     """Estimated number of requests that other pickers have sent and that this picker does not know of yet."""
     failing: Bools | None = None
     """Candidates that are left out because their answers fail. None: no candidate is left out."""
@@ -142,5 +142,5 @@ class Snapshot(Facts, frozen=True):
             self.has_adapter[places] if self.has_adapter is not None else None,
             self.free_slot[places] if self.free_slot is not None else None,
             self.failure_share[places] if self.failure_share is not None else None,
-            self.unheard_picks,
+            self.unreported_picks,
         )

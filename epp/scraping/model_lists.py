@@ -92,7 +92,7 @@ class ModelLists:
         self._clock = clock
         self._rng = rng
         self._servers: dict[EndpointName, _Server] = {}
-        self._heard: dict[EndpointName, ModelList | None] = {}
+        self._answers: dict[EndpointName, ModelList | None] = {}
         self._told_servers = False
         self._asked_all = asyncio.Event()
 
@@ -104,7 +104,7 @@ class ModelLists:
             server = before.get(endpoint.name)
             if server is None or not _same_process(server.endpoint, endpoint):
                 server = _Server(endpoint, due_at=self._clock())
-                self._heard.pop(endpoint.name, None)
+                self._answers.pop(endpoint.name, None)
             server.endpoint = endpoint
             self._servers[endpoint.name] = server
 
@@ -142,9 +142,9 @@ class ModelLists:
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _hand_on(self) -> None:
-        if self._heard:
-            heard, self._heard = self._heard, {}
-            self._on_lists(heard)
+        if self._answers:
+            answers, self._answers = self._answers, {}
+            self._on_lists(answers)
 
     def _due(self, *, now: float) -> Sequence[_Server]:
         self._look_for_new_models(now=now)
@@ -180,21 +180,21 @@ class ModelLists:
             logger.info("%s does not list its models: %s", server.endpoint.name, said)
         server.failures += 1
         if not server.answered:
-            self._heard_from(server, None)
+            self._answered(server, None)
         wait_s = min(_RETRY_S * 2 ** min(server.failures - 1, 8), self._settings.interval_seconds)
         server.due_at = self._clock() + self._jittered(wait_s)
 
     def _took(self, server: _Server, listed: ModelList) -> None:
         server.failures, server.known = 0, True
         server.due_at = self._clock() + self._jittered(self._settings.interval_seconds)
-        self._heard_from(server, listed)
+        self._answered(server, listed)
 
-    def _heard_from(self, server: _Server, listed: ModelList | None) -> None:
+    def _answered(self, server: _Server, listed: ModelList | None) -> None:
         server.answered = True
         if (
             self._servers.get(server.endpoint.name) is server
         ):  # otherwise it left, or another process came meanwhile
-            self._heard[server.endpoint.name] = listed
+            self._answers[server.endpoint.name] = listed
 
     def _jittered(self, seconds: float) -> float:
         return seconds * (1 + self._rng.uniform(-_JITTER, _JITTER))

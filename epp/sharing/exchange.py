@@ -28,17 +28,17 @@ class Exchange:
         """
         self.picker = picker
         self.speaker = Speaker(speaker=me, limit_bytes=outbox_bytes, gate=gate)
-        picker.subscribe(self.speaker.hear)
+        picker.subscribe(self.speaker.on_event)
         self.listener = Listener(picker, me=me, timeout_s=peer_timeout_s, gate=gate)
-        self._hello_told = 0
+        self._hello_sent = 0
         self._said_at = float("-inf")
 
     def channel(self, pool: str) -> str:
         """The channel of its peers. It changes with the policy's chunks and with the hash secret."""
         return channel_of(pool, self.picker.roots)
 
-    def told_secret(self) -> bytes:
-        return self.picker.secret.told()
+    def shown_secret(self) -> bytes:
+        return self.picker.secret.shown()
 
     def agree(self, shown: bytes) -> bool:
         """Take over the pool's hash secret, if that is possible. If it differs from the current secret, the
@@ -60,24 +60,24 @@ class Exchange:
         """The next batch to send. None: there is nothing to send, and no sign of life is due."""
         listener = self.listener
         self.speaker.gather_flow()
-        due = urgent or self.speaker.waiting or listener.start_anew or listener.hello != self._hello_told
-        if listener.start_anew:
-            listener.start_anew = False
-            self.speaker.start_anew()
+        due = urgent or self.speaker.waiting or listener.start_fresh or listener.hello != self._hello_sent
+        if listener.start_fresh:
+            listener.start_fresh = False
+            self.speaker.start_fresh()
         if not due and now - self._said_at < LIFE_SIGN_S:
             return None
         self._said_at = now
-        self._hello_told = listener.hello
+        self._hello_sent = listener.hello
         return self.speaker.batch(now=now, hello=listener.hello, flags=flags)
 
-    def hear(self, data: bytes, *, now: float, age_s: float = 0.0) -> None:
+    def receive(self, data: bytes, *, now: float, age_s: float = 0.0) -> None:
         """Apply a batch from the channel at once. The sender may be any picker. Raises MalformedError."""
-        for _ in self.listener.hear(data, now=now, age_s=age_s):
+        for _ in self.listener.apply(data, now=now, age_s=age_s):
             pass
 
     def leave(self, *, now: float) -> None:
         self.listener.forget_all(now=now)
-        self.speaker.start_anew()
+        self.speaker.start_fresh()
 
     def check_integrity(self) -> None:
         self.speaker.check_integrity()

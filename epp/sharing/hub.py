@@ -38,7 +38,7 @@ _UNREAD_BYTES: Final = 8 * 2**20
 """A worker with this much unread gets no more batches until it has read."""
 _TIMEOUT_S: Final = 3.0
 _WAIT_S: Final = 1.0
-_MOST_UNHEARD: Final = 4096
+_MOST_UNREAD: Final = 4096
 """Most batches that wait for `read`. Beyond that the oldest are dropped, and the gap in their numbers shows
 it.
 """
@@ -155,7 +155,7 @@ class HubLink:
         self._channel = b""
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._heard: asyncio.Queue[bytes] = asyncio.Queue()
+        self._received: asyncio.Queue[bytes] = asyncio.Queue()
         self._answers: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
         self._asking = asyncio.Lock()
         """Allows one question at a time, since an answer does not say which question it belongs to."""
@@ -168,7 +168,7 @@ class HubLink:
         self._channel = channel.encode()
         await self._send(frame(b"J", self._channel))
 
-    async def say(self, batch: bytes) -> None:
+    async def send(self, batch: bytes) -> None:
         await self._send(frame(b"S", batch))
 
     async def read(self) -> list[Received]:
@@ -176,9 +176,9 @@ class HubLink:
         received: list[Received] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_WAIT_S):
-                received.append(Received(await self._heard.get(), 0.0))
-        while not self._heard.empty():
-            received.append(Received(self._heard.get_nowait(), 0.0))
+                received.append(Received(await self._received.get(), 0.0))
+        while not self._received.empty():
+            received.append(Received(self._received.get_nowait(), 0.0))
         return received
 
     async def recover(self) -> None:
@@ -258,6 +258,6 @@ class HubLink:
                 if kind != b"S":
                     self._answers.put_nowait((kind, content))
                     continue
-                if self._heard.qsize() >= _MOST_UNHEARD:
-                    self._heard.get_nowait()
-                self._heard.put_nowait(content)
+                if self._received.qsize() >= _MOST_UNREAD:
+                    self._received.get_nowait()
+                self._received.put_nowait(content)

@@ -36,7 +36,7 @@ class Link(Protocol):
     async def join(self, channel: str) -> None:
         """Join this channel. Messages from before this call may or may not be read."""
 
-    async def say(self, batch: bytes) -> None:
+    async def send(self, batch: bytes) -> None:
         """Send to all pickers of the channel."""
 
     async def read(self) -> list[Received]:

@@ -70,7 +70,7 @@ class _Peer:
 
 
 @dataclass(slots=True)
-class HeardCounts:
+class ReceivedCounts:
     batches: int = 0
     events: int = 0
     unresolved: int = 0
@@ -96,14 +96,14 @@ class Listener:
         self._floors: dict[EndpointName, float] = {}
         """The servers' counters of prompt tokens when the loaded table was stored. Each is kept until the
         endpoint's own counter is seen."""
-        self.counts = HeardCounts()
+        self.counts = ReceivedCounts()
         self._spent = 0
         """Chunks applied in this portion."""
         self._budget = 0
         """Chunks that this batch may still name."""
         self.hello = 0
         """Goes into every batch. Changes when this picker has missed something."""
-        self.start_anew = False
+        self.start_fresh = False
         """Another picker joined or missed something, so the speaker must start a new dictionary. The code
         that does so resets this flag."""
         self.joining = False
@@ -122,7 +122,7 @@ class Listener:
             self._forget_waits(who)
         self._peers.clear()
 
-    def hear(self, data: bytes | memoryview, *, now: float, age_s: float = 0.0) -> Iterator[None]:
+    def apply(self, data: bytes | memoryview, *, now: float, age_s: float = 0.0) -> Iterator[None]:
         """Apply a batch, a portion at each step. This picker's own are skipped. Raises MalformedError."""
         batch = batches.decode_batch(data)
         if batch.speaker == self._me:
@@ -130,7 +130,7 @@ class Listener:
         peer = self._peers.get(batch.speaker)
         if peer is None:
             peer = self._peers[batch.speaker] = _Peer(heard_at=now - age_s, hello=batch.hello)
-            self.start_anew = True
+            self.start_fresh = True
         elif batch.number <= peer.number:
             return  # a sender that does not know whether a batch arrived sends it again
         elif batch.number != peer.number + 1:
@@ -200,7 +200,7 @@ class Listener:
             self._release_all(peer, now=now)
         if batch.hello != peer.hello:
             peer.hello = batch.hello
-            self.start_anew = True
+            self.start_fresh = True
         self.joining |= bool(batch.flags & Flag.JOINING)
         if batch.flags & Flag.STORED:
             self.stored_at = max(self.stored_at, now - age_s)
@@ -209,7 +209,7 @@ class Listener:
             rows = [(row[0], Row(*row[1:])) for row in batch.flow]
             fresh = bool(batch.flags & Flag.FRESH)
             if rows or fresh:
-                self._gate.hear(batch.speaker, rows, anew=fresh, now=now)
+                self._gate.take_reports(batch.speaker, rows, anew=fresh, now=now)
 
     def _forget_waits(self, speaker: bytes) -> None:
         if self._gate is not None:
@@ -251,10 +251,10 @@ class Listener:
     def _failures(self, peer: _Peer, batch: batches.Batch, *, now: float) -> None:
         for index in batch.hanging:
             if (state := self._server(peer, index)) is not None:
-                self._picker.heard_hang(state, now=now)
+                self._picker.on_peer_hang(state, now=now)
         for index in batch.cut:
             if (state := self._server(peer, index)) is not None:
-                self._picker.heard_cut(state, now=now)
+                self._picker.on_cut(state, now=now)
 
     def _server(self, peer: _Peer, index: int) -> EndpointState | None:
         """The endpoint of an event. None: this picker does not know this process; this is counted."""
@@ -299,7 +299,7 @@ class Listener:
             return
         booking = Booking(tokens=event.tokens, booked_at=at, loads=loads)
         state.book_peers(booking, at=at, now=now)
-        self._picker.fleet.unheard.heard(state.model, age_s=now - at, now=now)
+        self._picker.fleet.unreported.reported(state.model, age_s=now - at, now=now)
         peer.open[number] = _Open(state, state.process, booking, chain, self._picker.table, recorded)
 
     def _chain(self, peer: _Peer, event: batches.Began | batches.HeldChain) -> list[ChunkHash]:
@@ -340,7 +340,7 @@ class Listener:
         table, name = self._picker.table, state.endpoint.name
         same_server = self._picker.fleet.get(name) is state and state.process == request.process
         if same_server and (failed or kept == Kept.COMPUTED):
-            self._picker.heard_answer(state, failed=failed, now=now)
+            self._picker.on_peer_answer(state, failed=failed, now=now)
         if request.recorded is None or request.table is not table or not same_server:
             return
         if kept == Kept.LOST:
@@ -357,7 +357,7 @@ class Listener:
     def _restarted(self, state: EndpointState, *, at: float) -> None:
         """Another picker saw that an endpoint's counters went back."""
         if at > state.cold_at + _SAME_RESTART_S:
-            state.heard_of_restart(at=at)
+            state.on_peer_restart(at=at)
             self._picker.table.clear_endpoint(state.endpoint.name)
 
     def _sized(self, state: EndpointState, event: batches.Sized) -> None:

@@ -127,7 +127,7 @@ class RedisLink:
         if self._position == _START:
             self._position = await self._last_id()
 
-    async def say(self, batch: bytes) -> None:
+    async def send(self, batch: bytes) -> None:
         entry = await self._call(
             lambda client: client.xadd(
                 self._stream, {_FIELD: batch}, maxlen=self._settings.stream_entries, approximate=True

@@ -107,7 +107,7 @@ class SharingService:
     async def run(self) -> None:
         loops = (
             ("ticking", self._tick),
-            ("saying", self._say),
+            ("saying", self._send),
             ("reading", self._read),
             ("storing", self._store),
         )
@@ -152,19 +152,19 @@ class SharingService:
         alone = self._joined.is_set() and not self.exchange.listener.peers and waited_s > _ALONE_AFTER_S
         return alone or bool(self._away) or waited_s >= self._settings.warmup_seconds
 
-    async def _say(self) -> None:
+    async def _send(self) -> None:
         while True:
             await self._work.wait()
             self._work.clear()
-            await self._retrying(_TELL, self._join_and_say)
+            await self._retrying(_TELL, self._join_and_send)
 
-    async def _join_and_say(self) -> None:
+    async def _join_and_send(self) -> None:
         """Join the channel if necessary, and send all waiting events in batches. A batch that could not be
         sent is sent first the next time.
         """
         exchange = self.exchange
         if _TELL in self._away:
-            exchange.speaker.start_anew()
+            exchange.speaker.start_fresh()
         await self._agree()
         channel = exchange.channel(self._settings.pool)
         if channel != self._channel or not self._joined.is_set():
@@ -183,7 +183,7 @@ class SharingService:
         """
         if self._clock() - self._agreed_at < self._settings.snapshot_interval_seconds:
             return
-        told = await self._link.agree(self._settings.pool, self.exchange.told_secret())
+        told = await self._link.agree(self._settings.pool, self.exchange.shown_secret())
         self._agreed_at = self._clock()
         differs = not self.exchange.agree(told)
         if differs:
@@ -205,7 +205,7 @@ class SharingService:
                 if self._unsaid is None:
                     return
             said_at = self._clock()
-            await self._link.say(self._unsaid)
+            await self._link.send(self._unsaid)
             if self._joining:
                 self._asked_at = min(self._asked_at, said_at)
             self.counts.said_batches += 1
@@ -230,7 +230,7 @@ class SharingService:
         for received in await self._link.read():
             self.counts.read_bytes += len(received.data)
             try:
-                await self._hear(received)
+                await self._apply(received)
             except MalformedError as error:
                 self.counts.malformed += 1
                 _log.warning("skipped a batch of another picker: %s", error)
@@ -241,10 +241,10 @@ class SharingService:
             self._joining = False
             self._warm.set()
 
-    async def _hear(self, received: Received) -> None:
+    async def _apply(self, received: Received) -> None:
         """Apply one batch in portions. After each portion requests get as much time as the portion took."""
         started = self._clock()
-        for _ in self.exchange.listener.hear(received.data, now=started, age_s=received.age_s):
+        for _ in self.exchange.listener.apply(received.data, now=started, age_s=received.age_s):
             await asyncio.sleep(self._clock() - started)
             started = self._clock()
 
@@ -278,7 +278,7 @@ class SharingService:
     async def _store_in_turn(self, turn: str, period_s: float) -> None:
         if await self._link.take_turn(turn, period_s=period_s):
             await self._write_table()
-            self.exchange.speaker.start_anew()
+            self.exchange.speaker.start_fresh()
             self._flags |= Flag.STORED
             self._work.set()
 

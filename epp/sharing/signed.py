@@ -38,8 +38,8 @@ class SignedLink:
         self._channel = channel
         await self._link.join(channel)
 
-    async def say(self, batch: bytes) -> None:
-        await self._link.say(self._sign(b"batch", batch) + batch)
+    async def send(self, batch: bytes) -> None:
+        await self._link.send(self._sign(b"batch", batch) + batch)
 
     async def read(self) -> list[Received]:
         return [

@@ -120,11 +120,11 @@ class Speaker:
     def waiting_bytes(self) -> int:
         return self._bytes
 
-    def start_anew(self) -> None:
+    def start_fresh(self) -> None:
         """Another picker joined or missed a batch, so the next batch must not refer to an earlier one."""
         self._fresh = True
 
-    def hear(self, event: PickerEvent) -> None:
+    def on_event(self, event: PickerEvent) -> None:
         match event:
             case Began(at, request):
                 self._give_number(request)
@@ -154,7 +154,7 @@ class Speaker:
         """Collect the news of this picker's flow control. anew: the others know nothing yet."""
         if self._gate is None:
             return
-        for model, row in self._gate.tell(anew=anew):
+        for model, row in self._gate.reports(anew=anew):
             readable = row._replace(let_go_tokens=min(row.let_go_tokens, MOST_TOKENS))
             self._flow_rows.append((model, *readable))
         if len(self._flow_rows) > _MOST_FLOW_ROWS:

@@ -165,7 +165,7 @@ class QueuedHandler(logging.Handler):
         self._repeats = repeats or Repeats()
         self._clock = clock
         self._lines: queue.Queue[str | None] = queue.Queue(most_waiting)
-        self._untold = 0
+        self._unreported = 0
         """Lines dropped since the last line that was written."""
         self.counts = LogCounts()
         self._thread = threading.Thread(target=self._write, name="logs", daemon=True)
@@ -210,7 +210,7 @@ class QueuedHandler(logging.Handler):
 
     def _drop(self) -> None:
         self.counts.dropped += 1
-        self._untold += 1
+        self._unreported += 1
 
     def _sum_up(self, *, at: float) -> None:
         for record, left_out in self._repeats.ended(now=at):
@@ -238,7 +238,7 @@ class QueuedHandler(logging.Handler):
         """Write summaries of windows that are over, and report dropped lines."""
         with self.lock or contextlib.nullcontext():
             self._sum_up(at=self._clock())
-            untold, self._untold = self._untold, 0
+            untold, self._unreported = self._unreported, 0
         if untold:
             self._write_line(self.format(_dropped(untold)))
 

@@ -30,7 +30,7 @@ _log = logging.getLogger("epp.requests")
 
 
 class Metrics:
-    """Implements `epp.decision.Observer`, and listens with `hear`. Decisions also go to `decisions`."""
+    """Implements `epp.decision.Observer`, and listens with `on_event`. Decisions also go to `decisions`."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Metrics:
             )
         )
 
-    def hear(self, event: PickerEvent) -> None:
+    def on_event(self, event: PickerEvent) -> None:
         if isinstance(event, Began):
             self._began(event)
         elif isinstance(event, Answered):

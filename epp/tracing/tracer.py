@@ -99,7 +99,7 @@ class Tracer:
         waited_s = error.waited_s if isinstance(error, FlowRefusedError) else 0.0
         self.sender.put(_Span(*contexts, now - waited_s, now, attributes_of_refusal(request_id, error)))
 
-    def hear(self, event: PickerEvent) -> None:
+    def on_event(self, event: PickerEvent) -> None:
         """A pick may begin a span. The span of a request that is over is queued."""
         if isinstance(event, Began):
             self._begin(event)

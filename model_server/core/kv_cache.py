@@ -99,7 +99,7 @@ class KVCacheManager:
         self.block_size_tokens = block_size_tokens
         self.enable_prefix_caching = enable_prefix_caching
         self.stats = PrefixCacheStats()
-        self._untold: Counter[BlockHash] = Counter()
+        self._unreported: Counter[BlockHash] = Counter()
         """Cached blocks with approximate content, which are not reported to the observer."""
         self.observer: CacheObserver = Unobserved()
         """Hears of full blocks only, so it does not fit a cache that also finds partial blocks."""
@@ -288,7 +288,7 @@ class KVCacheManager:
         fill from now on.
         """
         self.pool.forget_all()
-        self._untold.clear()
+        self._unreported.clear()
         self.observer.cleared()
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -299,7 +299,7 @@ class KVCacheManager:
         held = Counter(block for table in self._tables.values() for block in table) + self._pins
         assert all(block.ref_count == held[block] for block in self.pool.blocks)
         assert all(count > 0 for count in self._pins.values())
-        assert all(count > 0 for count in self._untold.values())
+        assert all(count > 0 for count in self._unreported.values())
         assert self._tables.keys() == self._num_cached_blocks.keys()
         for request_id, table in self._tables.items():
             assert len(set(table)) == len(table), "a table holds a block twice"
@@ -337,7 +337,7 @@ class KVCacheManager:
             self._cache(request, table[index], index)
         self._num_cached_blocks[request.request_id] = num_full
         if request.scope.approximation:
-            self._untold.update(request.block_hashes[first:num_full])
+            self._unreported.update(request.block_hashes[first:num_full])
         else:
             self.observer.stored(request, first=first, end=num_full)
 
@@ -349,7 +349,7 @@ class KVCacheManager:
         """The pool will remove a block's hash."""
         if block.block_hash is None:
             return
-        if self._untold[block.block_hash]:
-            self._untold -= Counter((block.block_hash,))
+        if self._unreported[block.block_hash]:
+            self._unreported -= Counter((block.block_hash,))
         else:
             self.observer.removed(block.block_hash)

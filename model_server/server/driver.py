@@ -20,7 +20,7 @@ from model_server.core.request import FinishReason, Request, RequestId, TokenId
 from model_server.core.scheduler import StepPlan
 from model_server.server.errors import ApiError, DrainingError, EngineStoppedError, QueueFullError
 from model_server.server.metrics import Metrics
-from model_server.server.replies import Delta, TokenTold
+from model_server.server.replies import Delta, TokenReport
 from model_server.server.staging import Staging
 from model_server.server.stops import StopFilter, StopRule
 from model_server.text.language import Detokenizer, Language, UnknownTokenError
@@ -66,7 +66,7 @@ class _Receiver:
     """Number of tokens in one delta. None: all of them, when the request has ended."""
     filter: StopFilter | None
     text: Detokenizer
-    told: list[TokenTold] | None
+    told: list[TokenReport] | None
     """None: log probabilities were not requested."""
     pieces: list[str] = field(default_factory=list)
 
@@ -210,7 +210,7 @@ class EngineDriver:
         if request.finish_reason is not None:
             piece += receiver.text.flush()
         if receiver.told is not None and not ended_itself:
-            receiver.told.append(self._told(output))
+            receiver.told.append(self._report(output))
         if receiver.filter is not None:
             piece = receiver.filter.feed(piece)
             if receiver.filter.stopped:
@@ -241,10 +241,10 @@ class EngineDriver:
         if ended:
             del self._receivers[request.request_id]
 
-    def _told(self, output: TokenOutput) -> TokenTold:
+    def _report(self, output: TokenOutput) -> TokenReport:
         assert output.logprobs is not None, "the runner told nothing of a token somebody asked about"
         top = tuple((self._text_of(TokenId(token)), logprob) for token, logprob in output.logprobs.top)
-        return TokenTold(self._text_of(output.token_id), output.logprobs.logprob, top)
+        return TokenReport(self._text_of(output.token_id), output.logprobs.logprob, top)
 
     def _text_of(self, token_id: TokenId) -> str:
         try:

@@ -90,14 +90,14 @@ class KvEventLog:
         if buffer_batches < 0:
             raise ValueError("the replay buffer cannot hold fewer than no batches")
         self._block_size_tokens = block_size_tokens
-        self._heard: list[KvEvent] = []
+        self._notes: list[KvEvent] = []
         self._kept: deque[Message] = deque(maxlen=buffer_batches)
         self._next_sequence = 0
         self._adapter_ids: dict[tuple[str, str], int] = {}
 
     def stored(self, request: Request, *, first: int, end: int) -> None:
         size, scope = self._block_size_tokens, request.scope
-        self._heard.append(
+        self._notes.append(
             BlockStored(
                 block_hashes=tuple(map(event_hash, request.block_hashes[first:end])),
                 parent_block_hash=event_hash(request.block_hashes[first - 1]) if first else None,
@@ -113,21 +113,21 @@ class KvEventLog:
         )
 
     def removed(self, block_hash: BlockHash) -> None:
-        self._heard.append(BlockRemoved((event_hash(block_hash),), MEDIUM, 0))
+        self._notes.append(BlockRemoved((event_hash(block_hash),), MEDIUM, 0))
 
     def cleared(self) -> None:
         """Earlier notes that were not sent yet are dropped."""
-        self._heard = [AllBlocksCleared()]
+        self._notes = [AllBlocksCleared()]
 
     def tier_changed(self, event: TierEvent) -> None:
         """A store below the cache holds other blocks than before."""
         hashes = tuple(map(event_hash, event.hashes))
         if isinstance(event, TierRemoved):
-            self._heard.append(BlockRemoved(hashes, event.medium, 0))
+            self._notes.append(BlockRemoved(hashes, event.medium, 0))
             return
         scope = event.scope
         blocks = range(event.first_block, event.first_block + len(hashes))
-        self._heard.append(
+        self._notes.append(
             BlockStored(
                 block_hashes=hashes,
                 parent_block_hash=event_hash(event.parent) if event.parent is not None else None,
@@ -144,10 +144,10 @@ class KvEventLog:
 
     def take(self, *, wall_time_s: float) -> Message | None:
         """Return the notes since the last call, as the next message. None: there are none."""
-        if not self._heard:
+        if not self._notes:
             return None
-        batch = KvEventBatch(wall_time_s, tuple(self._heard), 0)
-        self._heard = []
+        batch = KvEventBatch(wall_time_s, tuple(self._notes), 0)
+        self._notes = []
         message = Message(self._next_sequence, encode_batch(batch))
         self._next_sequence += 1
         self._kept.append(message)

@@ -17,7 +17,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
-class TokenTold:
+class TokenReport:
     """One token with its log probability, and the most likely tokens in its place with theirs."""
 
     text: str
@@ -32,7 +32,7 @@ class Delta:
     index: int
     text: str
     finish_reason: FinishReason | None
-    told: tuple[TokenTold, ...] | None = None
+    told: tuple[TokenReport, ...] | None = None
     """The log probabilities of its tokens. None: the client did not ask."""
     stop_reason: str | None = None
     """The stop string that ended the answer, if one did."""
@@ -112,7 +112,7 @@ class Reply:
             "stop_reason": delta.stop_reason,
         }
 
-    def _logprobs(self, index: int, told: Sequence[TokenTold]) -> dict[str, Any]:
+    def _logprobs(self, index: int, told: Sequence[TokenReport]) -> dict[str, Any]:
         offsets = []
         for token in told:
             offsets.append(self._told_characters[index])
@@ -130,7 +130,7 @@ class Reply:
         return b"data: %b\n\n" % _encode({**self._head, "object": kind, "choices": choices, **more})
 
 
-def _chat_logprobs(told: Sequence[TokenTold]) -> dict[str, Any]:
+def _chat_logprobs(told: Sequence[TokenReport]) -> dict[str, Any]:
     content = [
         {**_token(token.text, token.logprob), "top_logprobs": [_token(*one) for one in token.top]}
         for token in told

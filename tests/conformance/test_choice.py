@@ -104,7 +104,7 @@ async def test_row_04_header_and_metadata_say_the_same(
     """Data planes read one or the other:
     the pick is in the request header and in the dynamic metadata, equal."""
     routed = await picker.route(mode, body)
-    assert routed.told_destination == routed.destination
+    assert routed.metadata_destination == routed.destination
 
 
 async def test_row_04_one_answer_carries_both(picker: PickerUnderTest) -> None:
@@ -149,7 +149,7 @@ async def test_row_10_the_test_header_steers_the_pick(
     for wanted in (list(flagged.endpoints[:1]), list(flagged.endpoints[1::-1])):
         routed = await flagged.route(mode, body, headers=[(SELECTION, ",".join(wanted))])
         assert routed.destinations == wanted
-        assert routed.told_destination == ",".join(wanted)
+        assert routed.metadata_destination == ",".join(wanted)
 
 
 async def test_row_10_an_address_without_port_names_the_endpoint_there(flagged: PickerUnderTest) -> None:
@@ -219,7 +219,7 @@ async def test_row_11_a_destination_that_the_client_sends_is_gone(
     """Even if a client sends the destination header, once or twice, the header then holds only the pick."""
     claims = [(name, NOWHERE[0]), (name, f"{NOWHERE[1]},{picker.endpoints[0]}")]
     routed = await picker.route(mode, body, headers=claims)
-    assert routed.destination == routed.told_destination
+    assert routed.destination == routed.metadata_destination
     assert set(routed.destinations) <= set(picker.endpoints)
 
 

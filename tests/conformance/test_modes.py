@@ -239,7 +239,7 @@ async def test_row_17_any_cut_of_the_same_bytes_gives_the_same_pick(
     pieces = [body[start:end] for start, end in pairwise([0, *at, len(body)])]
     routed = await picker.route(mode, pieces)
     assert routed.destinations[0] == home
-    assert routed.told_destination == routed.destination
+    assert routed.metadata_destination == routed.destination
 
 
 @reading_mode

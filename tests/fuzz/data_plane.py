@@ -40,7 +40,7 @@ class ExtProcMessages(OfBytes):
         self.seeds: Sequence[bytes] = talk()
         self._picker = small_picker()
         self._seen = _Seen()
-        self._picker.subscribe(self._seen.hear)
+        self._picker.subscribe(self._seen.on_event)
         self._names = request_names(PolicySpec())
         self._now = itertools.count(1.0)
         self._stream = self._new_stream()
@@ -94,7 +94,7 @@ class _Seen:
 
     def parsed(self, *, seconds: float, size_bytes: int) -> None: ...
     def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None: ...
-    def hear(self, event: PickerEvent) -> None:
+    def on_event(self, event: PickerEvent) -> None:
         self.open += isinstance(event, picker_events.Began) - isinstance(event, Ended)
 
     def protocol_error(self, reason: str) -> None: ...

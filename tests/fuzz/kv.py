@@ -66,7 +66,7 @@ class KvEvents:
         before, now = self._exact.malformed, next(self._now)
         steps = self._messages.live(next(self._number), data)
         assert all(isinstance(step, Deliver | Forget) for step in steps)
-        self._exact.heard(A, steps, complete=self._messages.complete, now=now)
+        self._exact.apply(A, steps, complete=self._messages.complete, now=now)
         self._picker.take_in(self._exact.findings(now=now))
         return self._exact.malformed == before
 

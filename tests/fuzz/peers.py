@@ -46,7 +46,7 @@ class PeerBatches:
 
     async def feed(self, data: bytes) -> bool:
         try:
-            self._replica.exchange.hear(data, now=next(self._now))
+            self._replica.exchange.receive(data, now=next(self._now))
         except MalformedError:
             return False
         return True
@@ -98,9 +98,9 @@ def spoken() -> list[bytes]:
     said: list[bytes] = []
     for n in range(4):
         pick = one.pick(text(f"s{n}", 1_500), now=1.0 + n)
-        said += one.say(now=1.0 + n)
+        said += one.send(now=1.0 + n)
         one.end(pick, now=1.5 + n)
-        said += one.say(now=1.5 + n)
+        said += one.send(now=1.5 + n)
     return said
 
 

@@ -35,7 +35,7 @@ async def following_picker(
     """
     queue = RoutedPrompts(max_prompts=100, max_bytes=10**7)
     picker = Picker(DEFAULT_POLICY, rng=random.Random(1))
-    picker.subscribe(queue.hear)
+    picker.subscribe(queue.on_event)
     picker.set_endpoints(endpoints, now=0.0)
     exact = Exact({"": settings}, max_blocks=10**5, max_chunks=10**4)
     service = ExactService(

@@ -24,10 +24,10 @@ class Seen:
     def of(cls, picker: Picker) -> Seen:
         """Make an observer that listens to the picker from now on."""
         seen = cls()
-        picker.subscribe(seen.hear)
+        picker.subscribe(seen.on_event)
         return seen
 
-    def hear(self, event: PickerEvent) -> None:
+    def on_event(self, event: PickerEvent) -> None:
         if isinstance(event, Began):
             self.picks.append(event.request)
         elif isinstance(event, Answered):

@@ -104,7 +104,7 @@ async def admin() -> AsyncIterator[Admin]:
 
 
 async def test_metrics_are_in_prometheus_text_format(admin: Admin) -> None:
-    admin.metrics.hear(began(pick()))
+    admin.metrics.on_event(began(pick()))
     page = await admin.text("/metrics")
     assert "\nepp_in_flight 1.0\n" in page
     assert "\nprocess_cpu_seconds_total " in page

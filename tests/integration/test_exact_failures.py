@@ -69,7 +69,7 @@ class Following:
     def __init__(self, exact: Callable[[], Exact], *, topic: str, **addresses: str) -> None:
         self.queue = RoutedPrompts(max_prompts=10, max_bytes=10**6)
         self.picker = Picker(DEFAULT_POLICY, rng=random.Random(1))
-        self.picker.subscribe(self.queue.hear)
+        self.picker.subscribe(self.queue.on_event)
         endpoints = [
             Endpoint(EndpointName(name), Address("127.0.0.1", n), kv_events=address)
             for n, (name, address) in enumerate(addresses.items(), 1)
@@ -134,10 +134,10 @@ class Failing(Exact):
         super().__init__({"": ModelSettings(language=None)}, max_blocks=1000, max_chunks=1000)
         self._error = error
 
-    def heard(self, server: EndpointName, steps: Sequence[Step], *, complete: bool, now: float) -> None:  # type: ignore[override]  # the service hands over lists
+    def apply(self, server: EndpointName, steps: Sequence[Step], *, complete: bool, now: float) -> None:  # type: ignore[override]  # the service hands over lists
         if steps:
             raise self._error
-        super().heard(server, steps, complete=complete, now=now)
+        super().apply(server, steps, complete=complete, now=now)
 
 
 @pytest.mark.parametrize(

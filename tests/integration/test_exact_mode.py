@@ -230,7 +230,7 @@ class Deaf(Exact):
         super().__init__({}, max_blocks=1000, max_chunks=1000)
         self.steps: list[object] = []
 
-    def heard(self, server: EndpointName, steps: Sequence[Step], *, complete: bool, now: float) -> None:  # type: ignore[override]  # the service hands over lists
+    def apply(self, server: EndpointName, steps: Sequence[Step], *, complete: bool, now: float) -> None:  # type: ignore[override]  # the service hands over lists
         self.steps += [
             "gap" if isinstance(step, Forget) else decode(step.payload)[0].blocks[0]  # type: ignore[union-attr]  # removals alone are sent
             for step in steps

@@ -98,8 +98,8 @@ async def test_the_stream_is_bounded_and_a_channel_that_nobody_uses_goes_away(tm
             await link.join(one.replica.exchange.channel("p"))
             for n in range(600):
                 one.serve(text(str(n), 300))
-                for batch in one.replica.say(now=time.monotonic()):
-                    await link.say(batch)
+                for batch in one.replica.send(now=time.monotonic()):
+                    await link.send(batch)
             await link.close()
             (stream,) = [key for key in await server.do("KEYS", "*") if key.endswith(b":stream")]
             assert 100 <= await server.do("XLEN", stream) <= 300

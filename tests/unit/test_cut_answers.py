@@ -85,7 +85,7 @@ def test_one_cut_answer_a_second_leaves_no_busy_server_out(answers_per_s: int) -
     assert state is not None
     for n in range(10 * answers_per_s):
         now = 1.0 + n / answers_per_s
-        picker.heard_answer(state, failed=False, now=now)
+        picker.on_peer_answer(state, failed=False, now=now)
         if n % answers_per_s == 0:
             picker.answer_cut(A, now=now)
         if n % answers_per_s == answers_per_s - 1:

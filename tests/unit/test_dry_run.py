@@ -130,7 +130,7 @@ def test_the_decision_and_a_counter_show_it() -> None:
     ring = DecisionRing(keep=10)
     metrics = Metrics(decisions=ring, state=PickerStatus)
     picker = a_picker(PolicySpec(rule="round-robin"), PolicySpec(rule="round-robin"))
-    picker.subscribe(metrics.hear)
+    picker.subscribe(metrics.on_event)
     for n in range(3):
         picker.pick(ask(n), now=0.0)
     assert b'epp_dry_run_picks_total{agrees="true",policy="tried"} 3.0' in metrics.page()

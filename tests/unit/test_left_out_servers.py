@@ -153,7 +153,7 @@ def test_a_request_is_not_remembered_for_as_long_as_a_server_says_that_it_takes(
         Endpoint(EndpointName("a"), Address("10.0.0.1", 1)), model_rate=ModelRate(start=1000.0), now=0.0
     )
     for n in range(100):
-        failures.sent(state, streams=True, foretold_s=1e12, now=float(n))
+        failures.sent(state, streams=True, predicted_s=1e12, now=float(n))
     assert failures.remembered == 100
     failures.look(now=1000.0)
     assert failures.remembered == 0

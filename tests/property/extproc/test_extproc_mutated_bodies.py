@@ -73,7 +73,7 @@ def test_ten_thousand_damaged_bodies_are_routed_or_refused_and_leave_no_booking(
             status = "200" if number % 2 else "500"
             stream.receive(ResponseHeaders(((":status", status),), end_of_stream=number % 5 == 0), now=now)
         stream.close(now=now)
-        picker.unsubscribe(seen.hear)
+        picker.unsubscribe(seen.on_event)
         picker.housekeep(now=now)
         stream.check_integrity()
         for _, error in seen.refusals:

@@ -96,7 +96,7 @@ class FlowMachine(RuleBasedStateMachine):
     @rule(told=st.lists(rows, max_size=4), picker=st.sampled_from([b"x", b"y"]))
     def another_picker_tells(self, told: list[Row], picker: bytes) -> None:
         self.alone = False
-        self.flow.hear(picker, told, now=self.now)
+        self.flow.take_reports(picker, told, now=self.now)
         self.pump()
 
     @rule(picker=st.sampled_from([b"x", b"y"]))

@@ -195,7 +195,7 @@ def test_no_prompt_and_no_message_of_a_server_ends_the_thread(
     good = list(range(BLOCK))
     names = BlockHasher("sha256").names(good, block_tokens=BLOCK)
     stored = {"type": "BlockStored", "block_hashes": names, "token_ids": good, "block_size": BLOCK}
-    exact.heard(SERVERS[0], [Deliver(msgspec.msgpack.encode([0.0, [stored], 0]))], complete=True, now=0.0)
+    exact.apply(SERVERS[0], [Deliver(msgspec.msgpack.encode([0.0, [stored], 0]))], complete=True, now=0.0)
     errors = 0
     for now, (path, body) in enumerate(prompts, 1):
         raw = json.dumps({"model": "m", **body}).encode()
@@ -208,7 +208,7 @@ def test_no_prompt_and_no_message_of_a_server_ends_the_thread(
             if rng.random() < 0.1
             else Deliver(spoiled(payload, rng) if rng.random() < 0.3 else payload)
         )
-        exact.heard(rng.choice(SERVERS), [step], complete=rng.random() < 0.8, now=float(now))
+        exact.apply(rng.choice(SERVERS), [step], complete=rng.random() < 0.8, now=float(now))
         exact.findings(now=now * 40.0)
         exact.check_integrity()
         errors = exact.models()[""].prompts.get("error", 0)

@@ -64,7 +64,7 @@ def test_batches_that_no_picker_would_make_break_nothing(made: list[Batch]) -> N
     replica = Replica(1)
     for n, batch in enumerate(made):
         with contextlib.suppress(MalformedError):
-            replica.exchange.hear(encode(batch), now=1.0 + n)
+            replica.exchange.receive(encode(batch), now=1.0 + n)
         replica.check()
     with contextlib.suppress(MalformedError):
         for _ in replica.exchange.listener.load(encode_table(list(map(encode, made))), now=20.0, age_s=0.0):
@@ -80,9 +80,9 @@ def test_damaged_batches_are_refused_or_break_nothing(junk: bytes, at: int, bit:
     one, other = Replica(1), Replica(2)
     meet([one, other], now=0.0)
     one.pick(text("p"), now=1.0)
-    said = bytearray(b"".join(one.say(now=1.0)))
+    said = bytearray(b"".join(one.send(now=1.0)))
     said[at % len(said)] ^= 1 << bit
     for data in (bytes(said), junk, bytes(said[: at % len(said)])):
         with contextlib.suppress(MalformedError):
-            other.exchange.hear(data, now=1.1)
+            other.exchange.receive(data, now=1.1)
         other.check()

@@ -78,7 +78,7 @@ class SharingMachine(RuleBasedStateMachine):
 
     @rule(at=replicas)
     def speaks(self, at: int) -> None:
-        said = self.replicas[at].say(now=self.now)
+        said = self.replicas[at].send(now=self.now)
         for (speaker, _), queue in self.under_way.items():
             if speaker == at:
                 queue.extend(said)
@@ -88,7 +88,7 @@ class SharingMachine(RuleBasedStateMachine):
         queue = self.under_way.get((at, to))
         if queue:
             batch = queue.popleft()
-            self.replicas[to].hear(
+            self.replicas[to].receive(
                 [batch] * {"heard": 1, "twice": 2, "lost": 0}[fate], now=self.now, age_s=0.05
             )
 

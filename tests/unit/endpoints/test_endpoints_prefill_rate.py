@@ -272,7 +272,7 @@ def test_the_times_of_its_prefills_outweigh_how_a_busy_server_compares() -> None
     for at in range(20, 40):
         before, after = _pages((at, 0.0, 0.0), (at + 1.0, 0.0, 0.0))
         counted = replace(before, prefill_count=0, prefill_tokens=0, prefill_sum_s=0.0)
-        took_s = line.foretold_s(requests=1, tokens=4000, adapter_loads=0)
+        took_s = line.predicted_s(requests=1, tokens=4000, adapter_loads=0)
         slow.observe(counted, replace(after, prefill_count=1, prefill_tokens=4000, prefill_sum_s=took_s))
     assert slow.slowness == pytest.approx(1.0, abs=0.02)
 

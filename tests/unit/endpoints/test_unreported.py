@@ -6,31 +6,31 @@ from __future__ import annotations
 
 import pytest
 
-from epp.endpoints.unheard import Unheard
+from epp.endpoints.unreported import Unreported
 
 
 def test_the_estimate_is_the_rate_of_the_others_times_the_age_of_the_news() -> None:
-    unheard = Unheard()
+    unreported = Unreported()
     for n in range(4000):
-        unheard.heard("m", age_s=0.075, now=n / 1000)
-    assert unheard.picks("m", now=4.0) == pytest.approx(75, rel=0.03)
-    assert unheard.picks("m", now=5.0) == pytest.approx(75 / 2.718, rel=0.05), (
+        unreported.reported("m", age_s=0.075, now=n / 1000)
+    assert unreported.picks("m", now=4.0) == pytest.approx(75, rel=0.03)
+    assert unreported.picks("m", now=5.0) == pytest.approx(75 / 2.718, rel=0.05), (
         "without news the other pickers are assumed to send less"
     )
-    assert unheard.picks("m", now=60.0) == 0.0
-    unheard.check_integrity()
+    assert unreported.picks("m", now=60.0) == 0.0
+    unreported.check_integrity()
 
 
 def test_old_news_after_an_interruption_and_clocks_that_differ_do_no_harm() -> None:
-    unheard = Unheard()
-    unheard.heard("m", age_s=3600.0, now=1.0)
-    unheard.heard("m", age_s=-5.0, now=0.5)
-    assert unheard.picks("m", now=1.0) <= 1.0
-    unheard.check_integrity()
+    unreported = Unreported()
+    unreported.reported("m", age_s=3600.0, now=1.0)
+    unreported.reported("m", age_s=-5.0, now=0.5)
+    assert unreported.picks("m", now=1.0) <= 1.0
+    unreported.check_integrity()
 
 
 def test_requests_for_one_model_say_nothing_about_those_for_another() -> None:
-    unheard = Unheard()
-    unheard.heard("m", age_s=0.5, now=1.0)
-    assert unheard.picks("m", now=1.0) == 0.5
-    assert unheard.picks("other", now=1.0) == 0.0
+    unreported = Unreported()
+    unreported.reported("m", age_s=0.5, now=1.0)
+    assert unreported.picks("m", now=1.0) == 0.5
+    assert unreported.picks("other", now=1.0) == 0.0

@@ -88,7 +88,7 @@ class Held:
 
     def tenants(self) -> Sequence[tuple[int, str, int]]:
         """Return priority, tenant and number of the waiting requests."""
-        return [(row.priority, row.tenant, row.requests) for _, row in self.gate.tell(anew=True)]
+        return [(row.priority, row.tenant, row.requests) for _, row in self.gate.reports(anew=True)]
 
     def free(self) -> None:
         """Long afterwards all servers are idle."""

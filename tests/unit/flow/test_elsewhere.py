@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.flow.control import FlowControl
-from epp.flow.elsewhere import Elsewhere, Row, Telling
+from epp.flow.elsewhere import Elsewhere, Reported, Row
 from epp.flow.queues import Load
 from epp.flow.settings import Bound, FlowSettings
 from tests.unit.flow.a_fleet import AFleet, Ask, Gateway
@@ -31,7 +31,7 @@ class Pool:
         self.fleet = AFleet(SERVERS)
         self.fleet.busy_until = [1.0] * SERVERS
         self.gates = [Gateway(FlowControl(settings, self.fleet), self.fleet) for _ in range(PICKERS)]
-        self.telling = [Telling() for _ in range(PICKERS)]
+        self.telling = [Reported() for _ in range(PICKERS)]
         self.under_way: deque[tuple[float, int, list[Row]]] = deque()
         self.now = 0.0
 
@@ -40,7 +40,7 @@ class Pool:
             _, teller, rows = self.under_way.popleft()
             for number, gate in enumerate(self.gates):
                 if number != teller:
-                    gate.flow.hear(bytes([teller]), rows, now=self.now)
+                    gate.flow.take_reports(bytes([teller]), rows, now=self.now)
         for number, (gate, telling) in enumerate(zip(self.gates, self.telling, strict=True)):
             gate.run(now=self.now, until=self.now)
             rows = list(telling.rows(gate.flow.loads(), gate.flow.take_charges(), anew=False))
@@ -132,8 +132,8 @@ def test_the_more_pressing_goes_first_wherever_it_waits() -> None:
 
 def test_what_a_picker_told_is_forgotten_with_it() -> None:
     elsewhere = Elsewhere()
-    elsewhere.hear(b"a", Row(1, "t", False, 0, 3, 30, 300), now=0.0)
-    elsewhere.hear(b"b", Row(1, "t", True, 0, 1, 10, 100), now=0.0)
+    elsewhere.replace(b"a", Row(1, "t", False, 0, 3, 30, 300), now=0.0)
+    elsewhere.replace(b"b", Row(1, "t", True, 0, 1, 10, 100), now=0.0)
     assert elsewhere.in_all.as_tuple() == (4, 40, 400)
     elsewhere.forget(b"a")
     assert elsewhere.in_all.as_tuple() == (1, 10, 100)
@@ -145,13 +145,13 @@ def test_what_a_picker_told_is_forgotten_with_it() -> None:
 def test_what_waits_for_a_certain_server_holds_back_no_other_picker() -> None:
     elsewhere, low = Elsewhere(), (0, False)
     waits = Row(5, "t", False, 0, 1, 10, 100)
-    elsewhere.hear(b"a", Row(0, "t", False, 70, 0, 0, 0), now=0.0)
-    elsewhere.hear(b"a", waits, now=0.5)
+    elsewhere.replace(b"a", Row(0, "t", False, 70, 0, 0, 0), now=0.0)
+    elsewhere.replace(b"a", waits, now=0.5)
     assert not elsewhere.passed_over(low, now=0.6)  # this request went before the other came
-    elsewhere.hear(b"a", Row(0, "t", False, 70, 0, 0, 0), now=1.0)
+    elsewhere.replace(b"a", Row(0, "t", False, 70, 0, 0, 0), now=1.0)
     assert elsewhere.passed_over(low, now=1.1)
     assert not elsewhere.passed_over(low, now=2.1)  # no more requests went
-    elsewhere.hear(b"b", waits, now=1.1)
+    elsewhere.replace(b"b", waits, now=1.1)
     # the other picker keeps its servers for its waiting requests
     assert not elsewhere.passed_over(low, now=1.2)
     elsewhere.forget(b"b")
@@ -171,7 +171,7 @@ def test_a_request_for_a_busy_server_at_one_picker_leaves_the_idle_ones_to_the_r
 
 
 def test_only_changes_are_told_unless_everything_is_told_anew() -> None:
-    telling = Telling()
+    telling = Reported()
     waiting = {(0, "a", False): Load(2, 20, 200), (0, "b", False): Load(1, 10, 100)}
     assert len(telling.rows(waiting, {}, anew=False)) == 2
     assert telling.rows(waiting, {}, anew=False) == []
@@ -199,7 +199,7 @@ def test_the_sums_are_sums_whatever_is_told(told: list[tuple[bytes, Row | None]]
         if row is None:
             elsewhere.forget(picker)
         else:
-            elsewhere.hear(picker, replace_tokens(row), now=0.0)
+            elsewhere.replace(picker, replace_tokens(row), now=0.0)
         elsewhere.check_integrity()
 
 

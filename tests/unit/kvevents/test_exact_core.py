@@ -43,7 +43,7 @@ class Fleet:
 
     def tell(self, name: EndpointName, *events: object, complete: bool = True) -> None:
         payload = msgspec.msgpack.encode([0.0, list(events), 0])
-        self.exact.heard(name, [Deliver(payload)], complete=complete, now=next(self.clock))
+        self.exact.apply(name, [Deliver(payload)], complete=complete, now=next(self.clock))
 
     def route(
         self, name: EndpointName, tokens: Sequence[int], *, adapter: str = "", process: int = 0
@@ -199,7 +199,7 @@ def test_another_process_holds_nothing_of_what_the_old_one_held() -> None:
     fleet.tell(A, stored(tokens))
     assert not fleet.route(A, tokens)
     assert fleet.held(tokens).keys() == {A}
-    fleet.exact.heard(A, [Forget("restart")], complete=False, now=next(fleet.clock))
+    fleet.exact.apply(A, [Forget("restart")], complete=False, now=next(fleet.clock))
     assert fleet.held(tokens) == {}
 
 
@@ -208,7 +208,7 @@ def test_a_gap_that_nobody_closed_takes_nothing_away() -> None:
     fleet.tell(A, stored(tokens))
     fleet.route(A, tokens)
     fleet.held(tokens)
-    fleet.exact.heard(A, [Forget("gap")], complete=False, now=next(fleet.clock))
+    fleet.exact.apply(A, [Forget("gap")], complete=False, now=next(fleet.clock))
     assert fleet.held(tokens).keys() == {A}
     server = fleet.exact.servers()[A]
     assert (server.state, server.blocks) == ("partly", 0)
@@ -303,7 +303,7 @@ def test_once_the_last_server_that_named_blocks_so_has_gone_the_others_are_heard
     fleet.exact.drop(A)
     assert fleet.exact.take_relearning() == [B]
     assert fleet.exact.take_relearning() == []
-    fleet.exact.heard(B, [Forget("restart")], complete=False, now=next(fleet.clock))
+    fleet.exact.apply(B, [Forget("restart")], complete=False, now=next(fleet.clock))
     fleet.tell(B, stored(tokens, algorithm="sha256_cbor"))
     fleet.route(B, tokens)
     assert fleet.held(tokens).keys() == {B}

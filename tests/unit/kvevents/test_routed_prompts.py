@@ -17,7 +17,7 @@ A, B = (Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 8000)) for i, n in enum
 def a_picker(queue: RoutedPrompts | None) -> Picker:
     picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
     if queue is not None:
-        picker.subscribe(queue.hear)
+        picker.subscribe(queue.on_event)
     picker.set_endpoints([A, B], now=0.0)
     return picker
 

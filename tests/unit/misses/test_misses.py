@@ -37,7 +37,7 @@ def missed(misses: Misses) -> dict[str, float]:
 def watched(spec: PolicySpec = PolicySpec(), names: str = "a", **more: Any) -> tuple[Picker, Misses]:  # noqa: B008 - frozen
     picker = a_picker(spec, on=endpoints(names, **more))
     misses = Misses(picker)
-    picker.subscribe(misses.hear)
+    picker.subscribe(misses.on_event)
     return picker, misses
 
 
@@ -198,7 +198,7 @@ def test_the_answer_names_causes_servers_and_what_to_change() -> None:
     for n in range(2):
         served(picker, text("one", 8192), now=float(n))
     explaining._misses.work(limit=10)
-    told = explaining.told(1e12)
+    told = explaining.account(1e12)
     assert (told["requests"], told["hit_ratio"]) == (2, 0.0)
     shown = table(told)
     assert "sent to another server" in shown

@@ -15,22 +15,22 @@ ONE, OTHER = HashSecret(b"1" * 32, made_here=True), HashSecret(b"2" * 32, made_h
 
 
 def test_a_made_secret_gives_way_to_another_pickers() -> None:
-    assert ONE.agreed(OTHER.told()) == OTHER
-    assert ONE.agreed(ONE.told()) == ONE
+    assert ONE.agreed(OTHER.shown()) == OTHER
+    assert ONE.agreed(ONE.shown()) == ONE
 
 
-@pytest.mark.parametrize("told", [b"", b"made:", b"made:short", b"made:" + b"x" * 5000, b"given:x", b"\xff"])
-def test_what_is_no_secret_is_not_taken(told: bytes) -> None:
-    assert ONE.agreed(told) is None
-    assert derived(b"file").agreed(told) is None
+@pytest.mark.parametrize("shown", [b"", b"made:", b"made:short", b"made:" + b"x" * 5000, b"given:x", b"\xff"])
+def test_what_is_no_secret_is_not_taken(shown: bytes) -> None:
+    assert ONE.agreed(shown) is None
+    assert derived(b"file").agreed(shown) is None
 
 
 def test_a_given_secret_never_gives_way_and_is_told_by_a_digest() -> None:
     given = derived(b"file")
-    assert given.agreed(given.told()) == given
-    assert given.agreed(ONE.told()) is None
-    assert given.agreed(derived(b"another file").told()) is None
-    assert given.key not in given.told()
+    assert given.agreed(given.shown()) == given
+    assert given.agreed(ONE.shown()) is None
+    assert given.agreed(derived(b"another file").shown()) is None
+    assert given.key not in given.shown()
 
 
 def test_without_the_secret_nobody_can_tell_the_hashes_that_a_picker_uses() -> None:

@@ -71,11 +71,11 @@ def weighed(
     beginning: int = 0,
     adapter: str = "",
     load_s: float = 0.5,
-    unheard_picks: float = 0.0,
+    unreported_picks: float = 0.0,
     earlier: Earlier | None = None,
     at_once: float = 1.0,
 ) -> Weighed:
-    shown = replace(snapshot(seen, adapter=adapter), unheard_picks=unheard_picks)
+    shown = replace(snapshot(seen, adapter=adapter), unreported_picks=unreported_picks)
     return Weighed(
         seen=shown,
         prompt_tokens=prompt,

@@ -58,12 +58,12 @@ def firsts(rule: Rule, seen: list[Seen], *, times: int = 400) -> Counter[str]:
     return Counter(order(rule, seen)[0] for _ in range(times))
 
 
-def first(seen: list[Seen], *, seed: int, unheard_picks: float, adapter: str = "") -> int:
+def first(seen: list[Seen], *, seed: int, unreported_picks: float, adapter: str = "") -> int:
     """Return the place that `least-cost` takes when other pickers have sent so many requests that are not
     known here.
     """
     ranked = rule_of("least-cost", seed=seed).rank(
-        weighed(seen, adapter=adapter, unheard_picks=unheard_picks)
+        weighed(seen, adapter=adapter, unreported_picks=unreported_picks)
     )
     assert sorted(set(ranked.places)) == sorted(ranked.places)
     assert len(ranked.places) == min(len(seen), MOST)
@@ -289,19 +289,21 @@ def test_servers_that_hold_nothing_are_shared_out_where_other_pickers_send_much_
     None
 ):
     seen = [Seen(f"s{n}", in_flight=n) for n in range(100)]
-    known = Counter(first(seen, seed=seed, unheard_picks=2.0) for seed in range(300))
+    known = Counter(first(seen, seed=seed, unreported_picks=2.0) for seed in range(300))
     assert known == {0: 300}
-    unheard = Counter(first(seen, seed=seed, unheard_picks=80.0) for seed in range(300))
-    assert unheard[0] < 30, "one of about forty pickers looks at the best server"
-    assert sum(place * times for place, times in unheard.items()) / 300 < 35, "the better of a few, not any"
+    unreported = Counter(first(seen, seed=seed, unreported_picks=80.0) for seed in range(300))
+    assert unreported[0] < 30, "one of about forty pickers looks at the best server"
+    assert sum(place * times for place, times in unreported.items()) / 300 < 35, (
+        "the better of a few, not any"
+    )
 
 
 def test_one_holder_gets_its_requests_however_much_is_not_known_yet_and_several_share_them_out() -> None:
     others = [Seen(f"s{n}") for n in range(99)]
     one = [*others, Seen("h", cached=900, in_flight=1)]
-    assert {first(one, seed=seed, unheard_picks=500.0) for seed in range(50)} == {99}
+    assert {first(one, seed=seed, unreported_picks=500.0) for seed in range(50)} == {99}
     ten = [*others, *(Seen(f"h{n}", cached=900, in_flight=n) for n in range(10))]
-    taken = Counter(first(ten, seed=seed, unheard_picks=500.0) for seed in range(300))
+    taken = Counter(first(ten, seed=seed, unreported_picks=500.0) for seed in range(300))
     assert set(taken) <= set(range(99, 109))
     assert taken[99] < 120, "a pick looks at two of the ten"
 
@@ -315,19 +317,19 @@ def test_a_holder_is_left_for_a_usual_server_and_not_for_the_best_of_many_where_
         Seen("idle"),
         *(Seen(f"s{n}", backlog=12_000) for n in range(98)),
     ]
-    assert first(seen, seed=1, unheard_picks=0.0) == 1
-    taken = Counter(first(seen, seed=seed, unheard_picks=500.0) for seed in range(300))
+    assert first(seen, seed=1, unreported_picks=0.0) == 1
+    taken = Counter(first(seen, seed=seed, unreported_picks=500.0) for seed in range(300))
     assert taken[0] > 270
 
 
 def test_servers_that_would_have_to_load_the_adapter_do_not_come_before_one_that_has_it() -> None:
     seen = [*(Seen(f"s{n}") for n in range(50)), Seen("a", has_adapter=True, in_flight=1)]
-    assert {first(seen, seed=seed, adapter="x", unheard_picks=500.0) for seed in range(50)} == {50}
+    assert {first(seen, seed=seed, adapter="x", unreported_picks=500.0) for seed in range(50)} == {50}
 
 
-def test_no_draw_falls_on_servers_whose_queues_are_longer_than_all_unheard_requests() -> None:
+def test_no_draw_falls_on_servers_whose_queues_are_longer_than_all_unreported_requests() -> None:
     seen = [Seen("a"), Seen("b"), Seen("c", backlog=3e6), Seen("d", backlog=3e6)]
-    taken = Counter(first(seen, seed=seed, unheard_picks=20.0) for seed in range(100))
+    taken = Counter(first(seen, seed=seed, unreported_picks=20.0) for seed in range(100))
     assert set(taken) == {0, 1}
 
 

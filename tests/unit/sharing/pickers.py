@@ -62,16 +62,16 @@ class Replica:
         self.picker.on_response_headers(pick, status=status, served=None, now=now)
         self.picker.end(pick, outcome=outcome, now=now)
 
-    def say(self, *, now: float) -> list[bytes]:
+    def send(self, *, now: float) -> list[bytes]:
         """Return everything that it has to send now."""
         said = []
         while (batch := self.exchange.next_batch(now=now)) is not None:
             said.append(batch)
         return said
 
-    def hear(self, said: Sequence[bytes], *, now: float, age_s: float = 0.0) -> None:
+    def receive(self, said: Sequence[bytes], *, now: float, age_s: float = 0.0) -> None:
         for batch in said:
-            self.exchange.hear(batch, now=now, age_s=age_s)
+            self.exchange.receive(batch, now=now, age_s=age_s)
         self.check()
 
     def matched(self, prompt: bytes, *, now: float) -> dict[EndpointName, int]:
@@ -101,7 +101,7 @@ def meet(replicas: Sequence[Replica], *, now: float, rounds: int = 3) -> None:
     """
     for _ in range(rounds):
         for speaker in replicas:
-            said = speaker.say(now=now)
+            said = speaker.send(now=now)
             for listener in replicas:
-                listener.hear(said, now=now)
+                listener.receive(said, now=now)
         now += 1.0

@@ -50,7 +50,7 @@ def batch(replica: Replica, number: int, events: list[Event]) -> bytes:
 
 
 def told_one_long_chain(replica: Replica) -> None:
-    replica.exchange.hear(batch(replica, 1, [HeldChain(0, 0, b"", pack_hashes(CHAIN))]), now=1.0)
+    replica.exchange.receive(batch(replica, 1, [HeldChain(0, 0, b"", pack_hashes(CHAIN))]), now=1.0)
 
 
 def test_a_small_batch_that_names_long_chains_is_applied_in_portions_up_to_a_budget() -> None:
@@ -59,7 +59,7 @@ def test_a_small_batch_that_names_long_chains_is_applied_in_portions_up_to_a_bud
     small = batch(replica, 2, [HeldChain(0, 0, LAST, b"")] * 60)
     assert len(small) < 1_000
     steps = 0
-    for _ in replica.exchange.listener.hear(small, now=1.1, age_s=0.0):
+    for _ in replica.exchange.listener.apply(small, now=1.1, age_s=0.0):
         steps += 1
         replica.check()
     whole = BUDGET_CHUNKS // MOST_CHUNKS
@@ -72,7 +72,7 @@ def test_many_small_events_are_applied_in_portions_too() -> None:
     replica = Replica(1)
     told_one_long_chain(replica)
     small = batch(replica, 2, [Began(n, 0, 0, 10, 0, b"", b"\1" * 8) for n in range(MOST_EVENTS)])
-    steps = sum(1 for _ in replica.exchange.listener.hear(small, now=1.1, age_s=0.0))
+    steps = sum(1 for _ in replica.exchange.listener.apply(small, now=1.1, age_s=0.0))
     assert steps >= MOST_EVENTS * 16 // PORTION_CHUNKS
     replica.check()
 
@@ -82,7 +82,7 @@ def test_a_batch_that_is_not_heard_to_its_end_leaves_no_bookings(how: str) -> No
     replica = Replica(1)
     told_one_long_chain(replica)
     began: list[Event] = [Began(n, 0, 0, 10, 0, LAST, b"") for n in range(8)]
-    hearing = replica.exchange.listener.hear(batch(replica, 2, began), now=1.1, age_s=0.0)
+    hearing = replica.exchange.listener.apply(batch(replica, 2, began), now=1.1, age_s=0.0)
     next(hearing)
     assert replica.in_flight_of_peers() == {"a": 1}
     if how == "given up":
@@ -99,8 +99,8 @@ def test_a_batch_that_is_not_heard_to_its_end_leaves_no_bookings(how: str) -> No
 def test_longer_chains_are_known_by_their_beginning_and_the_dictionary_stays_bounded() -> None:
     replica = Replica(1)
     long = array("Q", range(1, 3 * MOST_CHUNKS))
-    replica.exchange.hear(batch(replica, 1, [HeldChain(0, 0, b"", pack_hashes(long))]), now=1.0)
-    replica.exchange.hear(batch(replica, 2, [HeldChain(0, 0, LAST, pack_hashes(long))]), now=1.0)
+    replica.exchange.receive(batch(replica, 1, [HeldChain(0, 0, b"", pack_hashes(long))]), now=1.0)
+    replica.exchange.receive(batch(replica, 2, [HeldChain(0, 0, LAST, pack_hashes(long))]), now=1.0)
     assert (
         replica.picker.table.entries(next(iter(replica.picker.fleet.states())).endpoint.name) == MOST_CHUNKS
     )
@@ -110,7 +110,7 @@ def test_longer_chains_are_known_by_their_beginning_and_the_dictionary_stays_bou
 def test_more_events_than_a_batch_has_are_refused_before_any_is_made() -> None:
     replica = Replica(1)
     with pytest.raises(MalformedError):
-        replica.exchange.hear(batch(replica, 1, [HeldChain(0, 0, b"", b"")] * (MOST_EVENTS + 1)), now=1.0)
+        replica.exchange.receive(batch(replica, 1, [HeldChain(0, 0, b"", b"")] * (MOST_EVENTS + 1)), now=1.0)
     assert replica.exchange.listener.peers == 0
 
 

@@ -26,7 +26,7 @@ def two() -> tuple[Replica, Replica]:
 def test_a_pick_is_known_to_the_others_with_its_work() -> None:
     one, other = two()
     pick = one.pick(text("p"), now=10.0)
-    other.hear(one.say(now=10.05), now=10.1)
+    other.receive(one.send(now=10.05), now=10.1)
     chosen = pick.decision.chosen
     assert other.matched(text("p"), now=10.1) == one.matched(text("p"), now=10.1) == {chosen: 31}
     assert other.in_flight_of_peers() == {chosen: 1}
@@ -39,22 +39,22 @@ def test_news_tell_how_many_requests_of_others_are_not_known_yet() -> None:
     not known yet.
     """
     one, other = two()
-    assert other.picker.fleet.unheard.picks("m", now=9.0) == 0.0
+    assert other.picker.fleet.unreported.picks("m", now=9.0) == 0.0
     for n in range(250):
         one.end(one.pick(text(f"p{n}", 500), now=10.0 + n / 50), now=10.0 + n / 50)
-        other.hear(one.say(now=10.1 + n / 50), now=10.1 + n / 50)
-    assert other.picker.fleet.unheard.picks("m", now=15.1) == pytest.approx(5.0, rel=0.1)
-    assert one.picker.fleet.unheard.picks("m", now=15.1) == 0.0
-    assert other.picker.fleet.unheard.picks("m", now=25.1) == 0.0
-    other.picker.fleet.unheard.check_integrity()
+        other.receive(one.send(now=10.1 + n / 50), now=10.1 + n / 50)
+    assert other.picker.fleet.unreported.picks("m", now=15.1) == pytest.approx(5.0, rel=0.1)
+    assert one.picker.fleet.unreported.picks("m", now=15.1) == 0.0
+    assert other.picker.fleet.unreported.picks("m", now=25.1) == 0.0
+    other.picker.fleet.unreported.check_integrity()
 
 
 def test_the_end_of_a_request_releases_its_booking_and_keeps_its_prefix() -> None:
     one, other = two()
     pick = one.pick(text("p"), now=10.0)
-    other.hear(one.say(now=10.0), now=10.0)
+    other.receive(one.send(now=10.0), now=10.0)
     one.end(pick, now=11.0)
-    other.hear(one.say(now=11.0), now=11.0)
+    other.receive(one.send(now=11.0), now=11.0)
     assert other.in_flight_of_peers() == {}
     assert other.undone(now=11.0) == 0
     assert other.matched(text("p"), now=11.0)
@@ -65,9 +65,9 @@ def test_a_request_that_failed_leaves_nothing_behind(*, together: bool) -> None:
     one, other = two()
     pick = one.pick(text("p"), now=10.0)
     if not together:
-        other.hear(one.say(now=10.0), now=10.0)
+        other.receive(one.send(now=10.0), now=10.0)
     one.end(pick, now=11.0, status=500)
-    other.hear(one.say(now=11.0), now=11.0)
+    other.receive(one.send(now=11.0), now=11.0)
     assert other.in_flight_of_peers() == {}
     assert other.matched(text("p"), now=11.0) == {}
 
@@ -109,13 +109,13 @@ def test_an_answer_that_one_picker_is_told_was_cut_counts_once_with_the_others()
     meet([one, other], now=0.0)
     for n in range(4):
         assert one.picker.answer_cut(Address("10.0.0.1", 8000), now=1.0 + n / 100)
-    other.hear(one.say(now=1.1), now=1.1)
+    other.receive(one.send(now=1.1), now=1.1)
     for picker in (one.picker, other.picker):
         state = picker.fleet.get(EndpointName("a"))
         assert state is not None
         assert picker.fleet.failures.share(state, now=1.1) == pytest.approx(0.59, abs=0.01)
         assert picker.left_out(now=1.1) == {state: "its answers break off midway"}
-    assert not other.say(now=1.2), "it is not sent on to others"
+    assert not other.send(now=1.2), "it is not sent on to others"
 
 
 def test_a_server_that_hangs_for_one_picker_is_left_out_by_the_others_and_comes_back_with_them() -> None:
@@ -141,10 +141,10 @@ def test_a_server_that_hangs_for_one_picker_is_left_out_by_the_others_and_comes_
 def test_a_request_that_another_endpoint_served_moves_with_its_prefix() -> None:
     one, other = two()
     pick = one.pick(text("p"), now=10.0)
-    other.hear(one.say(now=10.0), now=10.0)
+    other.receive(one.send(now=10.0), now=10.0)
     served = next(e for e in endpoints() if e.address != pick.destinations[0])
     one.picker.on_response_headers(pick, status=200, served=served.address, now=11.0)
-    other.hear(one.say(now=11.0), now=11.0)
+    other.receive(one.send(now=11.0), now=11.0)
     assert other.in_flight_of_peers() == {served.name: 1}
     assert set(other.matched(text("p"), now=11.0)) == {served.name}
 
@@ -153,7 +153,7 @@ def test_a_request_that_is_let_go_counts_by_scrapes_and_its_work_drains() -> Non
     one, other = two()
     pick = one.pick(text("p"), now=10.0)
     one.picker.detach(pick, now=10.5)
-    other.hear(one.say(now=11.0), now=11.0)
+    other.receive(one.send(now=11.0), now=11.0)
     assert other.in_flight_of_peers() == {}
     assert other.undone(now=11.0) > 0
 
@@ -163,13 +163,13 @@ def test_adapters_that_a_picker_loads_are_known_to_the_others() -> None:
     one, other = Replica(1, on=on), Replica(2, on=on)
     meet([one, other], now=0.0)
     pick = one.pick(text("p"), now=1.0, model="sql")
-    other.hear(one.say(now=1.0), now=1.0)
+    other.receive(one.send(now=1.0), now=1.0)
     state = other.picker.fleet.get(pick.decision.chosen)
     assert state is not None
     assert list(state.adapters) == ["sql"]
     one.picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=2.0)
     one.picker.end(pick, outcome="ended", now=3.0)
-    other.hear(one.say(now=3.0), now=3.0)
+    other.receive(one.send(now=3.0), now=3.0)
     for replica in (one, other):
         there = replica.picker.fleet.get(pick.decision.chosen)
         assert there is not None
@@ -179,7 +179,7 @@ def test_adapters_that_a_picker_loads_are_known_to_the_others() -> None:
 def test_a_picker_that_is_silent_for_the_timeout_holds_nothing_any_more() -> None:
     one, other = two()
     one.pick(text("p"), now=10.0)
-    other.hear(one.say(now=10.0), now=10.0)
+    other.receive(one.send(now=10.0), now=10.0)
     other.exchange.listener.expire(now=10.0 + TIMEOUT_S)
     assert other.in_flight_of_peers() != {}
     other.exchange.listener.expire(now=10.1 + TIMEOUT_S)
@@ -191,22 +191,22 @@ def test_a_picker_that_is_silent_for_the_timeout_holds_nothing_any_more() -> Non
 
 def test_an_idle_picker_gives_a_sign_of_life_once_a_second() -> None:
     one, _ = two()
-    assert one.say(now=10.0)
-    assert one.say(now=10.5) == []
-    assert one.say(now=11.0)
+    assert one.send(now=10.0)
+    assert one.send(now=10.5) == []
+    assert one.send(now=11.0)
 
 
 def test_a_chain_is_told_from_where_it_leaves_what_was_told_before() -> None:
     one, other = two()
     turn = text("p", 40_000)
     one.pick(turn, now=10.0)
-    first = one.say(now=10.0)
+    first = one.send(now=10.0)
     one.pick(turn + text("q", 8_000), now=11.0)
-    second = one.say(now=11.0)
+    second = one.send(now=11.0)
     one.pick(turn[:20_000] + text("r", 1_000), now=12.0)
-    third = one.say(now=12.0)
+    third = one.send(now=12.0)
     for said in (first, second, third):
-        other.hear(said, now=12.0)
+        other.receive(said, now=12.0)
     assert [len(b"".join(said)) // 100 for said in (first, second, third)] == [7, 0, 0]
     assert other.exchange.listener.counts.unresolved == 0
     for prompt in (turn + text("q", 8_000), turn[:20_000] + text("r", 1_000)):
@@ -218,17 +218,17 @@ def test_whoever_missed_a_batch_releases_what_may_be_over_and_is_told_from_anew(
     meet([one, other], now=0.0)
     turn = text("p", 40_000)
     one.pick(text("s"), now=9.0)
-    other.hear(one.say(now=9.0), now=9.0)
+    other.receive(one.send(now=9.0), now=9.0)
     one.pick(turn, now=10.0)
-    one.say(now=10.0)
+    one.send(now=10.0)
     one.pick(turn + text("q"), now=11.0)
-    other.hear(one.say(now=11.0), now=11.0)
+    other.receive(one.send(now=11.0), now=11.0)
     counts = other.exchange.listener.counts
     assert (counts.gaps, counts.unresolved) == (1, 1)
     assert sum(other.in_flight_of_peers().values()) == 1, "only the tokens of the batch that was heard"
-    one.hear(other.say(now=11.1), now=11.1)
+    one.receive(other.send(now=11.1), now=11.1)
     one.pick(turn + text("r"), now=12.0)
-    other.hear(one.say(now=12.0), now=12.0)
+    other.receive(one.send(now=12.0), now=12.0)
     assert (counts.gaps, counts.unresolved) == (1, 1)
     assert other.matched(turn + text("r"), now=12.0) == one.matched(turn + text("r"), now=12.0)
 
@@ -236,8 +236,8 @@ def test_whoever_missed_a_batch_releases_what_may_be_over_and_is_told_from_anew(
 def test_a_batch_that_is_said_twice_counts_once() -> None:
     one, other = two()
     one.pick(text("p"), now=10.0)
-    said = one.say(now=10.0)
-    other.hear(said + said, now=10.0)
+    said = one.send(now=10.0)
+    other.receive(said + said, now=10.0)
     assert sum(other.in_flight_of_peers().values()) == 1
 
 
@@ -245,14 +245,14 @@ def test_the_row_is_bounded_and_what_has_no_room_is_counted_and_forgotten() -> N
     one, other = Replica(1, outbox_bytes=2000), Replica(2)
     meet([one, other], now=0.0)
     one.pick(text("told"), now=1.0)
-    other.hear(one.say(now=1.0), now=1.0)
+    other.receive(one.send(now=1.0), now=1.0)
     for n in range(20):
         one.pick(text(str(n)), now=2.0)
     one.check()
     speaker = one.exchange.speaker
     assert speaker.waiting_bytes <= 2000
     assert speaker.dropped + speaker.waiting == 20
-    other.hear(one.say(now=3.0), now=3.0)
+    other.receive(one.send(now=3.0), now=3.0)
     assert sum(other.in_flight_of_peers().values()) == 20 - speaker.dropped, (
         "the prompt that was reported before is forgotten too"
     )
@@ -261,13 +261,13 @@ def test_the_row_is_bounded_and_what_has_no_room_is_counted_and_forgotten() -> N
 def test_news_from_before_a_restart_do_not_bring_back_what_the_server_has_lost() -> None:
     one, other = two()
     pick = one.pick(text("p"), now=10.0)
-    said = one.say(now=10.0)
+    said = one.send(now=10.0)
     restarted(other, pick.decision.chosen, now=10.2)
-    other.hear(said, now=10.3, age_s=0.3)
+    other.receive(said, now=10.3, age_s=0.3)
     assert other.matched(text("p"), now=10.3) == {}
     assert other.exchange.listener.counts.stale == 1
     one.pick(text("p"), now=10.4)
-    other.hear(one.say(now=10.45), now=10.5, age_s=0.05)
+    other.receive(one.send(now=10.45), now=10.5, age_s=0.05)
     assert set(other.matched(text("p"), now=10.5)) == {pick.decision.chosen}
 
 
@@ -275,7 +275,7 @@ def test_news_of_another_process_of_the_same_name_are_passed_over() -> None:
     one, other = two()
     other.picker.set_endpoints(endpoints(incarnation="2"), now=5.0)
     one.pick(text("p"), now=10.0)
-    other.hear(one.say(now=10.0), now=10.0)
+    other.receive(one.send(now=10.0), now=10.0)
     assert other.matched(text("p"), now=10.0) == {}
     assert other.exchange.listener.counts.stale == 1
 
@@ -283,16 +283,16 @@ def test_news_of_another_process_of_the_same_name_are_passed_over() -> None:
 def test_a_restart_that_one_sees_from_counters_clears_the_others_tables_once() -> None:
     one, other = two()
     pick = one.pick(text("p"), now=10.0)
-    other.hear(one.say(now=10.0), now=10.0)
+    other.receive(one.send(now=10.0), now=10.0)
     restarted(one, pick.decision.chosen, now=20.0)
-    said = one.say(now=20.0)
-    other.hear(said, now=20.0)
+    said = one.send(now=20.0)
+    other.receive(said, now=20.0)
     assert other.matched(text("p"), now=20.0) == {}
     again = other.pick(text("p"), now=20.5)
     other.end(again, now=21.0)
     third = Replica(3)
     restarted(third, pick.decision.chosen, now=21.0)
-    other.hear(third.say(now=21.0), now=21.0)
+    other.receive(third.send(now=21.0), now=21.0)
     assert other.matched(text("p"), now=21.0), "a second report of the same restart"
 
 
@@ -302,7 +302,7 @@ def test_an_endpoint_that_this_picker_does_not_know_is_counted_and_no_more() -> 
     for n in range(6):
         pick = one.pick(text(str(n)), now=1.0)
         one.end(pick, now=2.0)
-    other.hear(one.say(now=2.0), now=2.0)
+    other.receive(one.send(now=2.0), now=2.0)
     assert other.exchange.listener.counts.unknown_endpoints > 0
     assert other.in_flight_of_peers() == {}
 
@@ -310,10 +310,10 @@ def test_an_endpoint_that_this_picker_does_not_know_is_counted_and_no_more() -> 
 def test_an_endpoint_that_leaves_with_requests_of_others_is_forgotten() -> None:
     one, other = two()
     pick = one.pick(text("p"), now=10.0)
-    other.hear(one.say(now=10.0), now=10.0)
+    other.receive(one.send(now=10.0), now=10.0)
     other.picker.set_endpoints([Endpoint(EndpointName("z"), Address("10.0.0.9", 8000))], now=10.5)
     one.end(pick, now=11.0)
-    other.hear(one.say(now=11.0), now=11.0)
+    other.receive(one.send(now=11.0), now=11.0)
     assert other.undone(now=11.0) == 0
 
 
@@ -321,38 +321,38 @@ def test_an_endpoint_that_leaves_with_requests_of_others_is_forgotten() -> None:
 def test_bytes_that_are_no_batch_are_one_typed_error(data: bytes) -> None:
     one, _ = two()
     with pytest.raises(MalformedError, match="not a batch"):
-        one.exchange.hear(data, now=1.0)
+        one.exchange.receive(data, now=1.0)
     one.check()
 
 
 def test_a_batch_says_nothing_of_prompts_but_hashes() -> None:
     one, _ = two()
     one.pick(b"secret words " * 100, now=1.0)
-    said = b"".join(one.say(now=1.0))
+    said = b"".join(one.send(now=1.0))
     assert b"secret" not in said
 
 
 def test_a_batch_that_is_malformed_in_its_middle_is_a_missing_one() -> None:
     one, other = two()
     picks = [one.pick(text(name), now=10.0) for name in "pq"]
-    other.hear(one.say(now=10.0), now=10.0)
+    other.receive(one.send(now=10.0), now=10.0)
     assert sum(other.in_flight_of_peers().values()) == 2
     one.pick(text("r"), now=11.0)
     for pick in picks:
         one.end(pick, now=11.0)
-    [data] = one.say(now=11.0)
+    [data] = one.send(now=11.0)
     batch = decode_batch(data)
     began = batch.events[0]
     assert isinstance(began, Began)
     cut = msgspec.structs.replace(began, tail=began.tail[:-1])
     damaged = msgspec.structs.replace(batch, events=[cut, *batch.events[1:]])
     with pytest.raises(MalformedError, match="not a list of hashes"):
-        other.exchange.hear(encode(damaged), now=11.0)
+        other.exchange.receive(encode(damaged), now=11.0)
     other.check()
     assert other.in_flight_of_peers() == {}, "the ends of two requests were in the rest of it"
-    one.hear(other.say(now=12.0), now=12.0)
+    one.receive(other.send(now=12.0), now=12.0)
     one.pick(text("s"), now=12.0)
-    other.hear(one.say(now=12.0), now=12.0)
+    other.receive(one.send(now=12.0), now=12.0)
     assert other.matched(text("s"), now=12.0), "it asked to be sent everything again"
 
 
@@ -371,10 +371,10 @@ def test_pools_policies_and_formats_meet_on_channels_of_their_own() -> None:
 def test_one_who_leaves_the_channel_holds_nothing_of_it() -> None:
     one, other = two()
     one.pick(text("p"), now=10.0)
-    other.hear(one.say(now=10.0), now=10.0)
+    other.receive(one.send(now=10.0), now=10.0)
     other.exchange.leave(now=10.5)
     assert other.in_flight_of_peers() == {}
-    assert decode_batch(other.say(now=12.0)[0]).flags & Flag.FRESH
+    assert decode_batch(other.send(now=12.0)[0]).flags & Flag.FRESH
 
 
 def replace_chunks(chunks: Chunks) -> Policy:

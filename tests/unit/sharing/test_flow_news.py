@@ -43,7 +43,7 @@ def two(**flow: object) -> tuple[Replica, Replica]:
     meet([one, other], now=0.0)
     for name in "ab":
         one.pick(text(name), now=3.0)
-    other.hear(one.say(now=3.0), now=3.0)
+    other.receive(one.send(now=3.0), now=3.0)
     return one, other
 
 
@@ -63,7 +63,7 @@ def test_what_waits_at_one_picker_counts_in_the_bounds_of_the_others() -> None:
     one, other = two(per_tenant=Waiting(max_requests=3))
     for n in range(3):
         offer(one, f"p{n}", now=3.1)
-    other.hear(one.say(now=3.2), now=3.2)
+    other.receive(one.send(now=3.2), now=3.2)
     with pytest.raises(FlowRefusedError) as refused:
         offer(other, "q", now=3.3)
     assert refused.value.reason == "flow_full"
@@ -100,14 +100,14 @@ def test_whatever_tenant_and_priority_a_client_names_other_pickers_can_read_it(
         )
 
     assert not isinstance(ask(one, 3.1), Pick)
-    other.hear(one.say(now=3.2), now=3.2)
+    other.receive(one.send(now=3.2), now=3.2)
     with pytest.raises(FlowRefusedError):
         ask(other, 3.3)
 
 
 def test_tokens_that_were_let_go_while_nobody_could_be_told_are_told_as_many_as_can_be_read() -> None:
     class Much:
-        def tell(self, *, anew: bool = False) -> list[tuple[str, Row]]:
+        def reports(self, *, anew: bool = False) -> list[tuple[str, Row]]:
             return [("m", Row(0, "t", False, 2**40, 0, 0, 0))]
 
     speaker = Speaker(speaker=b"me", limit_bytes=2**20, gate=cast("Gate", Much()))
@@ -118,7 +118,7 @@ def test_tokens_that_were_let_go_while_nobody_could_be_told_are_told_as_many_as_
 def test_a_picker_that_is_silent_holds_no_place() -> None:
     one, other = two(in_all=Waiting(max_requests=1))
     offer(one, "p", now=3.1)
-    other.hear(one.say(now=3.2), now=3.2)
+    other.receive(one.send(now=3.2), now=3.2)
     with pytest.raises(FlowRefusedError):
         offer(other, "q", now=3.3)
     other.exchange.listener.expire(now=3.3 + TIMEOUT_S)
@@ -128,12 +128,12 @@ def test_a_picker_that_is_silent_holds_no_place() -> None:
 def test_who_comes_later_is_told_everything_anew() -> None:
     one, _ = two(in_all=Waiting(max_requests=1))
     offer(one, "p", now=3.1)
-    one.say(now=3.2)
+    one.send(now=3.2)
     late = replica(3, in_all=Waiting(max_requests=1))
     late.pick(text("a"), now=3.3)
     late.pick(text("b"), now=3.3)
-    one.hear(late.say(now=3.4), now=3.4)
-    late.hear(one.say(now=3.5), now=3.5)
+    one.receive(late.send(now=3.4), now=3.4)
+    late.receive(one.send(now=3.5), now=3.5)
     with pytest.raises(FlowRefusedError):
         offer(late, "q", now=3.6)
 
@@ -141,9 +141,9 @@ def test_who_comes_later_is_told_everything_anew() -> None:
 def test_a_request_that_left_is_told_too() -> None:
     one, other = two(in_all=Waiting(max_requests=1))
     ticket = offer(one, "p", now=3.1)
-    other.hear(one.say(now=3.2), now=3.2)
+    other.receive(one.send(now=3.2), now=3.2)
     one.gate.leave(ticket)  # type: ignore[arg-type]
-    other.hear(one.say(now=3.3), now=3.3)
+    other.receive(one.send(now=3.3), now=3.3)
     offer(other, "q", now=3.4)
     assert other.gate.waiting == 1
 
@@ -151,13 +151,13 @@ def test_a_request_that_left_is_told_too() -> None:
 def test_a_batch_of_an_older_version_says_nothing_of_queues() -> None:
     one, other = two()
     offer(one, "p", now=3.1)
-    (said,) = one.say(now=3.2)
+    (said,) = one.send(now=3.2)
     fields = msgspec.msgpack.decode(said)
     assert len(fields) == 10
     assert fields[8]
     older = msgspec.msgpack.encode(fields[:8])
     assert decode_batch(older).flow == []
-    other.hear([older], now=3.2)
+    other.receive([older], now=3.2)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +179,6 @@ def test_the_very_first_request_that_goes_is_charged_at_the_others_too() -> None
     one, other = replica(1), replica(2)
     meet([one, other], now=0.0)
     assert isinstance(offer(one, "p", now=3.0), Pick)
-    [(_, row)] = one.gate.tell()
+    [(_, row)] = one.gate.reports()
     assert (row.tenant, row.requests) == ("t", 0)
     assert row.let_go_tokens > 0

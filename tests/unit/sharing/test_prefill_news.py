@@ -58,7 +58,7 @@ def test_the_tokens_that_a_prefill_server_has_to_compute_are_known_to_the_others
 ) -> None:
     one, other = two
     pick = a_long_one(one, "p", now=10.0)
-    other.hear(one.say(now=10.0), now=10.0)
+    other.receive(one.send(now=10.0), now=10.0)
     assert undone(other, helper(pick), now=10.0) == 20_000
     assert undone(other, pick.decision.chosen, now=10.0) == 0
     assert other.in_flight_of_peers() == {pick.decision.chosen: 1, helper(pick): 1}
@@ -71,12 +71,12 @@ def test_when_the_answer_begins_the_prefill_server_is_free_and_holds_the_prompt(
     one, other = two
     pick = a_long_one(one, "p", now=10.0)
     one.picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=12.0)
-    other.hear(one.say(now=12.0), now=12.0)
+    other.receive(one.send(now=12.0), now=12.0)
     assert undone(other, helper(pick), now=12.0) == 0
     assert other.in_flight_of_peers() == {pick.decision.chosen: 1}
     assert set(other.matched(text("p", LONG), now=12.0)) == {pick.decision.chosen, helper(pick)}
     one.picker.end(pick, outcome="ended", now=13.0)
-    other.hear(one.say(now=13.0), now=13.0)
+    other.receive(one.send(now=13.0), now=13.0)
     assert other.in_flight_of_peers() == {}
 
 
@@ -86,11 +86,11 @@ def test_a_prompt_that_nobody_answered_for_leaves_nothing_behind(
 ) -> None:
     one, other = two
     pick = a_long_one(one, "p", now=10.0)
-    other.hear(one.say(now=10.0), now=10.0)
+    other.receive(one.send(now=10.0), now=10.0)
     if status is not None:
         one.picker.on_response_headers(pick, status=status, served=pick.destinations[0], now=11.0)
     one.picker.end(pick, outcome=outcome, now=11.0)
-    other.hear(one.say(now=11.0), now=11.0)
+    other.receive(one.send(now=11.0), now=11.0)
     assert other.in_flight_of_peers() == {}
     assert undone(other, helper(pick), now=11.0) == 0
     assert EndpointName(helper(pick)) not in other.matched(text("p", LONG), now=11.0)
@@ -101,7 +101,7 @@ def test_an_error_is_laid_to_the_prefill_server_by_the_others_too(two: tuple[Rep
     for n in range(12):
         pick = a_long_one(one, f"p{n}", now=10.0 + n)
         one.end(pick, now=10.5 + n, status=500)
-        other.hear(one.say(now=10.5 + n), now=10.5 + n)
+        other.receive(one.send(now=10.5 + n), now=10.5 + n)
     failures = other.picker.fleet.failures
     shares = {str(s.endpoint.name): failures.share(s, now=22.0) for s in other.picker.fleet.states()}
     assert max(shares["c"], shares["d"]) > max(shares["a"], shares["b"])
@@ -111,7 +111,7 @@ def test_a_request_that_is_let_go_drains_at_the_prefill_server_too(two: tuple[Re
     one, other = two
     pick = a_long_one(one, "p", now=10.0)
     one.picker.detach(pick, now=10.1)
-    other.hear(one.say(now=10.2), now=10.2)
+    other.receive(one.send(now=10.2), now=10.2)
     assert other.in_flight_of_peers() == {}
     assert undone(other, helper(pick), now=10.2) == 20_000
 
@@ -119,7 +119,7 @@ def test_a_request_that_is_let_go_drains_at_the_prefill_server_too(two: tuple[Re
 def test_a_picker_that_is_silent_holds_nothing_at_a_prefill_server(two: tuple[Replica, Replica]) -> None:
     one, other = two
     pick = a_long_one(one, "p", now=10.0)
-    other.hear(one.say(now=10.0), now=10.0)
+    other.receive(one.send(now=10.0), now=10.0)
     other.exchange.listener.expire(now=10.0 + TIMEOUT_S + 1)
     assert undone(other, helper(pick), now=17.0) == 0
     assert other.in_flight_of_peers() == {}

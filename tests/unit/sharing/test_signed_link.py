@@ -22,7 +22,7 @@ class Shelf:
 
     async def join(self, channel: str) -> None: ...
 
-    async def say(self, batch: bytes) -> None:
+    async def send(self, batch: bytes) -> None:
         self.batches.append(batch)
 
     async def read(self) -> list[Received]:
@@ -51,7 +51,7 @@ async def link_on(shelf: Shelf, *, key: bytes = KEY, channel: str = "pool") -> S
 async def test_what_one_says_and_stores_another_of_the_same_key_takes() -> None:
     shelf = Shelf()
     one, other = await link_on(shelf), await link_on(shelf)
-    await one.say(b"batch")
+    await one.send(b"batch")
     await one.store(b"table")
     assert await other.read() == [Received(b"batch", 0.5)]
     assert await other.stored() == Received(memoryview(b"table"), 0.5)
@@ -65,7 +65,7 @@ async def test_what_another_key_or_another_channel_signed_is_refused(
 ) -> None:
     shelf = Shelf()
     stranger, ours = await link_on(shelf, key=key, channel=channel), await link_on(shelf)
-    await stranger.say(b"batch")
+    await stranger.send(b"batch")
     await stranger.store(b"table")
     assert await ours.read() == [Received(b"", 0.5)], "this is not a batch, so it is counted as malformed"
     assert await ours.stored() is None
@@ -76,7 +76,7 @@ async def test_what_another_key_or_another_channel_signed_is_refused(
 async def test_what_is_not_as_it_was_signed_is_refused(what: str) -> None:
     shelf = Shelf()
     link = await link_on(shelf)
-    await link.say(b"batch of events")
+    await link.send(b"batch of events")
     (signed,) = shelf.batches
     shelf.batches = [
         {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from bench.routing.bench import Setting, plan_of, spec_of
-from bench.routing.exact_mode import ExactRouter, Trial, _name, _TellingFleet
+from bench.routing.exact_mode import ExactRouter, Trial, _name, _ReportingFleet
 from bench.routing.workloads import OpenLoop
 from epp.config.policy import DEFAULT_POLICY
 from epp.types import EndpointName
@@ -18,7 +18,7 @@ def test_the_picker_of_the_exact_mode_benchmark_knows_what_its_servers_hold() ->
     workload = OpenLoop(spec.make(random.Random(1), 60), rate_per_s=10.0)
     plan = plan_of(Setting(num_servers=2), spec, arrivals_s=workload.last_arrival_s)
     router = ExactRouter(trial, policy=DEFAULT_POLICY, block_tokens=plan.shape.block_tokens)
-    fleet = _TellingFleet(plan, router=router, workload=workload, rng=random.Random(1))
+    fleet = _ReportingFleet(plan, router=router, workload=workload, rng=random.Random(1))
     fleet.told = router.told
     outcome = fleet.run()
     router._advance(outcome.ended_s)

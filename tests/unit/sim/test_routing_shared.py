@@ -53,7 +53,7 @@ def test_the_run_of_many_servers_says_what_each_part_of_the_pickers_work_costs()
     pool = scale.Pool("least-cost", 2)
     row, meter, told_bytes = scale.run(pool, servers=16, rate_per_s=160, seconds=2)
     assert row.completed == 1.0
-    assert set(meter.spent_s) == {"pick", "end", "read", "tell", "hear"}
+    assert set(meter.spent_s) == {"pick", "end", "read", "send", "receive"}
     assert told_bytes > 30
     pool = scale.Pool("prefix-hash", 2, share=False)
     _, alone, told_alone = scale.run(pool, servers=16, rate_per_s=160, seconds=2)

@@ -90,12 +90,12 @@ def test_a_request_is_counted_from_its_body_to_its_end(shown: Shown) -> None:
     observer: Observer = shown.metrics
     made = pick()
     observer.parsed(seconds=0.00003, size_bytes=4000)
-    shown.metrics.hear(began(made, began_s=1.0))
+    shown.metrics.on_event(began(made, began_s=1.0))
     assert shown.value("epp_in_flight") == 1
     assert shown.samples("epp_requests_total") == {}
-    shown.metrics.hear(answered(made))
+    shown.metrics.on_event(answered(made))
     made.decision.outcome = "aborted"
-    shown.metrics.hear(ended(made))
+    shown.metrics.on_event(ended(made))
     assert shown.value("epp_in_flight") == 0
     assert shown.samples("epp_requests_total") == {("chat", "aborted"): 1}
     assert (shown.value("epp_prompt_tokens_total"), shown.value("epp_matched_tokens_total")) == (1000, 600)
@@ -110,7 +110,7 @@ def test_requests_whose_body_was_not_read_are_counted_by_the_reason(shown: Shown
     for reason in ("", "costly_body", "costly_body"):
         made = pick()
         made.decision.unread = reason
-        shown.metrics.hear(began(made))
+        shown.metrics.on_event(began(made))
     assert shown.samples("epp_unread_bodies_total") == {("costly_body",): 2}
 
 
@@ -133,7 +133,7 @@ def test_a_refusal_is_counted_by_reason_and_can_be_asked_about(shown: Shown) -> 
 
 
 def test_mismatches_protocol_errors_and_reloads_are_counted(shown: Shown) -> None:
-    shown.metrics.hear(answered(pick(), mismatch=True))
+    shown.metrics.on_event(answered(pick(), mismatch=True))
     shown.metrics.protocol_error("body_before_headers")
     shown.metrics.reloaded("policy", ok=True)
     shown.metrics.reloaded("policy", ok=False)
@@ -148,7 +148,7 @@ def test_answers_are_counted_by_who_served_and_what_came_and_go_with_the_endpoin
         done = pick(decision(chosen="b"))
         done.decision.served_by, done.decision.status = EndpointName("a"), status
         done.decision.headers_s = headers_s
-        shown.metrics.hear(answered(done, mismatch=True))
+        shown.metrics.on_event(answered(done, mismatch=True))
     assert shown.samples("epp_answers_total") == {
         ("2xx", "a"): 2.0,
         ("5xx", "a"): 1.0,
@@ -174,8 +174,8 @@ def test_only_answers_whose_server_told_its_hits_judge_the_prediction(shown: Sho
     told, silent = pick(), pick(decision("r2"))
     told.decision.cached_tokens, told.decision.ttft_s = 580, 0.3
     for made in (told, silent):
-        shown.metrics.hear(began(made))
-        shown.metrics.hear(ended(made))
+        shown.metrics.on_event(began(made))
+        shown.metrics.on_event(ended(made))
     assert shown.value("epp_sampled_predicted_tokens_total") == 600
     assert shown.value("epp_sampled_cached_tokens_total") == 580
     assert shown.value("epp_sampled_true_tokens_total") == 580
@@ -217,8 +217,8 @@ def test_what_a_server_does_not_say_is_absent_not_zero(shown: Shown) -> None:
 
 
 def test_series_of_an_endpoint_go_with_it(shown: Shown) -> None:
-    shown.metrics.hear(began(pick(decision(chosen="a"))))
-    shown.metrics.hear(began(pick(decision(chosen="b"))))
+    shown.metrics.on_event(began(pick(decision(chosen="a"))))
+    shown.metrics.on_event(began(pick(decision(chosen="b"))))
     a, b = (EndpointStatus(name=EndpointName(name), address=HERE) for name in "ab")
     shown.status = replace(shown.status, endpoints=(a, b))
     assert shown.samples("epp_picks_total") == {("a", "prefix"): 1, ("b", "prefix"): 1}
@@ -260,13 +260,13 @@ def test_spans_are_counted_by_what_became_of_them_and_absent_without_tracing(sho
 
 def test_two_pickers_in_one_process_do_not_share_counts() -> None:
     one, two = Shown(), Shown()
-    one.metrics.hear(began(pick()))
+    one.metrics.on_event(began(pick()))
     assert (one.value("epp_in_flight"), two.value("epp_in_flight")) == (1, 0)
 
 
 def test_the_reference_names_exactly_what_is_served(shown: Shown) -> None:
     page = metrics_reference()
-    shown.metrics.hear(began(pick()))
+    shown.metrics.on_event(began(pick()))
     fast = EndpointStatus(name=EndpointName("a"), address=HERE, prefill_tokens_per_s=9000.0)
     flow = FlowStatus(model="m", saturation=0.0, oldest_s=0.0, requests={}, tokens={})
     shown.status = replace(shown.status, endpoints=(fast,), flow=(flow,))
@@ -296,7 +296,7 @@ def test_prompts_computed_elsewhere_are_counted_by_who_computes_them(shown: Show
         cost_s=0.3,
         instead_of_s=0.5,
     )
-    shown.metrics.hear(began(pick(told)))
-    shown.metrics.hear(began(pick(decision())))
+    shown.metrics.on_event(began(pick(told)))
+    shown.metrics.on_event(began(pick(decision())))
     assert shown.value("epp_prefill_picks_total", "a") == 1
     assert shown.value("epp_prefill_tokens_total", "a") == 900

@@ -57,8 +57,8 @@ class Traces:
     def one(self, made: Pick | None = None, *, trace: str = "", seconds: float = 0.0) -> Pick:
         """Route one request and end it."""
         made = made or pick()
-        self.tracer.hear(began(made, trace=trace, began_s=-seconds - made.decision.waited_s))
-        self.tracer.hear(ended(made))
+        self.tracer.on_event(began(made, trace=trace, began_s=-seconds - made.decision.waited_s))
+        self.tracer.on_event(ended(made))
         return made
 
     def arrived(self) -> list[ReadableSpan]:
@@ -75,10 +75,10 @@ def test_a_span_says_what_was_asked_predicted_and_done() -> None:
     traces = Traces()
     told = decision(request_id="r7", model="base", prompt_tokens=1000, matched_tokens=600)
     made = pick(told)
-    traces.tracer.hear(began(made, trace=CALLER, began_s=-0.002))
+    traces.tracer.on_event(began(made, trace=CALLER, began_s=-0.002))
     told.waited_s, told.served, told.status, told.outcome = 1.5, THERE, 200, "ended"
     told.headers_s, told.ttft_s, told.cached_tokens = 0.25, 0.75, 512
-    traces.tracer.hear(ended(made))
+    traces.tracer.on_event(ended(made))
     (span,) = traces.arrived()
     assert attributes(span) == {
         "gen_ai.operation.name": "chat",
