@@ -19,9 +19,9 @@ from statistics import fmean
 from bench.autoscaling.autoscaler import SYNC_S, Autoscaler, Behaviour
 from bench.autoscaling.demand import Day, Demand
 from bench.routing.bench import shape_of, spec_of
+from bench.routing.picker_router import PickerRouter
 from epp.config.policy import DEFAULT_POLICY
 from epp.replay.measure import quantile, ttft_s
-from epp.replay.picker_router import PickerRouter
 from epp.state_report import endpoints_of
 from epp.telemetry.pool import PoolStatus, pools_of
 from epp.telemetry.state import EndpointStatus

@@ -14,10 +14,10 @@ from pathlib import Path
 from bench.routing.catalog import BY_NAME, router_of
 from bench.routing.held import HoldingRouter
 from bench.routing.more_workloads import MORE
+from bench.routing.rows import Row, row_of
 from bench.routing.traces import trace_spec
 from bench.routing.untuned_workloads import UNTUNED
 from bench.routing.workloads import SPECS, ClosedLoop, OpenLoop, Saturating, Spec
-from epp.replay.measure import Row, row_of
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel
 from model_server.sim.engine import EngineShape

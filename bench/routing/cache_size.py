@@ -17,9 +17,9 @@ from statistics import fmean, median
 import msgspec
 
 from bench.routing.bench import CACHE_TOKENS, Setting, calibrate, plan_of, spec_of
+from bench.routing.picker_router import PickerRouter
 from bench.routing.workloads import OpenLoop
 from epp.config.policy import DEFAULT_POLICY, Policy
-from epp.replay.picker_router import PickerRouter
 from model_server.sim.fleet import Fleet
 
 WARM_UP_S = 300.0

@@ -19,12 +19,12 @@ from bench.routing import rules_load as load
 from bench.routing import rules_prefix as prefix
 from bench.routing.held import HoldingRouter
 from bench.routing.peer import Index, PeerRouter, Rule, World
+from bench.routing.picker_router import PREFILL_TIMES, PickerRouter
 from bench.routing.replicas import Replicated
 from bench.routing.rules_learned import Learned
 from bench.routing.rules_preble import AibrixPreble
 from epp.config.policy import DEFAULT_POLICY, Policy, RuleName
 from epp.config.routing import Lora
-from epp.replay.picker_router import PREFILL_TIMES, PickerRouter
 from model_server.sim.engine import EngineShape
 from model_server.sim.fleet import Router
 

@@ -17,13 +17,13 @@ from statistics import fmean
 from msgspec.structs import replace as with_fields
 
 from bench.routing.bench import CACHE_TOKENS, GRACE_S
+from bench.routing.picker_router import PickerRouter
 from bench.routing.workloads import OpenLoop, Timed, length, made_request
 from epp.config.disaggregation import Disaggregation
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.picker import Picker
 from epp.picker_events import Pick
 from epp.replay.measure import WARM_UP_SHARE, quantile, tpot_s, ttft_s
-from epp.replay.picker_router import PickerRouter
 from epp.scheduling.disaggregation import transfer_s
 from epp.types import Endpoint, Role
 from model_server.core.hashing import BlockHash

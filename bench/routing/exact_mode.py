@@ -22,6 +22,7 @@ from statistics import fmean, median
 import msgspec
 
 from bench.routing.bench import CACHE_TOKENS, Setting, calibrate, plan_of, spec_of
+from bench.routing.picker_router import PickerRouter
 from bench.routing.workloads import OpenLoop
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.kvevents.block_hashes import BlockName
@@ -31,7 +32,7 @@ from epp.kvevents.knowledge import Knowledge
 from epp.kvevents.mapping import chunk_ends, whole_blocks
 from epp.picker import Picker
 from epp.prefix_index.kv_reports import Tier
-from epp.replay.picker_router import PickerRouter, metrics_of
+from epp.replay.picker_router import metrics_of
 from epp.types import EndpointName
 from model_server.core.block_pool import Block, BlockPool
 from model_server.core.hashing import BlockHash
@@ -161,7 +162,7 @@ class ExactRouter(PickerRouter):
         old = self.pickers[0]
         new = Picker(self._policy, rng=random.Random(self._trial.seed + 7))
         new.set_endpoints(old.endpoints(), now=now)
-        self._pickers[0] = new
+        self.pickers[0] = new
         if self._knowledge is not None:
             self._prompts.clear()
             self._knowledge = _new_knowledge()

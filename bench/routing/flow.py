@@ -34,10 +34,11 @@ from bench.routing.bench import GRACE_S, Setting, calibrate, plan_of, spec_of
 from bench.routing.fair_shares import of_max_min
 from bench.routing.flow_router import FlowRouter
 from bench.routing.more_workloads import burst, greedy_tenant, two_priorities
+from bench.routing.rows import GOOD_TTFT_S, is_good
 from bench.routing.workloads import ClosedLoop, OpenLoop, Timed, label
 from epp.config.flow import Flow
 from epp.config.policy import DEFAULT_POLICY
-from epp.replay.measure import GOOD_TTFT_S, WARM_UP_SHARE, is_good, quantile, tpot_s, ttft_s
+from epp.replay.measure import WARM_UP_SHARE, quantile, tpot_s, ttft_s
 from model_server.sim.fleet import Fleet, Outcome
 from model_server.sim.request import Record
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from bench.routing.picker_router import PickerRouter
 from epp.config.policy import Policy
 from epp.errors import PickError
 from epp.gate import Claim, Gate
 from epp.picker_events import Pick
-from epp.replay.picker_router import PickerRouter
 from model_server.sim.fleet import WAITS
 from model_server.sim.request import SimRequest
 

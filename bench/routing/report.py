@@ -10,8 +10,8 @@ from xml.sax.saxutils import escape
 
 from bench.routing.bench import Result
 from bench.routing.catalog import is_ours
+from bench.routing.rows import Row, mean_row, spread
 from bench.routing.workloads import SPECS, label
-from epp.replay.measure import Row, mean_row, spread
 
 REFERENCE = "least-cost"
 _FIGURES = ("ttft_mean_s", "ttft_p90_s", "tpot_p90_s")

@@ -20,11 +20,11 @@ from xxhash import xxh3_64_intdigest
 from bench.routing.bench import GRACE_S, Setting, plan_of, saturation
 from bench.routing.catalog import BY_NAME, policy_of
 from bench.routing.more_workloads import MANY_SERVERS, MORE
+from bench.routing.picker_router import PickerRouter
+from bench.routing.rows import Row, row_of
+from bench.routing.shared import Shared
 from bench.routing.workloads import OpenLoop
 from epp.picker import Picker
-from epp.replay.measure import Row, row_of
-from epp.replay.picker_router import PickerRouter
-from epp.replay.shared import Shared
 from model_server.sim.fleet import Fleet
 from model_server.sim.prompts import render
 from model_server.sim.request import SimRequest
@@ -92,13 +92,13 @@ class MeteredRouter(PickerRouter):
         self._meter = meter
         self._by_prompt = pool.by_prompt
         if pool.share and pool.pickers > 1:
-            self._shared = MeteredShared(self._pickers, meter, flush_s=pool.flush_s)
+            self.shared = MeteredShared(self.pickers, meter, flush_s=pool.flush_s)
 
     def _picker_for(self, request: SimRequest) -> Picker:
         if not self._by_prompt:
             return super()._picker_for(request)
         root = render(request.segments[:1])
-        return self._pickers[xxh3_64_intdigest(root) % len(self._pickers)]
+        return self.pickers[xxh3_64_intdigest(root) % len(self.pickers)]
 
     def route(self, request: SimRequest, *, now: float) -> str | None:
         with self._meter.on("pick"):

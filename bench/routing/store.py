@@ -19,8 +19,8 @@ from typing import Any
 
 import epp
 from bench.routing.bench import Result, Run, Setting
+from bench.routing.rows import Row
 from bench.routing.workloads import label
-from epp.replay.measure import Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from statistics import fmean
 from typing import Final
 
 from epp.config.policy import Policy
+from epp.picker import Picker
 from epp.replay.measure import WARM_UP_SHARE, quantile, tpot_s, ttft_s
 from epp.replay.picker_router import BASE_MODEL, PickerRouter
 from epp.replay.trace import Call, Figures, Piece, Server, Trace
@@ -82,7 +83,7 @@ class _Router(PickerRouter):
     """The real picker, which gets the recorded prompts as bytes: each piece is its name, repeated."""
 
     def __init__(self, policy: Policy, calls: Sequence[Call], *, seed: int, adapters: frozenset[str]) -> None:
-        super().__init__(policy, seed=seed, adapters=adapters)
+        super().__init__([Picker(policy, rng=random.Random(seed * 1000))], adapters=adapters)
         self._calls = calls
 
     def _inference(self, request: SimRequest) -> InferenceRequest:

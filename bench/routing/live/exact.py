@@ -30,7 +30,7 @@ import yaml
 from bench.routing.live.generator import Generator, RunClock
 from bench.routing.live.run import outcome_of, settled
 from bench.routing.live.small import NUM_SERVERS, SHAPE, WORKLOADS, server_flags
-from epp.replay.measure import Row, row_of
+from bench.routing.rows import Row, row_of
 from model_server.text.tokenizer import Tokenizer
 from tests.harness.envoy import EnvoyProcess, running_envoy
 from tests.harness.gateway import PickerProcess, config_in, running_picker, write_policy

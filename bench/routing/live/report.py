@@ -7,7 +7,7 @@ from itertools import combinations
 from statistics import fmean, median
 
 from bench.routing.live.run import Result, Side
-from epp.replay.measure import Row, mean_row, spread
+from bench.routing.rows import Row, mean_row, spread
 
 APART = 0.15
 """Rules whose simulated means differ by less than this share count as equal."""

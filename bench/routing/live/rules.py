@@ -15,8 +15,8 @@ from typing import Final
 
 from bench.routing.catalog import BY_NAME, Config, policy_of, router_of
 from bench.routing.live.small import SHAPE
+from bench.routing.picker_router import PickerRouter
 from epp.config.policy import RuleName
-from epp.replay.picker_router import PickerRouter
 from model_server.sim.fleet import Router
 
 PRODUCT: Final[dict[str, RuleName]] = {

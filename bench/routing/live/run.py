@@ -21,7 +21,7 @@ from bench.routing.live.kept_up import Use, Watch
 from bench.routing.live.rules import Product, product_of, simulated_router
 from bench.routing.live.small import NUM_SERVERS, SHAPE, WORKLOADS, Small
 from bench.routing.live.standin import StandIn, running_stand_in
-from epp.replay.measure import Row, row_of
+from bench.routing.rows import Row, row_of
 from model_server.sim.fleet import Fleet, FleetPlan, Outcome
 from model_server.sim.request import Record
 from tests.harness.envoy import EnvoyProcess

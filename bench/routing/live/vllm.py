@@ -28,7 +28,7 @@ from bench.routing.live.rules import PRODUCT, simulated_router
 from bench.routing.live.run import name_servers, outcome_of
 from bench.routing.live.vllm_fleet import Setting, Speed
 from bench.routing.live.vllm_report import Believed, VllmRun
-from epp.replay.measure import Row, row_of
+from bench.routing.rows import Row, row_of
 from epp.scraping.metrics_page import parse_page
 from epp.types import EndpointMetrics
 from model_server.sim.fleet import Fleet, FleetPlan

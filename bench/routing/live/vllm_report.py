@@ -12,7 +12,7 @@ import msgspec
 
 from bench.routing.live.report import APART
 from bench.routing.live.vllm_fleet import Speed
-from epp.replay.measure import Row, mean_row, spread
+from bench.routing.rows import Row, mean_row, spread
 
 
 class Believed(msgspec.Struct, frozen=True):

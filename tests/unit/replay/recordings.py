@@ -6,13 +6,13 @@ import random
 from pathlib import Path
 
 from bench.routing.bench import shape_of
+from bench.routing.picker_router import PickerRouter
+from bench.routing.rows import Row, row_of
 from bench.routing.workloads import SPECS, OpenLoop
 from epp.config.policy import DEFAULT_POLICY, PolicySpec
 from epp.recording.file import RecordingFile
 from epp.recording.recorder import Recorder
 from epp.recording.start import opening_of, servers_of
-from epp.replay.measure import Row, row_of
-from epp.replay.picker_router import PickerRouter
 from epp.request.response import ResponseFeedback
 from model_server.sim.fleet import Fleet, FleetPlan
 from tests.unit.picker_questions import a_picker, ask, text

@@ -24,9 +24,9 @@ from bench.routing.bench import (
 )
 from bench.routing.catalog import BY_NAME, CONFIGS
 from bench.routing.report import ablation, cells_of, goals, report, svg
+from bench.routing.rows import row_of
 from bench.routing.store import Store, code_of
 from bench.routing.workloads import SPECS
-from epp.replay.measure import row_of
 from model_server.sim.fleet import Outcome
 from model_server.sim.prompts import Segment
 from model_server.sim.request import Record, SimRequest

@@ -9,9 +9,9 @@ import random
 import pytest
 
 from bench.routing.bench import shape_of
+from bench.routing.picker_router import PickerRouter
 from bench.routing.workloads import SPECS, OpenLoop
 from epp.config.policy import DEFAULT_POLICY
-from epp.replay.picker_router import PickerRouter
 from model_server.sim.fleet import Change, Fleet, FleetPlan
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from bench.routing import scale
 from bench.routing.bench import Run, Setting, calibrate, simulate
-from epp.replay.measure import Row, mean_row
+from bench.routing.rows import Row, mean_row
 
 SCALE = 0.5
 SEEDS = (1, 2)

@@ -1,0 +1,83 @@
+"""Several real pickers as the router of a simulated fleet, for the benches of routing.
+
+Each picker gets a random share of the requests, and scrapes for itself. The pickers report their picks to
+each other with a delay, or share nothing except the servers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from bench.routing.shared import Shared
+from epp.config.policy import Policy
+from epp.gate import Gate
+from epp.picker import Picker
+from epp.replay import picker_router
+from epp.replay.picker_router import BASE_MODEL, metrics_of
+from epp.types import ApiKind, EndpointName, InferenceRequest
+from model_server.sim.prompts import render
+from model_server.sim.request import SimRequest
+from model_server.sim.snapshot import Snapshot
+
+PREFILL_TIMES = ("prefill_sum_s", "prefill_count", "prefill_tokens")
+"""The fields from which a server's rate is learned."""
+
+
+class PickerRouter(picker_router.PickerRouter):
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        seed: int,
+        replicas: int = 1,
+        share_delay_s: float | None = None,
+        adapters: frozenset[str] = frozenset(),
+        bytes_per_token: float = 4.0,
+        absent: Sequence[str] = (),
+    ) -> None:
+        """absent: fields of `EndpointMetrics` that these servers' pages leave out."""
+        pickers = [Picker(policy, rng=random.Random(seed * 1000 + n)) for n in range(replicas)]
+        super().__init__(pickers, adapters=adapters)
+        self._rng = random.Random(seed)
+        self.shared: Shared | None = None
+        if share_delay_s is not None:
+            self.shared = Shared(self.pickers, delay_s=share_delay_s, gates=self._gates_of_pickers())
+        self._bytes_per_token = bytes_per_token
+        self._absent: dict[str, Any] = dict.fromkeys(absent)
+
+    def _gates_of_pickers(self) -> Sequence[Gate]:
+        """The flow control of each picker. Called once, if the pickers share."""
+        return ()
+
+    def _advance(self, now: float) -> None:
+        if self.shared is not None:
+            self.shared.advance(now)
+
+    def route(self, request: SimRequest, *, now: float) -> str | None:
+        self._advance(now)
+        return self._send(request, self._pick_request(request), self._picker_for(request), now=now)
+
+    def _picker_for(self, _request: SimRequest) -> Picker:
+        """The picker that gets the request: any."""
+        return self.pickers[self._rng.randrange(len(self.pickers))]
+
+    def _inference(self, request: SimRequest) -> InferenceRequest:
+        return InferenceRequest(
+            kind=ApiKind.CHAT,
+            model=request.adapter or BASE_MODEL,
+            prompt=render(request.segments, bytes_per_token=self._bytes_per_token),
+            stream=True,
+            max_tokens=request.answer.num_tokens,
+        )
+
+    def ended(self, request_id: int, *, failed: bool, cached_tokens: int, now: float) -> None:
+        self._advance(now)
+        super().ended(request_id, failed=failed, cached_tokens=cached_tokens, now=now)
+
+    def scraped(self, scraper: int, server: str, page: Snapshot, *, now: float) -> None:
+        self._advance(now)
+        metrics = replace(metrics_of(page, read_at_s=now), **self._absent)
+        self.pickers[scraper].observe(EndpointName(server), metrics, now=now)
