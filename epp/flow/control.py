@@ -29,7 +29,7 @@ from epp.flow.elsewhere import Elsewhere, FlowKey, Row
 from epp.flow.expected import Expected
 from epp.flow.headroom import Headroom
 from epp.flow.pace import Pace
-from epp.flow.queues import Flow, Load, Queues
+from epp.flow.queues import Load, Queues, TenantFlow
 from epp.flow.request import Forecast, Forecaster, LetGo, QueueItem, Refused, RefusedFor, T, Verdict
 from epp.flow.search import Search
 from epp.flow.settings import FlowSettings
@@ -65,7 +65,7 @@ class FlowControl(Generic[T]):
 
     def passes(
         self, forecast: Forecast, *, priority: int, tenant: str, ttft_s: float | None, now: float
-    ) -> Flow[T] | None:
+    ) -> TenantFlow[T] | None:
         """Let a new request go at once if it need not wait; most requests need not. Returns the flow of the
         tenant that is charged for it. None: call `offer`; nothing is charged yet.
         """
@@ -338,7 +338,7 @@ class FlowControl(Generic[T]):
         self._alarms.forget(item)
         return LetGo(item)
 
-    def _charge(self, flow: Flow[T], forecast: Forecast, *, late: bool, now: float) -> None:
+    def _charge(self, flow: TenantFlow[T], forecast: Forecast, *, late: bool, now: float) -> None:
         """Charge the tenant for a request that goes now."""
         tokens = forecast.tokens or 1
         flow.charge(tokens)

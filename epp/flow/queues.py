@@ -63,7 +63,7 @@ NOTHING = Load()
 """Callers must not change this value."""
 
 
-class Flow(Generic[T]):
+class TenantFlow(Generic[T]):
     """One tenant's requests in one band."""
 
     __slots__ = ("band", "items", "load", "tag", "tenant")
@@ -103,15 +103,15 @@ class Band(Generic[T]):
         self.floor = 0.0
         self.tokens = 0
         """Waiting tokens; each request counts as one token at least."""
-        self.flows: dict[str, Flow[T]] = {}
+        self.flows: dict[str, TenantFlow[T]] = {}
 
-    def flow(self, tenant: str) -> Flow[T]:
+    def flow(self, tenant: str) -> TenantFlow[T]:
         """The flow of this tenant. It is made if there is none, and raised to the floor if nothing of the
         tenant waits.
         """
         flow = self.flows.get(tenant)
         if flow is None:
-            flow = self.flows[tenant] = Flow(self, tenant)
+            flow = self.flows[tenant] = TenantFlow(self, tenant)
         elif not flow.waits:
             flow.tag = max(flow.tag, self.floor)
         return flow
@@ -143,7 +143,7 @@ class Band(Generic[T]):
             del self.flows[name]
         return len(self.flows) < max_tenants
 
-    def by_share(self, most: int) -> list[Flow[T]]:
+    def by_share(self, most: int) -> list[TenantFlow[T]]:
         """Flows with waiting requests. The tenant that has had least comes first."""
         waiting = [flow for flow in self.flows.values() if flow.items]
         return nsmallest(most, waiting, key=attrgetter("tag"))
@@ -247,7 +247,7 @@ class Queues(Generic[T]):
         """Count these tokens, which this band got, for the tenant."""
         self.band(priority, late=late).flow(tenant).charge(max(1, tokens))
 
-    def flow(self, priority: int, tenant: str) -> Flow[T]:
+    def flow(self, priority: int, tenant: str) -> TenantFlow[T]:
         """The flow in which a request in time of this priority and tenant would wait. If the request need not
         wait, this flow is charged.
         """
