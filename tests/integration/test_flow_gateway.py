@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.gateway import write_policy
-from tests.integration.test_flow_envoy import begin, busy, free
+from tests.integration.test_flow_envoy import begin, busy, free, wait_for
 
 pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
@@ -42,6 +42,36 @@ async def test_the_higher_priority_goes_first(tmp_path: Path) -> None:
         assert {reply.status for reply in await asyncio.gather(*tasks)} == {200}
         order = [received.body.split(b'"prompt":')[1][:12] for received in gateway.backends[0].prompts[1:]]
         assert [b"someone" in order[0], b"batch-1" in order[1], b"batch-2" in order[2]] == [True] * 3, order
+
+
+async def test_clients_that_leave_in_great_number_take_no_place_from_those_that_wait(tmp_path: Path) -> None:
+    async with busy(tmp_path, {"inAll": {"maxRequests": 20}}) as gateway:
+        tasks = await begin(gateway, "first-stays", "second-stays")
+        for _ in range(10):
+            leaving = [asyncio.create_task(gateway.client.complete(f"{n} " * 40)) for n in range(18)]
+            await wait_for(gateway, 20)
+            for task in leaving:
+                task.cancel()
+            await wait_for(gateway, 2)
+        assert await gateway.picker.metric("epp_in_flight") == 1
+        assert await gateway.picker.metric("epp_refused_total") == 0
+        free(gateway)
+        assert [reply.status for reply in await asyncio.gather(*tasks)] == [200, 200]
+        assert len(gateway.backends[0].prompts) == 3, "what was given up reached no server"
+        assert await gateway.envoy.bypassed() == 0
+
+
+async def test_bodies_of_many_megabytes_wait_within_their_bound(tmp_path: Path) -> None:
+    async with busy(tmp_path, {"inAll": {"maxBytes": 10 * 2**20}}) as gateway:
+        text = " long" * 2**19
+        tasks = []
+        for n in range(3):
+            tasks.append(asyncio.create_task(gateway.client.complete(f"{n}{text}")))
+            await wait_for(gateway, n + 1)
+        refused = await gateway.client.complete("a fourth" + text)
+        assert (refused.status, refused.json()["error"]["code"]) == (429, "flow_full")
+        free(gateway)
+        assert [reply.status for reply in await asyncio.gather(*tasks)] == [200] * 3
 
 
 async def test_a_policy_that_turns_flow_control_off_lets_all_go(tmp_path: Path) -> None:
