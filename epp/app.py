@@ -228,7 +228,7 @@ class App:
             await self._admin.stop()
 
     def _tasks(self) -> list[asyncio.Task[None]]:
-        """Every loop that runs as long as the process."""
+        """Return every loop that runs as long as the process."""
         config = self._config
         tasks: list[asyncio.Task[None]] = []
 
@@ -361,8 +361,8 @@ class App:
         self._set_endpoints(endpoints)
 
     def _set_endpoints(self, endpoints: Sequence[Endpoint], pools: frozenset[str] = frozenset()) -> None:
-        """Tell Envoy first, so that Envoy knows every endpoint that the picker names, or soon will. Raises
-        OSError if the file cannot be written.
+        """Write Envoy's file first, so that Envoy knows every endpoint that the picker names, or soon will.
+        Raises OSError if the file cannot be written.
         """
         if self._eds is not None:
             try:

@@ -101,7 +101,7 @@ class Commits:
         queued: Queued = DIRECT,
         now: float,
     ) -> Pick:
-        """Book and record a choice. Nothing may have happened since it was considered."""
+        """Book and record a choice. Nothing may have changed since it was considered."""
         request, prompt, adapter, snapshot, asked, choice = considered
         decision = decision_of(
             choice,
@@ -133,7 +133,7 @@ class Commits:
     def send(
         self, state: EndpointState, decision: Decision, *, request: PickRequest, prompt: Prompt, now: float
     ) -> Pick:
-        """Book the work, record the prompt, and tell the listeners."""
+        """Book the work, record the prompt, and send the event to the listeners."""
         routed = self._book(state, decision, request=request, prompt=prompt, now=now)
         self._listeners.send(Began(now, routed, request))
         return routed
@@ -352,7 +352,7 @@ class Commits:
             self._fleet.failures.answered(job.state, failed=False, now=now)
 
     def _mirrored(self, routed: Pick) -> bool:
-        """Whether the table still has this request's chunks for the same server.
+        """Return whether the table still has this request's chunks for the same server.
 
         The server may have been removed, another server may have its name, or prompts may be cut differently
         now.
@@ -374,7 +374,7 @@ class Commits:
         state = self._fleet.at(served)
         if state is None:
             # An endpoint that has just left the fleet, or that will join it later,
-            # gets the booking on a state that no pick looks at.
+            # gets the booking on a state that no pick uses.
             stranger = Endpoint(name=EndpointName(str(served)), address=served, model=routed.state.model)
             state = self._fleet.new_state(stranger, now=now)
         routed.state, routed.process = state, state.process

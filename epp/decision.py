@@ -52,7 +52,7 @@ class Queued(Struct, frozen=True, gc=False):
 
 
 DIRECT: Final = Queued()
-"""Without flow control."""
+"""The value if there is no flow control."""
 
 
 class Candidate(Struct, frozen=True):
@@ -135,8 +135,9 @@ class Decision(Struct, gc=False):
     chosen: EndpointName
     destinations: tuple[Address, ...]
     candidates: Sequence[Candidate]
-    """The chosen endpoint first, then the others by score, then those that were left out; at most ten. May be
-    formatted only when somebody looks at them."""
+    """The chosen endpoint first, then the others by score, then those that were left out; at most ten. They
+    may be formatted only when they are read.
+    """
     predicted_s: float = 0.0
     """Predicted time from the pick until the chosen server has computed the prompt; 0 if no candidate was
     scored.
@@ -152,7 +153,7 @@ class Decision(Struct, gc=False):
     until then."""
     ttft_s: float | None = None
     cached_tokens: int | None = None
-    """As the server itself reported, if the answer was sampled."""
+    """The number that the server itself reported, if the answer was sampled."""
     output_tokens: int | None = None
     """Length of the answer as the server reported, if the answer was sampled."""
     unread: str = ""
@@ -165,8 +166,9 @@ class Decision(Struct, gc=False):
     priority: int = 0
     """The priority that flow control used. 0 if it is off."""
     tenant: str = ""
-    """The tenant that a header names. Empty: flow control is off and nobody records, or no
-    tenant was named."""
+    """The tenant that a header names. Empty: flow control is off and no requests are recorded, or no tenant
+    was named.
+    """
     trace_id: str = ""
     """The trace of the pick's span. Empty: tracing is off, or the request is not sampled."""
     dry_run: WouldPick | None = None
@@ -180,10 +182,9 @@ Outcome = Literal["ended", "aborted", "failed"]
 
 
 class Observer(Protocol):
-    """The streams report to it what the picker cannot know: times, refusals, faults of the data plane. It
-    never waits.
-
-    Picks, and what happens to them later, come as events of the picker (`picker_events`).
+    """The streams report to an observer what the picker cannot know: times, refusals, faults of the data
+    plane. An observer never waits. Picks, and later changes of them, come as events of the picker
+    (`picker_events`).
     """
 
     def parsed(self, *, seconds: float, size_bytes: int) -> None: ...

@@ -51,7 +51,7 @@ class Claim(Value, frozen=True):
     ttft_s: float | None = None
 
     def within(self, spec: Flow) -> Claim:
-        """The claims that the policy in dry run would read. It may read the tenant from another header."""
+        """Return the claims that the policy in dry run would read, perhaps with another tenant header."""
         return Claim(
             objective=self.objective if "Objective" in spec.claims else "",
             tenant=self.tenant if "Tenant" in spec.claims else "",
@@ -67,9 +67,9 @@ class Gate:
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
         self._reported: dict[str, Reported] = {}
-        """News for the other pickers, by base model."""
+        """Reports for the other pickers, by base model."""
         self._tells = False
-        """Whether news for other pickers is collected."""
+        """Whether reports for other pickers are collected."""
         self._objectives: Mapping[str, int] = {}
         self._policy: Policy | None = None
         self._flows: dict[str, ModelQueue] = {}
@@ -121,7 +121,7 @@ class Gate:
         longest_s: float,
         now: float,
     ) -> Pick | WaitingRequest:
-        """A pick at once, or the request that waits. PickError: the request is refused."""
+        """Return a pick at once, or the request that waits. PickError: the request is refused."""
         picker = self._picker
         policy = picker.policy
         if policy is not self._policy:
@@ -182,7 +182,7 @@ class Gate:
     # -- other pickers of the same servers -------------------------------------------------------------------
 
     def reports(self, *, anew: bool = False) -> Sequence[tuple[str, Row]]:
-        """News for the other pickers, by base model. anew: the other pickers know nothing yet."""
+        """Return the reports for the other pickers, by base model. anew: they know nothing yet."""
         self._tells = True
         for model in self._flows:
             self._reported.setdefault(model, Reported())
@@ -195,7 +195,7 @@ class Gate:
         return rows
 
     def take_reports(self, picker: bytes, told: Sequence[tuple[str, Row]], *, anew: bool, now: float) -> None:
-        """News from another picker. anew: forget its earlier news."""
+        """Take reports of another picker. anew: forget its earlier reports."""
         if anew:
             self.forget(picker)
         if self._draining or not self._holds:
@@ -234,7 +234,7 @@ class Gate:
         return told
 
     def saturation(self, *, now: float) -> float | None:
-        """The largest saturation of any base model. None: flow control is off."""
+        """Return the largest saturation of any base model. None: flow control is off."""
         if not self._holds:
             return None
         return max((flow.control.saturation(now=now) for flow in self._flows.values()), default=0.0)
@@ -277,8 +277,8 @@ class Gate:
         longest_s: float,
         now: float,
     ) -> str:
-        """What the flow control of the policy in dry run would do, with the servers as the policy in use
-        loads them. No request waits in it.
+        """Return what the flow control of the policy in dry run would do, with the servers as the policy in
+        use loads them. No request waits in it.
         """
         tried, spec = self._picker.dry_run, self.tried
         if tried is None or spec is None:
@@ -314,8 +314,8 @@ class Gate:
         return fate
 
     def _priority(self, spec: Flow, claim: Claim, request: PickRequest, queue: ModelQueue) -> int:
-        """The priority that the first of these gives: the objective named in the header (the cluster's list,
-        then the policy's); the model; the path; the body.
+        """Return the priority that the first of these gives: the objective named in the header (the cluster's
+        list, then the policy's); the model; the path; the body.
         """
         if claim.objective:
             named = self._objectives.get(claim.objective, spec.objectives.get(claim.objective))
@@ -382,7 +382,7 @@ def _longest(loads: Mapping[FlowKey, Load]) -> Sequence[WaitingTenant]:
 
 
 def _readable(tenant: str) -> str:
-    """The tenant's name for people. All tenants beyond the limit share a name that no header can contain."""
+    """Return the tenant's name for people. Tenants beyond the limit share a name that no header has."""
     return OTHER if tenant == OTHERS else tenant
 
 

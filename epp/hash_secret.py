@@ -20,7 +20,7 @@ _SHORTEST_BYTES: Final = 16
 
 
 def hash_secret(config: Config, *, hub: Path | None) -> HashSecret:
-    """Raises ConfigError if the file cannot be used."""
+    """Return the hash secret of this process. Raises ConfigError if the file cannot be used."""
     if config.hash_secret_file:
         return derived(_read(config.hash_secret_file))
     redis = config.sharing.redis

@@ -26,7 +26,7 @@ def choose_hurriedly(
     at_unix_s: float,
     now: float,
 ) -> tuple[EndpointState, Decision, Prompt]:
-    """The less loaded of two random endpoints, whatever the rule and the prompt."""
+    """Return the less loaded of two random endpoints, whatever the rule and the prompt."""
     inference, spec = request.inference, policy.spec
     adapter = fleet.adapter(inference.model) if inference.model else ""
     slots = fleet.candidates(inference.model, subset=request.subset)

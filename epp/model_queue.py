@@ -54,7 +54,7 @@ class ModelQueue:
         self._last: tuple[WaitingRequest, Considered] | None = None
         self.control: FlowControl[WaitingRequest] = FlowControl(settings, self)
         self.unknown_objectives = 0
-        """Requests with an objective that nobody has given a priority."""
+        """Requests with an objective for which no priority is set."""
 
     def least_wait_s(self, *, now: float) -> float:
         undone_tokens, rate = self._picker.queued(self._model, now=now)
@@ -75,8 +75,8 @@ class ModelQueue:
         return forecast_of(considered, left_s=left_s)
 
     def considered(self, waiting: WaitingRequest, *, now: float) -> Considered:
-        """The choice behind the forecast that let this request go a moment ago. Raises PickError if no server
-        can take the request any more.
+        """Return the choice behind the forecast that let this request go a moment ago. Raises PickError if no
+        server can take the request any more.
         """
         last, self._last = self._last, None
         if last is not None and last[0] is waiting:
@@ -106,8 +106,8 @@ def _bound(spec: Waiting) -> Bound:
 
 
 def forecast_of(considered: Considered, *, left_s: float) -> Forecast:
-    """The forecast for a request. left_s: time to its deadline. The other servers are looked at only if the
-    chosen one would miss it.
+    """Return the forecast for a request. left_s: time to its deadline. The other servers are considered only
+    if the chosen one would miss it.
     """
     snapshot, choice = considered.snapshot, considered.choice
     place = choice.places[0]

@@ -1,4 +1,4 @@
-"""The picker: takes in news from all sources, and chooses an endpoint for each request.
+"""The picker: takes in information from all sources, and chooses an endpoint for each request.
 
 Owns the fleet, the prefix table and the rule. `commit` keeps the bookings of chosen requests. Every method is
 synchronous and runs on one thread, so nothing else can happen between reading the state and booking a place.
@@ -87,7 +87,7 @@ class Picker:
     # -- what the sources say --------------------------------------------------------------------------------
 
     def learned(self, model: str) -> Learned:
-        """What was learned from the servers of a model. For reading."""
+        """Return what was learned from the servers of a model. For reading."""
         return self.caches.learned(model)
 
     @property
@@ -183,8 +183,8 @@ class Picker:
         self.fleet.set_aliases(rewrites.aliases)
 
     def model_list(self, subset: frozenset[Address] | None = None) -> bytes | None:
-        """The answer to `GET /v1/models`; with addresses, for the servers at these addresses only. None: no
-        server has listed its models.
+        """Return the answer to `GET /v1/models`; with addresses, for the servers at these addresses only.
+        None: no server has listed its models.
         """
         return self.fleet.model_list(subset)
 
@@ -229,7 +229,7 @@ class Picker:
         return True
 
     def on_cut(self, state: EndpointState, *, now: float) -> None:
-        """A server cut an answer midway; this picker or another one was told so."""
+        """A server cut an answer midway, as reported to this picker or to another one."""
         self.fleet.failures.answer_cut(state, now=now)
 
     def take_in(self, findings: Sequence[KvReport]) -> None:
@@ -253,7 +253,7 @@ class Picker:
         return self.fleet.failures.why(list(self.fleet.states()), now=now)
 
     def probes_due(self, *, now: float) -> Sequence[Probe]:
-        """The probes to send now: requests of one token to servers that have failed."""
+        """Return the probes to send now: requests of one token to servers that have failed."""
         return self.fleet.failures.probes_due(now=now)
 
     def probed(self, probe: Probe, verdict: Verdict, *, now: float) -> None:
@@ -303,9 +303,10 @@ class Picker:
         return self.commit(self.consider(request, now=now), now=now)
 
     def consider(self, request: PickRequest, *, prompt: Prompt | None = None, now: float) -> Considered:
-        """The choice that `pick` would make now. Nothing is booked.
+        """Return the choice that `pick` would make now. Nothing is booked.
 
-        prompt: the prompt from an earlier look at the same request. Raises NoEndpointError or SaturatedError.
+        prompt: the prompt that an earlier call made for the same request. Raises NoEndpointError or
+        SaturatedError.
         """
         inference, fleet, spec = request.inference, self.fleet, self._spec
         adapter = fleet.adapter(inference.model) if inference.model else ""
@@ -335,16 +336,16 @@ class Picker:
         )
 
     def commit(self, considered: Considered, *, queued: Queued = DIRECT, now: float) -> Pick:
-        """Book and record a choice. Nothing may have happened since it was considered."""
-        # There was no await since the candidates were looked at, nor is there one in this module.
-        # So the scored state is the state that is booked.
+        """Book and record a choice. Nothing may have changed since it was considered."""
+        # There was no await since the candidates were considered, nor is there one in this module. So the
+        # scored state is the state that is booked.
         would_pick = (
             None if self.dry_run is None else self._would_pick(self.dry_run, considered, queued, now=now)
         )
         return self._commits.commit(considered, would_pick=would_pick, queued=queued, now=now)
 
     def _would_pick(self, tried: DryRun, considered: Considered, queued: Queued, *, now: float) -> WouldPick:
-        """The choice of the policy in dry run among the same servers."""
+        """Return the choice of the policy in dry run among the same servers."""
         request, _, adapter, snapshot, asked, choice = considered
         as_tried = self.fleet.snapshot(
             snapshot.slots, model=request.inference.model, adapter=adapter, spec=tried.policy.spec, now=now

@@ -74,8 +74,8 @@ class Pick(Entry):
     booking: Booking
     streams: bool
     conversation: InferenceRequest | None
-    """For learning from a sampled answer: the request with only the end of its prompt, because thousands of
-    requests may be kept.
+    """The request with only the end of its prompt, for learning from a sampled answer. Thousands of requests
+    may be kept.
     """
     prompt: Prompt
     recorded: Recorded | None
@@ -139,8 +139,8 @@ class Pick(Entry):
 
 
 def is_fault(status: int) -> bool:
-    """Whether an answer of this status shows a sick server. Other errors are the client's. 501 is how vLLM
-    answers if the model does not have the API that the client asks for.
+    """Return whether an answer of this status shows a sick server. Other errors are the client's. 501 is how
+    vLLM answers if the model does not have the API that the client asks for.
     """
     return (status >= 500 and status != 501) or status == 429
 
@@ -153,8 +153,8 @@ class Began(Facts, frozen=True):
     asked: PickRequest
 
     def picked_in_s(self, *, timer_s: float) -> float:
-        """How long the picker took, by the streams' timer, without the time in a queue. 0: this was not
-        measured.
+        """Return how long the picker took, by the streams' timer, without the time in a queue. 0: this was
+        not measured.
         """
         if self.asked.began_s is None:
             return 0.0

@@ -59,8 +59,8 @@ class Prefilling:
         spec: PolicySpec,
         now: float,
     ) -> tuple[EndpointState, Prefill] | None:
-        """The server that should compute the prompt for the first server of `choice`. None: that server
-        should compute it itself.
+        """Return the server that should compute the prompt for the first server of `choice`. None: that
+        server should compute it itself.
         """
         fleet = self._fleet
         if inference.kind not in _KINDS:
@@ -114,7 +114,7 @@ class Prefilling:
         return True
 
     def detach(self, job: PrefillJob) -> bool:
-        """Nobody will report the beginning of the answer. From now on scrapes count the prompt, and its
+        """The beginning of the answer will not be reported. From now on scrapes count the prompt, and its
         booking drains.
 
         Returns False if the work was already released.
@@ -126,11 +126,13 @@ class Prefilling:
         return True
 
     def holds(self, job: PrefillJob) -> bool:
-        """Whether the prefill endpoint computed the prompt, as far as known, and kept its cache since."""
+        """Return whether the prefill endpoint computed the prompt, as far as known, and kept its cache
+        since.
+        """
         return job.over and self._mirrored(job)
 
     def _mirrored(self, job: PrefillJob) -> bool:
-        """Whether the table still has the recorded entries for the same server."""
+        """Return whether the table still has the recorded entries for the same server."""
         same = self._fleet.get(job.state.endpoint.name) is job.state and job.state.process == job.process
         return same and job.table is self._caches.table
 

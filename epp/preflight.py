@@ -105,7 +105,7 @@ def _of_dialect(config: Config) -> list[str]:
         )
     if not caller.shows_path and config.closed_paths:
         remarks.append(
-            f"blockedPaths: {config.dialect} does not tell the picker the path of a request, so the picker "
+            f"blockedPaths: {config.dialect} does not show the picker the path of a request, so the picker "
             "refuses no path; list the paths that clients may use in the gateway's routes"
         )
     return remarks

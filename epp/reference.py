@@ -32,7 +32,7 @@ and the prefix table is kept unless `chunks` changed. A bad policy is refused, a
 
 
 def _type_of(schema: Mapping[str, Any]) -> str:
-    """The allowed values of a field, in a few words."""
+    """Return the allowed values of a field, in a few words."""
     if "enum" in schema:
         return ", ".join(f"`{v}`" for v in schema["enum"])
     if "anyOf" in schema:

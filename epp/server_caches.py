@@ -102,7 +102,7 @@ class ServerCaches:
         """How many requests come at once with the same prompt."""
         self._slots = Slots((), {})
         self.nothing: Floats = NO_SERVERS
-        """The `cached_tokens` of a prompt that no server holds any part of. Nobody writes to this array."""
+        """The `cached_tokens` of a prompt that no server holds any part of. No code writes to this array."""
         self._known_bytes: dict[EndpointName, int] = {}
         """For servers whose events are followed: the bytes that they hold by their own events."""
         self.slower: dict[EndpointName, dict[ChunkHash, Tier]] = {}
@@ -142,7 +142,7 @@ class ServerCaches:
         self.table.add_endpoint(state.endpoint.name, capacity_bytes=self._capacity_bytes(state))
 
     def learned(self, model: str) -> Learned:
-        """What the picker has learned from the servers of a model."""
+        """Return what the picker has learned from the servers of a model."""
         known = self._learned.get(model)
         if known is None:
             tokens = TokenEstimate(start=self._spec.table.bytes_per_token)
@@ -247,7 +247,7 @@ class ServerCaches:
         return prompt.chain[:chunks][-1] if prompt.chain else 0
 
     def prompt(self, inference: InferenceRequest, *, base_model: str, body_bytes: int) -> Prompt:
-        """The prompt of a request to servers of `base_model`."""
+        """Return the prompt of a request to servers of `base_model`."""
         size = prompt_size(inference, body_bytes=body_bytes)
         if inference.token_ids:
             return Prompt(size, size.text_bytes // _TOKEN_ID_BYTES, self.chain(inference), teaches=False)
@@ -255,8 +255,8 @@ class ServerCaches:
         return Prompt(size, tokens, self.chain(inference), teaches=bool(inference.prompt))
 
     def cached_tokens(self, prompt: Prompt, found: Sequence[tuple[int, int]], block_tokens: Ints) -> Floats:
-        """Tokens of the prompt that each server would take from its cache, by slot: whole blocks, and never
-        all of the prompt, since a server computes at least the last token to have an output.
+        """Return the tokens of the prompt that each server would take from its cache, by slot: whole blocks,
+        and never all of the prompt, since a server computes at least the last token to have an output.
 
         found: the table's holders of the prompt.
         block_tokens: by slot, with one more value at the end for servers without a slot.
@@ -309,14 +309,14 @@ class ServerCaches:
         return recorded
 
     def chain(self, inference: InferenceRequest) -> list[ChunkHash]:
-        """The chain of the request's prompt. Empty: it has no prompt."""
+        """Return the chain of the request's prompt. Empty: it has no prompt."""
         if not inference.prompt:
             return []
         return hash_chain(inference.prompt, seed=self._seed(inference), schedule=self.schedule)
 
     def remainder(self, inference: InferenceRequest, chain: Sequence[ChunkHash]) -> InferenceRequest:
-        """The request with only those bytes of its prompt that are in no chunk. The chain of its next turn
-        needs no more.
+        """Return the request with only those bytes of its prompt that are in no chunk. The chain of its next
+        turn needs no more.
         """
         covered = self.schedule.end_bytes(len(chain))
         return msgspec.structs.replace(inference, prompt=inference.prompt[covered:], shaping=b"")
@@ -324,8 +324,8 @@ class ServerCaches:
     def next_turn_chain(
         self, chain: Sequence[ChunkHash], remainder: InferenceRequest, answer_text: str
     ) -> list[ChunkHash]:
-        """The chain with which the next turn will begin. Empty: this cannot be predicted.
-        chain, remainder: those of this turn.
+        """Return the chain with which the next turn will begin. Empty: this cannot be predicted. chain,
+        remainder: those of this turn.
         """
         grown = next_turn_prompt(remainder, answer_text)
         if grown is None:
@@ -360,8 +360,8 @@ class ServerCaches:
             self.table.resize(name, capacity_bytes=capacity)
 
     def _capacity_bytes(self, state: EndpointState) -> int:
-        """The capacity of the server's mirror. It has room for everything that the server says it holds,
-        since a guess must not evict that.
+        """Return the capacity of the server's mirror. It has room for everything that the server says it
+        holds, since a guess must not evict that.
         """
         return max(self._assumed_bytes(state), self._known_bytes.get(state.endpoint.name, 0))
 
@@ -373,7 +373,7 @@ class ServerCaches:
         return int(tokens * factor * learned.tokens.bytes_per_token)
 
     def _outgrown(self, state: EndpointState) -> bool:
-        """Whether the server says that it holds more than the assumed size of its cache."""
+        """Return whether the server says that it holds more than the assumed size of its cache."""
         return self._known_bytes.get(state.endpoint.name, 0) > self._assumed_bytes(state)
 
 
@@ -390,8 +390,9 @@ def _schedule(spec: PolicySpec) -> ChunkSchedule:
 
 
 def prompt_size(request: InferenceRequest, *, body_bytes: int = 0) -> PromptSize:
-    """The properties of a request's prompts that predict their tokens: bytes, bytes that continue a letter
-    beyond ASCII, and parts that are only named by a hash. An unread body counts by its size, up to a bound.
+    """Return the properties of a request's prompts that predict their tokens: bytes, bytes that continue a
+    letter beyond ASCII, and parts that are only named by a hash. An unread body counts by its size, up to a
+    bound.
 
     A tokenizer makes a token of about four letters of English and of about one of Chinese, so bytes alone
     mislead where both occur. Of a long prompt only a sample is looked at, since this runs on every request.

@@ -41,7 +41,7 @@ def status_of(
     spans: Mapping[str, int],
     now: float,
 ) -> shown.PickerStatus:
-    """A snapshot of the state. Nothing in it changes later."""
+    """Return a snapshot of the state. Nothing in it changes later."""
     spec = picker.policy.spec
     return shown.PickerStatus(
         endpoints=endpoints_of(picker, scraper.ages(now), now=now),
@@ -113,8 +113,8 @@ def _sharing(service: SharingService) -> shown.SharingStatus:
 
 
 def live_of(picker: Picker, scraper: Scraper, gate: Gate, *, now: float) -> Live:
-    """The part of the state that a status in the cluster shows. It is made once a second for a thousand
-    endpoints, so it holds less than `status_of`.
+    """Return the part of the state that a status in the cluster shows. It is made once a second for a
+    thousand endpoints, so it holds less than `status_of`.
     """
     scrape = picker.policy.spec.scrape
     states = list(picker.fleet.states())
@@ -150,7 +150,7 @@ def live_of(picker: Picker, scraper: Scraper, gate: Gate, *, now: float) -> Live
 
 
 def dry_run_of(picker: Picker) -> dict[str, Any] | None:
-    """The policy in dry run, for people."""
+    """Return the policy in dry run, for people."""
     tried = picker.dry_run
     if tried is None:
         return None

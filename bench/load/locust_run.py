@@ -219,8 +219,8 @@ def _write_csv(environment: Environment, prefix: Path) -> None:
 
 
 def _spent() -> tuple[float, float, float]:
-    """The time now; the CPU time of this process; the time when it was ready and had no core (0 if the kernel
-    does not say).
+    """Return the time now; the CPU time of this process; the time when it was ready and had no core (0 if the
+    kernel does not say).
     """
     try:
         waited_s = int(_SCHEDSTAT.read_text().split()[1]) / 1e9

@@ -73,8 +73,8 @@ LINES: Final[Sequence[Line]] = (
 
 
 def cells(runs: Sequence[RunRecord]) -> list[list[str]]:
-    """The table: a heading, then a row for each line. With two or more runs, each run but the first has a
-    ratio.
+    """Return the table: a heading, then a row for each line. With two or more runs, each run but the first
+    has a ratio.
     """
     rows = [["", *(run.label for run in runs), *(f"{run.label} / {runs[0].label}" for run in runs[1:])]]
     for line in LINES:
@@ -145,7 +145,9 @@ td:first-child,th:first-child{text-align:left}th{background:#f6f8fa}
 
 
 def page(runs: Sequence[RunRecord], *, title: str, links: Sequence[tuple[str, str]] = ()) -> str:
-    """One HTML document that needs no other file. `links`: (text, address) of other files of the run."""
+    """Return one HTML document that needs no other file. `links`: (text, address) of other files of the
+    run.
+    """
     head, *rows = cells(runs)
     table = "".join(_html_row(row, "td") for row in rows)
     parts = [

@@ -97,7 +97,7 @@ class Plan:
 
 
 def _own_port() -> list[str]:
-    """A port for locust's own messages: two runs on one machine would share the standard one."""
+    """Return a port for locust's own messages: two runs on one machine would share the standard one."""
     from tests.harness.ports import free_port  # noqa: PLC0415 - only of several processes
 
     port = str(free_port())

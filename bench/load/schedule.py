@@ -44,7 +44,7 @@ class Schedule:
         return due
 
     def wait_s(self, *, now: float) -> float:
-        """Time until the next call is due. Not to be called when finished."""
+        """Return the time until the next call is due. Not to be called when finished."""
         return max(0.0, self._due_at(self._next) - now)
 
     def _due_at(self, number: int) -> float:

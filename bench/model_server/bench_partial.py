@@ -44,7 +44,7 @@ def admit(manager: KVCacheManager, request: Request) -> None:
 
 
 def measure(num_requests: int, *, common: bool, rounds: int) -> tuple[float, float]:
-    """Microseconds of a look-up and of a decoded token."""
+    """Return the microseconds of a look-up and of a decoded token."""
     rng = random.Random(1)
     options = CacheOptions(partial_blocks=True, hash_algorithm="xxh3")
     manager = make_manager(

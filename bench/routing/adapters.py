@@ -55,7 +55,7 @@ class _Watching(OpenLoop):
 
 
 def copies_of(run: Run) -> list[Copies]:
-    """One run of the LoRA mix, as `bench` runs it. The most popular adapter comes first."""
+    """Make one run of the LoRA mix, as `bench` runs it. The most popular adapter comes first."""
     spec = spec_of(run.workload)
     assert spec.make is not None
     timed = spec.make(
@@ -102,8 +102,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def table_of(found: Mapping[float, Sequence[Sequence[Copies]]]) -> str:
-    """A line for each group of adapters: the share of the load of each adapter, and for each load the number
-    of servers that hold one (mean, most).
+    """Return a line for each group of adapters: the share of the load of each adapter, and for each load the
+    number of servers that hold one (mean, most).
     """
     header = " | ".join(f"load {load:g}: servers, mean and most" for load in found)
     lines = [

@@ -85,13 +85,13 @@ class Result:
 
 
 def spec_of(workload: str) -> Spec:
-    """The workload of this name, or the trace at this path."""
+    """Return the workload of this name, or the trace at this path."""
     named = SPECS.get(workload) or MORE.get(workload) or UNTUNED.get(workload)
     return named or trace_spec(Path(workload))
 
 
 def shape_of(spec: Spec) -> EngineShape:
-    """The size of an 8B model on one data-centre card, with 4 LoRA slots."""
+    """Return the size of an 8B model on one data-centre card, with 4 LoRA slots."""
     return EngineShape(
         num_blocks=CACHE_TOKENS // spec.block_tokens,
         block_tokens=spec.block_tokens,
@@ -101,7 +101,7 @@ def shape_of(spec: Spec) -> EngineShape:
 
 
 def simulate(run: Run) -> Result:
-    """One run, with the time that it took."""
+    """Make one run, with the time that it took."""
     started = time.perf_counter()
     row = row_of(outcome_of(run))
     return Result(run=run, row=row, wall_s=time.perf_counter() - started)
@@ -147,7 +147,7 @@ def plan_of(setting: Setting, spec: Spec, *, arrivals_s: float) -> FleetPlan:
 
 
 def fleet_of(run: Run, spec: Spec, plan: FleetPlan, workload: OpenLoop | ClosedLoop | Saturating) -> Fleet:
-    """The run's router in front of simulated servers."""
+    """Return the run's router in front of simulated servers."""
     router = router_of(
         run.rule,
         shape=plan.shape,

@@ -111,7 +111,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def table_of(found: Sequence[Found]) -> str:
-    """A line for each workload, load and first belief: means over the seeds, without and with learning.
+    """Return a line for each workload, load and first belief: means over the seeds, without and with
+    learning.
 
     The ratio is the mean TTFT divided by that with the right size and without learning, seed by seed; the
     median of the seeds.

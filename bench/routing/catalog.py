@@ -138,7 +138,7 @@ SWEEPS = tuple(c.name for c in CONFIGS if not c.default and c.ours is None and c
 
 
 def is_ours(name: str) -> bool:
-    """Whether this is a rule of the product, or a candidate for one."""
+    """Return whether this is a rule of the product, or a candidate for one."""
     return BY_NAME[name].ours is not None or BY_NAME[name].rule is cost.ExactCost
 
 
@@ -165,7 +165,7 @@ def router_of(
     share_delay_s: float | None = None,
     adapters: frozenset[str] = frozenset(),
 ) -> Router:
-    """The router of a named configuration for servers of this shape."""
+    """Return the router of a named configuration for servers of this shape."""
     config = BY_NAME[name]
     if config.ours is not None:
         return PickerRouter(

@@ -299,8 +299,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def table_of(found: Sequence[Found]) -> str:
-    """A line for each workload, load and place: means over the seeds, approximate and exact. Ratios are taken
-    seed by seed; their median is shown.
+    """Return a line for each workload, load and place: means over the seeds, approximate and exact. Ratios
+    are taken seed by seed; their median is shown.
     """
     by_cell: dict[tuple[str, float, str], dict[bool, list[Found]]] = {}
     for one in found:

@@ -129,8 +129,8 @@ def main() -> int:
 
 
 def _page(names: Sequence[str], setting: Setting, args: argparse.Namespace) -> int:
-    """The table of docs/bench-flow.md, with a line for each workload and load, and the totals of all lines.
-    Uses several processes.
+    """Return the table of docs/bench-flow.md, with a line for each workload and load, and the totals of all
+    lines. Uses several processes.
     """
     arms, loads = args.settings.split(","), [*map(float, args.loads.split(","))]
     seeds = range(1, 1 + args.seeds)

@@ -62,11 +62,11 @@ class Asked:
         return self.request.session
 
     def head(self, *, num_chars: int) -> int:
-        """A hash of the prompt's first characters."""
+        """Return a hash of the prompt's first characters."""
         return _head(self.request, 0, num_chars)
 
     def user_head(self, *, num_chars: int) -> int:
-        """A hash of the adapter and of the first characters of the first user message."""
+        """Return a hash of the adapter and of the first characters of the first user message."""
         return _head(self.request, self.request.first_user_segment, num_chars)
 
 
@@ -95,7 +95,7 @@ class Index:
         return len(self._lru.get(pod.bit, ()))
 
     def depths(self, names: Sequence[BlockHash], pods: Sequence[Pod]) -> dict[str, int]:
-        """The number of leading blocks that each pod holds."""
+        """Return the number of leading blocks that each pod holds."""
         alive = 0
         for pod in pods:
             alive |= pod.bit
@@ -150,7 +150,7 @@ class World:
     pods: list[Pod] = field(default_factory=list)
 
     def least(self, pods: Sequence[Pod], key: Callable[[Pod], float]) -> Pod:
-        """The pod with the least key. Equal pods are chosen at random."""
+        """Return the pod with the least key. Equal pods are chosen at random."""
         scored = [(key(pod), pod) for pod in pods]
         best = min(score for score, _ in scored)
         return self.rng.choice([pod for score, pod in scored if score == best])

@@ -80,7 +80,7 @@ def table(cells: Sequence[Cell]) -> str:
 
 
 def report(cells: Cells) -> str:
-    """All tables, then the summary."""
+    """Return all tables, then the summary."""
     parts = [
         f"### {workload}, load {load:g} ({row[0].rate_per_s:.2f} requests/s)\n\n{table(row)}\n"
         for (workload, load), row in cells.items()
@@ -108,8 +108,8 @@ def summary(cells: Cells) -> str:
 
 
 def _best(row: Sequence[Cell], figure: str) -> Cell:
-    """The rule with the least value of a figure. For times per token, only rules that answered about as much
-    as any other count, because a rule that answers few requests can answer them fast.
+    """Return the rule with the least value of a figure. For times per token, only rules that answered about
+    as much as any other count, because a rule that answers few requests can answer them fast.
     """
     most = max(cell.mean.completed for cell in row)
     fair = [cell for cell in row if figure != "tpot_p90_s" or cell.mean.completed >= 0.9 * most]
@@ -141,7 +141,8 @@ class Ratio:
 
 
 def goals(cells: Cells) -> str:
-    """The default rule against the best other rule at each place, by each figure; geometric means last.
+    """Return the default rule against the best other rule at each place, by each figure; geometric means
+    last.
 
     After each ratio stands its standard error over the seeds. A rule without runs of all seeds is left out.
     """
@@ -244,8 +245,8 @@ _RIGHT = 80
 
 
 def svg(cells: Cells) -> str:
-    """A field for each rule and place: its mean TTFT as a multiple of the best one there. Green is 1, red is
-    10 and more.
+    """Return a field for each rule and place: its mean TTFT as a multiple of the best one there. Green is 1,
+    red is 10 and more.
     """
     places = list(cells)
     worth = {

@@ -138,7 +138,7 @@ class Conductor(AibrixPd):
 
 
 def _mean_prefill_ms(pod: Pod) -> float:
-    """The mean of the server's own histogram; until there is one, the time of 512 tokens."""
+    """Return the mean of the server's own histogram; until there is one, the time of 512 tokens."""
     if pod.page is None or not pod.page.finished:
         return _prefill_ms(512)
     return 1000 * pod.page.prefill_sum_s / pod.page.finished

@@ -47,7 +47,7 @@ class Ring:
         self._points: list[tuple[int, str]] = []
 
     def walk(self, key: int, pods: list[Pod]) -> list[Pod]:
-        """The servers in the order in which the ring meets them, from `key` on."""
+        """Return the servers in the order in which the ring meets them, from `key` on."""
         names = tuple(pod.name for pod in pods)
         if names != self._names:
             self._names = names

@@ -48,7 +48,7 @@ class Shared:
         return self._exchanges
 
     def advance(self, now: float) -> None:
-        """Let everything happen that is due."""
+        """Carry out everything that is due."""
         self._deliver(now)
         if now < self._flush_at:
             return

@@ -30,11 +30,11 @@ class Store:
     """The digest of the picker's code, as `code_of` gives it. Empty: unknown, so the run matches no code."""
 
     def results(self) -> list[Result]:
-        """All runs, each once."""
+        """Return all runs, each once."""
         return [result for result, _ in self._kept().values()]
 
     def _kept(self) -> dict[Run, tuple[Result, str]]:
-        """The last result of each run, and the picker's code at that time."""
+        """Return the last result of each run, and the picker's code at that time."""
         if not self.path.exists():
             return {}
         lines = map(json.loads, self.path.read_text().splitlines())
@@ -53,7 +53,7 @@ class Store:
         return [run for run in runs if named(run) not in known]
 
     def keeping(self, results: Iterable[Result]) -> Iterator[Result]:
-        """The same results; each is written to the file before it is passed on."""
+        """Yield the same results; each is written to the file before it is passed on."""
         with self.path.open("a") as file:
             for result in results:
                 file.write(_line_of(result, code=self.code) + "\n")
@@ -75,7 +75,7 @@ def named(run: Run) -> Run:
 
 
 def code_of(package: Path = Path(epp.__file__).parent) -> str:
-    """A digest of a package's code. Comments, docstrings and layout do not count."""
+    """Return a digest of a package's code. Comments, docstrings and layout do not count."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         tree = ast.parse(path.read_text())

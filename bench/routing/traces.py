@@ -31,7 +31,7 @@ _MOST_TOKENS = 120_000
 
 @functools.cache
 def trace_spec(path: Path) -> Spec:
-    """The trace as a workload: the first requests, with their gaps scaled to a mean of one.
+    """Return the trace as a workload: the first requests, with their gaps scaled to a mean of one.
 
     Each process reads the trace once.
     """

@@ -82,7 +82,7 @@ class Envoy(Strict, frozen=True):
     """How often Envoy tries the next endpoint of the answer when an endpoint cannot be reached, breaks the
     connection or answers 503."""
     http2_cleartext: bool = True
-    """Accept HTTP/2 without TLS (prior knowledge) as well as HTTP/1.1."""
+    """Accept HTTP/2 without TLS (prior knowledge), besides HTTP/1.1."""
     tls: Tls | None = None
     access_log: bool = True
     """Write a line for each request to standard output, as JSON."""

@@ -19,16 +19,17 @@ class Listen(Strict, frozen=True):
     added."""
     transport: Literal["http2", "grpcio"] = "http2"
     """Server that carries the ext_proc streams. http2: the picker's own HTTP/2, on the event loop. grpcio:
-    the server of the library grpcio, which takes two to three times the CPU and can tell only late when the
-    picker is overloaded."""
+    the server of the library grpcio, which takes two to three times the CPU and notices only late that the
+    picker is overloaded.
+    """
     tls: Tls | None = None
     socket_mode: Annotated[str, Meta(pattern="^[0-7]{3,4}$")] = "0666"
     """Permissions of a unix socket, as a quoted octal number. Envoy may run as another user, so restrict
     access by the permissions of the directory."""
 
     def addresses(self, *, workers: int) -> tuple[str, ...]:
-        """Where each worker listens. A single worker listens at the address itself. Several workers each have
-        an address of their own.
+        """Return where each worker listens. A single worker listens at the address itself. Several workers
+        each have an address of their own.
         """
         if workers == 1:
             return (self.address,)

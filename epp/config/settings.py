@@ -30,7 +30,7 @@ BodyModeName = Literal["NONE", "STREAMED", "BUFFERED", "BUFFERED_PARTIAL", "FULL
 
 
 class AssumedModes(Strict, frozen=True):
-    """How a data plane sends bodies if it does not tell its processing mode."""
+    """How a data plane sends bodies if it does not state its processing mode."""
 
     request_body: BodyModeName = "FULL_DUPLEX_STREAMED"
     """Mode of request bodies that the picker assumes if the data plane sends no `protocol_config`."""

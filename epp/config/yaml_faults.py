@@ -98,8 +98,8 @@ class _Keys:
 
 
 def in_words(error: Exception, *, of: type[msgspec.Struct]) -> str:
-    """One line that names the field at fault and what is wrong with it. For a misspelt name it also says
-    which name was probably meant.
+    """Return one line that names the field at fault and what is wrong with it. For a misspelt name it also
+    says which name was probably meant.
     """
     text = str(error)
     if unknown := _UNKNOWN.match(text):
@@ -113,7 +113,7 @@ def in_words(error: Exception, *, of: type[msgspec.Struct]) -> str:
 
 
 def _instead(text: str, *, of: type[msgspec.Struct]) -> str:
-    """What the field takes, if a value is of another type or none of its choices."""
+    """Return what the field takes, if a value is of another type or none of its choices."""
     found = _AT.search(text)
     node = _at(inspect.type_info(of), found["path"]) if found else None
     if isinstance(node, inspect.LiteralType):

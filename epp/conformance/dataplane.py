@@ -87,7 +87,7 @@ class Half:
     """One direction of the exchange, after the data plane has applied the picker's answers."""
 
     headers: list[tuple[str, str]]
-    """With lower-case names, after the picker's mutations."""
+    """The headers with lower-case names, after the picker's mutations."""
     pieces: list[bytes] = field(default_factory=list)
     """The body as the picker sent it back: always in full duplex, in the other modes only if it replaces the
     body."""
@@ -272,7 +272,7 @@ class Exchange:
         return self
 
     async def finish(self) -> Any:
-        """The HTTP request is over: close our side. Returns the stream's gRPC status."""
+        """The HTTP request is over: close our side, and return the stream's gRPC status."""
         await self.call.done_writing()
         assert await asyncio.wait_for(self.call.read(), self._patience_s) is grpc.aio.EOF
         return await self.code()
@@ -365,7 +365,9 @@ def _immediate(message: Any) -> Immediate:
 
 
 def _mutated(headers: list[tuple[str, str]], mutation: Any) -> list[tuple[str, str]]:
-    """The headers after a mutation: removals, then additions, which overwrite unless `append` is set."""
+    """Return the headers after a mutation: removals, then additions, which overwrite unless `append` is
+    set.
+    """
     gone = {name.lower() for name in mutation.remove_headers}
     result = [(key, value) for key, value in headers if key not in gone]
     for option in mutation.set_headers:
@@ -381,7 +383,7 @@ def _mutated(headers: list[tuple[str, str]], mutation: Any) -> list[tuple[str, s
 async def exchange(
     channel: grpc.aio.Channel, *, mode: Mode = BUFFERED, patience_s: float = _PATIENCE_S
 ) -> AsyncIterator[Exchange]:
-    """One HTTP request. It is cancelled at the end if a test leaves it open, as when a client goes away.
+    """Open one HTTP request. It is cancelled at the end if a test leaves it open, as when a client goes away.
     `patience_s`: how long to wait for an answer of the picker.
     """
     running = Exchange(channel, mode=mode, patience_s=patience_s)

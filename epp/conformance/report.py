@@ -25,7 +25,7 @@ class Result:
 
 
 def table(results: Sequence[Result]) -> str:
-    """One line for each check, the failures with details, and a sum."""
+    """Return one line for each check, the failures with details, and a sum."""
     lines = []
     for result in results:
         lines.append(f"{result.dialect:<14} row {result.row:>2}  {result.claim:<{_WIDTH}} {result.outcome}")
@@ -38,7 +38,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def junit(results: Sequence[Result]) -> str:
-    """One test suite for each dialect."""
+    """Return one test suite for each dialect."""
     root = ET.Element("testsuites", name="endpoint picker conformance")
     for dialect in dict.fromkeys(result.dialect for result in results):
         of = [result for result in results if result.dialect == dialect]

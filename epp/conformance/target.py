@@ -53,7 +53,7 @@ class Target:
         return DIALECTS[self.dialect].reads_list
 
     async def route(self, body: Any, *, answered: bool = True, **request: Any) -> Exchange:
-        """One request from start to end, which the picked endpoint answers with 200. AssertionError: no
+        """Send one request from start to end. The picked endpoint answers it with 200. AssertionError: no
         gateway could use the pick.
         """
         async with dataplane.exchange(self.channel, mode=self.mode) as exchange:

@@ -63,8 +63,9 @@ class Failures:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._marks: OrderedDict[tuple[EndpointState, str], Mark] = OrderedDict()
-        """By server and model; the model is empty except for a 404. Only servers that have failed lately are
-        here."""
+        """The marks by server and model; the model is empty except for a 404. Only servers that have failed
+        lately are here.
+        """
         self._served: OrderedDict[tuple[str, int], EndpointState] = OrderedDict()
         """The last server that answered for each model and path that was asked for lately."""
         self._picks = 0
@@ -77,7 +78,7 @@ class Failures:
         """Requests whose first byte may become overdue."""
         return len(self._first_bytes)
 
-    # -- what happens ----------------------------------------------------------------------------------------
+    # -- events ---------------------------------------------------------------------------------------------
 
     def sent(
         self,

@@ -83,7 +83,7 @@ class Fleet:
         return len(self._states)
 
     def in_use(self, name: EndpointName) -> bool:
-        """Whether anything was sent to the endpoint that its last page may not show."""
+        """Return whether anything was sent to the endpoint that its last page may not show."""
         state = self.get(name)
         return state is not None and state.in_use
 
@@ -207,8 +207,8 @@ class Fleet:
         self._unions.clear()
 
     def model_list(self, subset: frozenset[Address] | None = None) -> bytes | None:
-        """The models of all servers together, as JSON. subset: only servers at these addresses. None: no
-        server has listed its models.
+        """Return the models of all servers together, as JSON. subset: only servers at these addresses. None:
+        no server has listed its models.
 
         The answer is made once and kept until the lists change, because clients may ask for it as often as
         they like.
@@ -230,7 +230,7 @@ class Fleet:
         return len(self._serving.unlisted)
 
     def new_state(self, endpoint: Endpoint, *, now: float) -> EndpointState:
-        """A new state. Only its rate is known: that of its model's other servers."""
+        """Return a new state. Only its rate is known: that of its model's other servers."""
         return EndpointState.new(endpoint, model_rate=self._model_rate(endpoint.model), now=now)
 
     def _new_rate(self, state: EndpointState) -> None:
@@ -293,8 +293,8 @@ class Fleet:
     def snapshot(
         self, slots: Sequence[int], *, model: str, adapter: str, spec: PolicySpec, now: float
     ) -> Snapshot:
-        """The snapshot of some slots for a request for `model`.
-        adapter: equal to `model` if that is an adapter, else empty.
+        """Return the snapshot of some slots for a request for `model`. adapter: equal to `model` if that is
+        an adapter, else empty.
         """
         snapshot = self._followed().snapshot(
             slots,
@@ -316,7 +316,7 @@ class Fleet:
         return self._in_slots[slot]
 
     def healthy(self, slots: Sequence[int]) -> Sequence[int]:
-        """The slots of `slots` that may be picked.
+        """Return the slots of `slots` that may be picked.
 
         If every endpoint's scrapes fail, the fault is probably in the scrapes. All slots then stay,
         and Envoy's retries find those that work.
@@ -327,7 +327,7 @@ class Fleet:
         return [slot for slot in slots if slot not in failing]
 
     def ready(self) -> set[EndpointState]:
-        """All endpoints that may be picked, whatever models they serve."""
+        """Return all endpoints that may be picked, whatever models they serve."""
         everyone = self._columns.roster.everyone
         return {self._in_slots[slot] for slot in self.healthy(everyone)}
 

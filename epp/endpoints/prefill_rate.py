@@ -34,13 +34,16 @@ _PRIOR_TOKENS = 500.0
 """The policy's rate counts as one prefill of this many tokens, so a few real prefills outweigh it."""
 _PRIOR_REQUESTS = 20.0
 """The prior says that the constant part is 0, with the weight of this many requests. If all prompts have one
-length, the two parts cannot be told apart, and the rate then explains the whole time."""
+length, the two parts cannot be distinguished, and the rate then explains the whole time.
+"""
 _PRIOR_LOADS = 1.0
 """The prior says that adapter loads take no time, with the weight of one load."""
 _NAILED = 1e12
 """A weight that leaves a coefficient at its prior."""
 _PRIOR_BUSY_TOKENS = 4000.0
-"""The policy's rate counts as this many tokens, beside the tokens of servers that were busy all the time."""
+"""The policy's rate counts as this many tokens, in addition to the tokens of servers that were busy all the
+time.
+"""
 _KEEP_BUSY = 0.99
 """Weight of the busy servers' earlier observations at each new one."""
 _OWN_TIMES_S = 10.0
@@ -140,8 +143,8 @@ class ModelRate:
             self._counts[self._said.pop(server)] -= 1
 
     def _learns_from(self, says: int) -> bool:
-        """Whether the line should learn from this observation: most servers say the same; or no server agrees
-        with the line, and there is no majority.
+        """Return whether the line should learn from this observation: most servers say the same; or no server
+        agrees with the line, and there is no majority.
         """
         for side in (-1, 1):
             if 2 * self._counts[side] > len(self._said):

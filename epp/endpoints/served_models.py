@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 
 def union(lists: Iterable[ModelList], *, more: Iterable[ModelCard] = ()) -> bytes:
-    """The answer to `GET /v1/models` in OpenAI's shape: every model once, by name. The first server that
-    lists a model describes it.
+    """Return the answer to `GET /v1/models` in OpenAI's shape: every model once, by name. The first server
+    that lists a model describes it.
 
     more: models that no server lists. A model that a server lists replaces one of these.
     """
@@ -55,7 +55,7 @@ class AwayModels:
 
     def __init__(self) -> None:
         self._left: dict[str, dict[str, float]] = {}
-        """By pool and model: when the model's last server left. The oldest first."""
+        """When the model's last server left, by pool and model, the oldest first."""
 
     def __contains__(self, model: str) -> bool:
         return any(model in models for models in self._left.values())

@@ -59,7 +59,7 @@ class Wait(Entry):
     model: str
     """The model that it asks for. Empty: not known."""
     over: bool = False
-    """Whether the answer began, or nobody waits for it any more."""
+    """Whether the answer began, or the client no longer waits for it."""
 
 
 class FirstBytes:

@@ -43,8 +43,8 @@ class EdsFile:
 
 
 def render(endpoints: Iterable[Endpoint]) -> bytes:
-    """The text of the file: a discovery response in JSON, with each address once, in order. Only endpoints
-    that may be destinations.
+    """Return the text of the file: a discovery response in JSON, with each address once, in order. Only
+    endpoints that may be destinations.
     """
     answering = {endpoint.destination for endpoint in endpoints if endpoint.role.answers}
     addresses = sorted(answering, key=lambda a: (a.host, a.port))

@@ -91,7 +91,7 @@ def listening(
 
 
 def router() -> Message:
-    """The last filter: it carries out the route."""
+    """Return the last filter: it carries out the route."""
     return extension("filters.http.router", "extensions.filters.http.router.v3.Router")
 
 
@@ -156,7 +156,7 @@ def _external_processor(config: Config) -> Message:
     # There is no time-out here: it would not end a stream, and the stream lives as long as the answer.
     picker = grpc_to(PICKER)
     if config.listen.transport == "grpcio":
-        # Inside gRPC's own server nothing else can tell how long a call has waited.
+        # Inside gRPC's own server nothing else shows how long a call has waited.
         picker["initial_metadata"] = [{"key": BEGAN, "value": "%START_TIME(%s.%6f)%"}]
     return typed(
         f"{_EXT_PROC_TYPES}.ExternalProcessor",
@@ -187,7 +187,7 @@ def _external_processor(config: Config) -> Message:
             # Envoy drops metadata from the picker unless its namespace is listed here.
             "receiving_namespaces": {"untyped": [LB_NAMESPACE]},
         },
-        # Only this tells the picker which server served after a retry.
+        # Only this attribute shows the picker which server served after a retry.
         response_attributes=["upstream.address"],
     )
 

@@ -66,7 +66,7 @@ def _details(expression: str) -> Message:
 
 
 def _status(status: int, comparison: Literal["EQ", "GE"]) -> Message:
-    # Envoy requires the name of a runtime setting that could change the number. Nobody sets it.
+    # Envoy requires the name of a runtime setting that could change the number. The setting stays unset.
     value = {"default_value": status, "runtime_key": f"gateway.error_{status}"}
     return {"status_code_filter": {"comparison": {"op": comparison, "value": value}}}
 

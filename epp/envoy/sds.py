@@ -1,4 +1,4 @@
-"""Small files beside the endpoints file that tell Envoy where its certificates are (SDS).
+"""Writes small files beside the endpoints file from which Envoy learns where its certificates are (SDS).
 
 Envoy reads certificates that the bootstrap names only once, at its start. After a renewal it would no longer
 trust the picker, and every request would bypass the picker unnoticed. If an SDS file names the certificates,

@@ -130,7 +130,7 @@ class Asking:
         return head
 
     def model_list(self, event: RequestHeaders) -> Refuse | None:
-        """The answer to `GET /v1/models`. None: this is another request, or no server has reported its
+        """Return the answer to `GET /v1/models`. None: this is another request, or no server has reported its
         models.
         """
         # Any prefix that a gateway put before the path is allowed.
@@ -144,14 +144,14 @@ class Asking:
         return Refuse(status=200, headers=headers, body=listed, reason="model_list")
 
     def sent_on(self, body: bytes | memoryview) -> bytes | memoryview:
-        """The body to send on: unchanged, or with another name for the model."""
+        """Return the body to send on: unchanged, or with another name for the model."""
         changed, self._changed_body = self._changed_body, None
         return body if changed is None else changed
 
     def request(
         self, body: bytes | memoryview, *, instead: InferenceRequest | None, partial: bool, modes: Modes
     ) -> PickRequest:
-        """The question to the picker. PickError: the request is refused.
+        """Return the question to the picker. PickError: the request is refused.
 
         instead: taken for the body's content, which is then not read.
         """
@@ -201,7 +201,7 @@ class Asking:
             raise
 
     def _can_change_body(self, modes: Modes) -> bool:
-        """Whether the picker may send on another body than the one that came.
+        """Return whether the picker may send on another body than the one that came.
 
         In the other modes the data plane sends its own copy.
         """
@@ -211,7 +211,7 @@ class Asking:
     def _renamed(
         self, inference: InferenceRequest, body: bytes | memoryview, head: RequestHead, rewrites: Rewrites
     ) -> InferenceRequest:
-        """The body with the model's name replaced by the name that a rewrite gives."""
+        """Return the body with the model's name replaced by the name that a rewrite gives."""
         model = rewrites.target(inference, session=head.session, request_id=head.request_id)
         if model == inference.model:
             return inference
@@ -220,7 +220,7 @@ class Asking:
         return msgspec.structs.replace(inference, model=model)
 
     def answer(self, slot: Slot, pick: Pick) -> Answer:
-        """The answer that says where the request goes. Parts of the head that only the pick needed are
+        """Return the answer that says where the request goes. Parts of the head that only the pick needed are
         forgotten.
         """
         head = self.head
@@ -256,7 +256,7 @@ class Asking:
         )
 
     def refusal(self, error: PickError) -> Refuse:
-        """The refusal, in the format of the request's API."""
+        """Return the refusal, in the format of the request's API."""
         self._changed_body = None
         head = self.head
         self._observer.refused(head.request_id, error, trace=self._trace)
@@ -275,8 +275,8 @@ _ANTHROPIC_TYPES: Final = {
 
 
 def _refused(error: PickError, head: RequestHead) -> Refuse:
-    """The error in the format of the request's API: Anthropic's for /v1/messages and paths below it, such as
-    `/v1/messages/count_tokens`, else OpenAI's.
+    """Return the error in the format of the request's API: Anthropic's for /v1/messages and paths below it,
+    such as `/v1/messages/count_tokens`, else OpenAI's.
     """
     body: dict[str, object]
     told: dict[str, object]

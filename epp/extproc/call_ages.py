@@ -1,4 +1,4 @@
-"""Tells how late the calls of each Envoy are, even if Envoy's clock differs from ours.
+"""Computes how late the calls of each Envoy are, even if Envoy's clock differs from ours.
 
 A call's age includes the difference of the clocks and the time that other filters took. Both are the same for
 all calls of an Envoy. So a call is late by the difference between its age and the age of the youngest recent

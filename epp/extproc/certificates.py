@@ -38,7 +38,7 @@ class Certificates(Generic[_Made]):
             raise ConfigError(f"listen.tls: {error.filename}: {error.strerror}") from error
 
     def refresh(self) -> bool:
-        """Look at the files. True: `latest` has changed."""
+        """Check the files. True: `latest` has changed."""
         try:
             stamp = self._stamp()
             if stamp == self._seen:

@@ -105,8 +105,8 @@ def _by_protobuf(data: bytes, *, names: frozenset[str], response_names: frozense
 
 
 def echo_of(data: bytes) -> bytes | None:
-    """The answer that passes on a piece of a response's body unchanged. No object is made for the message or
-    the answer. None: the message must be decoded.
+    """Return the answer that passes on a piece of a response's body unchanged. No object is made for the
+    message or the answer. None: the message must be decoded.
     """
     found = wire.echo_of(data, MAX_PIECE_BYTES)
     if found is None:
@@ -181,7 +181,7 @@ def _around(data: bytes) -> _Around | None:
 
 
 def _says_nothing_of_bodies(data: bytes) -> bool:
-    """Whether the bytes around a body leave the meaning of the body unchanged."""
+    """Return whether the bytes around a body leave the meaning of the body unchanged."""
     around = _around(data)
     return around is not None and around[2] is None
 
@@ -205,8 +205,8 @@ _kept_around = functools.lru_cache(maxsize=4096)(_read_around)
 
 @functools.lru_cache(maxsize=16)
 def _readable(names: frozenset[str]) -> tuple[str, ...]:
-    """The names that `wire` can look for: those in lower-case ASCII. If a message holds a name with other
-    letters, protobuf reads the message.
+    """Return the names that `wire` can look for: those in lower-case ASCII. If a message holds a name with
+    other letters, protobuf reads the message.
     """
     return tuple(name for name in names if name.isascii() and name == name.lower())
 
@@ -248,7 +248,7 @@ def _request_headers(message: Any, names: frozenset[str], modes: Modes | None) -
 
 
 def _subset(metadata: Any) -> tuple[str, ...] | None:
-    """The entries of the subset hint. Empty: the hint is there, but has no text."""
+    """Return the entries of the subset hint. Empty: the hint is there, but has no text."""
     if _SUBSET_NAMESPACE not in metadata.filter_metadata:
         return None
     values = metadata.filter_metadata[_SUBSET_NAMESPACE].fields
@@ -271,8 +271,8 @@ def _response_headers(message: Any, names: frozenset[str], modes: Modes | None) 
 
 
 def _served(message: Any) -> str | None:
-    """The server that served. The attribute counts retries, so it goes before the metadata. None: neither is
-    there.
+    """Return the server that served. The attribute counts retries, so it goes before the metadata. None:
+    neither is there.
     """
     for attributes in message.attributes.values():
         if _UPSTREAM in attributes.fields:
@@ -318,7 +318,7 @@ def encode(action: Action) -> bytes:
 
 
 def _only_names_servers(answer: Answer) -> bool:
-    """Whether the answer names servers, or nothing, and says the same about them in each place."""
+    """Return whether the answer names servers, or nothing, and says the same about them in each place."""
     if answer.scores or answer.body is not None or answer.cost is not None:
         return False
     named, headers = answer.destination, answer.set_headers
@@ -328,8 +328,8 @@ def _only_names_servers(answer: Answer) -> bool:
 
 
 def _from_template(answer: Answer) -> bytes:
-    """The bytes of an answer with other servers, and with these put in their place. Protobuf takes five times
-    as long, and a large fleet has so many lists of fallbacks that hardly any comes again.
+    """Return the bytes of an answer with other servers, and with these put in their place. Protobuf takes
+    five times as long, and a large fleet has so many lists of fallbacks that hardly any comes again.
     """
     named = answer.destination
     around = _template(
@@ -347,7 +347,9 @@ def _template(
     stream_response: bool,  # noqa: FBT001 - a key
     /,
 ) -> tuple[bytes, ...]:
-    """The bytes around the names of servers. size: the length of these names. 0: the answer names none."""
+    """Return the bytes around the names of servers. size: the length of these names. 0: the answer names
+    none.
+    """
     named = "\0" * size  # stands nowhere else in the bytes of an answer
     whole = _encode_answer(
         Answer(

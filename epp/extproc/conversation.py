@@ -77,7 +77,7 @@ class Streams:
         self.untidied = False
         """Something was picked since the last `tidy`."""
         self.on_room: Callable[[], None] = lambda: None
-        """Called when the gate should be pumped soon."""
+        """A function that is called when the gate should be pumped soon."""
 
     @property
     def max_message_bytes(self) -> int:
@@ -85,8 +85,8 @@ class Streams:
         return 2 * self.settings.max_body_bytes + MESSAGE_SLACK_BYTES
 
     def answer_unread(self, data: bytes, *, now: float) -> bytes | None:
-        """The answer to the first message of a stream that the picker has no time to read. The stream ends
-        with this answer. None: the stream must be opened.
+        """Return the answer to the first message of a stream that the picker has no time to read. The stream
+        ends with this answer. None: the stream must be opened.
         """
         return self._unread.answer(data, names=self.wanted(), settings=self.settings, now=now)
 
@@ -113,7 +113,7 @@ class Streams:
             self.on_room()
 
     def wanted(self) -> frozenset[str]:
-        """The names of the request headers to decode. They depend on the policy."""
+        """Return the names of the request headers to decode. They depend on the policy."""
         policy = self.picker.policy
         read = self.gate.read if self.gate is not None else None
         if policy is not self._policy or read is not self._read:
@@ -127,8 +127,8 @@ class Streams:
 
 
 class Conversation(Handler):
-    """One call. `message` with each message. At the end `half_closed`, if the data plane has ended its side
-    in good order, or `gone`.
+    """One call. The transport calls `message` for each message. At the end it calls `half_closed` if the data
+    plane has ended its side in good order, otherwise `gone`.
     """
 
     __slots__ = ("_call", "_names", "_picked", "_stream", "_streams")
@@ -212,7 +212,9 @@ class Conversation(Handler):
         return self._stream
 
     def _still_wanted(self, stream: HttpStream, *, now: float) -> bool:
-        """Whether anybody would use a pick. If the body has waited for too long, it is not read any more."""
+        """Return whether anybody would use a pick. If the body has waited for too long, it is not read any
+        more.
+        """
         if not self._call.is_open:
             return False
         overload = self._streams.overload

@@ -38,15 +38,15 @@ class BodyMode(enum.IntEnum):
     follow.
     """
     BUFFERED_PARTIAL = 3
-    """As BUFFERED. If the data plane cut the body at its limit, the request is routed by load, since half a
-    JSON text says nothing.
+    """The same as BUFFERED. If the data plane cut the body at its limit, the request is routed by load, since
+    half a JSON text says nothing.
     """
     FULL_DUPLEX_STREAMED = 4
     """The answer to the headers waits for the whole body. Then the picker sends the answer to the headers,
     the pieces of the body and the trailers, in this order.
     """
     GRPC = 5
-    """As FULL_DUPLEX_STREAMED."""
+    """The same as FULL_DUPLEX_STREAMED."""
 
     @property
     def echoed(self) -> bool:

@@ -22,7 +22,7 @@ from epp.http2.limits import HeldBytes, Limits
 _TICK_S: Final = 0.5
 _HANDSHAKE_S: Final = 10.0
 _LAST_WORDS_S: Final = 0.25
-"""At a stop: the time that peers get to read our last frames before we close their connections."""
+"""The time that peers get at a stop to read our last frames, before we close their connections."""
 
 
 class Http2Server:

@@ -27,7 +27,7 @@ def cannot_listen(address: str, error: OSError) -> ConfigError:
 
 
 def require_folder(path: Path) -> None:
-    """Raises ConfigError if the folder of a unix socket does not exist."""
+    """Check the folder of a unix socket. Raises ConfigError if it does not exist."""
     if not path.parent.is_dir():
         raise ConfigError(
             f"listen.address: unix:{path}: the folder {path.parent} does not exist; create it, or correct "

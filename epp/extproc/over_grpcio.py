@@ -88,7 +88,7 @@ class GrpcioTransport:
             await self._servicer.set(service, self._health.status(service))
 
     def _written_late(self, task: asyncio.Task[None]) -> None:
-        """A late answer was written, or its stream had ended, and then no peer is left to tell."""
+        """A late answer was written. If its stream has ended, no peer is left for a report."""
         self._writing_late.discard(task)
         _look_at(task)
 
@@ -238,7 +238,9 @@ class _Call:
 
 
 def _age_s(context: grpc.aio.ServicerContext[bytes, bytes]) -> float:
-    """How long ago Envoy began the request, as the difference of both clocks. nan: Envoy does not say."""
+    """Return how long ago Envoy began the request, as the difference of both clocks. nan: Envoy does not
+    say.
+    """
     values = [value for key, value in context.invocation_metadata() or () if key == BEGAN]
     try:
         return time.time() - float(values[0])
@@ -247,7 +249,7 @@ def _age_s(context: grpc.aio.ServicerContext[bytes, bytes]) -> float:
 
 
 async def _read(context: grpc.aio.ServicerContext[bytes, bytes]) -> Any:
-    """The next message. A handler that is cancelled inside gRPC's own `read` leaks some 100 bytes
+    """Return the next message. A handler that is cancelled inside gRPC's own `read` leaks some 100 bytes
     (grpc/grpc#43360).
     """
     reading = asyncio.ensure_future(context.read())
@@ -271,7 +273,7 @@ class _Servicer(HealthServicer):  # type: ignore[misc]  # grpcio-health-checking
 
 
 def _credentials(tls: Tls) -> grpc.ServerCredentials:
-    """The configuration. On its own thread, gRPC asks for it at each handshake. None: the current
+    """Return the configuration. On its own thread, gRPC asks for it at each handshake. None: the current
     configuration stays in use.
     """
     certificates = Certificates(tls, _read_certificates)

@@ -64,7 +64,7 @@ class Lateness:
         self._clock = clock
         self._cpu_clock = cpu_clock
         self.looks = 0
-        """Number of looks so far."""
+        """How often `look` was called so far."""
         self._asked = False
         self._looked_at = self._before = clock()
         self._rested_at, self._cpu_at_rest = self._looked_at, cpu_clock()
@@ -137,7 +137,7 @@ class Overload:
         return self._share if now < self._until else 0.0
 
     def skips(self, *, waited_s: float, now: float) -> bool:
-        """Whether a new request is routed by load, unread.
+        """Return whether a new request is routed by load, unread.
 
         waited_s: how long its first message has waited for this process.
         """
@@ -163,7 +163,7 @@ class Overload:
         return now < self._until
 
     def gives_up(self, *, waited_s: float, now: float) -> bool:
-        """Whether a body that should be read is now left unread."""
+        """Return whether a body that should be read is now left unread."""
         return waited_s > _LATEST_S and now < self._until
 
     def _count(self, *, skipped: bool, now: float) -> None:

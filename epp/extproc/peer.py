@@ -32,9 +32,9 @@ _MOST_WAITING_BYTES: Final = 2**20
 connection.
 """
 _TURN_FRAMES: Final = 16
-"""Frames that are handled between two looks at the clock."""
+"""Frames that are handled between two readings of the clock."""
 _TURN_MESSAGES: Final = 256
-"""The most messages that are handled between two looks at the clock. One frame may hold thousands."""
+"""The most messages that are handled between two readings of the clock. One frame may hold thousands."""
 _UNREAD_S: Final = 30.0
 """A peer that reads none of our bytes for this time is cut off."""
 _CLOSING_S: Final = 1.0
@@ -51,7 +51,7 @@ class Handler:
     __slots__ = ()
 
     def message(self, data: bytes, *, now: float) -> None:
-        """One message came."""
+        """A message of the caller came."""
         raise NotImplementedError
 
     def half_closed(self, *, now: float) -> None:
@@ -78,7 +78,7 @@ class Call:
         return self._peer.connection.is_open(self._stream_id)
 
     def waited_s(self) -> float:
-        """How long, at most, the current message has waited for this process."""
+        """Return how long, at most, the current message has waited for this process."""
         return self._peer.waited_s()
 
     def send(self, message: bytes) -> None:
@@ -188,12 +188,12 @@ class Peer(asyncio.Protocol):
         self.flush_soon()
 
     def reply(self, stream_id: int, reply: Reply) -> None:
-        """As `Call.reply`. Messages of the call that wait to be handled must be answered first."""
+        """The same as `Call.reply`. Messages of the call that wait to be handled must be answered first."""
         if stream_id not in self._beginnings.calls:
             self.connection.reply(stream_id, reply)
 
     def waited_s(self) -> float:
-        """How long the current message has waited since it arrived."""
+        """Return how long the current message has waited since it arrived."""
         return self._server.now() - self._came_after
 
     def leave(self) -> None:
@@ -271,7 +271,7 @@ class Peer(asyncio.Protocol):
         self.in_turn = True
         self._came_after = self._read_came_after
         events = connection.receive(data, now=now, limit=_TURN_FRAMES)
-        # Held bytes mean that a call waits. To ask `_beginnings` itself would be a call for every chunk.
+        # If bytes are held, a call waits. A check of `_beginnings` would cost a call for every chunk.
         served = bool(events) or connection.pending or self._beginnings.held_bytes > 0
         if served:
             self._serve(events, now=now)

@@ -48,7 +48,7 @@ _MAX_REQUEST_ID_CHARS: Final = 256
 
 
 def request_names(spec: PolicySpec, *, read: Flow | None = None, traced: bool = False) -> frozenset[str]:
-    """The request headers that the picker reads. A transport may leave out all others. read: see
+    """Return the request headers that the picker reads. A transport may leave out all others. read: see
     `Gate.read`.
     """
     names = _REQUEST_NAMES | {spec.session_header, spec.debug_header, TRACEPARENT if traced else ""} - {""}
@@ -131,29 +131,29 @@ def _to_remove(found: Mapping[str, str], flow: Flow) -> tuple[str, ...]:
 
 
 def not_set(reserved: tuple[str, ...], headers: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """The reserved headers that a client sent and that the picker does not overwrite. They have to be
+    """Return the reserved headers that a client sent and that the picker does not overwrite. They have to be
     removed.
     """
     return reserved and tuple(name for name in reserved if name not in {name for name, _ in headers})
 
 
 def bounded_trace(text: str) -> str:
-    """The text, or nothing if it is too long to be a trace context: streams keep it for as long
-    as they live.
+    """Return the text, or nothing if it is too long to be a trace context: streams keep it for as long as
+    they live.
     """
     return text if len(text) <= _MAX_TRACEPARENT_CHARS else ""
 
 
 def _claimed(spec: PolicySpec, read: Flow | None) -> Flow | None:
-    """The flow control whose headers are read. This is the flow control of the policy in force if it holds
-    requests.
+    """Return the flow control whose headers are read. This is the flow control of the policy in force if it
+    holds requests.
     """
     return spec.flow if spec.flow.mode == "Hold" else read
 
 
 def _claim(found: Mapping[str, str], flow: Flow) -> Claim:
-    """What the headers claim about a request's place in a queue. Headers that cannot be read
-    count as absent.
+    """Return what the headers claim about a request's place in a queue. Headers that cannot be read count as
+    absent.
     """
     claims = flow.claims
     milliseconds = found.get(TTFT_MS, "").strip() if "Deadline" in claims else ""
@@ -171,7 +171,7 @@ def _claim(found: Mapping[str, str], flow: Flow) -> Claim:
 
 
 def read_status(text: str) -> int:
-    """An HTTP status; 0 if the text is not a status."""
+    """Return an HTTP status; 0 if the text is not a status."""
     return int(text) if len(text) == 3 and text.isascii() and text.isdigit() else 0
 
 
@@ -180,7 +180,7 @@ _LONGEST_ADDRESS: Final = 80
 
 
 def read_address(text: str) -> Address | None:
-    """The address from `ip:port`; None for anything else."""
+    """Return the address from `ip:port`; None for anything else."""
     return _read_address(text) if len(text) <= _LONGEST_ADDRESS else None
 
 
@@ -194,14 +194,14 @@ def _read_address(text: str) -> Address | None:
 
 
 def read_addresses(entries: Iterable[str]) -> frozenset[Address]:
-    """Every well-formed address in the entries. Each entry may be a comma list."""
+    """Return every well-formed address in the entries. Each entry may be a comma list."""
     found = (read_address(part.strip()) for entry in entries for part in entry.split(","))
     return frozenset(address for address in found if address is not None)
 
 
 def read_prescribed(text: str, endpoints: Sequence[Endpoint]) -> tuple[Address, ...]:
-    """The list of addresses that a test prescribes, in its order. An address without a port means every
-    endpoint on that host.
+    """Return the list of addresses that a test prescribes, in its order. An address without a port means
+    every endpoint on that host.
     """
     chosen: list[Address] = []
     for part in (p.strip() for p in text.split(",")):
@@ -259,8 +259,8 @@ class Body:
         return self._room.held_bytes <= self._room.max_bytes
 
     def looks_whole(self, piece: bytes | memoryview, *, declared_bytes: int = 0) -> bool:
-        """Whether the body is complete, by its declared size or by its JSON, so that later pieces could not
-        matter. Call this with each piece, once, in order.
+        """Return whether the body is complete, by its declared size or by its JSON, so that later pieces
+        could not matter. Call this with each piece, once, in order.
 
         If the data plane keeps trailers to itself, nothing marks the end of a body before them.
         """
@@ -301,7 +301,7 @@ class JsonEnd:
         self._started = False
 
     def feed(self, piece: bytes) -> bool:
-        """Whether the object is complete, or the body is not a JSON object at all."""
+        """Return whether the object is complete, or the body is not a JSON object at all."""
         data = self._carry + piece
         if not self._started:
             data = data.lstrip(_BLANK)
@@ -327,8 +327,8 @@ def passed_on(event: RequestBody, mode: BodyMode) -> Sequence[Action]:
 
 
 def pieces(slot: Slot, data: bytes | memoryview, *, end_of_stream: bool) -> Sequence[Echo]:
-    """The same bytes in order, in pieces that the protocol allows. An end without bytes is one
-    empty piece.
+    """Return the same bytes in order, in pieces that the protocol allows. An end without bytes is one empty
+    piece.
     """
     if len(data) <= MAX_PIECE_BYTES:
         return (Echo(slot, data, end_of_stream=end_of_stream),) if data or end_of_stream else ()

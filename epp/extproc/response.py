@@ -138,7 +138,8 @@ class ResponseHalf:
         self._pick: Pick | None = None
         self._reader: ResponseReader | None = None
         self._names: AnswerNames | None = None
-        """Set if the client sent another name for the model, and the answer's bytes pass through here."""
+        """Not None if the client sent another name for the model, and the answer's bytes pass through here.
+        """
         self.phase = ResponsePhase.AWAITED
         self.status: int | None = None
         """None: no response headers yet. 0: the headers had no readable status."""
@@ -159,7 +160,7 @@ class ResponseHalf:
         hold: bool,
         now: float,
     ) -> tuple[Answer, ...]:
-        """The response headers came: tell the picker who served, and answer.
+        """The response headers came: report to the picker which server served, and answer.
 
         debug: the client asked for the reasons of its pick.
 
@@ -199,7 +200,7 @@ class ResponseHalf:
         return self._reader is not None or self._names is not None
 
     def _sent_on(self, data: bytes, *, end: bool) -> bytes:
-        """The piece of the body that the client gets: it names the model as the client did."""
+        """Return the piece of the body that the client gets: it names the model as the client did."""
         return data if self._names is None else self._names.feed(data, end=end)
 
     def body(self, event: ResponseBody, *, echoed: bool, now: float) -> Sequence[Action]:
@@ -241,7 +242,7 @@ class ResponseHalf:
             self._picker.on_feedback(self._pick, reader.finish(), now=now)
 
     def outcome(self) -> Outcome:
-        """How the HTTP request ends, if it ends now."""
+        """Return how the HTTP request ends, if it ends now."""
         if self.status is None:
             return "aborted"
         if self.status >= 500:

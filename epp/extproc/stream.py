@@ -349,7 +349,7 @@ class HttpStream:
         return decided
 
     def _ask(self, slot: Slot, request: PickRequest, *, now: float) -> Pick | Sequence[Action]:
-        """Returns the pick. If flow control holds the request: the actions that tell the data plane so."""
+        """Return the pick. If flow control holds the request: the actions that report the wait."""
         waiting, asking, offered = self._waiting, self._asking, None
         if waiting is not None and not (asking.hurried or asking.asks_only):
             offered = waiting.offer(

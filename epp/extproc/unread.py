@@ -21,7 +21,7 @@ from epp.extproc.response import PickerPort, StreamSettings
 from epp.picker_events import Pick
 
 _SIMPLE = frozenset((BodyMode.STREAMED, BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL))
-"""The data plane sends the body on by itself."""
+"""The data plane itself sends the body on."""
 
 
 class Unread:
@@ -32,7 +32,7 @@ class Unread:
     def answer(
         self, data: bytes, *, names: frozenset[str], settings: StreamSettings, now: float
     ) -> bytes | None:
-        """The answer to the first message of a stream; the stream ends with this answer.
+        """Return the answer to the first message of a stream; the stream ends with this answer.
 
         None: the stream must be opened.
         """
@@ -74,7 +74,7 @@ class Unread:
 
 
 def _answer(pick: Pick, *, reserved: tuple[str, ...], clear_route_cache: bool) -> bytes:
-    """The same answer as `stream` gives."""
+    """Return the same answer as `stream` gives."""
     named = ",".join(map(str, pick.destinations))
     headers = ((DESTINATION, named), *pick.set_headers)
     return encode(

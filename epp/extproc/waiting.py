@@ -81,7 +81,7 @@ class Waiting:
         now: float,
     ) -> Pick | Sequence[Action] | None:
         """Returns a pick, if the request goes at once. If the request waits, this returns the actions that
-        tell the data plane so. None: the request may not wait.
+        report the wait to the data plane. None: the request may not wait.
 
         decided: called with the pick or the refusal of a request that waited.
 
@@ -104,7 +104,8 @@ class Waiting:
         return (Delay(longest_s),) if self._settings.longest_delay_s > 0 and longest_s < inf else ()
 
     def _longest_s(self, slot: Slot, request: PickRequest, modes: Modes) -> float:
-        """How many seconds the data plane can wait for the answer to `slot`; 0: the answer must come now.
+        """Return how many seconds the data plane can wait for the answer to `slot`; 0: the answer must come
+        now.
 
         A request without a prompt costs its server next to nothing, and goes at once.
         """

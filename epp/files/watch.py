@@ -66,7 +66,7 @@ class FileWatcher(Generic[T]):
             await asyncio.sleep(self._poll_s)
 
     async def look(self) -> None:
-        """Look at the file once. A change is passed on at the second look that finds it."""
+        """Check the file once. A change is passed on at the second check that finds it."""
         try:
             # In a thread, so that a network file system that hangs cannot stop the picks.
             content = await asyncio.to_thread(self._read)

@@ -1,4 +1,4 @@
-"""Alarms for waiting requests: the times at which a request is looked at again although no event happened,
+"""Alarms for waiting requests: the times at which a request is considered again although no event happened,
 which are its latest start and the end of its life.
 
 Invariant: each waiting request that will ever be due has one alarm, and no other request is kept here: its
@@ -32,9 +32,9 @@ class Alarms(Generic[T]):
 
     def set(self, item: QueueItem[T], forecast: Forecast | None, *, now: float) -> None:
         """Set the next alarm: for the time at which the request would be too late if the servers stay as busy
-        as they are, or after a quarter of the remaining time if that is later. So a request is looked at some
-        twenty times in all, and the picker notices what others send at most a quarter of the remaining time
-        too late.
+        as they are, or after a quarter of the remaining time if that is later. So a request is considered
+        some twenty times in all, and the picker notices what others send at most a quarter of the remaining
+        time too late.
         """
         latest = item.expires_at
         if item.late:
@@ -72,8 +72,8 @@ class Alarms(Generic[T]):
 
 
 def _next_look_at(item: QueueItem[T], *, now: float) -> float:
-    """The time of the next look at a demoted request: its turn at first, later now and then until
-    it must go.
+    """Return when to consider a demoted request again: at its turn first, then now and then until it must
+    go.
     """
     if now < item.turn_at:
         return item.turn_at

@@ -153,8 +153,8 @@ class FlowControl(Generic[T]):
             self._shed = deque(refused for refused in self._shed if refused.item is not item)
 
     def next(self, *, now: float) -> Verdict[T] | None:
-        """The next request that is decided; the most pressing first. None: nothing more can be decided at
-        this moment.
+        """Return the next request that is decided; the most pressing first. None: nothing more can be decided
+        at this moment.
         """
         if self._shed:
             return self._shed.popleft()
@@ -201,7 +201,7 @@ class FlowControl(Generic[T]):
         return self._shares.take_unreported()
 
     def loads(self) -> Mapping[FlowKey, Load]:
-        """The requests that wait at this picker."""
+        """Return the requests that wait at this picker."""
         return {(-band[0], tenant, band[1]): load for band, tenant, load in self._queues.flows()}
 
     def take_reports(self, picker: bytes, rows: Sequence[Row], *, now: float) -> None:
@@ -228,7 +228,7 @@ class FlowControl(Generic[T]):
     # -- figures ---------------------------------------------------------------------------------------------
 
     def waiting(self) -> Mapping[int, Load]:
-        """The waiting requests, by priority. Callers must not change the loads."""
+        """Return the waiting requests, by priority. Callers must not change the loads."""
         return self._queues.by_priority
 
     @property
@@ -242,8 +242,8 @@ class FlowControl(Generic[T]):
         return self._demoted.requests
 
     def oldest_s(self, *, now: float) -> float:
-        """The age of the request that has waited longest. This looks at every request, so call it for a
-        scrape, not for each request.
+        """Return the age of the request that has waited longest. This looks at every request, so call it for
+        a scrape, not for each request.
         """
         return max((now - item.arrived_at for item in self._queues), default=0.0)
 
@@ -294,9 +294,9 @@ class FlowControl(Generic[T]):
         return item
 
     def _goes_late(self, item: QueueItem[T], *, now: float) -> bool:
-        """Whether a waiting request that cannot be in time any more goes at once. Demoting the request would
-        help no other one: so few requests wait that the order of arrival is kept, and no request is expected
-        to overtake it.
+        """Return whether a waiting request that cannot be in time any more goes at once. Demoting the request
+        would help no other one: so few requests wait that the order of arrival is kept, and no request is
+        expected to overtake it.
         """
         priority = item.priority
         if self._waits_above(priority) or not self._demoted.helps_little(priority, now=now):
@@ -392,7 +392,7 @@ class FlowControl(Generic[T]):
         return None
 
     def _waits_above(self, priority: int) -> bool:
-        """Whether a request of a higher priority waits, here or elsewhere."""
+        """Return whether a request of a higher priority waits, here or elsewhere."""
         return max(self._queues.by_priority) > priority or self._elsewhere.waits_before((-priority, False))
 
     def _give_up(self, item: QueueItem[T], reason: RefusedFor, *, now: float) -> Refused[T]:

@@ -55,7 +55,7 @@ class Demoted(Generic[T]):
         """How long a new request would have waited at `_at` if all requests went in order of arrival."""
         self._at = -inf
         self._servers = 0
-        """0: not known before the first look at the servers."""
+        """0: not known until the servers were first checked."""
 
     def came(self, forecast: Forecast, *, now: float) -> None:
         """A request came, and goes or waits. It may be in time or late."""
@@ -64,8 +64,8 @@ class Demoted(Generic[T]):
             self._in_order_s += (1 + self._elsewhere.pickers) * forecast.own_s / self._servers
 
     def _wait_in_order_s(self, pool: Pool, priority: int, *, now: float) -> float:
-        """How long a new request of this priority would wait if the requests of its priority and above went
-        in order of arrival.
+        """Return how long a new request of this priority would wait if the requests of its priority and above
+        went in order of arrival.
 
         The wait is at least the time for the requests that are being computed, and at most the time for those
         and for the waiting requests of its priority and above.
@@ -102,14 +102,14 @@ class Demoted(Generic[T]):
         item.late, item.key = True, (item.turn_at, item.number)
 
     def is_short(self, forecast: Forecast) -> bool:
-        """Whether the request may use every server, since its prefill keeps no request waiting beyond the
-        goal.
+        """Return whether the request may use every server, since its prefill keeps no request waiting beyond
+        the goal.
         """
         return forecast.own_s <= self.settings.goal_s
 
     def helps_little(self, priority: int, *, now: float) -> bool:
-        """Whether a new request would begin within the goal in order of arrival. Then this order is kept: a
-        late request has little to wait for, and the requests behind it go soon, too.
+        """Return whether a new request would begin within the goal in order of arrival. Then this order is
+        kept: a late request has little to wait for, and the requests behind it go soon, too.
         """
         if self.settings.when_late == "refuse":
             return False
@@ -117,7 +117,7 @@ class Demoted(Generic[T]):
         return self._wait_in_order_s(pool, priority, now=now) <= self.settings.goal_s
 
     def busy_s(self, priority: int, *, now: float) -> float:
-        """How long until another demoted request of this priority that is not short may go; 0: now.
+        """Return how long until another demoted request of this priority that is not short may go; 0: now.
 
         Requests that can be in time keep as many servers as they would keep busy, and as many again, up to
         half of all servers. They keep none if every request would begin within the goal in order of arrival.

@@ -107,7 +107,7 @@ class Elsewhere:
         return sum(other < tokens for other in self._tokens.get(band, {}).values())
 
     def of(self, priority: int | None, tenant: str | None) -> Load:
-        """What waits at other pickers: of this priority and tenant, of this priority, or in all."""
+        """Return what waits at other pickers: of this priority and tenant, of this priority, or in all."""
         if priority is None:
             return self.in_all
         if tenant is None:

@@ -42,7 +42,7 @@ class Expected:
         seen.at = now
 
     def more_pressing(self, band: BandKey, *, now: float) -> bool:
-        """Whether a request may come that should go before the requests of this band: one of a higher
+        """Return whether a request may come that should go before the requests of this band: one of a higher
         priority, of another tenant, or one that is in time.
         """
         if band[1]:

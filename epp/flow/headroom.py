@@ -1,8 +1,8 @@
 """Computes how soon a server must be free before a request is sent to it. This rule decides which requests
 wait.
 
-Called by `control` for each new request and for each look at the waiting requests. It knows the settings, the
-expected requests, and the requests that other pickers hold. It does not know the queues.
+Called by `control` for each new request and for each search among the waiting requests. It knows the
+settings, the expected requests, and the requests that other pickers hold. It does not know the queues.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Headroom(Generic[T]):
         self._demoted = demoted
 
     def of_band(self, key: BandKey, band: Band[T], tokens: int, tag: float, *, now: float) -> float:
-        """The headroom for the requests of this band. Infinity: no request is expected to overtake them.
-        Minus infinity: none of them goes.
+        """Return the headroom for the requests of this band. Infinity: no request is expected to overtake
+        them. Minus infinity: none of them goes.
 
         tokens: how many tokens of this band wait here. tag: the tokens that the first tenant in order has
         had.
@@ -78,11 +78,11 @@ class Headroom(Generic[T]):
         return headroom_s + _NEWS_S * elsewhere.shorter(key, tokens)
 
     def of_waiting(self, key: BandKey, band: Band[T], *, now: float) -> float:
-        """The headroom for the requests of this band that wait here; see `of_band`."""
+        """Return the headroom for the requests of this band that wait here; see `of_band`."""
         return self.of_band(key, band, band.tokens, band.first_tag(), now=now)
 
     def of_request(self, forecast: Forecast, headroom_s: float, *, left_s: float, first: bool) -> float:
-        """The headroom for one request of a band with `headroom_s`.
+        """Return the headroom for one request of a band with `headroom_s`.
 
         left_s: time to the deadline of the request. first: no request that waits for room stands before this
         one and would starve.

@@ -46,7 +46,7 @@ class Rate:
         return self._at
 
     def per_s(self, *, now: float) -> float:
-        """Tokens per second; 0 if none were added."""
+        """Return the tokens per second; 0 if none were added."""
         if self._began_at is None:
             return 0.0
         age_s = max(0.1, now - self._began_at)
@@ -74,19 +74,21 @@ class Pace:
         self._too_late.add(max(1, tokens), now=now)
 
     def servers_too_few(self, *, now: float) -> bool:
-        """Whether recently more than a tenth of the new tokens could not be in time for that reason."""
+        """Return whether recently more than a tenth of the new tokens could not be in time for that
+        reason.
+        """
         return self._too_late.per_s(now=now) > _TOO_FEW * self.let_go.per_s(now=now)
 
     def rests(self, *, now: float) -> bool:
-        """Whether no picker has let a request go for a second."""
+        """Return whether no picker has let a request go for a second."""
         return now - max(self.let_go.last_at, self.elsewhere.last_at) >= LONGEST_DELAY_S
 
     def tokens_per_s(self, *, now: float) -> float:
-        """Tokens per second that all pickers together let go."""
+        """Return the tokens per second that all pickers together let go."""
         return self.let_go.per_s(now=now) + self.elsewhere.per_s(now=now)
 
     def retry_after_s(self, tokens: float, *, now: float) -> int:
-        """The time until this many tokens have gone, in whole seconds; 1 if it is unknown."""
+        """Return the time until this many tokens have gone, in whole seconds; 1 if it is unknown."""
         drain_s = self.drain_s(tokens, now=now)
         return max(1, min(_MOST_S, ceil(drain_s))) if drain_s is not None else 1
 
@@ -103,14 +105,16 @@ class Pace:
         return max(waited, excess) if excess > 1 else waited
 
     def drain_s(self, tokens: float, *, now: float) -> float | None:
-        """How long it takes until all pickers together have let this many tokens go. None: unknown, since no
-        request went recently.
+        """Return how long it takes until all pickers together have let this many tokens go. None: unknown,
+        since no request went recently.
         """
         rate = self.tokens_per_s(now=now)
         return tokens / rate if rate > 1e-3 else None
 
     def excess(self, *, now: float) -> float:
-        """Tokens that came recently, divided by the tokens that could be let go. 1: nothing was refused."""
+        """Return the tokens that came recently, divided by the tokens that could be let go. 1: nothing was
+        refused.
+        """
         if now - self._refused.last_at > _WINDOW_S:
             return 1.0  # if no request comes any more, both rates fall alike, and their ratio would stay
         let_go = self.let_go.per_s(now=now)

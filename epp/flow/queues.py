@@ -57,7 +57,7 @@ class Load:
 
 
 _MOST_LOOKED_AT = 256
-"""The most tenants at other pickers that one look considers, so that the time of a look is bounded."""
+"""The most tenants at other pickers that one search considers, so that the time of a search is bounded."""
 Away = Mapping[tuple[int, str], Load]
 NOTHING = Load()
 """Callers must not change this value."""
@@ -106,8 +106,8 @@ class Band(Generic[T]):
         self.flows: dict[str, TenantFlow[T]] = {}
 
     def flow(self, tenant: str) -> TenantFlow[T]:
-        """The flow of this tenant. It is made if there is none, and raised to the floor if nothing of the
-        tenant waits.
+        """Return the flow of this tenant. It is made if there is none, and raised to the floor if nothing of
+        the tenant waits.
         """
         flow = self.flows.get(tenant)
         if flow is None:
@@ -117,11 +117,11 @@ class Band(Generic[T]):
         return flow
 
     def first_tag(self) -> float:
-        """The tag of the tenant that goes first, of the tenants with requests that wait here."""
+        """Return the tag of the tenant that goes first, of the tenants with requests that wait here."""
         return min((flow.tag for flow in self.flows.values() if flow.items), default=self.floor)
 
     def first_tag_away(self) -> float:
-        """The same of the tenants with requests at other pickers; inf: none waits there."""
+        """Return the same of the tenants with requests at other pickers; inf: none waits there."""
         flows, floor = self.flows, self.floor
         return min(
             (
@@ -133,8 +133,8 @@ class Band(Generic[T]):
         )
 
     def knows(self, tenant: str, *, max_tenants: int) -> bool:
-        """Whether the tenant has its own queue, or there is room for one. To make room, idle tenants are
-        forgotten whose tag is not above the floor.
+        """Return whether the tenant has its own queue, or there is room for one. To make room, idle tenants
+        are forgotten whose tag is not above the floor.
         """
         if tenant in self.flows or len(self.flows) < max_tenants:
             return True
@@ -149,8 +149,8 @@ class Band(Generic[T]):
         return nsmallest(most, waiting, key=attrgetter("tag"))
 
     def worst(self, tenant: str | None) -> QueueItem[T] | None:
-        """The last request of the tenant that is furthest over its share; with `tenant`, the last request of
-        that tenant.
+        """Return the last request of the tenant that is furthest over its share; with `tenant`, the last
+        request of that tenant.
         """
         if tenant is not None:
             flow = self.flows.get(tenant)
@@ -183,11 +183,11 @@ class Queues(Generic[T]):
                 yield from flow.items
 
     def bands(self) -> Sequence[tuple[BandKey, Band[T]]]:
-        """The bands in order. The first band goes first."""
+        """Return the bands in order. The first band goes first."""
         return [(key, self._bands[key]) for key in self._order]
 
     def flows(self) -> Iterator[tuple[BandKey, str, Load]]:
-        """The waiting requests, by band and tenant."""
+        """Yield the waiting requests, by band and tenant."""
         for key in self._order:
             for tenant, flow in self._bands[key].flows.items():
                 if flow.items:
@@ -202,8 +202,8 @@ class Queues(Generic[T]):
         return band
 
     def priority(self, wanted: int) -> int:
-        """The priority under which a request is kept. If there are too many priorities, this is the next
-        lower one that is in use, or else the lowest.
+        """Return the priority under which a request is kept. If there are too many priorities, this is the
+        next lower one that is in use, or else the lowest.
         """
         if (-wanted, False) in self._bands:
             return wanted
@@ -218,7 +218,7 @@ class Queues(Generic[T]):
         return max((of for of in known if of <= wanted), default=min(known))
 
     def tenant(self, tenant: str, *, priority: int, late: bool) -> str:
-        """The name under which the requests of the tenant are kept."""
+        """Return the name under which the requests of the tenant are kept."""
         knows = self.band(priority, late=late).knows(tenant, max_tenants=self.settings.max_tenants)
         return tenant if knows else OTHERS
 
@@ -248,8 +248,8 @@ class Queues(Generic[T]):
         self.band(priority, late=late).flow(tenant).charge(max(1, tokens))
 
     def flow(self, priority: int, tenant: str) -> TenantFlow[T]:
-        """The flow in which a request in time of this priority and tenant would wait. If the request need not
-        wait, this flow is charged.
+        """Return the flow in which a request in time of this priority and tenant would wait. If the request
+        need not wait, this flow is charged.
         """
         try:
             return self._bands[-priority, False].flows[tenant]
@@ -258,8 +258,8 @@ class Queues(Generic[T]):
         return band.flow(tenant if band.knows(tenant, max_tenants=self.settings.max_tenants) else OTHERS)
 
     def worst(self, *, priority: int | None = None, tenant: str | None = None) -> QueueItem[T] | None:
-        """The request that is worth least: of the lowest priority, demoted rather than in time, of the tenant
-        furthest over its share, the newest.
+        """Return the request that is worth least: of the lowest priority, demoted rather than in time, of the
+        tenant furthest over its share, the newest.
         """
         for key in reversed(self._order):
             if priority is None or key[0] == -priority:
@@ -269,7 +269,7 @@ class Queues(Generic[T]):
         return None
 
     def tokens_before(self, priority: int) -> int:
-        """Tokens that wait at this priority or above."""
+        """Return the tokens that wait at this priority or above."""
         return sum(load.tokens for of, load in self.by_priority.items() if of >= priority)
 
     def _forget_idle(self) -> None:

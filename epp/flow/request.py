@@ -47,8 +47,8 @@ class Forecaster(Protocol[T_contra]):
     """
 
     def least_wait_s(self, *, now: float) -> float:
-        """The least B/V of all servers: no server can begin sooner. The method makes one pass over the
-        servers and looks at no prompt.
+        """Return the least B/V of all servers: no server can begin sooner. The method makes one pass over the
+        servers and reads no prompt.
         """
 
     def pool(self, *, now: float) -> Pool:

@@ -32,10 +32,10 @@ class Search(Generic[T]):
         self._headroom = headroom
         self._demoted = demoted
         self.due_at = 0.0
-        """The latest time of the next search. Whoever brings a request sets this time to now."""
+        """The latest time of the next search. A caller that brings a request sets this time to now."""
 
     def first_of_all(self, *, now: float) -> tuple[QueueItem[T], Forecast] | None:
-        """The request that is first in order, whatever the servers compute."""
+        """Return the request that is first in order, whatever the servers compute."""
         for _, band in self._queues.bands():
             for flow in band.by_share(1):
                 item = flow.items[0]
@@ -75,8 +75,8 @@ class Search(Generic[T]):
     def _first_of_band(
         self, band: Band[T], headroom_s: float, looks: int, *, short: bool, now: float
     ) -> tuple[tuple[QueueItem[T], Forecast] | None, int, float]:
-        """Which request of the band may go, how many looks are left, and how long until the next of the
-        examined requests may go. short: consider only requests with few tokens to compute.
+        """Return which request of the band may go, how many looks are left, and how long until the next of
+        the examined requests may go. short: consider only requests with few tokens to compute.
         """
         settings, missing_s = self.settings, inf
         for flow in band.by_share(looks):

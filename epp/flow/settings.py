@@ -15,9 +15,9 @@ time later.
 SHORT_S: Final = 0.1
 """The headroom of a request that a more pressing request may overtake."""
 LEAST_DELAY_S: Final = 0.01
-"""Time between two looks at the same request, or at a fleet that has no room."""
+"""Time between two checks of the same request, or of a fleet that has no room."""
 LONGEST_DELAY_S: Final = 1.0
-"""The longest time between two looks at a fleet without room, even if nothing happens, since predictions may
+"""The longest time between two checks of a fleet without room, even without any event, since predictions may
 be wrong.
 """
 WhenLate = Literal["refuse", "demote"]
@@ -50,7 +50,7 @@ class FlowSettings:
     """Deadline of the first token for requests that name no deadline; inf: such requests have none."""
     when_late: WhenLate = "refuse"
     """What happens to a request that can no longer meet its deadline. `demote`: it goes behind the requests
-    of its priority that can.
+    of its priority that can meet theirs.
     """
     ttl_s: float = inf
     """The longest wait at the gateway. After this wait the request is refused."""
@@ -83,11 +83,11 @@ class FlowSettings:
             raise ValueError("max_tenants, max_priorities, looks and max_looks must be at least 1")
 
     def place(self, *, arrived_at: float, deadline: float, own_s: float) -> float:
-        """The place of a request among those of its tenant; the smallest goes first."""
+        """Return the place of a request among those of its tenant; the smallest goes first."""
         if self.order == "deadline":
             return deadline
         return arrived_at + self.patience * own_s if self.order == "shortest" else arrived_at
 
     def ttl_of(self, priority: int) -> float:
-        """Seconds that a request of this priority may wait."""
+        """Return the seconds that a request of this priority may wait."""
         return self.ttl_by_priority_s.get(priority, self.ttl_s)

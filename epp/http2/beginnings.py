@@ -50,7 +50,7 @@ class Beginnings:
         return came_after, event
 
     def gone(self, stream_id: int) -> None:
-        """Forget one of `calls`: nobody waits for its answer any more."""
+        """Forget one of `calls`, since no caller waits for its answer any more."""
         self.calls.discard(stream_id)
         for _, event in self._line.pop(stream_id, ()):
             self.held_bytes -= _bytes(event)

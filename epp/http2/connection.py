@@ -92,7 +92,7 @@ class Connection:
         return bool(self.over) or self.drained
 
     def is_open(self, stream_id: int) -> bool:
-        """Whether an answer on this stream can still reach the peer."""
+        """Return whether an answer on this stream can still reach the peer."""
         return stream_id in self._streams
 
     def receive(self, data: bytes, *, now: float, limit: int = ALL) -> list[Event]:

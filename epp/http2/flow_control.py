@@ -77,7 +77,7 @@ class Stream:
         """Bytes still to come by Content-Length. None: any number."""
         self.stalled_since: float | None = None
         self.lingers_until: float | None = None
-        """Set if we refused the call. Everything that the peer sends until then is thrown away."""
+        """If we refused the call: until when the peer may go on sending. These bytes are thrown away."""
 
 
 class Sender:
@@ -114,7 +114,7 @@ class Sender:
         self._out.append(frames.window_update(0, limits.connection_window_bytes - frames.DEFAULT_WINDOW))
 
     def take(self) -> bytes:
-        """The bytes to write now. Each byte is returned once."""
+        """Return the bytes to write now. Each byte is returned once."""
         out = self._out
         if not out:
             return b""
@@ -215,13 +215,13 @@ class Sender:
         return stream.end is not None
 
     def next_waiting(self) -> Stream | None:
-        """The stream that has waited longest for the connection's window, if that is open."""
+        """Return the stream that has waited longest for the connection's window, if that is open."""
         if self.window <= 0 or not self._waiting:
             return None
         return self._waiting.pop(next(iter(self._waiting)))
 
     def stalled(self, since: float) -> list[Stream]:
-        """The streams whose answers have waited for a window since that time or longer."""
+        """Return the streams whose answers have waited for a window since that time or longer."""
         return [s for s in self._stalled.values() if s.stalled_since is not None and s.stalled_since <= since]
 
     def forget(self, stream: Stream) -> None:

@@ -96,7 +96,7 @@ def head(size: int, kind: int, *, flags: int, stream_id: int) -> bytes:
 
 
 def message_head(size: int, stream_id: int) -> bytes:
-    """The header of a DATA frame, and the prefix of the one gRPC message of `size` bytes in it."""
+    """Return the header of a DATA frame, and the prefix of the one gRPC message of `size` bytes in it."""
     whole = size + 5
     return _pack_message(whole >> 8, whole & 0xFF, 0, 0, stream_id, 0, size)
 

@@ -68,7 +68,7 @@ class HeaderReader:
         """Whether the peer's table has size 0, so that equal blocks always mean the same."""
 
     def request(self, block: bytes) -> Request:
-        """Raises UnreadableBlockError or MalformedRequestError."""
+        """Read the header block of a request. Raises UnreadableBlockError or MalformedRequestError."""
         pure = self._pure
         if pure:
             known = self._kept.get(block)
@@ -108,7 +108,7 @@ class HeaderReader:
 
 
 def read_request(fields: Iterable[tuple[bytes, bytes]]) -> Request:
-    """Raises MalformedRequestError if the headers are not a request."""
+    """Read a request from its headers. Raises MalformedRequestError if they are not a request."""
     pseudo: dict[bytes, bytes] = {}
     found: dict[bytes, bytes] = {}
     for name, value in fields:

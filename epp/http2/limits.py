@@ -31,11 +31,11 @@ class Limits:
     """While more than this waits for the peer's window on a stream, bytes that the peer sends there do not
     open our window."""
     hello_s: float = 10.0
-    """From the connection's start to the end of the client's preface and first SETTINGS."""
+    """Longest time from the connection's start to the end of the client's preface and first SETTINGS."""
     header_s: float = 10.0
-    """From a HEADERS frame to the end of its block."""
+    """Longest time from a HEADERS frame to the end of its block."""
     settings_s: float = 30.0
-    """From our SETTINGS to their acknowledgement."""
+    """Longest time from our SETTINGS to their acknowledgement."""
     stalled_s: float = 300.0
     """A stream is reset if its answer waits this long for the peer's window."""
     linger_s: float = 10.0

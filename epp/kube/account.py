@@ -18,7 +18,7 @@ TOKEN_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 
 def owner(token_file: Path, *, namespace: str) -> Mapping[str, str] | None:
-    """The account as an owner reference for objects of `namespace`.
+    """Return the account as an owner reference for objects of `namespace`.
 
     None: there is no account of this namespace. Either there is no token, or no current API server issued it,
     or the account is in another namespace. The garbage collector would regard an owner in another namespace

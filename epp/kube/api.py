@@ -61,7 +61,9 @@ def require(settings: Kubernetes) -> None:
 
 
 def namespace_of(settings: Kubernetes) -> str:
-    """The configured namespace, else the pod's own, else the one of the kubeconfig's current context."""
+    """Return the configured namespace, else the pod's own, else the one of the kubeconfig's current
+    context.
+    """
     if settings.namespace:
         return settings.namespace
     try:
@@ -140,7 +142,7 @@ class Api:
             raise _unreachable(error) from error
 
     async def watch(self, path: str, *, query: Query, idle_s: float) -> AsyncGenerator[bytes]:
-        """The lines of a watch until the server ends it. The first line is empty: the watch is open.
+        """Yield the lines of a watch until the server ends it. The first line is empty: the watch is open.
 
         Raises ApiError if the connection breaks, or is silent for `idle_s`.
         """
@@ -167,7 +169,9 @@ class Api:
         body: object = None,
         content_type: str = "application/json",
     ) -> aiohttp.ClientResponse:
-        """The response, whatever its status. The request is repeated only if its credentials had expired."""
+        """Return the response, whatever its status. The request is repeated only if its credentials had
+        expired.
+        """
         sent_at = asyncio.get_running_loop().time()
         for last in (False, True):
             prepared = await self._client.param_serialize(
@@ -186,8 +190,8 @@ class Api:
         raise AssertionError("the last answer is returned")
 
     async def _renewed(self, *, since: float) -> bool:
-        """Whether the credentials have changed since a request that was sent at `since`. Raises ApiError if
-        no credentials can be had.
+        """Return whether the credentials have changed since a request that was sent at `since`. Raises
+        ApiError if no credentials can be had.
         """
         if self._renew is None:
             return False

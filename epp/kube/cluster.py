@@ -1,10 +1,10 @@
 """The picker's view of the cluster: endpoints and policies come from it, and the picker writes status and
 Events to it.
 
-Every process of every replica watches the pools, their pods and the policies by itself, so picking depends on
-no other process. Only the first process of a pod writes, and of the replicas only the holder of the Lease.
-News from the API server takes effect through `Hooks`. While the API server is away, everything stays as it
-was. Called by the composition root.
+Every process of every replica watches the pools, their pods and the policies, so picking depends on no other
+process. Only the first process of a pod writes, and of the replicas only the holder of the Lease. News from
+the API server takes effect through `Hooks`. While the API server is away, everything stays as it was. Called
+by the composition root.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Cluster:
         sink: Sink[T],
         on_change: Callable[[], None],
     ) -> Reflector[T]:
-        """A reflector for one kind of object in the picker's namespace."""
+        """Return a reflector for one kind of object in the picker's namespace."""
         return Reflector(
             api,
             Source(
@@ -175,7 +175,9 @@ class Cluster:
         )
 
     def _objective_reflectors(self, api: Api) -> Sequence[Reflector[Objective]]:
-        """A reflector for each API group that the settings name. A cluster may have none of these groups."""
+        """Return a reflector for each API group that the settings name. A cluster may have none of these
+        groups.
+        """
         groups = [group for group in PATHS if group in self._settings.objectives]
         sets = [Objectives(pools=self._settings.names) for _ in groups]
 
@@ -190,7 +192,7 @@ class Cluster:
         ]
 
     def _rewrite_reflectors(self, api: Api) -> Sequence[Reflector[ModelRewrite]]:
-        """The same for rewrites."""
+        """Return the same for rewrites."""
         return [
             self._reflector(
                 api,
@@ -265,10 +267,10 @@ class Cluster:
 
 
 def _time() -> str:
-    """The current time in the format of most Kubernetes objects."""
+    """Return the current time in the format of most Kubernetes objects."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _micro_time() -> str:
-    """The current time in the format of a Lease."""
+    """Return the current time in the format of a Lease."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -27,8 +27,7 @@ _HEAD: Final = f"""\
 # `kubectl explain {PLURAL}.spec` shows these descriptions.
 """
 _KIND_TEXT: Final = (
-    "How the endpoint picker of one InferencePool chooses a model server for each request. Applied while it runs, "
-    "within two seconds; the table of cached prefixes is kept unless `spec.chunks` changes. Of several policies for one "
+    "How the endpoint picker of one InferencePool chooses a model server for each request. A change takes effect within two seconds, without a restart; the table of cached prefixes is kept unless `spec.chunks` changes. Of several policies for one "
     "pool the oldest routes, and the others say so in their status."
 )
 
@@ -154,7 +153,9 @@ def _field(schema: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, 
         made = _object(schema["$ref"].rsplit("/", 1)[1], sections)
         return {**made, "description": schema.get("description", made["description"])}
     made = {key: schema[key] for key in _COPIED if key in schema}
-    if "exclusiveMinimum" in schema:  # a number in JSON schema, a flag beside `minimum` in OpenAPI 3.0
+    if (
+        "exclusiveMinimum" in schema
+    ):  # a number in JSON schema, but in OpenAPI 3.0 a flag that goes with `minimum`
         made |= {"minimum": schema["exclusiveMinimum"], "exclusiveMinimum": True}
     if "items" in schema:
         made |= {"items": _field(schema["items"], sections), "maxItems": schema["maxItems"]}

@@ -35,7 +35,7 @@ class _Server:
     uid: str
     host: str
     processes: Mapping[str, str]
-    """For each container, which start of it this is."""
+    """For each container, the number of its current start."""
     ports: Mapping[int, str]
     """For each declared port, the container that serves it."""
     model: str

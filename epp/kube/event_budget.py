@@ -66,7 +66,7 @@ class EventBudget:
         self._named = 0
 
     def offer(self, text: EventText, *, now: float, time_text: str) -> Written | None:
-        """The Event to write now; a count of 1 means a new Event. None: the Event is left out."""
+        """Return the Event to write now; a count of 1 means a new Event. None: the Event is left out."""
         text = replace(text, message=text.message[:_MESSAGE_CHARS])
         self._tokens = min(_BURST, self._tokens + (now - self._filled_at) / _REFILL_S)
         self._filled_at = now

@@ -34,7 +34,7 @@ class Election:
         self._renewed_at: float | None = None
 
     def step(self, lease: Lease | None, *, now: float) -> Step:
-        """The action to take after reading the lease. None: there is no lease yet."""
+        """Return the action to take after reading the lease. None: there is no lease yet."""
         if lease is None:
             self._seen = None
             return "create"
@@ -59,7 +59,7 @@ class Election:
         return self._renewed_at is not None and now - self._renewed_at < _HOLDS_RATIO * self._duration_s
 
     def spec(self, step: Step, *, time_text: str) -> LeaseSpec:
-        """The spec of the lease to write, after a `step` that writes."""
+        """Return the spec of the lease to write, after a `step` that writes."""
         assert step != "wait", "nothing to write"
         before = self._seen or LeaseSpec()
         renewing = step == "renew"

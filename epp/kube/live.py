@@ -32,7 +32,7 @@ class Live:
 
     endpoints: Sequence[LiveEndpoint] = ()
     tried_picks: int = 0
-    """Picks that a policy in DryRun has scored as well, and those in which it chose the same endpoint."""
+    """Picks that a policy in DryRun has scored too, and those in which it chose the same endpoint."""
     tried_agreed: int = 0
     tried_flow: Mapping[str, int] = field(default_factory=dict)
     """Requests by what the flow control of that policy would have done with them."""
@@ -41,7 +41,7 @@ class Live:
 
 
 def ratio_text(part: float, whole: float) -> str | None:
-    """The ratio in the format of the status. None: there is nothing to divide by."""
+    """Return the ratio in the format of the status. None: there is nothing to divide by."""
     return f"{min(1.0, max(0.0, part / whole)):.3f}" if whole > 0 else None
 
 
@@ -51,7 +51,7 @@ class HitRatio:
     def __init__(self) -> None:
         self._last: dict[str, tuple[float, float]] = {}
         self._slices: deque[list[float]] = deque(maxlen=_SLICES)
-        """For each slice: when it began, queries, hits."""
+        """For each slice: its beginning, queries and hits."""
 
     def observe(self, endpoints: Sequence[LiveEndpoint], *, now: float) -> None:
         """Add the counters of the endpoints. A counter that went back belongs to a new process, so its first
@@ -74,7 +74,7 @@ class HitRatio:
         self._last = seen
 
     def text(self, *, now: float) -> str | None:
-        """The ratio in the format of the status. None: no tokens were looked up yet."""
+        """Return the ratio in the format of the status. None: no tokens were looked up yet."""
         recent = [s for s in self._slices if now - s[0] < _SLICES * _SLICE_S]
         return ratio_text(sum(s[2] for s in recent), sum(s[1] for s in recent))
 

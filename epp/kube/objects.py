@@ -18,8 +18,8 @@ class _Object(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def _schema(**words: Any) -> Meta:
-    """What the CRD says of a field. An object is read all the same if it differs, since another release may
-    have written it.
+    """Return what the CRD says of a field. An object is read all the same if it differs, since another
+    release may have written it.
     """
     return Meta(extra_json_schema=words)
 
@@ -204,7 +204,7 @@ class ModelRewrite(_Object, frozen=True):
 
 class LastAccepted(_Object, frozen=True):
     """The last spec of this policy that routed. It stays in use while a newer one is refused or only tried,
-    through restarts of the picker as well.
+    also after restarts of the picker.
     """
 
     generation: Annotated[int, _schema(minimum=0)] = 0
@@ -214,10 +214,10 @@ class LastAccepted(_Object, frozen=True):
 
 
 class DryRun(_Object, frozen=True, omit_defaults=True):
-    """For a DryRun policy: what it would have picked, as the picker counts that writes this status."""
+    """The picks that a DryRun policy would have made, as counted by the picker that writes this status."""
 
     picks: Annotated[int | None, _schema(minimum=0)] = None
-    """Picks that were scored by this policy as well."""
+    """Picks that were scored by this policy too."""
     agreement: Annotated[str | None, _RATIO] = None
     """Share of these picks in which this policy would have picked the same endpoint."""
     waits: Annotated[int | None, _schema(minimum=0)] = None

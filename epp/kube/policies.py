@@ -146,8 +146,8 @@ class PolicySet:
         return {name: claim.found.status for name, claim in self._claims.items()}
 
     def of_other_pools(self) -> Collection[PolicyObject]:
-        """The policies of this namespace for pools of other pickers, which judge them, if there are such
-        pickers. Of the spec only the target is kept.
+        """Return the policies of this namespace for pools of other pickers, which judge them, if there are
+        such pickers. Of the spec only the target is kept.
         """
         return self._of_other_pools.values()
 
@@ -187,7 +187,7 @@ class PolicySet:
 
 
 def target(found: PolicyObject) -> str:
-    """The pool that the policy names. Empty: none."""
+    """Return the pool that the policy names. Empty: none."""
     named = found.spec.get("targetRef") if isinstance(found.spec, dict) else None
     return str(named.get("name") or "") if isinstance(named, dict) else ""
 
@@ -197,7 +197,7 @@ def _only_target(found: PolicyObject) -> Mapping[str, Any]:
 
 
 def _same(before: _Claim, found: PolicyObject) -> bool:
-    """Whether the spec is unchanged. A change of target is a change of spec, and so of generation."""
+    """Return whether the spec is unchanged. A change of target is a change of spec, and so of generation."""
     now, seen = found.metadata, before.found.metadata
     return (seen.uid, seen.generation) == (now.uid, now.generation)
 
@@ -212,8 +212,8 @@ def _claim(found: PolicyObject, *, last: Accepted | None) -> _Claim:
 
 
 def _remembered(found: PolicyObject) -> Accepted | None:
-    """The spec that was accepted last, by the object's status. Another release or another author may have
-    written it, so it is checked again.
+    """Return the spec that was accepted last, by the object's status. Another release or another author may
+    have written it, so it is checked again.
     """
     kept = found.status.last_accepted
     if kept is None or kept.generation > found.metadata.generation:
@@ -225,7 +225,7 @@ def _remembered(found: PolicyObject) -> Accepted | None:
 
 
 def _claims_routing(claim: _Claim) -> bool:
-    """Whether the policy asks to route, by its spec or, if that is refused, its last accepted one."""
+    """Return whether the policy asks to route, by its spec or, if that is refused, its last accepted one."""
     if claim.spec is not None:
         return claim.spec.mode == "Enforce"
     return claim.last is not None

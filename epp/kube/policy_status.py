@@ -29,7 +29,7 @@ T = TypeVar("T")
 def desired(
     verdict: Verdict, *, before: PolicyStatus, live: Live, hit_ratio: str | None, time_text: str
 ) -> PolicyStatus:
-    """The status that the object should have. `before`: its current status."""
+    """Return the status that the object should have. `before`: its current status."""
     last = verdict.last_accepted
     counts = verdict.routes or verdict.dry_run  # other policies have no part in these numbers
     return PolicyStatus(
@@ -61,7 +61,7 @@ def _dry_run(live: Live) -> DryRun:
 
 
 def _saturation(live: Live) -> str | None:
-    """The saturation in the format of the status. None: flow control is off."""
+    """Return the saturation in the format of the status. None: flow control is off."""
     return None if live.saturation is None else f"{min(live.saturation, _MOST_SATURATION):.2f}"
 
 
@@ -82,7 +82,9 @@ def condition(
 
 
 def unclaimed(policy: PolicyObject, *, time_text: str) -> PolicyStatus:
-    """The status of a policy that no picker has judged. It replaces an older status for another target."""
+    """Return the status of a policy that no picker has judged. It replaces an older status for another
+    target.
+    """
     result = Result(
         False,
         "TargetNotFound",
@@ -100,8 +102,8 @@ def unclaimed(policy: PolicyObject, *, time_text: str) -> PolicyStatus:
 
 
 def patch(status: PolicyStatus, *, uid: str, resource_version: str = "") -> Mapping[str, Any]:
-    """The status as a merge patch. With the uid the patch cannot change another object of the same name. With
-    the version it cannot overwrite a newer status.
+    """Return the status as a merge patch. With the uid the patch cannot change another object of the same
+    name. With the version it cannot overwrite a newer status.
     """
     # null deletes the field in a merge patch
     body = dict.fromkeys(PolicyStatus.__struct_encode_fields__) | msgspec.to_builtins(status)
@@ -133,7 +135,7 @@ class WriteTimes:
         self._written: dict[str, float] = {}
 
     def due(self, uid: str, *, wanted: PolicyStatus, says: PolicyStatus, now: float) -> bool:
-        """Whether it is time to change a status from `says` to `wanted`."""
+        """Return whether it is time to change a status from `says` to `wanted`."""
         if _written_back(wanted) == _written_back(says):
             return False
         written = self._written.get(uid)
@@ -151,8 +153,8 @@ class WriteTimes:
 
 
 def _written_back(status: PolicyStatus) -> PolicyStatus:
-    """The status without the fields that the CRD of an older release drops; otherwise it would be written for
-    ever. These fields change only with the generation.
+    """Return the status without the fields that the CRD of an older release drops; otherwise it would be
+    written for ever. These fields change only with the generation.
     """
     return msgspec.structs.replace(status, rule=None, mode=None)
 

@@ -48,7 +48,7 @@ class Reader(Protocol):
 
     async def request(self, method: str, path: str, *, query: Query = ()) -> bytes: ...
     def watch(self, path: str, *, query: Query, idle_s: float) -> AsyncGenerator[bytes]:
-        """The lines of a watch; the first is empty. Closing the generator closes the connection."""
+        """Return the lines of a watch; the first is empty. Closing the generator closes the connection."""
         ...
 
 

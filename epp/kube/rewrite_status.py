@@ -26,7 +26,7 @@ Key = tuple[str, str]
 
 
 def judge(newer_first: Sequence[ModelRewrites], *, existing: Collection[str]) -> Mapping[Key, Result]:
-    """The result for each object of the picker's pools. existing: the pools that exist."""
+    """Return the result for each object of the picker's pools. existing: the pools that exist."""
     owners: dict[str, Claim] = {}
     results = {}
     for rewrites in newer_first:
@@ -37,8 +37,8 @@ def judge(newer_first: Sequence[ModelRewrites], *, existing: Collection[str]) ->
 
 
 def _taken(claim: Claim, owners: dict[str, Claim]) -> Mapping[str, Claim]:
-    """The names of this object that an earlier object has. Its other names now belong to this object. The
-    name "" stands for every other name.
+    """Return the names of this object that an earlier object has. Its other names now belong to this object.
+    The name "" stands for every other name.
     """
     taken = {}
     for rule in claim.rules:
@@ -72,7 +72,7 @@ def accepted(result: Result, claim: Claim, *, time_text: str) -> Condition:
 
 
 def unclaimed(claim: Claim, *, time_text: str) -> Condition:
-    """The condition of an object that nobody has judged."""
+    """Return the condition of an object that nobody has judged."""
     pool = f"InferencePool {claim.pool[:253]}" if claim.pool else "spec.poolRef.name"
     said = (
         f"no picker that writes status has judged this rewrite for {pool}; check spec.poolRef.name, and whether "
@@ -82,13 +82,13 @@ def unclaimed(claim: Claim, *, time_text: str) -> Condition:
 
 
 def observed_generation(claim: Claim) -> int:
-    """The generation that its status was last judged for. 0: nobody has judged it."""
+    """Return the generation that its status was last judged for. 0: nobody has judged it."""
     return max((c.observed_generation for c in claim.conditions if c.type == _ACCEPTED), default=0)
 
 
 def patch(claim: Claim, wanted: Condition) -> Mapping[str, Any]:
-    """The condition as a merge patch. It replaces the whole list, so it contains the conditions of others and
-    the version at which they were read.
+    """Return the condition as a merge patch. It replaces the whole list, so it contains the conditions of
+    others and the version at which they were read.
     """
     others = [c for c in claim.conditions if c.type != wanted.type]
     return {

@@ -187,7 +187,7 @@ def _rules(found: ModelRewrite, faults: list[str], *, catches_all: bool) -> Sequ
 
 
 def _faults(rule: RewriteRule, models: Sequence[str], targets: Sequence[Target]) -> Iterable[str]:
-    """The faults of one rule; `models` and `targets` are its usable names and targets."""
+    """Yield the faults of one rule; `models` and `targets` are its usable names and targets."""
     if len(models) < len(rule.matches):
         yield f".matches: only {len(models)} of {len(rule.matches)} entries name a model (at most {_MOST_NAMES} count)"
     if not targets:

@@ -1,8 +1,9 @@
 """Writes what people read with kubectl: the status of policies, and Events of the pools.
 Only while the Lease is held.
 
-Once a second it looks at the results of the policies and at the live numbers. `policy_status` and
-`event_budget` decide what to write. A write that fails is tried again a second later. Called by `cluster`.
+Once a second it compares the results of the policies and the live numbers with the objects. `policy_status`
+and `event_budget` decide what to write. A write that fails is tried again a second later. Called by
+`cluster`.
 """
 
 from __future__ import annotations
@@ -191,12 +192,12 @@ class Writer:
             self._complain("an Event", error)
 
     def _event_name(self, event: Written) -> str:
-        """A name that only this process uses, since names of Events must be unique."""
+        """Return a name that only this process uses, since names of Events must be unique."""
         return f"{event.text.pool[:200].rstrip('-.')}.{self._place.identity[-8:]}.{event.name}"
 
     def _regarding(self, event: Written, *, pool_uid: str) -> Mapping[str, Mapping[str, str]]:
-        """For each Event to write, by name, the object that it is attached to: the pool, and the policy that
-        it is about.
+        """For each Event to write, by name: the pool that it is attached to, and the policy that it is
+        about.
         """
         place, text, name = self._place, event.text, self._event_name(event)
         pool = {
@@ -248,7 +249,7 @@ def _turn(verdict: Verdict, says: PolicyStatus | None) -> int:
 
 
 def _news(name: str, verdict: Verdict, *, before: PolicyStatus) -> list[EventText]:
-    """The Events about the change to this status."""
+    """Return the Events about the change to this status."""
     told = [(c.type, c.status, c.reason, c.observed_generation) for c in before.conditions]
 
     def new(kind: str, reason: str, *, so: bool) -> bool:

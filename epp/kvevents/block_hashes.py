@@ -53,7 +53,7 @@ class BlockHasher:
         adapter: tuple[str, str] | None = None,
         cache_salt: str = "",
     ) -> list[BlockName]:
-        """The names of a prompt's full blocks. adapter: its name, and the path it was loaded from."""
+        """Return the names of a prompt's full blocks. adapter: its name, and the path it was loaded from."""
         parent, formula = self._root, self._hash
         every: list[tuple[str, ...]] = [("lora", *map(_own_object, adapter))] if adapter is not None else []
         later: _Keys = tuple(every) or None

@@ -19,8 +19,7 @@ from epp.kvevents.decoding import Cleared, Event, Removed, Stored
 from epp.prefix_index.kv_reports import Tier
 
 _BITS: Final = 10
-"""Bits of each tier's count. With usual counts the whole number is small, and Python shares
-small integers."""
+"""Bits of each tier's count. With usual counts the integer is small, and Python shares small integers."""
 _MOST: Final = (1 << _BITS) - 1
 _TIERS: Final = tuple(Tier)
 _V = TypeVar("_V")
@@ -44,7 +43,7 @@ class ByBlock(Generic[_V]):
         self.parts: Final[list[dict[BlockName, _V]]] = [{} for _ in range(_PARTS)]
 
     def part(self, block: BlockName) -> dict[BlockName, _V]:
-        """The dictionary in which the block is, if it is in any."""
+        """Return the dictionary in which the block is, if it is in any."""
         return self.parts[(block * _ODD >> _SHIFT) & (_PARTS - 1)]
 
 
@@ -67,7 +66,7 @@ class ServerBlocks:
         return all(block in part(block) for block in blocks)
 
     def tier(self, block: BlockName) -> Tier | None:
-        """The fastest tier with a copy of the block. None: the block is not held."""
+        """Return the fastest tier with a copy of the block. None: the block is not held."""
         copies = self._copies.part(block).get(block)
         return None if copies is None else _fastest(copies)
 

@@ -72,11 +72,11 @@ class ChunkTree:
         return self._nodes.get(node.chunk) is node
 
     def users(self, block: BlockName) -> tuple[Node, ...]:
-        """The nodes that contain the block, usually one."""
+        """Return the nodes that contain the block, usually one."""
         return self._users.part(block).get(block, ())
 
     def map(self, prompt: MappedPrompt) -> tuple[list[Node], list[Node]]:
-        """The nodes of the chain, and those of them that are new or have other blocks than before."""
+        """Return the nodes of the chain, and those of them that are new or have other blocks than before."""
         path: list[Node] = []
         changed: list[Node] = []
         parent: Node | None = None

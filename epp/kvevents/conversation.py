@@ -32,8 +32,8 @@ _OWN_MEANING: Final = frozenset(
 to refuse the request.
 """
 _AT_THE_END: Final = frozenset({"add_generation_prompt", "continue_final_message"})
-"""These change only what follows the last text, which no chunk holds. The request's fields of these names
-count, with a default.
+"""These change only what follows the last text, which no chunk holds. If the request has fields of these
+names, they count; otherwise defaults do.
 """
 
 
@@ -57,13 +57,13 @@ class Text:
 @dataclass(frozen=True, slots=True)
 class Conversation:
     messages: Sequence[dict[str, Any]]
-    """As an OpenAI client sends them. A content of several parts is a list of strings."""
+    """The messages as an OpenAI client sends them. A content of several parts is a list of strings."""
     tools: Sequence[Any] | None = None
     texts: Sequence[Text] = field(default=())
 
 
 def read_conversation(prompt: bytes) -> Conversation:
-    """The conversation of a chat's canonical prompt. Raises UnmappedError."""
+    """Return the conversation of a chat's canonical prompt. Raises UnmappedError."""
     if OPAQUE in prompt:
         raise UnmappedError("media or a stored conversation", reason="content")
     messages: list[dict[str, Any]] = []
@@ -122,7 +122,7 @@ _NONE: Final = Shaping()
 
 
 def read_shaping(sent: bytes) -> Shaping:
-    """The fields of `InferenceRequest.shaping`. Raises UnmappedError."""
+    """Return the fields of `InferenceRequest.shaping`. Raises UnmappedError."""
     if not sent:
         return _NONE
     try:

@@ -127,11 +127,11 @@ _BATCH: Final = Decoder(_Batch), Decoder(_BatchMap)
 _HEAD: Final = Decoder(_ArrayHead), Decoder(_Head)
 _STORED: Final = Decoder(_StoredArray), Decoder(_Stored)
 _REMOVED: Final = Decoder(_RemovedArray), Decoder(_Removed)
-"""For an array, and for a map."""
+"""Decoders for an array and for a map."""
 
 
 def decode(payload: bytes) -> list[Event]:
-    """The events of a message, in order. Raises MalformedError for any other bytes."""
+    """Return the events of a message, in order. Raises MalformedError for any other bytes."""
     try:
         batch = _BATCH[_is_map(payload)].decode(payload)
         events = [_event(raw) for raw in batch.events]

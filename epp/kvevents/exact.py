@@ -316,7 +316,9 @@ class Exact:
         }
 
     def last_errors(self) -> dict[str, str]:
-        """The last unexpected error of a prompt, by model. It may quote the prompt, so it is in no status."""
+        """Return the last unexpected error of a prompt, by model. It may quote the prompt, so it is in no
+        status.
+        """
         return {name: m.last_error for name, m in self._models.items() if m.last_error}
 
     def servers(self) -> dict[EndpointName, ExactServerStatus]:

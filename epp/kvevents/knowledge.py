@@ -167,7 +167,7 @@ class Knowledge:
             )
 
     def _follow(self, known: ServerKnowledge, path: Sequence[Node]) -> int:
-        """Number of leading chunks of the path that the server holds, by its current blocks."""
+        """Return the number of leading chunks of the path that the server holds, by its current blocks."""
         depth = 0
         for node in path:
             if not node.known:
@@ -180,7 +180,9 @@ class Knowledge:
         return depth
 
     def _sure(self, known: ServerKnowledge, path: Sequence[Node], held: Mapping[EndpointName, int]) -> bool:
-        """Whether the server holds no more of the path than is known, and will not store more of it soon."""
+        """Return whether the server holds no more of the path than is known, and will not store more of it
+        soon.
+        """
         depth = held.get(known.name, 0)
         return known.complete and not (depth < len(path) and path[depth] in known.pending)
 
@@ -290,7 +292,7 @@ class Knowledge:
         known.moved[node.chunk] = tier
 
     def _account(self, known: ServerKnowledge) -> ServerReport | None:
-        """The report about a server. None: nothing has changed."""
+        """Return the report about a server. None: nothing has changed."""
         live, moved = known.trusted and (known.complete or len(known.blocks) > 0), known.moved
         if not moved and known.told == (live, known.known_bytes):
             return None

@@ -79,8 +79,8 @@ class FolderLanguage:
         return Tokens(encoded.ids, ends)
 
     def _check_size(self, text: str) -> None:
-        """Raises UnmappedError for a text of too many tokens. Counts first, in pieces, where these are
-        possible.
+        """Raises UnmappedError for a text of too many tokens. If the text can be cut into pieces, their
+        tokens are counted first.
         """
         if len(text) <= _PIECE_CHARS or (text.isascii() and len(text) <= _MOST_TOKENS):
             return
@@ -145,7 +145,7 @@ class FolderLanguage:
 
 
 def _tool(tool: Any) -> Any:
-    """The tool with its fields in the order of vLLM, in which templates write them."""
+    """Return the tool with its fields in the order of vLLM, in which templates write them."""
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict):
         return tool
@@ -156,7 +156,7 @@ def _tool(tool: Any) -> Any:
 
 
 def _call(call: Any) -> Any:
-    """The call with its arguments as an object. Clients send them as JSON in a string."""
+    """Return the call with its arguments as an object. Clients send them as JSON in a string."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
@@ -166,7 +166,7 @@ def _call(call: Any) -> Any:
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
-    """The content of a JSON file. Empty: there is no such file. Raises ValueError."""
+    """Return the content of a JSON file. Empty: there is no such file. Raises ValueError."""
     if not path.exists():
         return {}
     try:
@@ -179,8 +179,8 @@ def _read_json(path: Path) -> Mapping[str, Any]:
 
 
 def _template(folder: Path, config: Mapping[str, Any]) -> str:
-    """The template in the folder's own file, else in the tokenizer's configuration. If there are several: the
-    default one.
+    """Return the template in the folder's own file, else in the tokenizer's configuration. If there are
+    several: the default one.
     """
     file = folder / "chat_template.jinja"
     if file.exists():
@@ -232,7 +232,7 @@ def _raise(message: str) -> NoReturn:
 
 
 def _walks_over_content(environment: Environment, text: str) -> bool:
-    """Whether the template has a loop over a message's content."""
+    """Return whether the template has a loop over a message's content."""
     return any(_is_content(loop.iter) for loop in environment.parse(text).find_all(nodes.For))
 
 

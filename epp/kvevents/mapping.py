@@ -58,7 +58,7 @@ class Language(Protocol):
         tools: Sequence[Any] | None,
         arguments: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as the model reads it, ready for its answer. arguments: the request's own
+        """Return the conversation as the model reads it, ready for its answer. arguments: the request's own
         arguments for the template. Raises UnmappedError.
         """
         ...
@@ -98,8 +98,8 @@ def map_prompt(
 
 
 def _read(inference: InferenceRequest, language: Language | None) -> tuple[Sequence[int], Rendered | None]:
-    """The prompt's token ids, and the text that they come from unless the prompt came as token ids. Raises
-    UnmappedError.
+    """Return the prompt's token ids, and the text that they come from unless the prompt came as token ids.
+    Raises UnmappedError.
     """
     shaping = read_shaping(inference.shaping)
     if inference.token_ids:
@@ -150,14 +150,14 @@ def _unpacked(prompt: bytes) -> Sequence[int]:
 
 
 def chunk_ends(schedule: ChunkSchedule, count: int) -> list[int]:
-    """Bytes of the prompt that the first 1, 2, ... chunks cover."""
+    """Return the bytes of the prompt that the first 1, 2, ... chunks cover."""
     return [schedule.end_bytes(k + 1) for k in range(count)]
 
 
 def whole_blocks(
     ends_bytes: Sequence[int], *, bytes_per_token: int, block_tokens: int, blocks: int
 ) -> list[int]:
-    """Number of blocks complete at the end of each chunk, for a prompt that came as token ids."""
+    """Return the number of blocks complete at the end of each chunk, for a prompt that came as token ids."""
     return [min(end // (bytes_per_token * block_tokens), blocks) for end in ends_bytes]
 
 
@@ -178,7 +178,7 @@ class Rendered:
 def aligned_blocks(
     ends_bytes: Sequence[int], rendered: Rendered, *, block_tokens: int, blocks: int
 ) -> list[int]:
-    """The same for a prompt of text, for the chunks that end within `plain_chars`."""
+    """Return the same for a prompt of text, for the chunks that end within `plain_chars`."""
     anchors = _anchors(rendered.prompt_bytes, rendered.text, rendered.texts)
     found, at = [], 0
     for end in ends_bytes:
@@ -193,7 +193,7 @@ def aligned_blocks(
 
 class _Characters:
     """Number of whole characters in the first bytes of a text, for growing numbers of bytes. Each byte is
-    looked at once.
+    read once.
     """
 
     __slots__ = ("_bytes", "_chars", "_decoder", "_seen")
@@ -223,8 +223,8 @@ class _Anchor:
         self._count: _Characters | None = None
 
     def place(self, byte: int, *, after: _Anchor) -> int:
-        """The place in `rendered`, in characters, of a place that comes after the text before and not after
-        this text's end.
+        """Return the place in `rendered`, in characters, of a place that comes after the text before and not
+        after this text's end.
         """
         if byte < self.prompt_start:
             gap = self.prompt_start - after.prompt_end
@@ -238,7 +238,7 @@ class _Anchor:
 
 
 def _anchors(prompt_bytes: int, rendered: str, texts: Sequence[Text]) -> list[_Anchor]:
-    """The beginning, every text that was found, and the end."""
+    """Return the beginning, every text that was found, and the end."""
     anchors = [_Anchor(Text(0, "", 0), 0, 0)]
     at = missed = 0
     for text in texts:

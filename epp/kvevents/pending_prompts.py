@@ -22,7 +22,7 @@ _MAX_PROMPTS: Final = 4096
 class PendingPrompts:
     def __init__(self) -> None:
         self._prompts: OrderedDict[Node, tuple[float, Sequence[Node]]] = OrderedDict()
-        """By its last chunk: when to give up a prompt, and all its chunks. The newest last."""
+        """For each prompt, by its last chunk: when to give it up, and all its chunks. The newest is last."""
         self._chunks: Counter[Node] = Counter()
         """For each chunk, in how many of these prompts it is."""
         self._lost: set[Node] = set()

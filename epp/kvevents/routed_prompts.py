@@ -101,7 +101,7 @@ class RoutedPrompts:
             self._kept_bytes -= inference.held_bytes
 
     def take(self) -> RoutedPrompt | None:
-        """The oldest prompt. None: the queue is empty."""
+        """Return the oldest prompt. None: the queue is empty."""
         try:
             routed = self._queue.popleft()
         except IndexError:

@@ -84,7 +84,7 @@ class ExactService:
         self._source = source
         self._clock = clock
         self._wanted: Mapping[EndpointName, Source] = {}
-        """Replaced as a whole by the loop, read by the thread."""
+        """The loop replaces this mapping as a whole, and the thread reads it."""
         self._found: deque[KvReport] = deque()
         self._failure: BaseException | None = None
         """The error that ended the thread."""
@@ -98,7 +98,9 @@ class ExactService:
         self._counted = (0, 0)
         """Gaps and losses of servers that are no longer followed."""
         self.status = ExactStatus(models={}, servers={}, gaps={"found": 0, "lost": 0}, malformed=0)
-        """At most half a second old. Replaced as a whole by the thread. Without what the picker counts."""
+        """The status, at most half a second old. The thread replaces it as a whole. It does not have the
+        picker's own counts.
+        """
 
     @property
     def dropped(self) -> int:
@@ -236,7 +238,7 @@ class ExactService:
             self._exact.add(name, model=source.model)
 
     def _subscribed(self, name: EndpointName, source: Source, *, now: float) -> sockets.Subscription | None:
-        """A socket. None: no file descriptor is left, or the address is wrong; the reason is kept."""
+        """Return a socket. None: no file descriptor is left, or the address is wrong; the reason is kept."""
         try:
             sub = sockets.Subscription(self._context, source.events, topic=self._topic)
         except zmq.ZMQError as error:

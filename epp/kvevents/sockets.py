@@ -25,7 +25,7 @@ replayed later.
 """
 _MOST_MESSAGE_BYTES: Final = 2**20
 """The largest message: 200,000 tokens that a server stored in one step. If a message is larger, ZeroMQ closes
-the connection of its sender and never reconnects by itself: see `Subscription`.
+the connection of its sender and does not reconnect: see `Subscription`.
 """
 _MOST_SOCKETS: Final = 8_192
 """Four sockets for each followed server, and a few of ZeroMQ's own."""
@@ -70,7 +70,7 @@ class Subscription:
         self._ended = False
 
     def read_out(self) -> bool:
-        """Whether the connection has ended, and everything that came over it was read."""
+        """Return whether the connection has ended, and everything that came over it was read."""
         while receive(self._monitor) is not None:
             self._ended = True
         return self._ended and not self.socket.poll(0)
@@ -82,7 +82,7 @@ class Subscription:
 
 
 def receive(socket: Socket) -> list[bytes] | None:
-    """A message. None: none has come."""
+    """Return a message. None: none has come."""
     try:
         return socket.recv_multipart(zmq.NOBLOCK)
     except zmq.Again:

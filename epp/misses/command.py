@@ -43,7 +43,7 @@ class _Explained(TypedDict):
 
 
 def fetch(admin: str, *, window_s: int) -> dict[str, Any]:
-    """Raises ConfigError if nothing answers, or if no picker does."""
+    """Ask the picker. Raises ConfigError if nothing answers, or if the answer is not from a picker."""
     url = f"{admin.rstrip('/')}/explain?window={window_s}"
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--admin {admin}: an address such as http://127.0.0.1:9090")
@@ -56,14 +56,14 @@ def fetch(admin: str, *, window_s: int) -> dict[str, Any]:
 
 
 def parsed(answer: bytes) -> dict[str, Any]:
-    """Raises ValueError if this is not a picker's account."""
+    """Decode the answer. Raises ValueError if it is not a picker's account."""
     found: dict[str, Any] = bounded_json.decode(answer)
     msgspec.convert(found, _Explained)
     return found
 
 
 def table(found: dict[str, Any]) -> str:
-    """A table for people: the causes by size, what to change, and the CPU cost of this account."""
+    """Return a table for people: the causes by size, what to change, and the CPU cost of this account."""
     lines = [
         f"{found['requests']:,} requests in the last {found['window_s']:,.0f} s, {found['prompt_tokens']:,} prompt tokens",
         f"{found['hit_ratio']:.1%} of these tokens were expected in the cache of the server that got them",

@@ -60,8 +60,8 @@ class Explaining:
         }
 
     def hot_prefixes(self) -> list[dict[str, Any]]:
-        """The hottest beginnings of prompts: which servers hold them, by the table, and which got their
-        requests in the last minutes.
+        """Return the hottest beginnings of prompts: which servers hold them, by the table, and which got
+        their requests in the last minutes.
         """
         table = self._picker.table
         found = []

@@ -71,7 +71,7 @@ class Misses:
             self._waiting.append((event.request, self._probes(event.asked.inference), event.at))
 
     def work(self, *, limit: int) -> int:
-        """Look at up to `limit` waiting requests. Returns their number."""
+        """Process up to `limit` waiting requests, and return their number."""
         done = 0
         while self._waiting and done < limit:
             request, probes, at = self._waiting.popleft()
@@ -85,7 +85,7 @@ class Misses:
 
     @property
     def one_in(self) -> int:
-        """One in this many chunks is followed."""
+        """Return n: one in n chunks is followed."""
         return self._seen.one_in
 
     def check_integrity(self) -> None:
@@ -170,7 +170,7 @@ class Misses:
     def _cause_of(
         self, sent: Sent, request: Pick, late: EndpointName | None
     ) -> tuple[Cause, EndpointName | None]:
-        """The cause for a chunk that was sent somewhere before."""
+        """Return the cause for a chunk that was sent somewhere before."""
         state = self._picker.fleet.get(sent.server)
         if state is None or state.process != sent.process:
             return RESTARTED, sent.server
@@ -192,8 +192,8 @@ class Misses:
         return name, held
 
     def _ours(self, chain: Sequence[ChunkHash]) -> int:
-        """Number of these chunks that a later request of this picker, which still waits here, sent to some
-        server.
+        """Return the number of these chunks that a later request of this picker, which still waits here, sent
+        to some server.
 
         A hash names the whole prompt before it, so equal hashes stand at equal places, and two chains are
         equal up to the place where they diverge.
@@ -228,7 +228,9 @@ class Misses:
         return tuple([(n, xxh3_64_intdigest(view[:n])) for n in _PROBES_BYTES if n <= len(prompt)])
 
     def _shared_bytes(self, probes: Sequence[Probe], chain: Sequence[ChunkHash]) -> int:
-        """Number of bytes of the beginning that were last seen with another model, adapter or salt."""
+        """Return the number of bytes of the beginning that were last seen with another model, adapter or
+        salt.
+        """
         return max(
             (size for size, probe in probes if self._roots.get(probe, chain[0]) != chain[0]), default=0
         )
@@ -252,5 +254,5 @@ def _block_tokens(request: Pick) -> int:
 
 
 def _chunks_of(tokens: int, tokens_per_byte: float, schedule: ChunkSchedule, *, block: int) -> int:
-    """Number of chunks that gave this many cached tokens. Tokens are rounded down to blocks."""
+    """Return the number of chunks that gave this many cached tokens. Tokens are rounded down to blocks."""
     return schedule.chunks_in(int((tokens + block) / tokens_per_byte)) if tokens else 0

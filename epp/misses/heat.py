@@ -64,7 +64,7 @@ class Heat:
         return sorted(self._groups.values(), key=lambda group: -group.requests)[:count]
 
     def _drop_coldest(self) -> None:
-        """Of equal groups, the newer ones stay."""
+        """Remove the coldest groups. Of equally cold groups the newer ones stay."""
         newest_first = reversed(self._groups)
         for name in sorted(newest_first, key=lambda name: -self._groups[name].requests)[_KEPT:]:
             del self._groups[name]

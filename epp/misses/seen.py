@@ -40,7 +40,7 @@ class Seen:
 
     @property
     def one_in(self) -> int:
-        """One in this many chunks is in the sample."""
+        """Return n: one in n chunks is in the sample."""
         return self._mask + 1
 
     def sampled(self, chunks: Sequence[ChunkHash]) -> Sequence[ChunkHash]:

@@ -180,8 +180,8 @@ class RunForest:
             holders ^= 1 << slot
 
     def path(self, chain: Sequence[ChunkHash]) -> tuple[list[Run], int]:
-        """The runs along the chain, and the number of chunks that they share with it. Only the last run may
-        be shared in part.
+        """Return the runs along the chain, and the number of chunks that they share with it. Only the last
+        run may be shared in part.
         """
         runs: list[Run] = []
         find, parent = self._index.get, None
@@ -200,14 +200,16 @@ class RunForest:
         return runs, at
 
     def path_of(self, mirror: Mirror, chain: Sequence[ChunkHash]) -> tuple[list[Run], int]:
-        """The same as `path`, as far as `mirror` holds the runs."""
+        """Return the same as `path`, as far as `mirror` holds the runs."""
         runs, covered = self.path(chain)
         while runs and runs[-1] not in mirror.last_use:
             covered = runs.pop().start
         return runs, covered
 
     def whole_path(self, chain: Sequence[ChunkHash]) -> list[Run]:
-        """The path as whole runs, with a new one for the rest of the chain, unless its key is in use."""
+        """Return the path as whole runs, with a new one for the rest of the chain, unless its key is in
+        use.
+        """
         runs, covered = self.path(chain)
         if self.cut(runs, covered) == covered:
             self.grow(runs, chain, covered)
@@ -272,8 +274,8 @@ class RunForest:
         mirror.clear()
 
     def held_below(self, mirror: Mirror, run: Run) -> list[Run]:
-        """The runs that the mirror holds below a run. Each stands before the run that it continues. Looks at
-        every run of the mirror.
+        """Return the runs that the mirror holds below a run. Each stands before the run that it continues.
+        The method examines every run of the mirror.
         """
         children: dict[Run, list[Run]] = {}
         for held in mirror.last_use:

@@ -31,7 +31,7 @@ except ImportError:
         return [chunk for chunk in chunks if not chunk & mask]
 else:
     COMPILED = True
-    """In C a prompt of 400 KB is hashed in a call instead of 450."""
+    """In C a prompt of 400 KB is hashed by one call instead of 450."""
 
 __all__ = ["COMPILED", "ChunkSchedule", "Roots", "continued_chain", "hash_chain", "sampled"]
 
@@ -71,7 +71,7 @@ class ChunkSchedule:
         return self.early_chunks + (n_bytes - early_bytes) // self.later_chunk_bytes
 
     def end_bytes(self, k: int) -> int:
-        """Bytes covered by the first `k` chunks."""
+        """Return the bytes covered by the first `k` chunks."""
         early = self.early_chunks
         if k <= early:
             return k * self.chunk_bytes
@@ -89,7 +89,7 @@ class Roots:
     __slots__ = ("_kept", "_start")
 
     def __init__(self, schedule: ChunkSchedule, *, secret: bytes = b"") -> None:
-        """secret: at most 64 bytes. Without the secret nobody can tell which texts have equal hashes."""
+        """secret: at most 64 bytes. Without the secret nobody can find out which texts have equal hashes."""
         sizes = (schedule.chunk_bytes, schedule.later_chunk_bytes, schedule.later_from_bytes)
         self._start = blake2b(_framed(_SCHEME, *(b"%d" % n for n in sizes)), digest_size=8, key=secret)
         self._kept: dict[str, int] = {}

@@ -1,7 +1,8 @@
-"""The secret from which chunk hashes start. Clients that do not know it cannot make texts with equal hashes.
+"""The secret from which chunk hashes start. Clients that do not know the secret cannot make texts with equal
+hashes.
 
-All pickers that share a table need the same secret. It comes from a file, or is derived from the key that
-signs the pool's messages, or is made at start. Pickers that made a secret of their own then agree on one
+All pickers that share a table need the same secret. The secret comes from a file, or is derived from the key
+that signs the pool's messages, or is made at start. Pickers that made a secret of their own then agree on one
 (`epp.sharing.service`). Pure values; `epp.hash_secret` reads the file.
 """
 
@@ -24,8 +25,8 @@ class HashSecret(Struct, frozen=True):
     """Whether the picker made it at its start, so that it may take another picker's secret instead."""
 
     def shown(self) -> bytes:
-        """What the other pickers of the pool may read: the secret itself if it was made here; otherwise only
-        a value that shows whether two pickers have the same secret.
+        """Return what the other pickers of the pool may read: the secret itself if it was made here;
+        otherwise only a value that shows whether two pickers have the same secret.
         """
         if self.made_here:
             return _MADE + self.key

@@ -115,7 +115,9 @@ class PrefixTable:
         return self._mirrors[name].capacity_bytes
 
     def used_bytes(self, name: EndpointName) -> int:
-        """Bytes of chunks and anonymous bytes. They may exceed the capacity until `evict` has run."""
+        """Return the bytes of chunks and anonymous bytes. They may exceed the capacity until `evict` has
+        run.
+        """
         return self._mirrors[name].used_bytes
 
     def entries(self, name: EndpointName) -> int:
@@ -145,7 +147,7 @@ class PrefixTable:
     # -- prompts ---------------------------------------------------------------------------------------------
 
     def match(self, chain: Sequence[ChunkHash]) -> dict[EndpointName, int]:
-        """Number of leading chunks that each server holds. Servers that hold none are left out."""
+        """Return the number of leading chunks that each server holds. Servers that hold none are left out."""
         return {
             mirror.name: chunks
             for holders, chunks in self.holders(chain)
@@ -153,8 +155,8 @@ class PrefixTable:
         }
 
     def holders(self, chain: Sequence[ChunkHash]) -> list[tuple[int, int]]:
-        """The same as `match`, grouped: a mask of `bits`, and the number of leading chunks that each server
-        in the mask holds. The most chunks come first.
+        """Return the same as `match`, grouped: a mask of `bits`, and the number of leading chunks that each
+        server in the mask holds. The most chunks come first.
         """
         runs, covered = self._forest.path(chain)
         found = []
@@ -167,7 +169,9 @@ class PrefixTable:
         return found
 
     def bits(self) -> dict[EndpointName, int]:
-        """The number of each server's bit in the masks of `holders`. Valid until a server comes or goes."""
+        """Return the number of each server's bit in the masks of `holders`. Valid until a server comes or
+        goes.
+        """
         return {name: mirror.bit.bit_length() - 1 for name, mirror in self._mirrors.items()}
 
     def _taking(self, name: EndpointName) -> Mirror | None:
@@ -298,7 +302,7 @@ class PrefixTable:
         return use
 
     def _advance(self, now: float) -> float:
-        """The table's time: `now`, but never less than before, so that uses are ordered by time."""
+        """Return the table's time: `now`, but never less than before, so that uses are ordered by time."""
         self._now = max(self._now, now)
         return self._now
 

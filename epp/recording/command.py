@@ -77,7 +77,7 @@ def record(options: Options) -> Counts:
 
 
 def _parsed(text: bytes, admin: str) -> tuple[Opening, Servers, Sequence[RecordedRequest]]:
-    """One answer of the picker."""
+    """Return one answer of the picker."""
     try:
         lines = [decode(row) for row in text.splitlines()]
     except ValueError as error:
@@ -110,7 +110,7 @@ def _write(
 
 
 def _answers(url: str, admin: str, *, until_s: float | None) -> Iterator[tuple[bytes, int]]:
-    """One answer each second, and one at the end. A silent picker is asked again for a while."""
+    """Yield one answer each second, and one at the end. A silent picker is asked again for a while."""
     heard_s = float("-inf")
     while True:
         last = until_s is not None and time.monotonic() >= until_s

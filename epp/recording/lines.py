@@ -37,7 +37,7 @@ class Opening(Struct, frozen=True, tag_field="line", tag="recording", kw_only=Tr
     hashing: str
     """Names the schedule and the secret of the hashes. Hashes can be compared only if these are equal."""
     policy: dict[str, Any]
-    """As `epp check` prints a policy."""
+    """The policy, as `epp check` prints it."""
 
 
 class Server(Struct, frozen=True, kw_only=True):
@@ -80,7 +80,9 @@ class RecordedRequest(Struct, frozen=True, tag_field="line", tag="request", kw_o
     headers_s: _Seconds | None = None
     ended_s: _Seconds
     cached_tokens: _Tokens | None = None
-    """By the server's own report, in sampled answers only. The same holds for the next two."""
+    """The number that the server itself reported, in sampled answers only. The same holds for the next two
+    fields.
+    """
     ttft_s: _Seconds | None = None
     output_tokens: _Tokens | None = None
     chunks: bytes = b""
@@ -112,7 +114,7 @@ def packed(chain: Sequence[int]) -> bytes:
 
 
 def unpacked(chunks: bytes) -> list[int]:
-    """Raises ValueError if the bytes are not whole hashes."""
+    """Return the hashes in the bytes. Raises ValueError if they are not whole hashes."""
     hashes = array("Q")
     hashes.frombytes(chunks)
     return hashes.tolist()

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 _FLUSH_S: Final = 0.5
 _STOP_WITHIN_S: Final = 2.0
 _LOOK_AT_SERVERS_EVERY: Final = 60
-"""Flushes between two looks at the fleet, whose learned numbers always change."""
+"""Flushes between two descriptions of the fleet, whose learned numbers always change."""
 
 _Batch = tuple[Sequence[RecordedRequest], Opening, Servers]
 

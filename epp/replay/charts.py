@@ -125,7 +125,7 @@ def _place(x: float, *, log: bool) -> float:
 
 
 def _ceiling(value: float) -> float:
-    """The next of 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8 times a power of ten: five steps divide these well."""
+    """Return the next of 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8 times a power of ten: five steps divide these well."""
     if value <= 0:
         raise ValueError("a chart shows at least one value over zero")
     power = 10.0 ** math.floor(math.log10(value))
@@ -134,7 +134,7 @@ def _ceiling(value: float) -> float:
 
 
 def _ticks(xs: Sequence[float]) -> Sequence[float]:
-    """The values at which the axis has numbers: at most a dozen."""
+    """Return the values at which the axis has numbers: at most a dozen."""
     return xs[:: -(-len(xs) // 12)]
 
 

@@ -36,7 +36,7 @@ def is_one(text: bytes) -> bool:
 
 
 def parse(text: bytes, *, name: str) -> Iterator[Call]:
-    """The calls, in the order of the file. A ReplayError names the line at fault."""
+    """Yield the calls, in the order of the file. A ReplayError names the line at fault."""
     for number, line in enumerate(text.split(b"\n"), 1):
         if not line.strip():
             continue

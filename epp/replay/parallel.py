@@ -16,7 +16,7 @@ from epp.replay.simulate import Setting, run
 from epp.replay.trace import Figures, ReplayError, Trace
 
 Told = Callable[[dict[str, float]], None]
-"""Called with the finished share of each run."""
+"""A function that gets the finished share of each run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,7 +119,7 @@ class PickerRouter:
 
 
 def metrics_of(page: Snapshot, *, read_at_s: float) -> EndpointMetrics:
-    """The page as the scraper would pass it on. It knows when a page came, not how old it is."""
+    """Return the page as the scraper would pass it on. It knows when a page came, not how old it is."""
     return EndpointMetrics(
         scraped_at=read_at_s,
         running=page.running,

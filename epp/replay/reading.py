@@ -1,4 +1,4 @@
-"""Reads recordings of the picker, and tells which kind a file is. `mooncake` reads the other kind.
+"""Reads recordings of the picker, and finds out the kind of a file. `mooncake` reads the other kind.
 
 Hashes of requests are comparable within one process of the picker, or between several that share a secret.
 Requests of other base models than the most frequent one are left out, since their servers are others. A line
@@ -48,7 +48,7 @@ class _Lines:
 
 
 def read(paths: Sequence[Path]) -> Trace:
-    """One trace from all files. A ReplayError names the file, the line and the fault."""
+    """Return one trace from all files. A ReplayError names the file, the line and the fault."""
     lines, calls = _Lines(), list[Call]()
     for path in paths:
         text = _text_of(path)

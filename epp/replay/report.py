@@ -28,7 +28,9 @@ _ROWS: Final[Sequence[tuple[str, Callable[[Figures], str]]]] = (
 
 
 def table(columns: Mapping[str, Figures]) -> str:
-    """One column for each policy, one row for each figure. A small number of servers have their own rows."""
+    """Return one column for each policy, one row for each figure. A small number of servers have their own
+    rows.
+    """
     rows = [["", *columns]]
     rows += [[label, *(show(figures) for figures in columns.values())] for label, show in _ROWS]
     servers = _servers(columns)

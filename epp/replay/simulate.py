@@ -35,7 +35,7 @@ _ANSWER_NAMES: Final = 1 << 63
 _NAME_BYTES: Final = 8
 
 Progress = Callable[[float], None]
-"""Called with the share of the requests that have arrived."""
+"""A function that gets the share of the requests that have arrived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,8 +80,8 @@ def tpots_s(requests: Sequence[RecordedRequest]) -> list[float]:
 
 
 def _step_s(requests: Sequence[RecordedRequest], servers: Sequence[Server], tpot_s: float) -> float:
-    """Seconds of a decode step, from means over the recording: how much of the time went to prefills, and how
-    many requests were in a batch.
+    """Return the seconds of a decode step, from means over the recording: how much of the time went to
+    prefills, and how many requests were in a batch.
     """
     lasted_s = max(a.at_unix_s + a.ended_s for a in requests) - min(a.at_unix_s for a in requests)
     computed = sum(a.prompt_tokens - a.matched_tokens for a in requests)

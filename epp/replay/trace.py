@@ -15,7 +15,9 @@ from epp.config.policy import Policy
 
 
 class Piece(NamedTuple):
-    """A part of a prompt. `name` stands for its text and for all text before it: 64 bits."""
+    """A part of a prompt. `name` is a number of 64 bits that stands for its text and for all text before
+    it.
+    """
 
     name: int
     num_bytes: int

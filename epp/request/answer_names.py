@@ -35,7 +35,7 @@ class AnswerNames:
         return text[:cut]
 
     def _cut(self, text: bytes) -> int:
-        """Where the last bytes begin that may be the beginning of a name."""
+        """Return where the last bytes begin that may be the beginning of a name."""
         start = text.rfind(_KEY, max(0, len(text) - len(self._names[-1][0])))
         if start >= 0 and any(old.startswith(text[start:]) for old, _ in self._names):
             return start

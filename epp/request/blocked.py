@@ -48,7 +48,7 @@ class BlockedPaths:
 
 
 def _readings(path: str) -> Iterator[str]:
-    """All paths that another program could read from this one."""
+    """Yield all paths that another program could read from this one."""
     if not path.startswith("/"):
         path = _ORIGIN.sub("", path, count=1)
     for _ in range(_DECODINGS + 1):

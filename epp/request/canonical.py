@@ -83,7 +83,7 @@ _DECODE_ITEM = msgspec.json.Decoder(_Item)
 
 
 def heading(role: bytes, *, name: bytes = b"", answers: bytes = b"") -> bytes:
-    """The heading before a message's content: role, author's name, the tool call that it answers."""
+    """Return the heading before a message's content: role, author's name, the tool call that it answers."""
     known = _HEADINGS.get(role)
     if known is not None and not name and not answers:
         return known
@@ -127,7 +127,7 @@ def required_text(raw: Raw, *, where: str) -> bytes:
 
 
 def optional_text(raw: Raw, *, where: str) -> bytes:
-    """The same for a field that may be missing or null; the text is then empty."""
+    """Return the same for a field that may be missing or null; the text is then empty."""
     return required_text(raw, where=where) if present(raw) else b""
 
 
@@ -236,7 +236,7 @@ def bad_field(where: str, fault: str) -> BadRequestError:
 
 
 def next_turn_prompt(request: InferenceRequest, answer_text: str) -> bytes | None:
-    """The canonical bytes with which the next turn will begin: the request followed by its answer.
+    """Return the canonical bytes with which the next turn will begin: the request followed by its answer.
 
     The beginning of an answer gives the beginning of those bytes. None: the next turn cannot be predicted,
     because the server keeps the conversations of the responses API, token ids have no text, and nothing

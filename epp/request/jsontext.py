@@ -75,7 +75,7 @@ _MOST_UNITS: Final = _LONGEST_NS // _UNIT_NS
 _MOST_BYTES: Final = _LONGEST_NS / _BYTE_NS
 """A longer body is too costly, whatever it contains."""
 _MOST_MODEL_BYTES: Final = 8192
-"""A longer value of `model` is not looked at by those who read nothing else of a body."""
+"""A longer value of `model` is ignored if nothing else of a body is read."""
 
 
 class PlainChat(NamedTuple):
@@ -206,7 +206,7 @@ def cheap_chat(body: bytes | memoryview) -> PlainChat | None:
 
 
 def place_of_model(body: bytes | memoryview) -> tuple[int, int] | None:
-    """Where the value of `model` begins and ends, in any body of a readable size. None: not found."""
+    """Return where the value of `model` begins and ends, in any body of a readable size. None: not found."""
     if not COMPILED:
         return None
     *_, start, end = counts_of(body, _MOST_UNITS)

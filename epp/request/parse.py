@@ -357,7 +357,7 @@ class _Names(Value, frozen=True):
 
 
 def _names(body: AnyBody) -> _Names:
-    """The names that tell requests apart, each of bounded length."""
+    """Return the names that distinguish requests, each of bounded length."""
     model, salt = name_in(body.model), ""
     if not model:
         raise _no_model()

@@ -39,7 +39,7 @@ _MOST_COUNT = 2**36
 become floats."""
 
 _DECODER = msgspec.json.Decoder(float_hook=bool)
-"""Floats stay undecoded: nobody reads them, and some take microseconds to decode."""
+"""Floats stay undecoded: they are not used, and some take microseconds to decode."""
 
 
 @dataclass(frozen=True, slots=True)

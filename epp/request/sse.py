@@ -44,7 +44,7 @@ class EventSplitter:
         return events
 
     def finish(self) -> list[bytes]:
-        """The event that the stream ended in, if any: some servers leave out the last blank line."""
+        """Return the event that the stream ended in, if any: some servers leave out the last blank line."""
         events: list[bytes] = []
         if self._line:
             self._end_line(events)

@@ -15,7 +15,7 @@ _ESCAPE_BYTES: Final = 6
 _FIRST_HALVES: Final = b"89abAB"
 _BACKSLASH: Final = ord("\\")
 _MOST: Final = 1000
-"""Most escapes of surrogates that are looked at. Each takes half a microsecond."""
+"""Most escapes of surrogates that are examined. Each takes half a microsecond."""
 
 
 def replace_lone(json: bytes) -> bytes:
@@ -39,7 +39,7 @@ def replace_lone(json: bytes) -> bytes:
 
 
 def _is_text(json: bytes, at: int) -> bool:
-    """Whether the backslash itself is escaped: an odd number of backslashes stands before it."""
+    """Return whether the backslash itself is escaped: an odd number of backslashes stands before it."""
     first = at
     while first > 0 and json[first - 1] == _BACKSLASH:
         first -= 1

@@ -39,8 +39,8 @@ class AtOnce:
         """Tokens of all groups, each counted once; and counted for each request."""
 
     def expected(self, prompt: int, *, now: float) -> float:
-        """How many requests probably come at once with this one, which counts too. 1 for the later ones of a
-        group, since its first one has decided. prompt: 0 if it has no full chunk.
+        """Return how many requests probably come at once with this one, which counts too. 1 for the later
+        ones of a group, since its first one has decided. prompt: 0 if it has no full chunk.
         """
         group = self._groups.get(prompt)
         if not prompt or (group is not None and now - group.came_at <= AT_ONCE_S):

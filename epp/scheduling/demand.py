@@ -1,5 +1,5 @@
-"""When each prefix was last asked for, so that a rule can tell whether a further copy of the prefix will be
-used.
+"""Remembers when each prefix was last asked for, so that a rule can predict whether a further copy of the
+prefix will be used.
 
 A prefix is known here by the hash of the last chunk that any server held when a request came. Only the
 picker's own requests count, from the moment in which they are booked. Owned by `ServerCaches`; synchronous,
@@ -75,7 +75,7 @@ class Demand:
             del last.times[0], last.numbers[0]
 
     def earlier(self, prefix: int, *, now: float) -> Earlier | None:
-        """The last requests for this prefix. None: there was none."""
+        """Return the last requests for this prefix. None: there was none."""
         last = self._by_prefix.get(prefix)
         return Earlier(last, requests=self._requests, now=now) if last is not None else None
 

@@ -37,8 +37,8 @@ class Elsewhere(NamedTuple):
 
 
 def transfer_s(tokens: float, settings: Disaggregation) -> float:
-    """Time from the decision until the decode endpoint has the KV cache of `tokens`, without the time to
-    compute it.
+    """Return the time from the decision until the decode endpoint has the KV cache of `tokens`, without the
+    time to compute it.
     """
     return (
         settings.overhead_seconds + tokens * settings.kv_bytes_per_token / settings.transfer_bytes_per_second

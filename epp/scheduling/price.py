@@ -23,7 +23,7 @@ says `float`.
 
 
 def loading_s(seen: Snapshot, *, load_s: float) -> Floats | None:
-    """Time that loading the request's adapter costs each candidate.
+    """Return the time that loading the request's adapter costs each candidate.
 
     If another adapter has to be dropped, the cost of loading that adapter again counts too.
     """

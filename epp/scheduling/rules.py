@@ -56,7 +56,7 @@ class Weighed(Facts, frozen=True):
     """How many requests probably come at once with the same prompt, this one included."""
 
     def narrowed(self, places: Ints) -> Weighed:
-        """The same request with only some of the candidates."""
+        """Return the same request with only some of the candidates."""
         load_s = self.load_s[places] if self.load_s is not None else None
         uncached = self.uncached_tokens[places]
         return Weighed(
@@ -98,7 +98,9 @@ def fewest(key: Floats | Ints, rng: random.Random | None) -> list[int]:
     if len(key) <= MOST:
         few = [(value, chance(), place) for place, value in enumerate(key.tolist())]
         return [place for _, _, place in sorted(few)]
-    edge = np.sort(key)[MOST - 1]  # as fast as a partition here, and still fast if most values are equal
+    edge = np.sort(key)[
+        MOST - 1
+    ]  # here a sort is as fast as a partition, and it stays fast if most values are equal
     less, equals = (key < edge).nonzero()[0], (key == edge).nonzero()[0]
     values, places = key[less].tolist(), less.tolist()
     few = sorted([(values[n], chance(), place) for n, place in enumerate(places)])
@@ -379,7 +381,7 @@ def _distance(key: int, seen: Snapshot) -> Floats:
 
 
 def _some(weighed: Weighed, rng: random.Random) -> list[int]:
-    """A random sample of the candidates."""
+    """Return a random sample of the candidates."""
     candidates = range(len(weighed.seen))
     return rng.sample(candidates, min(MOST, len(candidates)))
 

@@ -73,12 +73,12 @@ class Choice(Facts, frozen=True):
 
 
 def excluded(left_out: Mapping[str, Bools], place: int) -> str:
-    """Why a candidate was left out. Empty: the candidate was considered."""
+    """Return why a candidate was left out. Empty: the candidate was considered."""
     return next((name for name, over in left_out.items() if over[place]), "")
 
 
 def over_limits(load: Load, snapshot: Snapshot) -> dict[str, Bools]:
-    """The candidates over each load threshold. Thresholds that no candidate exceeds are missing.
+    """Return the candidates over each load threshold. Thresholds that no candidate exceeds are missing.
     Unknown load exceeds no threshold.
     """
     found = {}
@@ -92,7 +92,7 @@ def over_limits(load: Load, snapshot: Snapshot) -> dict[str, Bools]:
 
 
 def any_of(masks: Mapping[str, Bools]) -> Bools:
-    """The candidates that are in at least one of the masks."""
+    """Return the candidates that are in at least one of the masks."""
     whole: Bools = np.logical_or.reduce(list(masks.values()))
     return whole
 
@@ -123,7 +123,7 @@ class Scheduler:
         self._rule = RULES[spec.rule](spec, rng)
 
     def schedule(self, request: SchedulingRequest, snapshot: Snapshot) -> Choice:
-        """The best candidates, best first; those that were left out come last.
+        """Return the best candidates, best first; those that were left out come last.
 
         SaturatedError: every candidate is over a load threshold and the policy refuses requests then.
         NoEndpointError: no candidate is among the prescribed ones.
@@ -159,7 +159,7 @@ class Scheduler:
         return Choice(places, reason, uncached, score_s, load_s, left_out, saturated)
 
     def _left_out(self, snapshot: Snapshot, over: dict[str, Bools]) -> tuple[dict[str, Bools], bool]:
-        """The candidates that are left out, by reason, and whether all candidates that do not fail are
+        """Return the candidates that are left out, by reason, and whether all candidates that do not fail are
         over a load threshold. At least one candidate always remains.
         """
         failing: dict[str, Bools] = {"failing": snapshot.failing} if snapshot.failing is not None else {}

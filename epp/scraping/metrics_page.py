@@ -206,7 +206,7 @@ class _Found:
 
     def loaded_adapters(self) -> frozenset[str] | None:
         """Adapters in GPU slots of all engines. None: the page does not say. If the page has the count of
-        adapters, it says so even while none is loaded.
+        adapters, the answer is known even while no adapter is loaded.
         """
         series = self._by_field.get("lora_loaded", [])
         if not series and "lora_loaded_count" not in self._by_field:
@@ -216,8 +216,8 @@ class _Found:
         return frozenset(n.decode("utf-8", "replace") for n in names if 0 < len(n) <= _MAX_NAME_BYTES)
 
     def _of_engines(self, field: str) -> list[float]:
-        """One value for each engine and model. SGLang's tensor-parallel ranks repeat the gauge of their
-        group, so the largest value counts.
+        """Return one value for each engine and model. SGLang's tensor-parallel ranks repeat the gauge of
+        their group, so the largest value counts.
         """
         series = self._by_field.get(field, ())
         if len(series) < 2:
@@ -270,8 +270,8 @@ def _collect(page: bytes) -> _Samples:
 
 
 def _unread_bytes(page: bytes) -> int:
-    """Number of bytes of whole lines at the start of the page that have no known namespace, so that no number
-    in them is read.
+    """Return the number of bytes of whole lines at the start of the page that have no known namespace, so
+    that no number in them is read.
     """
     end = min(_HEAD_BYTES, len(page))
     for namespace in NAMESPACES:

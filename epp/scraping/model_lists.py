@@ -201,7 +201,7 @@ class ModelLists:
 
 
 def soon_s(servers: int) -> float:
-    """How soon each of so many servers may be asked again because of requests for unknown models."""
+    """Return how soon each of so many servers may be asked again because of requests for unknown models."""
     return max(_SOON_S, servers / _SOON_PER_S)
 
 
@@ -248,7 +248,7 @@ _DECODE: Final = Decoder(_Page)
 
 
 def parse_model_page(page: bytes) -> ModelList:
-    """A server's answer to `GET /v1/models`: OpenAI's list of models, as vLLM and others write it.
+    """Return a server's answer to `GET /v1/models`: OpenAI's list of models, as vLLM and others write it.
 
     Strict about fields that routing uses (`id`, `parent`), and lenient about all others: a field of the wrong
     type is left out. A list that is too long or empty is refused, so the list of this server counts as

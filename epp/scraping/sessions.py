@@ -31,7 +31,9 @@ def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
 
 
 def in_words(error: Exception) -> str:
-    """Why a question failed, on one line, and without text of any length: some errors quote the server."""
+    """Return why a question failed, on one line, and without text of any length: some errors quote the
+    server.
+    """
     if isinstance(error, aiohttp.ClientConnectorError):
         # aiohttp's own text speaks of ssl on every connection.
         why = os.strerror(error.errno) if error.errno else str(error.os_error)

@@ -203,7 +203,7 @@ def decode_batch(data: bytes | memoryview) -> Batch:
 
 
 def decode_table(data: bytes | memoryview) -> Iterator[bytes]:
-    """The portions of a stored table: batches, one copied at each step. MalformedError."""
+    """Yield the portions of a stored table: batches, one copied at each step. MalformedError."""
     if len(data) > MOST_TABLE_BYTES:
         raise MalformedError(f"a stored table of {len(data)} bytes is too long")
     try:
@@ -231,7 +231,7 @@ def unpack_hashes(data: bytes) -> list[int]:
 
 
 def channel_of(pool: str, roots: Roots) -> str:
-    """The name of the channel of pickers that may share: same pool, same hashes, same format.
+    """Return the name of the channel of pickers that may share: same pool, same hashes, same format.
 
     The name is in braces, so that a cluster keeps all keys of a channel on one node.
     """

@@ -34,7 +34,7 @@ class Exchange:
         self._said_at = float("-inf")
 
     def channel(self, pool: str) -> str:
-        """The channel of its peers. It changes with the policy's chunks and with the hash secret."""
+        """Return the channel of its peers. It changes with the policy's chunks and with the hash secret."""
         return channel_of(pool, self.picker.roots)
 
     def shown_secret(self) -> bytes:
@@ -57,7 +57,7 @@ class Exchange:
         return len(self.picker.fleet) > 0
 
     def next_batch(self, *, now: float, flags: int = 0, urgent: bool = False) -> bytes | None:
-        """The next batch to send. None: there is nothing to send, and no sign of life is due."""
+        """Return the next batch to send. None: there is nothing to send, and no sign of life is due."""
         listener = self.listener
         self.speaker.gather_flow()
         due = urgent or self.speaker.waiting or listener.start_fresh or listener.hello != self._hello_sent

@@ -40,7 +40,7 @@ _TIMEOUT_S: Final = 3.0
 _WAIT_S: Final = 1.0
 _MOST_UNREAD: Final = 4096
 """Most batches that wait for `read`. Beyond that the oldest are dropped, and the gap in their numbers shows
-it.
+the loss.
 """
 
 
@@ -236,7 +236,7 @@ class HubLink:
                 raise LinkError("no answer in time", reason="timeout") from error
 
     async def _connected(self) -> asyncio.StreamWriter:
-        """The connection, opened again if the last one has ended. Raises LinkError."""
+        """Return the connection, opened again if the last one has ended. Raises LinkError."""
         async with self._connecting:
             if self._writer is not None and self._reading is not None and not self._reading.done():
                 return self._writer

@@ -31,7 +31,9 @@ class Received:
 
 class Link(Protocol):
     async def agree(self, pool: str, mine: bytes) -> bytes:
-        """The value that all pickers of a pool have in common: `mine`, unless another picker was first."""
+        """Return the value that all pickers of a pool have in common: `mine`, unless another picker was
+        first.
+        """
 
     async def join(self, channel: str) -> None:
         """Join this channel. Messages from before this call may or may not be read."""
@@ -40,14 +42,16 @@ class Link(Protocol):
         """Send to all pickers of the channel."""
 
     async def read(self) -> list[Received]:
-        """The messages since the last call, oldest first, perhaps our own too. Waits about a second."""
+        """Return the messages since the last call, oldest first, perhaps our own too. Waits about a
+        second.
+        """
 
     async def recover(self) -> None:
         """To be called after an error: makes sure that `read` does not wait for messages that cannot come."""
 
     async def stored(self) -> Received | None:
-        """The newest stored table of the channel. After this, `read` continues with the messages since the
-        table was begun, as far as they are kept.
+        """Return the newest stored table of the channel. After this, `read` continues with the messages since
+        the table was begun, as far as they are kept.
         """
 
     async def store(self, table: bytes) -> None: ...

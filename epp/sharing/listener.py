@@ -257,7 +257,7 @@ class Listener:
                 self._picker.on_cut(state, now=now)
 
     def _server(self, peer: _Peer, index: int) -> EndpointState | None:
-        """The endpoint of an event. None: this picker does not know this process; this is counted."""
+        """Return the endpoint of an event. None: this picker does not know this process; this is counted."""
         known = peer.dictionary.name(index)
         if known is None:
             self.counts.unresolved += 1
@@ -303,7 +303,9 @@ class Listener:
         peer.open[number] = _Open(state, state.process, booking, chain, self._picker.table, recorded)
 
     def _chain(self, peer: _Peer, event: batches.Began | batches.HeldChain) -> list[ChunkHash]:
-        """The chain of an event. Empty: its head is unknown, or the batch has named too many chunks."""
+        """Return the chain of an event. Empty: its head is unknown, or the batch has named too many
+        chunks.
+        """
         if self._budget <= 0:
             self.counts.excessive += 1
             return []
@@ -349,7 +351,7 @@ class Listener:
             table.touch(name, request.chain, now=now)
 
     def _release_all(self, peer: _Peer, *, now: float) -> None:
-        """Release all requests of a peer, whatever happened to them."""
+        """Release all requests of a peer, whatever became of them."""
         for request in peer.open.values():
             request.state.release_peers(request.booking, computed=False, at=now, now=now)
         peer.open.clear()

@@ -35,7 +35,7 @@ _TIMEOUT_S: Final = 3.0
 """Time limit of one command, including connecting. More than `_BLOCK_MS`."""
 _READ_BATCHES: Final = 200
 _KEEP_MS: Final = 3_600_000
-"""A channel that nobody uses is deleted after this time."""
+"""An unused channel is deleted after this time."""
 _START: Final = b"0-0"
 _MOST_POSITION_BYTES: Final = 41
 """Longest id of a stream entry: two numbers of 64 bits."""
@@ -177,7 +177,7 @@ class RedisLink:
         raise LinkError("the stored table was replaced each time it was read", reason="refused")
 
     async def _table_after(self, piece: bytes) -> bytearray:
-        """The whole value, read in pieces: copying many megabytes in one step would hold the loop."""
+        """Return the whole value, read in pieces: copying many megabytes in one step would hold the loop."""
         table = bytearray(piece)
         while len(piece) == MOST_PIECE_BYTES:
             if len(table) > MOST_TABLE_BYTES:
@@ -237,8 +237,8 @@ class RedisLink:
 
 
 def _connect(settings: Redis) -> tuple[Any, list[Any]]:
-    """A client, which connects when it is first used, and the clients below it. redis-py's clients have no
-    common type.
+    """Return a client, which connects when it is first used, and the clients below it. redis-py's clients
+    have no common type.
     """
     target = settings.target
     options: dict[str, Any] = {
@@ -269,7 +269,7 @@ def _connect(settings: Redis) -> tuple[Any, list[Any]]:
 
 
 def _bounded(client: Any) -> Any:
-    """The same client, with a bound on the size of replies."""
+    """Return the same client, with a bound on the size of replies."""
     client.connection_pool.connection_kwargs["parser_class"] = _BoundedParser
     return client
 
@@ -296,7 +296,7 @@ def _milliseconds(entry: bytes) -> int:
 
 
 def _order(entry: bytes) -> tuple[int, int]:
-    """A stream entry's id as numbers that can be compared. Raises LinkError for anything else."""
+    """Return a stream entry's id as numbers that can be compared. Raises LinkError for anything else."""
     milliseconds, _, number = entry.partition(b"-")
     number = number or b"0"
     if len(entry) > _MOST_POSITION_BYTES or not (milliseconds.isdigit() and number.isdigit()):

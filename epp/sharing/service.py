@@ -76,13 +76,13 @@ class SharingService:
         self._store_now = asyncio.Event()
         self._joined = asyncio.Event()
         self._loadable = asyncio.Event()
-        """Set when there are endpoints that a table can be about, or when nobody waits for them any more."""
+        """Set when there are endpoints that a table can be about, or when the wait for them is over."""
         self._flags = 0
         self._unsaid: bytes | None = None
         self._started = clock()
         self._joining = True
         self._asked_at = float("inf")
-        """When the others were first told that this picker joins."""
+        """When this picker first announced to the others that it joins."""
         self._agreed_at = float("-inf")
         """When the hash secret was last compared with the pool's."""
         self._secret_differs = False

@@ -73,7 +73,7 @@ class SignedLink:
         return made.digest()
 
     def _opened(self, kind: bytes, signed: bytes | memoryview) -> memoryview | None:
-        """The message without its signature. None: the signature is wrong."""
+        """Return the message without its signature. None: the signature is wrong."""
         signature, data = memoryview(signed)[:SIGNATURE_BYTES], memoryview(signed)[SIGNATURE_BYTES:]
         if hmac.compare_digest(signature, self._sign(kind, data)):
             return data

@@ -2,8 +2,8 @@
 batches.
 
 Nothing waits here. When the link is slow or away, the queue grows to its limit. From then on the oldest
-events are dropped and counted. The next batch then tells the others to forget all requests that were
-announced before, because the events of their ends may be among the dropped ones.
+events are dropped and counted. The next batch then makes the others forget all requests that were announced
+before, because the events of their ends may be among the dropped ones.
 
 Invariants: `_bytes` is the sum of the sizes of the events in the queue. A request has a number from its first
 event until its last.
@@ -83,8 +83,8 @@ class _Row:
 
 
 def identity_of(state: EndpointState) -> int:
-    """A hash of 32 bits that identifies the process of an endpoint, as far as the source shows. It is the
-    same on all pickers.
+    """Return a hash of 32 bits that identifies the process of an endpoint, as far as the source shows. It is
+    the same on all pickers.
     """
     endpoint = state.endpoint
     return (
@@ -151,7 +151,7 @@ class Speaker:
                 pass  # `Ended` says how the request ended
 
     def gather_flow(self, *, anew: bool = False) -> None:
-        """Collect the news of this picker's flow control. anew: the others know nothing yet."""
+        """Collect the reports of this picker's flow control. anew: the others know nothing yet."""
         if self._gate is None:
             return
         for model, row in self._gate.reports(anew=anew):
@@ -182,7 +182,7 @@ class Speaker:
             self._forget = True
 
     def batch(self, *, now: float, hello: int = 0, flags: int = 0) -> bytes:
-        """The next batch, with as many events as fit. Without events it is a sign of life."""
+        """Return the next batch, with as many events as fit. Without events it is a sign of life."""
         if self._dictionary.full:
             self._fresh = True
         if self._fresh:

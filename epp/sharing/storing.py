@@ -22,7 +22,7 @@ _PORTION_BYTES: Final = 2**18
 
 
 def table_portions(picker: Picker) -> Iterator[bytes]:
-    """The batches of a stored table, in order. Other work may run between them."""
+    """Yield the batches of a stored table, in order. Other work may run between them."""
     dictionary, flags = SpeakerDictionary(), Flag.FRESH
     for state in list(picker.fleet.states()):
         name, table = state.endpoint.name, picker.table
@@ -49,7 +49,7 @@ def table_portions(picker: Picker) -> Iterator[bytes]:
 def _events(
     uses: Iterator[tuple[Sequence[int], int]], dictionary: SpeakerDictionary, index: int
 ) -> list[Event]:
-    """The events of one portion. Empty: there are no more."""
+    """Return the events of one portion. Empty: there are no more."""
     events: list[Event] = []
     taken_bytes = 0
     for chain, size_bytes in uses:

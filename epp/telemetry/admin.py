@@ -248,7 +248,7 @@ async def _errors_as_json(request: web.Request, handler: _Handler) -> web.Stream
 
 
 def _is_known(host: str, *, names: tuple[str, ...]) -> bool:
-    """Whether a Host field names this address in a way that the configuration knows."""
+    """Return whether a Host field names this address in a way that the configuration knows."""
     name = re.sub(r":[0-9]*$", "", host).strip("[]").lower().rstrip(".")
     if name in ("", "localhost", *names):
         return True

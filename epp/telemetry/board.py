@@ -98,7 +98,9 @@ class Board:
         return self._own[1]
 
     def part(self) -> dict[str, Any]:
-        """The part for another picker's page: everything but the servers, which that picker sees itself."""
+        """Return the part for another picker's page: everything but the servers, which that picker sees
+        itself.
+        """
         return self.own() | {"endpoints": [], "prefixes": []}
 
     async def packed(self) -> bytes:
@@ -233,7 +235,7 @@ async def _answers_of(names: Sequence[str], *, but: str) -> list[dict[str, Any]]
 
 
 async def _addresses_of(names: Sequence[str]) -> list[str]:
-    """Every address of these names. A headless Service has an address for each pod."""
+    """Return every address of these names. A headless Service has an address for each pod."""
     loop = asyncio.get_running_loop()
     found: dict[str, None] = {}
     for name in names:
@@ -309,8 +311,8 @@ def part_of(page: bytes) -> dict[str, Any] | None:
 
 
 def merged(own: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One page of several pickers: the servers as this picker sees them, all pickers' requests by time, and
-    the sums of their accounts.
+    """Return one page of several pickers: the servers as this picker sees them, all pickers' requests by
+    time, and the sums of their accounts.
     """
     every = [own, *others]
     requests = sorted((r for part in every for r in part["requests"]), key=lambda r: -r["at"])

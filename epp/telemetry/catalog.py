@@ -83,7 +83,7 @@ files and start time of the process.
 
 
 def metrics_reference() -> str:
-    """The metrics reference page."""
+    """Return the metrics reference page."""
     sections = (_section(group.title, (metric for _, metric in group.metrics())) for group in GROUPS)
     return "\n".join([_INTRO, *(line for section in sections for line in section)])
 

@@ -102,7 +102,7 @@ def _shown(record: Struct) -> dict[str, Any]:
 
 
 def printable(text: str) -> str:
-    """A client's text, cut and made valid: lone surrogates of JSON strings are not UTF-8."""
+    """Return a client's text, cut and made valid: lone surrogates of JSON strings are not UTF-8."""
     return text[:_MAX_TEXT_CHARS].encode("utf-8", "replace").decode()
 
 

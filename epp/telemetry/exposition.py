@@ -32,7 +32,9 @@ class Group(Generic[S]):
     labels: Labels = ()
 
     def metrics(self) -> Iterator[tuple[str, Metric]]:
-        """The declared metrics by field or property, in the class's order. The object's labels come first."""
+        """Yield the declared metrics by field or property, in the class's order. The object's labels come
+        first.
+        """
         declared = [(each.name, each.metadata.get("metric")) for each in fields(self.of)]
         for name, member in vars(self.of).items():
             if isinstance(member, property):

@@ -47,7 +47,7 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _extra(record: logging.LogRecord) -> dict[str, object]:
-    """The call's `extra` fields. `request_id` comes first, since people search for it."""
+    """Return the call's `extra` fields. `request_id` comes first, since people search for it."""
     extra = {name: _bounded(value) for name, value in vars(record).items() if name not in _STANDARD}
     first = {"request_id": extra.pop("request_id")} if "request_id" in extra else {}
     return first | extra
@@ -89,7 +89,7 @@ def _one_line(text: str) -> str:
 
 
 def _bounded(value: object) -> object:
-    """A number unchanged, anything else as text of bounded length."""
+    """Return a number unchanged, anything else as text of bounded length."""
     if value is None or isinstance(value, bool | int | float):
         return value
     text = str(value)
@@ -129,7 +129,9 @@ class Repeats:
         self._windows: dict[Place, _Window] = {}
 
     def admits(self, record: logging.LogRecord, *, now: float) -> bool:
-        """Whether to write this line. Debug lines are always written, since somebody asked for them."""
+        """Return whether to write this line. Debug lines are always written, since somebody asked for
+        them.
+        """
         if record.levelno < logging.INFO:
             return True
         window = self._windows.setdefault((record.pathname, record.lineno), _Window(now + self._window_s))
@@ -253,8 +255,8 @@ class QueuedHandler(logging.Handler):
 
 
 def _descriptor_of(stream: TextIO) -> int | None:
-    """The stream's file descriptor. Writing to it avoids the stream's own buffer, whose lock a stalled write
-    would hold when the process ends.
+    """Return the stream's file descriptor. Writing to it avoids the stream's own buffer, whose lock a stalled
+    write would hold when the process ends.
     """
     try:
         return stream.fileno()

@@ -177,8 +177,8 @@ class Metrics:
         return b"".join(self.pieces())
 
     def pieces(self) -> Iterator[bytes]:
-        """The page, one metric at a time. The whole page takes 0.1 s for a thousand servers, which is too
-        long for one turn of the event loop.
+        """Yield the page, one metric at a time. The whole page takes 0.1 s for a thousand servers, which is
+        too long for one turn of the event loop.
         """
         for family in self.registry.collect():
             yield generate_latest(_Only(family))

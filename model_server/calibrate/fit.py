@@ -94,7 +94,7 @@ def fit(samples: Sequence[Sample]) -> Fit:
 
 
 def decode_s(costs: CostModel, sample: DecodeSample | MixedSample) -> float:
-    """Time of one step that decodes so many requests."""
+    """Return the time of one step that decodes so many requests."""
     return (
         costs.decode_step_s
         + costs.decode_per_request_s * (sample.batch - 1)

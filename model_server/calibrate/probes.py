@@ -98,8 +98,8 @@ def fastest(measured: Mapping[Probe, Sequence[Sample]]) -> list[Sample]:
 
 
 def unrest(measured: Mapping[Probe, Sequence[Sample]]) -> float:
-    """How many times as long the slowest of equal probes took as the fastest; the median of all probes. 1 on
-    a quiet machine.
+    """Return how many times as long the slowest of equal probes took as the fastest; the median of all
+    probes. 1 on a quiet machine.
     """
     return median(
         max(map(_seconds, samples)) / min(map(_seconds, samples)) for samples in measured.values() if samples

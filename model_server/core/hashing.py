@@ -164,7 +164,7 @@ def make_hasher(algorithm: HashAlgorithm, *, block_size_tokens: int, seed: str =
 
 
 def event_hash(block_hash: BlockHash) -> int:
-    """The name of the block in vLLM's KV events: the low 64 bits of its hash."""
+    """Return the name of the block in vLLM's KV events: the low 64 bits of its hash."""
     return int.from_bytes(block_hash[-8:], "big")
 
 

@@ -61,7 +61,7 @@ class CostModel:
         return num_tokens / self.prefill_tokens_per_s * (1 + middle / self.context_knee_tokens)
 
     def step_s(self, plan: StepPlan) -> float:
-        """Time of the whole step without adapter loads, at speed 1."""
+        """Return the time of the whole step without adapter loads, at speed 1."""
         prefill, context, decoding = 0.0, 0, 0
         for chunk in plan.chunks:
             if chunk.num_tokens == 1:

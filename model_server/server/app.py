@@ -290,7 +290,7 @@ async def _small(http: web.Request) -> bytes:
 
 
 async def _events(job: Job, reply: Reply, requests: list[Request], mailbox: Mailbox) -> AsyncIterator[bytes]:
-    """The events of a stream. Events that come together are sent in one piece."""
+    """Yield the events of a stream. Events that come together are sent in one piece."""
     open_choices = len(requests)
     role = [reply.role_event()] * job.chat
     while open_choices:

@@ -246,8 +246,8 @@ class RequestReader:
     def _truncated(
         self, prompts: Sequence[list[TokenId]], most: int | None, max_tokens: int | None
     ) -> Sequence[list[TokenId]]:
-        """The last tokens of each prompt: `most` of them; -1: as many as leave room for the answer. None:
-        all.
+        """Return the last tokens of each prompt: `most` of them; -1: as many as leave room for the answer.
+        None: all.
         """
         if most is None:
             return prompts

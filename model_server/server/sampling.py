@@ -65,7 +65,7 @@ class SamplingReader:
     def read(
         self, body: SamplingBody, *, num_logprobs: int | None, seeds: Sequence[int | None]
     ) -> tuple[SamplingParams, ...]:
-        """One for each of `seeds`. None: the client names none, and one is drawn."""
+        """Return one for each of `seeds`. None: the client names none, and one is drawn."""
         options = {
             name: option(getattr(body, name), kind, param=name)
             for name, (kind, _) in _NEUTRAL_OPTIONS.items()

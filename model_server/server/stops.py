@@ -54,12 +54,16 @@ class StopFilter:
         return text[: len(text) - undecided]
 
     def flush(self) -> str:
-        """The text that was held back and has become no stop string: the answer has ended by itself."""
+        """Return the text that was held back and has become no stop string: the answer has ended by
+        itself.
+        """
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Number of characters at the end of `text` with which `stop` begins, less than all of `stop`."""
+    """Return the number of characters at the end of `text` with which `stop` begins, less than all of
+    `stop`.
+    """
     longest = min(len(stop) - 1, len(text))
     return next((n for n in range(longest, 0, -1) if stop.startswith(text[len(text) - n :])), 0)

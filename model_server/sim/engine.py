@@ -92,7 +92,9 @@ class SimEngine:
         return frozenset(self._resident)
 
     def generated_tokens(self, *, now: float) -> int:
-        """All answer tokens by now, with those of the stride under way: a server counts at every step."""
+        """Return all answer tokens by now, with those of the stride under way: a server counts at every
+        step.
+        """
         counted, stride = self.counters.generated_tokens, self._stride
         if stride is None or stride.num_steps == 1:
             return counted

@@ -49,8 +49,8 @@ class Gate(Protocol):
     """Holds requests that have no server yet. It is asked after each event, and when it is due."""
 
     def decided(self, *, now: float) -> Iterable[tuple[int, str | None]]:
-        """The requests that are decided now, each with its server; None refuses it. Each decision is carried
-        out before the next one is asked for.
+        """Return the requests that are decided now, each with its server; None refuses it. Each decision is
+        carried out before the next one is asked for.
         """
 
     @property

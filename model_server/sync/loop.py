@@ -95,8 +95,8 @@ class LoraSync:
             await asyncio.sleep(self.wait_s())
 
     def wait_s(self) -> float:
-        """Time until the next pass: the interval plus or minus a tenth, or less if something has to be tried
-        again.
+        """Return the time until the next pass: the interval plus or minus a tenth, or less if something has
+        to be tried again.
         """
         now = self._clock()
         usual = self._interval_s * (0.9 + 0.2 * self._rng.random())

@@ -133,7 +133,7 @@ def failed(
 
 
 def next_retry_s(history: History, *, now: float) -> float | None:
-    """When the first failed action is due again. None: none waits."""
+    """Return when the first failed action is due again. None: none waits."""
     due = [record.retry_at_s for record in history.values() if record.failures and record.retry_at_s > now]
     return min(due, default=None)
 
@@ -141,7 +141,7 @@ def next_retry_s(history: History, *, now: float) -> float | None:
 def status(
     wanted: Adapters, served: Adapters, history: History, *, now: float, prune: bool
 ) -> list[AdapterStatus]:
-    """One line for each adapter that is wanted or served, the wanted ones first."""
+    """Return one line for each adapter that is wanted or served, the wanted ones first."""
     found: list[AdapterStatus] = []
     for name, path in wanted.items():
         action: Action = Load(name, path)

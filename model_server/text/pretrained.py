@@ -106,7 +106,7 @@ class _Growing:
 
 
 def _eos(folder: Path, tokenizer: Any) -> list[int]:
-    """The end tokens of the tokenizer first, then those of the model's generation settings."""
+    """Return the end tokens of the tokenizer first, then those of the model's generation settings."""
     found = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
     if (folder / "generation_config.json").is_file():
         more = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id

@@ -64,7 +64,7 @@ class Learnt:
             self._due[blocks[0]] = None
 
     def next_due(self) -> BlockHash | None:
-        """A node that is due; each is returned once. None: none is due."""
+        """Return a node that is due; each is returned once. None: none is due."""
         name = next(iter(self._due), None)
         if name is not None:
             del self._due[name]

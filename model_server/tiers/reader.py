@@ -150,7 +150,7 @@ class TieredReader:
         self.wait_for(self._thread.submit(self._learn, prefix.parts, dict(choices)))
 
     def where(self, prefix: TieredPrefix, *, first_token: int) -> Load:
-        """Where the bytes are that a whole load of the prefix from this token on reads."""
+        """Return where the bytes are that a whole load of the prefix from this token on reads."""
         return self.wait_for(self._thread.submit(self._where, prefix.parts, first_token))
 
     def reorder(self) -> int:
@@ -389,7 +389,7 @@ def _from_disk(key: ChunkKey) -> torch.Tensor:
 
 
 def _own_tokens(tokens: torch.Tensor | None, start: int, end: int) -> list[int]:
-    """The tokens in [start, end), counted from `start`. None means all tokens."""
+    """Return the tokens in [start, end), counted from `start`. None means all tokens."""
     if tokens is None:
         return list(range(end - start))
     own: list[int] = (tokens[(tokens >= start) & (tokens < end)] - start).tolist()

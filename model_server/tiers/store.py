@@ -432,5 +432,5 @@ def _place(node: Node, weights: str = "") -> Place:
 
 
 def _order_of_part(order: TokenOrder, start: int, end: int) -> TokenOrder:
-    """Tokens [start, end) in the sequence in which they were stored."""
+    """Return the tokens [start, end) in the sequence in which they were stored."""
     return TokenOrder.of_stored([token - start for token in order.stored() if start <= token < end])

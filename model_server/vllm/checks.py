@@ -274,14 +274,16 @@ def _extra(args: Sequence[str], env: Mapping[str, str], *, where: str) -> Iterat
 
 
 def _flag_of(arg: str) -> str:
-    """The flag without its value, and without a path inside the value: vLLM also accepts
+    """Return the flag without its value, and without a path inside the value: vLLM also accepts
     `--kv-events-config.endpoint=...`.
     """
     return arg.partition("=")[0].partition(".")[0].replace("_", "-")
 
 
 def _each_pool(profile: Profile) -> Iterator[tuple[str, Profile]]:
-    """The name of a field of each pool, and the pool's settings. Without pools, this is the whole profile."""
+    """Yield the name of a field of each pool, and the pool's settings. Without pools, this is the whole
+    profile.
+    """
     if not profile.pools:
         yield "", profile
     for pool in profile.pools:

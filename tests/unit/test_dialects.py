@@ -81,7 +81,7 @@ def test_what_contradicts_the_dialect_is_refused(tmp_path: Path, text: str, fiel
         ("dialect: istio", "{maxDestinations: 1}", "maxDestinations is 1"),
         ("dialect: agentgateway", "{maxDestinations: 4}", "so the picker names one"),
         ("", "{maxDestinations: 4}", "unknown gateway"),
-        ("dialect: nginx", "{}", "does not tell the picker the path"),
+        ("dialect: nginx", "{}", "does not show the picker the path"),
         ("dialect: gke\nworkers: 2", "{}", "InferencePool names one port"),
     ],
 )

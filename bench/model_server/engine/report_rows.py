@@ -64,7 +64,7 @@ def identical_prompts(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Fi
 
 
 def items_by_p(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
-    """The report's figure 2: like 000-7, for p from 0.1 to 1, with two answered tokens."""
+    """Return the report's figure 2: like 000-7, for p from 0.1 to 1, with two answered tokens."""
     return _items(bench, kept, repeats=repeats, say=say, row="000-figure-2", points=CURVE)
 
 

@@ -192,7 +192,9 @@ class Kept:
         return median(a / b for a, b in zip(self.series[over], self.series[under], strict=True))
 
     def ratios(self, word: str, over: str, under: str) -> Figures:
-        """The ratios within the repeats: the median under `word`, mean and extremes under their own names."""
+        """Return the ratios within the repeats: the median under `word`, mean and extremes under their own
+        names.
+        """
         ratios = [a / b for a, b in zip(self.series[over], self.series[under], strict=True)]
         return {
             word: median(ratios),

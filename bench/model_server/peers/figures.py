@@ -40,8 +40,8 @@ def whole_runs(row: Recorded, engines: Sequence[str]) -> list[Figures]:
 
 
 def first_tokens(row: Recorded, engines: Sequence[str]) -> list[Figures]:
-    """One line for each engine, of a row of `FIRST_TOKENS`: the cache does not know the first rounds, but it
-    knows the last ones.
+    """Return one line for each engine, of a row of `FIRST_TOKENS`: the cache does not know the first rounds,
+    but it knows the last ones.
     """
     ours = [_new_and_seen(one["ours with"]) for one in row.repeats]
     lines: list[Figures] = []
@@ -64,8 +64,9 @@ def first_tokens(row: Recorded, engines: Sequence[str]) -> list[Figures]:
 
 
 def served(row: Recorded) -> list[Figures]:
-    """One line for each side, of a row of `TIMED`: means over the repeats of their means and percentiles.
-    Then the figures with the cache divided by those without, as means of the ratios within the repeats.
+    """Return one line for each side, of a row of `TIMED`: means over the repeats of their means and
+    percentiles. Then the figures with the cache divided by those without, as means of the ratios within the
+    repeats.
     """
     lines: list[Figures] = []
     for engine in dict.fromkeys(name.rpartition(" ")[0] for one in row.repeats for name in one):
@@ -132,8 +133,8 @@ def _hits_seen(turn: Turn) -> float:
 
 
 def _ratios(word: str, over: Sequence[float], under: Sequence[float]) -> Figures:
-    """The median of the ratios within the repeats under `word`; their mean and extremes under their own
-    names.
+    """Return the median of the ratios within the repeats under `word`; their mean and extremes under their
+    own names.
     """
     ratios = [a / b for a, b in zip(over, under, strict=True)]
     return {

@@ -57,7 +57,7 @@ def twice(text_of: TextOf, repeat: int) -> list[Round]:
 
 
 def few_distinct(text_of: TextOf, repeat: int) -> list[Round]:
-    """One half of 003-5: 32 requests of 856 tokens over 7 distinct prompts, 16 answered tokens."""
+    """Return one half of 003-5: 32 requests of 856 tokens over 7 distinct prompts, 16 answered tokens."""
     prompts = [text_of(f"{repeat} distinct {n}", 856) for n in range(7)]
     return [Round([prompts[n % 7] for n in range(32)], 16)]
 

@@ -84,7 +84,7 @@ class Run:
     hit_share: float
 
     def row(self) -> dict[str, float]:
-        """Means and 99th percentiles, under the names of 001's tables."""
+        """Return means and 99th percentiles, under the names of 001's tables."""
         answered = sum(len(one.token_s) for one in self.served)
         found = {
             "hits": self.hit_share,

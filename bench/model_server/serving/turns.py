@@ -12,7 +12,8 @@ IN_TURNS, AT_ONCE = "in turns", "at once"
 
 
 def in_turns(args: argparse.Namespace, engine: str) -> Iterator[list[dict[str, Any]]]:
-    """The runs of each start of a server. The order changes from one repeat to the next: on, off; off, on.
+    """Yield the runs of each start of a server. The order changes from one repeat to the next: on, off; off,
+    on.
 
     So the same side often runs twice in a row, and then one start of the server is enough for both repeats.
     """
@@ -27,7 +28,7 @@ def in_turns(args: argparse.Namespace, engine: str) -> Iterator[list[dict[str, A
 
 
 def at_once(args: argparse.Namespace, engine: str) -> Iterator[list[dict[str, Any]]]:
-    """The runs of each start of all servers. Neighbours are those of the same requests.
+    """Yield the runs of each start of all servers. Neighbours are those of the same requests.
 
     Each repeat has a start of its own, in an order that turns around: of two processes that compute the same
     one can be slower by a tenth for as long as both run.

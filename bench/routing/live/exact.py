@@ -74,7 +74,7 @@ class Case:
 
 
 async def _sources(servers: Sequence[ModelServer], session: aiohttp.ClientSession) -> list[dict[str, str]]:
-    """The entries of an endpoints file, with the address of each server's events."""
+    """Return the entries of an endpoints file, with the address of each server's events."""
     entries = []
     for server in servers:
         async with session.get(f"{server.url}/kv_event_sources") as response:

@@ -22,7 +22,7 @@ Rows = Mapping[str, Mapping[Side, Sequence[Row]]]
 
 
 def is_late(result: Result) -> bool:
-    """Whether a live run says nothing, because its generator had no core when it needed one."""
+    """Return whether a live run says nothing, because its generator had no core when it needed one."""
     lateness = result.lateness
     return lateness is not None and max(lateness.sent_p99_s, lateness.loop_p99_s) > LATE_S
 
@@ -61,7 +61,7 @@ def agreeing(one: Sequence[float], other: Sequence[float], *, apart: float) -> t
 
 
 def table(rows: Rows) -> str:
-    """The table of one workload. The best live mean comes first."""
+    """Return the table of one workload. The best live mean comes first."""
     lines = [
         (
             "| rule | TTFT mean s, live (spread) | simulated | TTFT p90 s, live | simulated | TPOT p90 ms, live | simulated "
@@ -80,7 +80,7 @@ def table(rows: Rows) -> str:
 
 
 def ranks(by_workload: Mapping[str, Rows]) -> str:
-    """How alike both sides rank the rules of each workload."""
+    """Return how alike both sides rank the rules of each workload."""
     lines = [
         (
             "| workload | rules | repeats | tau of mean TTFT | of p90 | of hits "
@@ -140,12 +140,12 @@ def replicas(results: Sequence[Result]) -> str:
 
 
 def _alone(rule: str) -> str:
-    """The rule's name if it runs in one picker."""
+    """Return the rule's name if it runs in one picker."""
     return rule.partition("*")[0].partition("/")[0]
 
 
 def kept_up(results: Sequence[Result]) -> str:
-    """Whether the machine was too busy for the runs."""
+    """Return whether the machine was too busy for the runs."""
     seen = [result.lateness for result in results if result.lateness is not None]
     if not seen:
         return ""
@@ -172,7 +172,7 @@ def kept_up(results: Sequence[Result]) -> str:
 
 
 def report(all_results: Sequence[Result], *, late: bool = False) -> str:
-    """The report, of the runs whose generator was in time. `late`: of all runs."""
+    """Return the report, of the runs whose generator was in time. `late`: of all runs."""
     results = [result for result in all_results if late or not is_late(result)]
     left_out = len(all_results) - len(results)
     by_workload = rows_of(results)

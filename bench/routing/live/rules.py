@@ -67,7 +67,7 @@ def product_of(name: str) -> Product | None:
 
 
 def simulated_router(name: str, *, seed: int, adapters: frozenset[str]) -> Router:
-    """The product's own picker, or the benchmark's rule. ValueError: there is no such rule."""
+    """Return the product's own picker, or the benchmark's rule. ValueError: there is no such rule."""
     product = product_of(name)
     if product is None:
         return router_of(name, shape=SHAPE, seed=seed, adapters=adapters)

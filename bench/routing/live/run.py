@@ -94,7 +94,7 @@ class Case:
 
 
 def simulate(case: Case) -> Result:
-    """The same run on the virtual clock, in a second or less."""
+    """Make the same run on the virtual clock, in a second or less."""
     product = product_of(case.rule)
     plan = FleetPlan(
         shape=SHAPE,
@@ -112,8 +112,8 @@ def simulate(case: Case) -> Result:
 async def live(
     case: Case, *, servers: Sequence[ModelServer], session: aiohttp.ClientSession, directory: Path
 ) -> Result:
-    """A run on running model servers, whose caches are emptied first. All other processes are started for
-    this run only, in `directory`.
+    """Make a run on running model servers, whose caches are emptied first. All other processes are started
+    for this run only, in `directory`.
     """
     for server in servers:
         await server.forget_prefixes(session)
@@ -200,8 +200,8 @@ async def name_servers(sent: Sent, envoy: EnvoyProcess) -> None:
 
 
 def outcome_of(sent: Sent, *, servers: int = NUM_SERVERS) -> Outcome:
-    """The result in the simulator's terms. Values that only a server knows (adapter loads, preemptions) stay
-    0.
+    """Return the result in the simulator's terms. Values that only a server knows (adapter loads,
+    preemptions) stay 0.
     """
     seen = [record for record in sent.records if record.num_cached_tokens is not None]
     return Outcome(
@@ -216,7 +216,7 @@ def outcome_of(sent: Sent, *, servers: int = NUM_SERVERS) -> Outcome:
 
 
 def load_cov(records: Sequence[Record], *, until_s: float, servers: int = NUM_SERVERS) -> float:
-    """The coefficient of variation of the requests inside the servers, for each second, averaged; the
+    """Return the coefficient of variation of the requests inside the servers, for each second, averaged; the
     simulated fleet computes it in the same way.
     """
     names = sorted({record.server for record in records if record.server})

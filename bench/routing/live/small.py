@@ -73,7 +73,7 @@ class Small:
 
 
 def server_flags(*, num_blocks: int = SHAPE.num_blocks) -> list[str]:
-    """The flags that give a model server this shape."""
+    """Return the flags that give a model server this shape."""
     limits, costs = SHAPE.limits, SHAPE.costs
     flags: Mapping[str, object] = {
         "block-size": SHAPE.block_tokens,

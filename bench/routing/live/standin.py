@@ -43,8 +43,8 @@ class StandIn:
         router.set_servers(list(addresses), restarted="", now=0.0)
 
     def destination(self, exchange: Exchange) -> str:
-        """The answer to Envoy. If Envoy sends a request again after a failure, the request goes where its
-        fallback says.
+        """Return the answer to Envoy. If Envoy sends a request again after a failure, the request goes where
+        its fallback says.
         """
         request = self._waiting.pop(exchange.headers[REQUEST_ID], None)
         if request is None:
@@ -77,7 +77,7 @@ class StandIn:
 
 
 def snapshot_of(page: EndpointMetrics) -> Snapshot:
-    """The page in the simulator's terms. Values that a server does not state are 0."""
+    """Return the page in the simulator's terms. Values that a server does not state are 0."""
     return Snapshot(
         taken_s=page.scraped_at,
         running=page.running or 0,

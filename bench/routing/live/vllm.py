@@ -109,8 +109,8 @@ async def one_run(
     session: aiohttp.ClientSession,
     directory: Path,
 ) -> VllmRun:
-    """One live run, then the simulated one. The processes that it starts, except the servers, are its own, in
-    `directory`.
+    """Make one live run, then the simulated one. The processes that it starts, except the servers, are its
+    own, in `directory`.
     """
     await vllm_fleet.forget(session, servers)
     before = await _pages(session, servers)
@@ -149,7 +149,7 @@ async def one_run(
 
 
 def simulated(rule: str, *, setting: Setting, seed: int, seconds: float, speed: Speed) -> Row:
-    """The row of the same conversations on simulated engines."""
+    """Return the row of the same conversations on simulated engines."""
     fleet = Fleet(
         FleetPlan(shape=setting.shape(speed), num_servers=setting.servers, horizon_s=seconds + _GRACE_S),
         router=simulated_router(rule, seed=seed, adapters=frozenset()),

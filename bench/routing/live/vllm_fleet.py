@@ -183,7 +183,7 @@ class _Timed:
 
 
 def completion(prompt: str, *, answer_tokens: int) -> dict[str, Any]:
-    """The body of a request. The answer has exactly this many tokens."""
+    """Return the body of a request. The answer has exactly this many tokens."""
     return {
         "model": MODEL_NAME,
         "prompt": prompt,

@@ -60,7 +60,9 @@ def report(runs: Sequence[VllmRun]) -> str:
 
 
 def rules(by_rule: dict[str, list[VllmRun]]) -> str:
-    """One line for each rule, the best mean first. Means are over the seeds that all rules have run."""
+    """Return one line for each rule, the best mean first. Means are over the seeds that all rules have
+    run.
+    """
     lines = [
         (
             "| rule | seeds | TTFT mean s (spread) | paced, tokens | simulated | p50 | p90 | p99 | TPOT p90 ms | hits, counted by the servers "
@@ -81,8 +83,8 @@ def rules(by_rule: dict[str, list[VllmRun]]) -> str:
 
 
 def paced(run: VllmRun) -> float:
-    """The mean TTFT in prompt tokens: how many tokens a server computed in that time, by its own counters in
-    the same run.
+    """Return the mean TTFT in prompt tokens: how many tokens a server computed in that time, by its own
+    counters in the same run.
 
     On a machine with other work, servers are several times as fast in one run as in the next. Seconds then
     compare the states of the machine; this number compares rules.
@@ -92,7 +94,7 @@ def paced(run: VllmRun) -> float:
 
 
 def order(by_rule: dict[str, list[VllmRun]]) -> str:
-    """The pairs of rules that the simulator puts in the other order."""
+    """Return the pairs of rules that the simulator puts in the other order."""
     apart, wrong = 0, []
     for one, other in combinations(by_rule, 2):
         sims = [fmean(r.simulated.ttft_mean_s for r in by_rule[name]) for name in (one, other)]
@@ -111,7 +113,7 @@ def order(by_rule: dict[str, list[VllmRun]]) -> str:
 
 
 def beliefs(runs: Sequence[VllmRun]) -> str:
-    """Means over servers and runs. Brackets have the least and the most."""
+    """Return means over servers and runs. Brackets have the least and the most."""
     pairs = [
         ("prefill rate, tokens/s", _flat(r.true_prefill_tokens_per_s for r in runs), "prefill_tokens_per_s"),
         ("cache, tokens", [float(r.true_cache_tokens) for r in runs], "table_tokens"),
