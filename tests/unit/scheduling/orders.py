@@ -1,0 +1,48 @@
+"""The order in which a rule puts servers, for the tests of rules."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from epp.config.policy import PolicySpec, RuleName
+from epp.config.routing import Cost, Lora
+from epp.scheduling.demand import Earlier
+from epp.scheduling.rules import RULES, Rule
+from tests.unit.scheduling.snapshots import Seen, weighed
+
+SPEC = PolicySpec(
+    cost=Cost(uncached_token_weight=1.0, stalled_request_weight=0.15, running_request_tokens=50.0),
+    lora=Lora(load_seconds=0.5),
+)
+
+
+def rule_of(name: RuleName, *, seed: int = 0) -> Rule:
+    return RULES[name](SPEC, random.Random(seed))
+
+
+def order(
+    rule: Rule,
+    seen: list[Seen],
+    *,
+    prompt: int = 1000,
+    session: str = "",
+    beginning: int = 0,
+    adapter: str = "",
+    earlier: Earlier | None = None,
+) -> list[str]:
+    ranked = rule.rank(
+        weighed(
+            seen,
+            prompt=prompt,
+            session=session,
+            beginning=beginning,
+            adapter=adapter,
+            earlier=earlier,
+        )
+    )
+    return [seen[place].name for place in ranked.places]
+
+
+def firsts(rule: Rule, seen: list[Seen], *, times: int = 400) -> Counter[str]:
+    return Counter(order(rule, seen)[0] for _ in range(times))

@@ -1,0 +1,220 @@
+"""What each rule but the least-cost rule prefers, and how the best few of many are found."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epp.scheduling.rules import MOST, fewest
+from tests.unit.scheduling.orders import firsts, order, rule_of
+from tests.unit.scheduling.snapshots import Seen, weighed
+
+# -- affinity ------------------------------------------------------------------------------------------------
+
+
+def test_affinity_takes_the_longest_match_whatever_the_load() -> None:
+    rule = rule_of("affinity")
+    seen = [Seen("idle", cached=100), Seen("busy", cached=200, in_flight=90)]
+    assert order(rule, seen) == ["busy", "idle"]
+
+
+def test_affinity_looks_for_the_adapter_first_then_for_a_free_slot_then_for_the_prefix() -> None:
+    seen = [Seen("match", cached=900), Seen("slot", free_slot=True), Seen("holder", has_adapter=True)]
+    assert order(rule_of("affinity"), seen, adapter="x") == ["holder", "slot", "match"]
+
+
+def test_affinity_without_a_match_takes_the_least_load() -> None:
+    ranked = rule_of("affinity").rank(weighed([Seen("a", in_flight=2), Seen("b", in_flight=1)]))
+    assert (ranked.places, ranked.reason) == ([1, 0], "load")
+
+
+# -- round robin ---------------------------------------------------------------------------------------------
+
+
+def test_round_robin_gives_each_its_turn_and_the_next_as_fallback() -> None:
+    rule = rule_of("round-robin")
+    seen = [Seen(n) for n in "cab"]
+    assert [order(rule, seen) for _ in range(4)] == [
+        ["a", "b", "c"],
+        ["b", "c", "a"],
+        ["c", "a", "b"],
+        ["a", "b", "c"],
+    ]
+
+
+@given(st.lists(st.sampled_from("abcdef"), max_size=40))
+def test_round_robin_stays_fair_while_endpoints_come_and_go(toggles: list[str]) -> None:
+    """An endpoint that is there all the time is served exactly once in each round."""
+    rule, members = rule_of("round-robin"), {"m", "n"}
+    picks: list[str] = []
+    for toggled in ["", *toggles]:
+        members ^= {toggled} - {""}
+        picks.append(order(rule, [Seen(n) for n in members])[0])
+    for steady in "mn":
+        turns = [i for i, name in enumerate(picks) if name == steady]
+        other = "n" if steady == "m" else "m"
+        for first, second in pairwise(turns):
+            assert other in picks[first + 1 : second]
+
+
+# -- power of two, least load, session -----------------------------------------------------------------------
+
+
+def test_least_load_takes_the_fewest_in_flight() -> None:
+    assert order(
+        rule_of("least-load"), [Seen(n, in_flight=i) for n, i in zip("abc", (3, 1, 2), strict=True)]
+    ) == [
+        "b",
+        "c",
+        "a",
+    ]
+
+
+def test_power_of_two_never_takes_the_most_loaded_but_does_take_the_second() -> None:
+    seen = [Seen(n, in_flight=i) for i, n in enumerate("abcd")]
+    counts = firsts(rule_of("power-of-two"), seen, times=1200)
+    assert counts["d"] == 0
+    # Endpoint a is in three of the six pairs. b is the better one of two pairs, and c of one.
+    assert 500 < counts["a"] < 700
+    assert 300 < counts["b"] < 500
+    assert 120 < counts["c"] < 280
+
+
+def test_power_of_two_falls_back_on_the_other_of_the_two() -> None:
+    seen = [Seen(n, in_flight=i) for i, n in enumerate("abcd")]
+    rule = rule_of("power-of-two")
+    for _ in range(50):
+        first, second, *_ = rule.rank(weighed(seen)).places
+        assert seen[first].in_flight < seen[second].in_flight
+
+
+NAMES = [f"pod-{i}" for i in range(10)]
+
+
+def sessions_to(names: list[str], *, sessions: int = 500) -> dict[str, str]:
+    rule, seen = rule_of("session"), [Seen(n) for n in names]
+    return {f"s{i}": order(rule, seen, session=f"s{i}")[0] for i in range(sessions)}
+
+
+def test_a_session_keeps_its_endpoint_whatever_the_load_and_the_order_of_the_list() -> None:
+    rule = rule_of("session")
+    chosen = {
+        order(rule, [Seen(n, in_flight=i * k) for i, n in enumerate(names)], session="me")[0]
+        for k, names in enumerate([NAMES, NAMES[::-1], sorted(NAMES)])
+    }
+    assert len(chosen) == 1
+
+
+def test_an_endpoint_that_leaves_moves_only_its_own_sessions() -> None:
+    before, after = sessions_to(NAMES), sessions_to(NAMES[1:])
+    moved = {s for s in before if before[s] != after[s]}
+    assert moved == {s for s in before if before[s] == NAMES[0]}
+    assert len({after[s] for s in moved}) > 4  # these spread over the other endpoints
+
+
+def test_an_endpoint_that_joins_takes_its_share_and_moves_nothing_else() -> None:
+    before, after = sessions_to(NAMES[1:]), sessions_to(NAMES)
+    moved = [s for s in before if before[s] != after[s]]
+    assert all(after[s] == NAMES[0] for s in moved)
+    assert 20 < len(moved) < 100  # 50 on average
+
+
+def test_sessions_spread_over_all_endpoints() -> None:
+    counts = Counter(sessions_to(NAMES).values())
+    assert set(counts) == set(NAMES)
+    assert max(counts.values()) < 100
+
+
+def test_a_request_without_a_session_goes_by_load() -> None:
+    ranked = rule_of("session").rank(weighed([Seen("a", in_flight=1), Seen("b")]))
+    assert (ranked.places, ranked.reason) == ([1, 0], "load")
+
+
+# -- many candidates -----------------------------------------------------------------------------------------
+
+
+@given(
+    keys=st.lists(st.integers(0, 5), min_size=1, max_size=60),
+    seed=st.integers(0, 1000),
+)
+def test_the_fewest_are_those_that_a_whole_sort_puts_first(keys: list[int], seed: int) -> None:
+    places = fewest(np.array(keys, dtype=float), random.Random(seed))
+    assert len(set(places)) == len(places) == min(len(keys), MOST)
+    assert [keys[place] for place in places] == sorted(keys)[:MOST]
+
+
+def test_among_many_equals_each_may_be_first_and_each_may_be_second() -> None:
+    rng, key = random.Random(0), np.zeros(40)
+    orders = [fewest(key, rng) for _ in range(400)]
+    assert {order[0] for order in orders} == {order[1] for order in orders} == set(range(40))
+
+
+def test_without_chance_equals_keep_their_order() -> None:
+    assert fewest(np.zeros(40), None) == list(range(MOST))
+
+
+# -- prefix-hash ---------------------------------------------------------------------------------------------
+
+
+def keys(count: int = 500) -> list[int]:
+    rng = random.Random(5)
+    return [rng.randrange(1, 2**64) for _ in range(count)]
+
+
+def owners(names: list[str], *, in_flight: int = 0) -> dict[int, str]:
+    rule, seen = rule_of("prefix-hash"), [Seen(n, in_flight=in_flight) for n in names]
+    return {key: order(rule, seen, beginning=key)[0] for key in keys()}
+
+
+def test_equal_beginnings_have_one_owner_in_every_picker_whatever_the_order_of_its_list() -> None:
+    assert owners(NAMES) == owners(NAMES[::-1]) == owners(NAMES, in_flight=30)
+
+
+def test_owners_are_as_good_as_evenly_spread_and_only_those_of_a_lost_endpoint_change() -> None:
+    before, after = owners(NAMES), owners(NAMES[1:])
+    counts = Counter(before.values())
+    assert set(counts) == set(NAMES)
+    assert max(counts.values()) < 100
+    assert {key for key in before if before[key] != after[key]} == {
+        key for key in before if before[key] == NAMES[0]
+    }
+
+
+def test_an_owner_at_its_bound_passes_requests_on_to_the_keys_next_endpoint() -> None:
+    rule, key = rule_of("prefix-hash"), keys()[0]
+    idle = order(rule, [Seen(n) for n in NAMES], beginning=key)
+
+    def with_load(owners: int) -> list[str]:
+        return order(rule, [Seen(n, in_flight=owners if n == idle[0] else 8) for n in NAMES], beginning=key)
+
+    # The bound is 1.25 times the mean, rounded up:
+    # 11 where the owner has 10 and each other 8, and 11 where it has 11.
+    assert with_load(10) == idle
+    assert with_load(11) == [*idle[1:], idle[0]]
+
+
+@given(load=st.lists(st.integers(0, 200), min_size=1, max_size=12), key=st.integers(1, 2**64 - 1))
+def test_no_endpoint_gets_more_than_its_bound_while_another_is_under_its_own(
+    load: list[int], key: int
+) -> None:
+    seen = [Seen(f"e{i}", in_flight=n) for i, n in enumerate(load)]
+    first = order(rule_of("prefix-hash"), seen, beginning=key)[0]
+    had = dict(zip([s.name for s in seen], load, strict=True))[first]
+    assert had < max(4, 1.25 * (sum(load) + 1) / len(load) + 1)
+
+
+def test_an_endpoint_with_few_requests_takes_all_of_its_own() -> None:
+    rule, key = rule_of("prefix-hash"), keys()[0]
+    owner = order(rule, [Seen(n) for n in NAMES], beginning=key)[0]
+    for in_flight, kept in ((3, True), (4, False)):
+        seen = [Seen(n, in_flight=in_flight if n == owner else 0) for n in NAMES]
+        assert (order(rule, seen, beginning=key)[0] == owner) is kept
+
+
+def test_a_prompt_without_a_full_chunk_goes_by_load() -> None:
+    assert order(rule_of("prefix-hash"), [Seen("busy", in_flight=1), Seen("idle")]) == ["idle", "busy"]
