@@ -43,7 +43,8 @@ from epp.extproc.events import (
 from epp.extproc.phases import DECIDED, FOLLOWS, Phase, ResponsePhase
 from epp.extproc.reading import RESERVED, Body, RequestHead, passed_on, pieces
 from epp.extproc.response import PickerPort, ResponseHalf, StreamSettings
-from epp.extproc.waiting import GatePort, Waiting
+from epp.extproc.waiting import Waiting
+from epp.gate import Gate
 from epp.picker_events import Pick
 from epp.types import InferenceRequest
 
@@ -69,7 +70,7 @@ class HttpStream:
         new_request_id: Callable[[], str],
         timer: Callable[[], float],
         unread: bool = False,
-        gate: GatePort | None = None,
+        gate: Gate | None = None,
         deliver: Callable[[Sequence[Action]], None] | None = None,
         trace: str = "",
     ) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Protocol
 
 from epp.config.dialects import WAIT_SHARE
 from epp.config.flow import Flow
@@ -22,29 +21,9 @@ from epp.decision import PickRequest
 from epp.errors import PickError
 from epp.extproc.events import Action, Delay, Modes, Slot
 from epp.extproc.response import StreamSettings
-from epp.gate import Claim
+from epp.gate import Claim, Gate
 from epp.model_queue import WaitingRequest
 from epp.picker_events import Pick
-
-
-class GatePort(Protocol):
-    """The methods of `epp.gate.Gate` that a stream calls."""
-
-    @property
-    def on(self) -> bool: ...
-    @property
-    def read(self) -> Flow | None: ...
-    def offer(
-        self,
-        request: PickRequest,
-        claim: Claim,
-        decided: Callable[[Pick | PickError, float], None],
-        *,
-        size_bytes: int,
-        longest_s: float,
-        now: float,
-    ) -> Pick | WaitingRequest: ...
-    def leave(self, waiting: WaitingRequest) -> None: ...
 
 
 class Waiting:
@@ -52,7 +31,7 @@ class Waiting:
 
     __slots__ = ("_after", "_gate", "_held", "_settings", "_slot")
 
-    def __init__(self, gate: GatePort, settings: StreamSettings) -> None:
+    def __init__(self, gate: Gate, settings: StreamSettings) -> None:
         self._gate = gate
         self._settings = settings
         self._held: WaitingRequest | None = None
