@@ -145,7 +145,7 @@ class Picker:
         before = {state.endpoint.name: state.endpoint for state in self.fleet.states()}
         change = self.fleet.set_endpoints(endpoints, now=now, pools=pools)
         for name in change.removed:
-            self.caches.forget_server(name)
+            self.caches.reported.forget_server(name)
             if not self._recently_left.leave(before[name], now=now):
                 self.table.drop_endpoint(name)
         for name in change.restarted:
@@ -234,10 +234,10 @@ class Picker:
 
     def take_in(self, findings: Sequence[KvReport]) -> None:
         """Correct the table by the servers' own events about their caches."""
-        for name in self.caches.take_in(findings):
+        for name in self.caches.reported.take_in(findings, self.table):
             state = self.fleet.get(name)
             if state is None:
-                self.caches.forget_server(name)
+                self.caches.reported.forget_server(name)
             else:
                 self.caches.fit(state)
 
@@ -246,7 +246,7 @@ class Picker:
         """Corrections by exact mode so far: chains added because servers hold them, and entries removed
         because servers do not.
         """
-        return self.caches.corrected
+        return self.caches.reported.corrected
 
     def left_out(self, *, now: float) -> Mapping[EndpointState, str]:
         """Servers that get only trial requests, and why."""

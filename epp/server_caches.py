@@ -19,7 +19,7 @@ from epp.endpoints.learned import CacheSize, Learned, TokenEstimate
 from epp.endpoints.served_models import forget_models
 from epp.endpoints.state import EndpointState
 from epp.prefix_index.hashing import ChunkSchedule, Roots, continued_chain, hash_chain
-from epp.prefix_index.kv_reports import UNDER_WAY_S, ChainReport, KvReport, LookupReport, ServerReport, Tier
+from epp.prefix_index.reported import ReportedCaches
 from epp.prefix_index.secret import HashSecret
 from epp.prefix_index.table import PrefixTable, Recorded
 from epp.request.canonical import OPAQUE
@@ -103,12 +103,8 @@ class ServerCaches:
         self._slots = Slots((), {})
         self.nothing: Floats = NO_SERVERS
         """The `cached_tokens` of a prompt that no server holds any part of. No code writes to this array."""
-        self._known_bytes: dict[EndpointName, int] = {}
-        """For servers whose events are followed: the bytes that they hold by their own events."""
-        self.slower: dict[EndpointName, dict[ChunkHash, Tier]] = {}
-        """Chunks that a server holds, but not in its first tier."""
-        self.corrected: dict[str, int] = {"credited": 0, "forgotten": 0}
-        """Chains added because servers hold them, and entries removed because servers do not."""
+        self.reported = ReportedCaches()
+        """What servers say of their caches in exact mode."""
 
     def apply(self, spec: PolicySpec, states: Iterable[EndpointState]) -> bool:
         """Use another policy. False: prompts are cut differently now, and the table starts empty."""
@@ -134,7 +130,7 @@ class ServerCaches:
     def _restart_table(self, states: Iterable[EndpointState]) -> None:
         self.roots = Roots(self.schedule, secret=self._secret.key)
         self.table = self._new_table()
-        self.slower.clear()
+        self.reported.slower.clear()
         for state in states:
             self.add(state)
 
@@ -170,73 +166,6 @@ class ServerCaches:
         self._learn_size(state, after, now=now)
         self.fit(state)
 
-    # -- what servers say of themselves ----------------------------------------------------------------------
-
-    def take_in(self, findings: Iterable[KvReport]) -> set[EndpointName]:
-        """Correct the table by the servers' own events. Returns the servers whose mirrors may need a new
-        size.
-        """
-        accounts = set()
-        for finding in findings:
-            match finding:
-                case ChainReport():
-                    self._correct(finding.server, finding.chain, finding.held, at=finding.at)
-                case LookupReport():
-                    self._check(finding)
-                case ServerReport():
-                    self._account(finding)
-                    accounts.add(finding.server)
-        return accounts
-
-    def forget_server(self, name: EndpointName) -> None:
-        """The server left, or its own reports are no longer valid."""
-        self._known_bytes.pop(name, None)
-        self.slower.pop(name, None)
-
-    def worth_bytes(self, name: EndpointName, chain: Sequence[ChunkHash], chunks: int) -> float:
-        """Value of a chain's first chunks in bytes of the first tier. Slower chunks count in part."""
-        slower, schedule = self.slower.get(name), self.schedule
-        whole = float(schedule.end_bytes(chunks))
-        if not slower:
-            return whole
-        share, end_bytes = self._spec.tiers.shares, schedule.end_bytes
-        for n in range(chunks):
-            tier = slower.get(chain[n])
-            if tier is not None:
-                whole -= (1.0 - share[tier]) * (end_bytes(n + 1) - end_bytes(n))
-        return whole
-
-    def _correct(self, name: EndpointName, chain: Sequence[ChunkHash], held: int, *, at: float) -> None:
-        if held < len(chain):
-            self.corrected["forgotten"] += self.table.forget(name, chain, keep=held, as_of=at)
-        else:
-            self.corrected["credited"] += self.table.credit(name, chain, now=at)
-
-    def _check(self, checked: LookupReport) -> None:
-        chain, believed = checked.chain, self.table.match(checked.chain)
-        for name, held in checked.held.items():
-            if held > believed.get(name, 0):
-                self._correct(name, chain[:held], held, at=checked.at)
-        for name, chunks in believed.items():
-            held = max(checked.held.get(name, 0), checked.from_chunk)
-            if name in checked.sure and held < min(chunks, checked.to_chunk):
-                self._correct(name, chain, held, at=checked.at - UNDER_WAY_S)
-
-    def _account(self, account: ServerReport) -> None:
-        name = account.server
-        if not account.live:
-            self.forget_server(name)
-            return
-        self._known_bytes[name] = account.known_bytes
-        slower = self.slower.setdefault(name, {})
-        for chunk, tier in account.moved.items():
-            if tier is Tier.GPU:
-                slower.pop(chunk, None)
-            else:
-                slower[chunk] = tier
-        if not slower:
-            del self.slower[name]
-
     # -- prompts ---------------------------------------------------------------------------------------------
 
     def beginning(self, prompt: Prompt) -> int:
@@ -269,7 +198,7 @@ class ServerCaches:
         tokens_per_byte = prompt.tokens / max(1, prompt.size.text_bytes)
         for mask, chunks in found:
             slots = self._slots.of(mask)
-            if self.slower:
+            if self.reported.slower:
                 self._fill_by_tier(cached, slots, prompt, chunks, block_tokens)
                 continue
             tokens = _most_cached(self.schedule.end_bytes(chunks) * tokens_per_byte, prompt)
@@ -282,8 +211,10 @@ class ServerCaches:
     ) -> None:
         """`cached_tokens` of servers that may hold a part of their chunks in a slower tier."""
         tokens_per_byte = prompt.tokens / max(1, prompt.size.text_bytes)
+        shares = self._spec.tiers.shares
         for slot in np.atleast_1d(slots).tolist():
-            worth_bytes = self.worth_bytes(self._slots.name(slot), prompt.chain, chunks)
+            name, held = self._slots.name(slot), prompt.chain[:chunks]
+            worth_bytes = self.reported.worth_bytes(name, held, schedule=self.schedule, shares=shares)
             block = block_tokens[slot]
             cached[slot] = _most_cached(worth_bytes * tokens_per_byte, prompt) // block * block
 
@@ -363,7 +294,7 @@ class ServerCaches:
         """Return the capacity of the server's mirror. It has room for everything that the server says it
         holds, since a guess must not evict that.
         """
-        return max(self._assumed_bytes(state), self._known_bytes.get(state.endpoint.name, 0))
+        return max(self._assumed_bytes(state), self.reported.known_bytes.get(state.endpoint.name, 0))
 
     def _assumed_bytes(self, state: EndpointState) -> int:
         stated = state.metrics.capacity_tokens if state.metrics else None
@@ -374,7 +305,7 @@ class ServerCaches:
 
     def _outgrown(self, state: EndpointState) -> bool:
         """Return whether the server says that it holds more than the assumed size of its cache."""
-        return self._known_bytes.get(state.endpoint.name, 0) > self._assumed_bytes(state)
+        return self.reported.known_bytes.get(state.endpoint.name, 0) > self._assumed_bytes(state)
 
 
 def _most_cached(held_tokens: float, prompt: Prompt) -> int:

@@ -111,7 +111,7 @@ class KnowledgeMachine(RuleBasedStateMachine):
 
     @rule()
     def findings_are_taken_in(self) -> None:
-        self.mirrors.take_in(self.knowledge.findings(now=self.tick()))
+        self.mirrors.reported.take_in(self.knowledge.findings(now=self.tick()), self.mirrors.table)
         matches = {prompt: self.mirrors.table.match(chain) for prompt, chain in self.mapped.items()}
         for prompt, chain in self.mapped.items():
             for name in SERVERS:
@@ -121,10 +121,10 @@ class KnowledgeMachine(RuleBasedStateMachine):
                     assert believed > held
                     awaited = self.knowledge.servers[name].pending
                     assert any(node.chunk == chain[held] for node in awaited._chunks)
-                expected = self.worth(name, chain, prompt)
-                assert self.mirrors.worth_bytes(name, chain, self.held_chunks(name, prompt)) == pytest.approx(
-                    expected
+                worth_bytes = self.mirrors.reported.worth_bytes(
+                    name, chain[:held], schedule=self.mirrors.schedule, shares=SPEC.tiers.shares
                 )
+                assert worth_bytes == pytest.approx(self.worth(name, chain, prompt))
 
     def tier_of(self, name: EndpointName, block: BlockName) -> Tier | None:
         return next((tier for tier in Tier if self.copies[name][tier][block] > 0), None)
@@ -187,7 +187,7 @@ class BoundedMachine(KnowledgeMachine):
     @rule(name=servers)
     def findings_are_taken_in(self, name: EndpointName = SERVERS[0]) -> None:
         self.now += 2 * UNDER_WAY_S
-        self.mirrors.take_in(self.knowledge.findings(now=self.now))
+        self.mirrors.reported.take_in(self.knowledge.findings(now=self.now), self.mirrors.table)
         assert len(self.knowledge) <= 5
         self.knowledge.forget(name)
 

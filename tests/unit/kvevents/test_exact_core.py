@@ -67,9 +67,13 @@ class Fleet:
 
     def held(self, tokens: Sequence[int], *, later_s: int = 0) -> dict[EndpointName, int]:
         self.clock = itertools.count(next(self.clock) + later_s)
-        self.mirrors.take_in(self.exact.findings(now=next(self.clock)))
+        self.mirrors.reported.take_in(self.exact.findings(now=next(self.clock)), self.mirrors.table)
         self.exact.check_integrity()
         return self.mirrors.table.match(self.chain(tokens))
+
+    def worth_bytes(self, name: EndpointName, chain: Sequence[ChunkHash]) -> float:
+        shares = PolicySpec().tiers.shares
+        return self.mirrors.reported.worth_bytes(name, chain, schedule=SCHEDULE, shares=shares)
 
 
 def prompt_of(seed: int, *, blocks: int = 40) -> list[int]:
@@ -258,17 +262,17 @@ def test_a_chunk_in_a_slower_tier_is_worth_its_share_and_all_of_it_once_it_is_ba
     fleet.tell(A, stored(tokens), stored(tokens, medium="CPU"))
     fleet.route(A, tokens)
     assert fleet.held(tokens) == {A: len(chain)}
-    assert fleet.mirrors.worth_bytes(A, chain, len(chain)) == whole
+    assert fleet.worth_bytes(A, chain) == whole
     fleet.tell(A, removed(tokens, first=20))  # half of the prompt is only on the CPU
     assert fleet.held(tokens) == {A: len(chain)}
-    assert fleet.mirrors.worth_bytes(A, chain, len(chain)) == pytest.approx(whole * (1 + 0.9) / 2)
+    assert fleet.worth_bytes(A, chain) == pytest.approx(whole * (1 + 0.9) / 2)
     fleet.tell(A, stored(tokens, medium="STORAGE"), removed(tokens, medium="CPU"))
     fleet.held(tokens)
-    assert fleet.mirrors.worth_bytes(A, chain, len(chain)) == pytest.approx(whole * (1 + 0.5) / 2)
+    assert fleet.worth_bytes(A, chain) == pytest.approx(whole * (1 + 0.5) / 2)
     fleet.tell(A, removed(tokens), removed(tokens, medium="STORAGE"), stored(tokens))
     assert fleet.held(tokens) == {A: len(chain)}
-    assert fleet.mirrors.worth_bytes(A, chain, len(chain)) == whole
-    assert fleet.mirrors.slower == {}
+    assert fleet.worth_bytes(A, chain) == whole
+    assert fleet.mirrors.reported.slower == {}
 
 
 def test_a_dropped_server_takes_its_model_with_it() -> None:

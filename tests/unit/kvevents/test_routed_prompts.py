@@ -104,4 +104,4 @@ def test_an_account_of_a_server_that_left_is_dropped() -> None:
     picker = a_picker(None)
     picker.set_endpoints([B], now=1.0)
     picker.take_in([ServerReport(server=A.name, live=True, known_bytes=5)])
-    assert A.name not in picker.caches._known_bytes
+    assert A.name not in picker.caches.reported.known_bytes

@@ -1,0 +1,99 @@
+"""What servers say of their own caches: corrects the prefix table by it, and remembers what the table does
+not hold, namely how much each server holds, and which chunks are in its slower tiers.
+
+Only exact mode makes such reports, so without it all of this is empty. Owned by `server_caches`, synchronous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from epp.prefix_index.hashing import ChunkSchedule
+from epp.prefix_index.kv_reports import UNDER_WAY_S, ChainReport, KvReport, LookupReport, ServerReport, Tier
+from epp.prefix_index.table import PrefixTable
+from epp.types import ChunkHash, EndpointName
+
+
+class ReportedCaches:
+    def __init__(self) -> None:
+        self.known_bytes: dict[EndpointName, int] = {}
+        """For servers whose events are followed: the bytes that they hold by their own events."""
+        self.slower: dict[EndpointName, dict[ChunkHash, Tier]] = {}
+        """Chunks that a server holds, but not in its first tier."""
+        self.corrected: dict[str, int] = {"credited": 0, "forgotten": 0}
+        """Chains added because servers hold them, and entries removed because servers do not."""
+
+    def take_in(self, findings: Iterable[KvReport], table: PrefixTable) -> set[EndpointName]:
+        """Correct the table by the servers' own events. Returns the servers whose mirrors may need a new
+        size.
+        """
+        accounts = set()
+        for finding in findings:
+            match finding:
+                case ChainReport():
+                    self._correct(table, finding.server, finding.chain, finding.held, at=finding.at)
+                case LookupReport():
+                    self._check(table, finding)
+                case ServerReport():
+                    self._account(finding)
+                    accounts.add(finding.server)
+        return accounts
+
+    def forget_server(self, name: EndpointName) -> None:
+        """The server left, or its own reports are no longer valid."""
+        self.known_bytes.pop(name, None)
+        self.slower.pop(name, None)
+
+    def worth_bytes(
+        self,
+        name: EndpointName,
+        held: Sequence[ChunkHash],
+        *,
+        schedule: ChunkSchedule,
+        shares: Sequence[float],
+    ) -> float:
+        """Value of the first chunks of a chain in bytes of the first tier. Slower chunks count in part.
+        shares: the value of a byte in each tier.
+        """
+        slower, end_bytes = self.slower.get(name), schedule.end_bytes
+        whole = float(end_bytes(len(held)))
+        if not slower:
+            return whole
+        for n, chunk in enumerate(held):
+            tier = slower.get(chunk)
+            if tier is not None:
+                whole -= (1.0 - shares[tier]) * (end_bytes(n + 1) - end_bytes(n))
+        return whole
+
+    def _correct(
+        self, table: PrefixTable, name: EndpointName, chain: Sequence[ChunkHash], held: int, *, at: float
+    ) -> None:
+        if held < len(chain):
+            self.corrected["forgotten"] += table.forget(name, chain, keep=held, as_of=at)
+        else:
+            self.corrected["credited"] += table.credit(name, chain, now=at)
+
+    def _check(self, table: PrefixTable, checked: LookupReport) -> None:
+        chain, believed = checked.chain, table.match(checked.chain)
+        for name, held in checked.held.items():
+            if held > believed.get(name, 0):
+                self._correct(table, name, chain[:held], held, at=checked.at)
+        for name, chunks in believed.items():
+            held = max(checked.held.get(name, 0), checked.from_chunk)
+            if name in checked.sure and held < min(chunks, checked.to_chunk):
+                self._correct(table, name, chain, held, at=checked.at - UNDER_WAY_S)
+
+    def _account(self, account: ServerReport) -> None:
+        name = account.server
+        if not account.live:
+            self.forget_server(name)
+            return
+        self.known_bytes[name] = account.known_bytes
+        slower = self.slower.setdefault(name, {})
+        for chunk, tier in account.moved.items():
+            if tier is Tier.GPU:
+                slower.pop(chunk, None)
+            else:
+                slower[chunk] = tier
+        if not slower:
+            del self.slower[name]
