@@ -164,7 +164,7 @@ class Decision(Struct, gc=False):
     waited_s: float = 0.0
     """How long flow control held the request."""
     priority: int = 0
-    """The priority that flow control used. 0 if it is off."""
+    """The priority that flow control used. 0 if flow control is off."""
     tenant: str = ""
     """The tenant that a header names. Empty: flow control is off and no requests are recorded, or no tenant
     was named.

@@ -30,7 +30,7 @@ Envoy for each request, and the time that Envoy and the picker add to the first 
 _READING = """\
 how it is done:
   One client keeps a fixed number of requests in flight over kept HTTP/1.1 connections; the model servers
-  answer with fixed bytes. All ways take turns within each round, in an order drawn anew, so that noise
+  answer with fixed bytes. All ways take turns within each round, in a new random order, so that noise
   of the machine meets each of them; the tables show medians over rounds, ratios within the same round,
   and half the distance between the quartiles after the ±.
 how to read it:

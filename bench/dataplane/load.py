@@ -192,7 +192,7 @@ class Client:
         return result
 
     async def one(self, prompts: Prompts) -> float:
-        """Return a single request with nothing beside it. Returns the seconds to the first byte of its
+        """Send a single request while no other one is in flight. Return the seconds to the first byte of its
         answer.
         """
         await self._connect(1)

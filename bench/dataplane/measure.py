@@ -195,7 +195,7 @@ def turns_of(
     cell: Cell, laps: Mapping[VariantName, Lap], idle_cores: Mapping[str, float]
 ) -> dict[VariantName, Turn]:
     """Return the turns of one round, without the CPU that each process uses without requests.
-    idle_cores: the share of a core that each process used while nobody served.
+    idle_cores: the share of a core that each process used while it served no requests.
     """
     if cell.scrapes_count:
         idle_cores = {name: _resting_cores(name, laps, idle=share) for name, share in idle_cores.items()}

@@ -16,7 +16,7 @@ Written by `make bench-dataplane ARGS="--page docs/bench-dataplane.md"`. Machine
 - **One run, all ways.** The bench starts a real Envoy with the bootstrap of `epp envoy-config` and one
   listener for each way through it; `epp serve`; model servers that answer with fixed bytes; and one client
   with raw HTTP/1.1 on kept connections. Everything is on 127.0.0.1.
-- **Turns.** In each round every way serves the same load for half a second, in an order drawn anew. Tables
+- **Turns.** In each round every way serves the same load for half a second, in a new random order. Tables
   show medians over the rounds. A ratio is taken within its round. The number after ± is half the distance
   between the quartiles.
 - **CPU** is that of a process with all its threads, from the kernel's clock of that process: utime plus

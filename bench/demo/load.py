@@ -113,7 +113,7 @@ async def _live(
 
 
 def _continued(said: list[tuple[str, str]], turn: Turn, answer: Answer) -> list[tuple[str, str]]:
-    """A turn that failed is left out: the user goes on without it."""
+    """Return the conversation with this turn. A turn that failed is left out."""
     return said if answer.failure else [*said, (turn.message, answer.text)]
 
 

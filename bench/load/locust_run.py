@@ -145,7 +145,7 @@ class LoadRun:
         data[_MESSAGE] = {"figures": self.recorder.figures.document(), "done": self.done}
 
     def hear(self, client_id: str, data: dict[str, Any]) -> None:
-        """The master takes in a worker's figures."""
+        """The master adds a worker's figures to its own."""
         if _MESSAGE not in data:
             return
         self._from_workers[client_id] = data[_MESSAGE]

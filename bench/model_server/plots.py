@@ -52,7 +52,7 @@ def of_hit_rates(content: Content) -> Pictures:
         "bound": line_chart(
             "000: prompts found against the bound K, p = 0.8",
             [Line("", [(bound, rate) for bound, rate in content["000-bound"]])],
-            x_label="K, blocks that keep content while nobody holds them",
+            x_label="K, blocks that keep content while no request holds them",
             y_label="share found",
             log_x=True,
         ),

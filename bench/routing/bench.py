@@ -39,7 +39,7 @@ _CLOSED_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """The fleet of a benchmark, beside the workload and the load."""
+    """The fleet of a benchmark, without the workload and the load."""
 
     num_servers: int = 8
     scale: float = 1.0

@@ -1,5 +1,5 @@
 """Compares settings of flow control in the simulated fleet: the same requests with flow control off and on.
-Prints a table; `--help`.
+Prints a table. See `--help`.
 
     python -m bench.routing.flow --workloads conversation,none --loads 0.9,1.3 --scale 0.3
     python -m bench.routing.flow --trace conversation_trace.jsonl.gz --workloads none --loads 1.3

@@ -1,5 +1,5 @@
-"""Comparison rules that look at load, sessions or a hash of the prompt's start, and not at what
-servers hold.
+"""Comparison rules that use load, sessions or a hash of the prompt's start, and not the content of the
+servers' caches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tokens that requests of one prefix look at, recorded from SmolLM2 on text that every Python includes.
+"""The tokens that requests of one prefix attend to, recorded from SmolLM2 on text that every Python includes.
 
 There are two kinds of prompts. `few-shot`: the prefix has worked examples of one task (a function's
 signature, then its purpose), and each request asks about another function, as the document's data sets do.
@@ -73,7 +73,7 @@ class Patterns:
 
 
 def patterns(recipe: Recipe) -> Patterns:
-    """The recording is made at the first call: about 100 tokens a second."""
+    """Return the recorded patterns. The first call makes the recording, at about 100 tokens a second."""
     told = json.dumps({"format": _FORMAT, **asdict(recipe)}, sort_keys=True)
     name = f"tiers-patterns/{hashlib.sha256(told.encode()).hexdigest()[:16]}"
     folder = made_once(name, lambda folder: _record_into(folder, recipe))

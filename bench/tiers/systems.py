@@ -241,7 +241,7 @@ def teach(
     weights: Weights,
     asks: Sequence[Ask],
 ) -> None:
-    """Record the choices of earlier requests and what they looked at, without reading for them."""
+    """Record the choices and the attention of earlier requests, without reading for them."""
     if system.looks not in ("probe", "all heads"):
         return
     for ask in asks:

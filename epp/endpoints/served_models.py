@@ -88,7 +88,7 @@ class _Found(NamedTuple):
     slots: Sequence[int] | None
     """The servers that declare or list it. None: there are none."""
     declared: bool
-    """Whether it is an adapter that a source or a server's list names."""
+    """Whether the model is an adapter that a source or a server's list names."""
 
 
 class Serving:

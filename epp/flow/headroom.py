@@ -19,8 +19,8 @@ from epp.flow.request import Forecast, T
 from epp.flow.settings import SHORT_S, FlowSettings
 
 _SCARCE_S = 0.3
-"""The headroom while there are too few servers. Requests always wait then, so a server needs only as much
-work at hand as predictions may be wrong between two scrapes.
+"""The headroom while there are too few servers. Requests always wait then, so a server only needs enough work
+to bridge the error of predictions between two scrapes.
 """
 _NEWS_S = 0.1
 """The other pickers know what one picker does after about this time."""

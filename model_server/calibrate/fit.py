@@ -158,7 +158,7 @@ def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
         pivot = max(range(column, size), key=lambda row: abs(rows[row][column]))
         rows[column], rows[pivot] = rows[pivot], rows[column]
         if abs(rows[column][column]) < 1e-12:
-            raise FitError("the probes are too much alike to tell the costs apart")
+            raise FitError("the probes are too similar to determine the costs separately")
         for row in range(size):
             if row != column:
                 factor = rows[row][column] / rows[column][column]

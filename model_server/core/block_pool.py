@@ -51,7 +51,7 @@ class BlockPool:
         if num_blocks < 1:
             raise ValueError(f"a pool needs at least one block, not {num_blocks}")
         if max_unused_blocks is not None and max_unused_blocks < 0:
-            raise ValueError("a pool cannot keep fewer than no unused blocks")
+            raise ValueError("a pool cannot keep fewer than 0 unused blocks")
         self.blocks = tuple(Block(BlockId(index)) for index in range(num_blocks))
         self._unused = order if order is not None else make_order("lru")
         self._empty = list(reversed(self.blocks))

@@ -63,7 +63,7 @@ class EngineConfig:
     """Longest prompt plus answer. None: as many tokens as the blocks can hold."""
     eos_token_id: TokenId
     more_eos_token_ids: frozenset[TokenId] = frozenset()
-    """For models with several tokens that end an answer."""
+    """Further tokens that end an answer, for models that have several."""
     prompt_cache_entries: int = 0
     """Number of whole prompts that are kept with their logits, so that equal prompts need no prefill. 0:
     none."""

@@ -1,4 +1,4 @@
-"""Which free block with cached content goes first: the policies beside plain order of release.
+"""The policies that decide which free block with cached content is evicted first.
 
 - `lru`: a free queue. Blocks are freed tail first, so of one sequence the longest prefix goes first,
   and of several sequences the one that was freed first;

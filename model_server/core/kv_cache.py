@@ -102,7 +102,7 @@ class KVCacheManager:
         self._unreported: Counter[BlockHash] = Counter()
         """Cached blocks with approximate content, which are not reported to the observer."""
         self.observer: CacheObserver = Unobserved()
-        """Hears of full blocks only, so it does not fit a cache that also finds partial blocks."""
+        """Gets only full blocks, so it does not fit a cache that also finds partial blocks."""
         self._hasher = make_hasher(
             options.hash_algorithm, block_size_tokens=block_size_tokens, seed=options.hash_seed
         )

@@ -28,7 +28,7 @@ def add_groups(run: argparse.ArgumentParser) -> None:
     )
     _add_kv_events(
         run.add_argument_group(
-            "KV events", "messages over ZeroMQ, in vLLM's format, that tell which blocks the cache holds"
+            "KV events", "messages over ZeroMQ, in vLLM's format, about the blocks that the cache holds"
         )
     )
 

@@ -43,8 +43,9 @@ _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 by an id of ours."""
 
 _CLIENT_GONE = 499
-"""Nobody reads this answer. An exception would write a traceback to the log for each client
-that goes away."""
+"""No client reads this answer. An exception would write a traceback to the log for each client that goes
+away.
+"""
 _READ_AT_ONCE_BYTES = 64 * 1024
 _MAX_BODY_BYTES = web.AppKey("max_body_bytes", int)
 

@@ -150,7 +150,7 @@ class EngineDriver:
         self._work.set()
 
     def abort(self, requests: Sequence[Request]) -> None:
-        """Nobody waits for these requests any more. Ended requests are ignored."""
+        """End these requests, since no client waits for them any more. Ended requests are ignored."""
         for request in requests:
             if self._engine.abort(request.request_id) is not None:
                 del self._receivers[request.request_id]
@@ -242,7 +242,9 @@ class EngineDriver:
             del self._receivers[request.request_id]
 
     def _report(self, output: TokenOutput) -> TokenReport:
-        assert output.logprobs is not None, "the runner told nothing of a token somebody asked about"
+        assert output.logprobs is not None, (
+            "the runner gave no log probabilities for a token for which a client wants them"
+        )
         top = tuple((self._text_of(TokenId(token)), logprob) for token, logprob in output.logprobs.top)
         return TokenReport(self._text_of(output.token_id), output.logprobs.logprob, top)
 

@@ -88,7 +88,7 @@ class KvEventLog:
 
     def __init__(self, *, block_size_tokens: int, buffer_batches: int = DEFAULT_BUFFER_BATCHES) -> None:
         if buffer_batches < 0:
-            raise ValueError("the replay buffer cannot hold fewer than no batches")
+            raise ValueError("the replay buffer cannot hold fewer than 0 batches")
         self._block_size_tokens = block_size_tokens
         self._notes: list[KvEvent] = []
         self._kept: deque[Message] = deque(maxlen=buffer_batches)

@@ -200,4 +200,4 @@ def _leave(thread: Executor, work: Callable[[], None]) -> None:
 
 
 def _nobody() -> None:
-    """Is called when nobody waits."""
+    """Does nothing. It is called while no request waits."""

@@ -102,7 +102,7 @@ class FleetPlan:
     scrape_lag_s: float = 0.0
     """Age of a page when the router gets it."""
     num_scrapers: int = 1
-    """Number of picker replicas. Each reads the servers by itself."""
+    """Number of picker replicas. Each scrapes the servers separately."""
     changes: tuple[Change, ...] = ()
     horizon_s: float = 3600.0
     """The run stops at this time, whatever is unfinished."""

@@ -1,4 +1,4 @@
-"""The loop of `lora-sync`: read the file, look at the server, act, report.
+"""The loop of `lora-sync`: read the file, ask the server, act, report.
 
 A file that cannot be used does not count as empty: the last good one stays in use, and the status says so. A
 server that does not answer is asked again at the next pass. Callers: `command`, and tests, which bring their

@@ -1,5 +1,4 @@
-"""Decides which adapters to load and unload, from the wanted adapters, the served ones, and what happened
-before.
+"""Decides which adapters to load and unload, from the wanted adapters, the served ones, and the history.
 
 The rules:
 - a wanted adapter that is not served is loaded. One that is served from another path is unloaded first;
@@ -104,7 +103,7 @@ def plan(wanted: Adapters, served: Adapters, history: History, *, now: float, pr
 
 
 def observed(history: History, *, wanted: Adapters, served: Adapters) -> dict[AdapterName, Record]:
-    """Return the history after a look at the server. Names that neither side knows are forgotten."""
+    """Return the history after the server was asked. Names that neither side knows are forgotten."""
     kept: dict[AdapterName, Record] = {}
     for name, record in history.items():
         if name not in wanted and name not in served:

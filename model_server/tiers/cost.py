@@ -1,6 +1,6 @@
 """Predicts which way to a prefix's KV is the fastest: computing it again, or reading it, whole or in part.
 
-`Machine` and `Work` tell the cost of a request on stated hardware. `Speeds` learns the same from a running
+`Machine` and `Work` give the cost of a request on stated hardware. `Speeds` learns the same from a running
 server, which knows neither the bandwidth of its disk nor the speed of its processor. Pure: times come in as
 numbers.
 

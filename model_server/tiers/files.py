@@ -27,7 +27,7 @@ UNFINISHED = ".unfinished"
 _MOST_OPEN = 256
 _LEAST_OPEN = 4
 _ONLY_OWNER = 0o600
-"""The stored data shows what prompts were, so nobody else may look into the folder."""
+"""The stored data shows what prompts were, so no other user may read the folder."""
 
 
 def write_whole(path: Path, pieces: Iterable[bytes], *, synced: bool) -> None:
@@ -67,7 +67,7 @@ class Handle:
 
     def __init__(self, path: Path) -> None:
         """Open the file. If a link stands at this path, the link is not followed; if a pipe stands there,
-        nobody waits for a writer. DamagedSegmentError: the path is a link.
+        the call does not wait for a writer. DamagedSegmentError: the path is a link.
         """
         try:
             self.number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

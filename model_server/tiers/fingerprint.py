@@ -19,7 +19,7 @@ def of_model(folder: Path) -> str:
     """
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
-        raise StoreError(f"{folder} has no *.safetensors, by which the KV store tells models apart")
+        raise StoreError(f"{folder} has no *.safetensors, by which the KV store distinguishes models")
     digest = xxhash.xxh3_128()
     for path in (folder / "config.json", *weights):
         digest.update(f"{path.name} {path.stat().st_size}\n".encode())

@@ -35,7 +35,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seen:
-    """What a choice may look at in one layer."""
+    """The inputs of a choice in one layer."""
 
     layer: int
     num_prefix_tokens: int

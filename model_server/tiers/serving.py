@@ -175,7 +175,9 @@ class ServedTiers:
         return self.store.num_held(hashes, weights=weights)
 
     def _weights(self, adapter: Adapter | None) -> str | None:
-        """The store tells adapters apart by these weights. None: the adapter was never loaded."""
+        """Return the weights by which the store distinguishes adapters. None: the adapter was never
+        loaded.
+        """
         return "" if adapter is None else self._model.adapters.digest(adapter)
 
     def status(self) -> StoreStatus:

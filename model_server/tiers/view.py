@@ -1,8 +1,8 @@
 """A request's view of a stored prefix: chosen tokens of the prefix and all new tokens, layer by layer.
 
-In each layer the first chunk of new tokens looks at the probed keys and chooses. The chosen tokens are read
-once and serve the request's later steps too. The source decides where the prefix comes from: paged memory, or
-the tiers.
+In each layer the first chunk of new tokens chooses by the probed keys. The chosen tokens are read once and
+serve the request's later steps too. The source decides where the prefix comes from: paged memory, or the
+tiers.
 
 Callers: the paged model (`view_for`), the benchmarks.
 """

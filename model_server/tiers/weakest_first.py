@@ -1,4 +1,4 @@
-"""Keys in the order of their scores, weakest first: a min-heap that is updated only where it is looked at.
+"""Keys in the order of their scores, weakest first: a min-heap that is updated only where it is read.
 
 A rising score, such as that of a used chunk, costs nothing until its key appears as the weakest. A falling
 score must be reported with `lowered`. Of equal scores, the key that was added first comes first.

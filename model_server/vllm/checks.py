@@ -1,7 +1,7 @@
 """Checks a launch profile for settings that would break routing without any error.
 
-Each check looks at one thing and yields problems. `problems` runs all checks, so that a profile can be
-corrected in one go. The rules are those of vLLM 0.32. Caller: the command `model-server profile`.
+Each check tests one thing and yields problems. `problems` runs all checks, so that a profile can be corrected
+in one go. The rules are those of vLLM 0.32. Caller: the command `model-server profile`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _ports(profile: Profile) -> Iterator[Problem]:
     for field, number in used.items():
         if not 1 <= number <= 65535:
             yield Problem(
-                field, f"Nobody knows port {number} before the pod runs.", "a port from 1 to 65535."
+                field, f"Port {number} is not known before the pod runs.", "a port from 1 to 65535."
             )
     for number, count in Counter(used.values()).items():
         if count > 1:
@@ -145,7 +145,7 @@ def _what_events_name(profile: Profile) -> Iterator[Problem]:
     if any(own.block_size_tokens is None for _, own in settings):
         yield Problem(
             "blockSizeTokens",
-            "vLLM picks a block size by platform and model, and whoever reads KV events must know it beforehand.",
+            "vLLM picks a block size by platform and model, and the reader of KV events must know it beforehand.",
             "the number, 16 on most GPUs.",
         )
 
@@ -216,7 +216,9 @@ def _lora(profile: Profile) -> Iterator[Problem]:
         )
     if lora.max_rank not in LORA_RANKS:
         ranks = ", ".join(map(str, LORA_RANKS))
-        yield Problem("lora.maxRank", f"vLLM does not start with {lora.max_rank}.", f"one of {ranks}.")
+        yield Problem(
+            "lora.maxRank", f"vLLM does not start with a maximum rank of {lora.max_rank}.", f"one of {ranks}."
+        )
     if lora.max_cpu_loras is not None and lora.max_cpu_loras < lora.max_loras:
         yield Problem(
             "lora.maxCpuLoras",

@@ -1,4 +1,4 @@
-"""Live figures beside simulated ones, and how far both rank rules alike. Pure."""
+"""Compares live figures with simulated ones, and shows how far both rank rules alike. Pure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The results of the runs in front of real vLLM servers: the rules side by side, the simulator's order, and
-the picker's beliefs beside the true values. Pure.
+"""The results of the runs in front of real vLLM servers: a table of the rules, the simulator's order, and the
+picker's beliefs compared with the true values. Pure.
 """
 
 from __future__ import annotations

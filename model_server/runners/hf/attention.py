@@ -46,7 +46,7 @@ def paged_attention(
     """`query`: (1, head, rows, dim); `key`, `value`: (1, KV head, rows, dim). Returns (1, rows,
     head, dim).
     """
-    assert attention_mask is None, "paged attention masks by itself"
+    assert attention_mask is None, "paged attention makes its own masks"
     for name in _BEYOND_CAUSAL:
         if options.get(name) is not None:
             raise UnsupportedModelError(

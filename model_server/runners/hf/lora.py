@@ -208,7 +208,7 @@ def _scale(config: dict[str, Any]) -> float:
     except (KeyError, TypeError, ValueError) as error:
         raise AdapterError(f"adapter_config.json has no usable r and lora_alpha: {error}") from error
     if rank < 1:
-        raise AdapterError(f"adapter_config.json has a rank of {rank}")
+        raise AdapterError(f"adapter_config.json has the rank {rank}, but a rank is at least 1")
     return alpha / (rank**0.5 if config.get("use_rslora") else rank)
 
 

@@ -53,7 +53,7 @@ class SharedProduct:
         return product
 
     def __deepcopy__(self, memo: dict[int, object]) -> SharedProduct:
-        """Shares the weights, since nobody changes them and torch cannot copy packed weights."""
+        """Shares the weights, since no code changes them and torch cannot copy packed weights."""
         copied = memo[id(self)] = SharedProduct(self.weight, self.bias, num_layers=self._num_layers)
         return copied
 

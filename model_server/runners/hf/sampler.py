@@ -18,7 +18,7 @@ from model_server.core.request import Request, TokenId
 from model_server.core.sampling import SamplingParams, TokenLogprobs
 
 _FIRST_LOOK = 1024
-"""For top_p this many tokens are looked at first. Sorting the whole vocabulary takes ten times as long."""
+"""For top_p this many tokens are examined first. Sorting the whole vocabulary takes ten times as long."""
 
 
 def choose(
