@@ -134,7 +134,7 @@ ADAPTER = {"name": "sql", "path": "/a"}
         ({"kvEvents": {"endpoint": "tcp://127.0.0.1:5557"}}, "kvEvents.endpoint", "tcp://*:5557"),
         ({"kvEvents": {"replayEndpoint": "tcp://localhost:99"}}, "kvEvents.replayEndpoint", "tcp://*:99"),
         ({"kvEvents": {"endpoint": "inproc://x"}}, "kvEvents.endpoint", "could bind"),
-        ({"kvEvents": {"endpoint": "tcp://*:0"}}, "kvEvents.endpoint", "Nobody knows port 0"),
+        ({"kvEvents": {"endpoint": "tcp://*:0"}}, "kvEvents.endpoint", "Port 0 is not known"),
         ({"kvEvents": {"endpoint": "tcp://*:8000"}}, "port and kvEvents.endpoint", "different ports"),
         ({"lora": {"maxLoras": 0, "adapters": [ADAPTER]}}, "lora.maxLoras", "1 adapters are listed"),
         ({"lora": {"maxLoras": 0}}, "lora.maxLoras", "no lora at all"),
