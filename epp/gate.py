@@ -11,7 +11,6 @@ Invariant: a request that waits is decided once, by its `Decided`, or leaves.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from heapq import nlargest
 from math import inf
 from typing import Final
 
@@ -22,18 +21,16 @@ from epp.decision import DIRECT, PickRequest, Queued
 from epp.dry_run import DryRun
 from epp.endpoints.served_models import forget_models
 from epp.errors import FlowRefusedError, PickError
-from epp.flow.elsewhere import FlowKey, Reported, Row
-from epp.flow.queues import OTHERS, Load
+from epp.flow.elsewhere import Reported, Row
 from epp.flow.request import LetGo, RefusedFor, Verdict
-from epp.flow.shares import OTHER
-from epp.flow.status import FlowStatus, WaitingTenant
+from epp.flow.status import FlowStatus
 from epp.model_queue import Decided, ModelQueue, WaitingRequest, forecast_of, settings_of
 from epp.picker import Picker
 from epp.picker_events import Pick
 from epp.types import Value
 
-_MOST_TENANTS: Final = 32
-"""Most waiting tenants that are shown to people."""
+_AT_ONCE: Final = 50
+"""When flow control ends, most requests that are sent in one turn of the event loop: some 10 ms of work."""
 _MESSAGES: Mapping[RefusedFor, str] = {
     "deadline": "the first token would come too late",
     "ttl": "no model server became free in time",
@@ -73,6 +70,8 @@ class Gate:
         self._objectives: Mapping[str, int] = {}
         self._policy: Policy | None = None
         self._flows: dict[str, ModelQueue] = {}
+        self._released: list[ModelQueue] = []
+        """Queues of which all requests go, in order, because flow control has ended for them."""
         self._draining = False
         self._tried_with: DryRun | None = None
         self._tried_flows: dict[str, ModelQueue] = {}
@@ -104,11 +103,13 @@ class Gate:
 
     @property
     def waiting(self) -> int:
-        return sum(len(flow.control) for flow in self._flows.values())
+        return sum(len(flow.control) for flow in (*self._flows.values(), *self._released))
 
     @property
     def due_at(self) -> float:
         """When `pump` must be called at the latest. Infinity: no request waits."""
+        if self._released:
+            return 0.0
         return min((flow.control.due_at for flow in self._flows.values()), default=inf)
 
     def offer(
@@ -143,7 +144,7 @@ class Gate:
         if passed is not None:
             queued = Queued(0.0, passed.band.priority, passed.tenant, would)
             return picker.commit(considered, queued=queued, now=now)
-        waiting = WaitingRequest(request, considered.prompt, model, decided)
+        waiting = WaitingRequest(request, considered.prompt, queue, decided)
         item, verdict = control.offer(
             waiting,
             forecast,
@@ -163,21 +164,24 @@ class Gate:
     def leave(self, waiting: WaitingRequest) -> None:
         """Remove a waiting request, because its client is gone."""
         item, waiting.item = waiting.item, None
-        flow = self._flows.get(waiting.model)
-        if flow is not None and item is not None:
-            flow.control.leave(item)
+        if item is not None:
+            waiting.queue.control.leave(item)
 
     def pump(self, *, now: float) -> None:
         """Decide all requests that can be decided now."""
         self._follow_policy(now=now)
+        self._release(now=now)
         for flow in list(self._flows.values()):
             while (verdict := flow.control.next(now=now)) is not None:
                 self._carry_out(flow, verdict, now=now)
 
     def drain(self, *, now: float) -> None:
-        """The process ends: send all waiting requests now, in order, and let no request wait any more."""
+        """The process ends: let no request wait any more, and send all waiting requests in order. Some go
+        now, and the others with the next calls of `pump`.
+        """
         self._draining = True
-        self._let_all_go(now=now)
+        self._let_all_go()
+        self._release(now=now)
 
     # -- other pickers of the same servers -------------------------------------------------------------------
 
@@ -215,23 +219,7 @@ class Gate:
     # -- figures ---------------------------------------------------------------------------------------------
 
     def status(self, *, now: float) -> list[FlowStatus]:
-        told = []
-        for model, flow in self._flows.items():
-            waiting = flow.control.waiting()
-            told.append(
-                FlowStatus(
-                    model=model,
-                    saturation=flow.control.saturation(now=now),
-                    oldest_s=flow.control.oldest_s(now=now),
-                    requests={priority: load.requests for priority, load in waiting.items()},
-                    tokens={priority: load.tokens for priority, load in waiting.items()},
-                    tenants=_longest(flow.control.loads()),
-                    let_go_tokens={_readable(t): n for t, n in flow.control.shares.tokens.items()},
-                    demoted=flow.control.demoted,
-                    unknown_objectives=flow.unknown_objectives,
-                )
-            )
-        return told
+        return [queue.status(now=now) for queue in self._flows.values()]
 
     def saturation(self, *, now: float) -> float | None:
         """Return the largest saturation of any base model. None: flow control is off."""
@@ -240,7 +228,7 @@ class Gate:
         return max((flow.control.saturation(now=now) for flow in self._flows.values()), default=0.0)
 
     def check_integrity(self) -> None:
-        for flow in self._flows.values():
+        for flow in (*self._flows.values(), *self._released):
             flow.control.check_integrity()
 
     def set_objectives(self, priorities: Mapping[str, int]) -> None:
@@ -294,7 +282,7 @@ class Gate:
         left_s = (spec.deadline_seconds or inf) if claim.ttft_s is None else claim.ttft_s
         demoted = flow.control.demoted
         item, verdict = flow.control.offer(
-            WaitingRequest(request, considered.prompt, considered.base_model, _nobody),
+            WaitingRequest(request, considered.prompt, flow, _nobody),
             forecast_of(considered, left_s=left_s),
             priority=self._priority(spec, claim, request, flow),
             tenant=claim.tenant,
@@ -353,37 +341,29 @@ class Gate:
             return
         self._policy = policy
         if self._draining or not self._holds:
-            self._let_all_go(now=now)
+            self._let_all_go()
             return
         settings = settings_of(policy.spec.flow)
         for flow in self._flows.values():
             flow.control.apply(settings, now=now)
 
-    def _let_all_go(self, *, now: float) -> None:
-        flows, self._flows = self._flows, {}
-        for flow in flows.values():
+    def _let_all_go(self) -> None:
+        for flow in self._flows.values():
             flow.control.drain()
-            while (verdict := flow.control.next(now=now)) is not None:
-                self._carry_out(flow, verdict, now=now)
+            self._released.append(flow)
+        self._flows = {}
 
-
-def _longest(loads: Mapping[FlowKey, Load]) -> Sequence[WaitingTenant]:
-    longest = nlargest(_MOST_TENANTS, loads.items(), key=lambda item: item[1].tokens)
-    return [
-        WaitingTenant(
-            priority=priority,
-            tenant=_readable(tenant),
-            demoted=late,
-            requests=load.requests,
-            tokens=load.tokens,
-        )
-        for (priority, tenant, late), load in longest
-    ]
-
-
-def _readable(tenant: str) -> str:
-    """Return the tenant's name for people. Tenants beyond the limit share a name that no header has."""
-    return OTHER if tenant == OTHERS else tenant
+    def _release(self, *, now: float) -> None:
+        """Send the next portion of the requests that all go."""
+        left = _AT_ONCE
+        while self._released and left:
+            flow = self._released[0]
+            verdict = flow.control.next(now=now)
+            if verdict is None:
+                del self._released[0]
+                continue
+            self._carry_out(flow, verdict, now=now)
+            left -= 1
 
 
 def _nobody(_fate: Pick | PickError, _now: float) -> None:

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from heapq import nlargest
 from math import inf
 from typing import Final
 
@@ -15,8 +16,12 @@ from epp.config.flow import Flow, Waiting
 from epp.decision import PickRequest
 from epp.errors import PickError
 from epp.flow.control import FlowControl
+from epp.flow.elsewhere import FlowKey
+from epp.flow.queues import OTHERS, Load
 from epp.flow.request import Forecast, Pool, QueueItem
 from epp.flow.settings import Bound, FlowSettings, Order, WhenLate
+from epp.flow.shares import OTHER
+from epp.flow.status import FlowStatus, WaitingTenant
 from epp.picker import Picker
 from epp.picker_events import Pick
 from epp.server_caches import Prompt
@@ -24,6 +29,8 @@ from epp.server_caches import Prompt
 Decided = Callable[[Pick | PickError, float], None]
 """Called once for each request that waited, with its pick or its refusal, and the time."""
 
+_MOST_TENANTS: Final = 32
+"""Most waiting tenants that are shown to people."""
 _RIDES_S: Final = 0.05
 """See `FlowSettings.rides_s`."""
 _ORDERS: Mapping[str, Order] = {"Arrival": "arrival", "Deadline": "deadline", "Shortest": "shortest"}
@@ -33,12 +40,12 @@ _WHEN_LATE: Mapping[str, WhenLate] = {"Refuse": "refuse", "Demote": "demote"}
 class WaitingRequest:
     """A waiting request. Pass it to `Gate.leave` if the client leaves."""
 
-    __slots__ = ("decided", "item", "model", "prompt", "request", "would")
+    __slots__ = ("decided", "item", "prompt", "queue", "request", "would")
 
-    def __init__(self, request: PickRequest, prompt: Prompt, model: str, decided: Decided) -> None:
+    def __init__(self, request: PickRequest, prompt: Prompt, queue: ModelQueue, decided: Decided) -> None:
         self.request = request
         self.prompt = prompt
-        self.model = model
+        self.queue = queue
         self.decided = decided
         self.item: QueueItem[WaitingRequest] | None = None
         self.would = ""
@@ -74,6 +81,21 @@ class ModelQueue:
         left_s = payload.item.deadline - now if payload.item is not None else 0.0
         return forecast_of(considered, left_s=left_s)
 
+    def status(self, *, now: float) -> FlowStatus:
+        control = self.control
+        waiting = control.waiting()
+        return FlowStatus(
+            model=self._model,
+            saturation=control.saturation(now=now),
+            oldest_s=control.oldest_s(now=now),
+            requests={priority: load.requests for priority, load in waiting.items()},
+            tokens={priority: load.tokens for priority, load in waiting.items()},
+            tenants=_longest(control.loads()),
+            let_go_tokens={_readable(t): n for t, n in control.shares.tokens.items()},
+            demoted=control.demoted,
+            unknown_objectives=self.unknown_objectives,
+        )
+
     def considered(self, waiting: WaitingRequest, *, now: float) -> Considered:
         """Return the choice behind the forecast that let this request go a moment ago. Raises PickError if no
         server can take the request any more.
@@ -82,6 +104,25 @@ class ModelQueue:
         if last is not None and last[0] is waiting:
             return last[1]
         return self._picker.consider(waiting.request, prompt=waiting.prompt, now=now)
+
+
+def _longest(loads: Mapping[FlowKey, Load]) -> Sequence[WaitingTenant]:
+    longest = nlargest(_MOST_TENANTS, loads.items(), key=lambda item: item[1].tokens)
+    return [
+        WaitingTenant(
+            priority=priority,
+            tenant=_readable(tenant),
+            demoted=late,
+            requests=load.requests,
+            tokens=load.tokens,
+        )
+        for (priority, tenant, late), load in longest
+    ]
+
+
+def _readable(tenant: str) -> str:
+    """Return the tenant's name for people. Tenants beyond the limit share a name that no header has."""
+    return OTHER if tenant == OTHERS else tenant
 
 
 def settings_of(spec: Flow) -> FlowSettings:

@@ -96,6 +96,7 @@ class Streams:
         now = self.clock()
         if self.gate is not None:
             self.gate.drain(now=now)
+            self.room()
         for conversation in list(self.live):
             conversation.let_go(now=now)
 
@@ -106,8 +107,8 @@ class Streams:
             self.picker.tidy(now=self.clock())
 
     def room(self) -> None:
-        """A request has ended or has begun to wait. So other requests may now go, or may go at
-        another time.
+        """A request has ended or has begun to wait, or a drain has begun. So other requests may now go, or
+        may go at another time.
         """
         if self.gate is not None and self.gate.waiting:
             self.on_room()

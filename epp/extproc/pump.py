@@ -61,5 +61,5 @@ class Pump:
             _log.exception("flow control failed; the waiting requests will be considered again")
             due = now + _AFTER_FAULT_S
         self._after()
-        if self._gate.waiting:
+        if self._gate.due_at < inf:
             self._set(max(due, now + _SOON_S))
