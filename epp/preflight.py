@@ -134,7 +134,9 @@ def _of_pools(config: Config) -> list[str]:
 
 
 def _named(config: Config) -> str:
-    return "an unknown gateway (dialect: auto)" if config.dialect == "auto" else config.dialect
+    if config.dialect != "auto":
+        return config.dialect
+    return "envoy" if config.caller.own_config else "an unknown gateway (dialect: auto)"
 
 
 def _of_certificates(config: Config) -> list[str]:

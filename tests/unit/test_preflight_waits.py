@@ -37,6 +37,11 @@ def test_a_wait_beyond_what_our_own_envoy_is_asked_for_is_named_with_its_bound()
     assert "envoy.maxMessageTimeoutSeconds" in said
 
 
+def test_our_own_envoy_is_not_called_unknown_where_no_dialect_is_named() -> None:
+    (said,) = remarks("auto", envoy={**OWN, "max_message_timeout_seconds": 5.0}, mode="Hold")
+    assert "but with envoy a request with a buffered body is refused after 4.5 s" in said
+
+
 def test_envoy_gateway_is_not_asked_for_time_and_its_own_time_out_is_the_bound() -> None:
     (said,) = remarks("envoy-gateway", mode="Hold")
     assert "refused after 0.9 s, nine tenths of envoy.messageTimeoutSeconds" in said

@@ -1,0 +1,56 @@
+"""What `epp check` says of a policy whose requests wait, with the configuration that the chart writes for
+each gateway.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from epp.config.policy import load_policy
+from epp.preflight import contradictions
+from tests.charts.rendering import GATEWAY, Helm, of_kind
+from tests.charts.test_configuration import config_of
+
+pytest_plugins = ["tests.charts.fixtures"]
+pytestmark = pytest.mark.cluster
+
+ROUTE: Final = {"enabled": True, "parentRefs": [{"name": "a-gateway"}]}
+
+
+def behind(provider: str, **config: Any) -> dict[str, Any]:
+    return {
+        "shape": "gateway",
+        "gateway": {"provider": provider, "httpRoute": ROUTE},
+        "config": {"envoy": config},
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "remark"),
+    [
+        ({}, ""),
+        ({"config": {"envoy": {"maxMessageTimeoutSeconds": 5}}}, "with envoy a request .* after 4.5 s"),
+        (behind(""), "an unknown gateway .* no request with a buffered body waits"),
+        (behind("", maxMessageTimeoutSeconds=60), ""),
+        (behind("envoy-gateway"), "after 0.9 s, nine tenths of envoy.messageTimeoutSeconds"),
+        (behind("envoy-gateway", messageTimeoutSeconds=40), ""),
+        (behind("istio"), ""),
+        (behind("ai-gateway"), ""),
+        (behind("agentgateway"), ""),
+        (behind("gke"), ""),
+        (behind("nginx"), "nginx does not wait for the body"),
+    ],
+)
+def test_a_wait_beyond_what_the_gateway_grants_is_named(
+    helm: Helm, tmp_path: Path, values: dict[str, Any], remark: str
+) -> None:
+    objects = helm.render(GATEWAY, {**values, "policy": {"flow": {"mode": "Hold"}}})
+    config = config_of(objects, tmp_path)
+    written = of_kind(objects, "ConfigMap", "gateway-prefix-gateway-policy")["data"]["policy.yaml"]
+    said = contradictions(config, load_policy(written.encode(), source="policy.yaml"))
+    assert len(said) == bool(remark), said
+    assert re.search(remark, "".join(said))
