@@ -37,8 +37,8 @@ from epp.picker_events import (
 from epp.prefilling import Prefilling, PrefillJob
 from epp.request.response import ResponseFeedback
 from epp.scheduling.record import decision_of
-from epp.scheduling.schedule import Choice, SchedulingRequest
-from epp.scheduling.snapshot import Snapshot
+from epp.scheduling.schedule import Choice
+from epp.scheduling.snapshot import SchedulingRequest, Snapshot
 from epp.server_caches import Prompt, ServerCaches
 from epp.types import PREFILLER, RANK, RANK_ADDRESS, Address, Endpoint, EndpointName
 

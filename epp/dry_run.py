@@ -18,8 +18,8 @@ from collections import Counter
 from epp.config.policy import Policy
 from epp.decision import WouldPick
 from epp.errors import SaturatedError
-from epp.scheduling.schedule import Scheduler, SchedulingRequest
-from epp.scheduling.snapshot import Snapshot
+from epp.scheduling.schedule import Scheduler
+from epp.scheduling.snapshot import SchedulingRequest, Snapshot
 from epp.types import EndpointName
 
 

@@ -33,8 +33,8 @@ from epp.prefix_index.secret import HashSecret
 from epp.prefix_index.table import PrefixTable
 from epp.request.response import ResponseFeedback
 from epp.request.rewriting import Rewrites
-from epp.scheduling.schedule import Scheduler, SchedulingRequest
-from epp.scheduling.snapshot import NO_SERVERS, Floats
+from epp.scheduling.schedule import Scheduler
+from epp.scheduling.snapshot import NO_SERVERS, Floats, SchedulingRequest
 from epp.server_caches import Prompt, ServerCaches
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName, ModelList
 

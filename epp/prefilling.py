@@ -21,8 +21,8 @@ from epp.endpoints.fleet import Fleet
 from epp.endpoints.state import EndpointState
 from epp.prefix_index.table import PrefixTable, Recorded
 from epp.scheduling.disaggregation import Elsewhere, computed_elsewhere
-from epp.scheduling.schedule import Choice, SchedulingRequest
-from epp.scheduling.snapshot import Snapshot
+from epp.scheduling.schedule import Choice
+from epp.scheduling.snapshot import SchedulingRequest, Snapshot
 from epp.server_caches import Prompt, ServerCaches
 from epp.types import Address, ApiKind, InferenceRequest
 

@@ -18,8 +18,8 @@ from epp.config.disaggregation import Disaggregation
 from epp.config.policy import PolicySpec
 from epp.scheduling.price import cost_s, loading_s
 from epp.scheduling.rules import fewest
-from epp.scheduling.schedule import Choice, SchedulingRequest, any_of, over_limits, uncached_tokens
-from epp.scheduling.snapshot import Floats, Snapshot
+from epp.scheduling.schedule import Choice, any_of, over_limits, uncached_tokens
+from epp.scheduling.snapshot import Floats, SchedulingRequest, Snapshot
 
 
 class Elsewhere(NamedTuple):

@@ -14,8 +14,8 @@ from epp.config.policy import Policy, PolicySpec
 from epp.decision import Candidate, Decision, PickRequest, WouldPick
 from epp.scheduling.price import cost_parts_s
 from epp.scheduling.rules import MOST
-from epp.scheduling.schedule import Choice, SchedulingRequest, excluded
-from epp.scheduling.snapshot import Floats, Snapshot
+from epp.scheduling.schedule import Choice, excluded
+from epp.scheduling.snapshot import Floats, SchedulingRequest, Snapshot
 from epp.types import Endpoint
 
 _SHOWN_CHARS = 256

@@ -19,9 +19,8 @@ from xxhash import xxh3_64_intdigest
 
 from epp.config.policy import PolicySpec, RuleName
 from epp.scheduling.at_once import AT_ONCE_S
-from epp.scheduling.demand import Earlier
 from epp.scheduling.price import Numbers, cost_s
-from epp.scheduling.snapshot import Floats, Ints, Snapshot
+from epp.scheduling.snapshot import Floats, Ints, SchedulingRequest, Snapshot
 from epp.types import Facts
 
 MOST: int = 10
@@ -39,37 +38,17 @@ class Weighed(Facts, frozen=True):
     """The input of a rule: one request and the candidates that may serve it."""
 
     seen: Snapshot
-    prompt_tokens: int
+    asked: SchedulingRequest
     uncached_tokens: Floats
     """U: prompt tokens that each candidate would have to compute.
     All tokens of the prompt, if a match saves too little to count."""
     load_s: Floats | None = None
     """Time that loading the request's adapter costs each candidate; None: the request names no adapter."""
-    session: str = ""
-    beginning: int = 0
-    """Hash of the prompt's first bytes; 0: it is too short, or could not be read."""
-    matched: bool = True
-    """Whether any candidate may hold a part of the prompt."""
-    earlier: Earlier | None = None
-    """The last requests for the prefix that is the longest match. None: there was none."""
-    at_once: float = 1.0
-    """How many requests probably come at once with the same prompt, this one included."""
 
     def narrowed(self, places: Ints) -> Weighed:
         """Return the same request with only some of the candidates."""
         load_s = self.load_s[places] if self.load_s is not None else None
-        uncached = self.uncached_tokens[places]
-        return Weighed(
-            self.seen.narrowed(places),
-            self.prompt_tokens,
-            uncached,
-            load_s,
-            self.session,
-            self.beginning,
-            self.matched,
-            self.earlier,
-            self.at_once,
-        )
+        return Weighed(self.seen.narrowed(places), self.asked, self.uncached_tokens[places], load_s)
 
 
 class Ranked(NamedTuple):
@@ -139,9 +118,9 @@ class LeastCost:
 
     def rank(self, weighed: Weighed) -> Ranked:
         seen, uncached = weighed.seen, weighed.uncached_tokens
-        least = uncached[uncached.argmin()] if weighed.matched else None  # a third of the time of `min`
+        least = uncached[uncached.argmin()] if weighed.asked.matched else None  # a third of the time of `min`
         # Requests that come at once with the same prompt find it computed, so all share its stall price.
-        stall = self._stall if weighed.at_once == 1 else self._stall / weighed.at_once
+        stall = self._stall if weighed.asked.at_once == 1 else self._stall / weighed.asked.at_once
         score_s = cost_s(
             seen.undone_tokens,
             uncached,
@@ -163,7 +142,7 @@ class LeastCost:
             chosen = self._in_order(counting_s, uncached, least)[0]
             places = [chosen, *[place for place in places if place != chosen]][:MOST]
         first = places[0]
-        if uncached[first] < weighed.prompt_tokens:
+        if uncached[first] < weighed.asked.prompt_tokens:
             return Ranked(places, "prefix", score_s)
         holds = seen.has_adapter is not None and seen.has_adapter[first]
         return Ranked(places, "lora" if holds else "load", score_s)
@@ -188,11 +167,11 @@ class LeastCost:
         uncached, load_s = weighed.uncached_tokens, weighed.load_s
         few = max(2, int(_LOOKING_AT_ONE * len(uncached) / weighed.seen.unreported_picks))
         # A candidate must not be drawn if it is worse even when the best one gets all of these requests.
-        unreported_s = weighed.seen.unreported_picks * weighed.prompt_tokens / weighed.seen.rate[first]
+        unreported_s = weighed.seen.unreported_picks * weighed.asked.prompt_tokens / weighed.seen.rate[first]
         fair = score_s <= score_s[first] + unreported_s
         if load_s is not None:
             fair &= load_s == load_s[first]
-        near = _ALIKE * weighed.prompt_tokens
+        near = _ALIKE * weighed.asked.prompt_tokens
         counting = score_s.copy()
         for alike in (uncached >= uncached.max() - near, uncached <= uncached.min() + near):
             group = np.flatnonzero(alike & fair)
@@ -216,16 +195,16 @@ def _sharing(weighed: Weighed, least: Numbers) -> float:
     If there are several holders and all of them are busier than the mean, this alone shows the demand.
     """
     seen = weighed.seen
-    held = weighed.uncached_tokens <= least + _ALIKE * (weighed.prompt_tokens - least)
+    held = weighed.uncached_tokens <= least + _ALIKE * (weighed.asked.prompt_tokens - least)
     holders, servers = np.count_nonzero(held), len(held)
     if holders == servers:
         return 1.0
     sharing = 1.0
     if holders > 1 and seen.in_flight[held].min() * servers > seen.in_flight.sum():
         sharing = float(holders)
-    if weighed.earlier is not None:
+    if weighed.asked.earlier is not None:
         wait_s = float((seen.undone_tokens[held] / seen.rate[held]).min())
-        count, of_all = weighed.earlier.between(AT_ONCE_S, wait_s)
+        count, of_all = weighed.asked.earlier.between(AT_ONCE_S, wait_s)
         sharing = max(sharing, 1 + (count - of_all * holders / servers) / 2)
     return sharing
 
@@ -263,7 +242,7 @@ class Affinity:
         # 2^30).
         key = (adapters * 2**31 + uncached.astype(np.int64)) * 2**30 + seen.burden().astype(np.int64)
         places = fewest(key, self._rng)
-        return Ranked(places, "prefix" if uncached[places[0]] < weighed.prompt_tokens else "load")
+        return Ranked(places, "prefix" if uncached[places[0]] < weighed.asked.prompt_tokens else "load")
 
 
 class RoundRobin:
@@ -334,9 +313,9 @@ class Session:
         self._rng = rng
 
     def rank(self, weighed: Weighed) -> Ranked:
-        if not weighed.session:
+        if not weighed.asked.session:
             return Ranked(fewest(weighed.seen.burden(), self._rng), "load")
-        distance = _distance(xxh3_64_intdigest(weighed.session.encode()), weighed.seen)
+        distance = _distance(xxh3_64_intdigest(weighed.asked.session.encode()), weighed.seen)
         return Ranked(fewest(distance, None), "session")
 
 
@@ -356,9 +335,9 @@ class PrefixHash:
 
     def rank(self, weighed: Weighed) -> Ranked:
         seen, burden = weighed.seen, weighed.seen.burden()
-        if not weighed.beginning:
+        if not weighed.asked.beginning:
             return Ranked(fewest(burden, self._rng), "load")
-        distance = _distance(weighed.beginning, seen)
+        distance = _distance(weighed.asked.beginning, seen)
         fair = ceil(self._settings.max_load_ratio * (float(burden.sum()) + 1.0) / len(seen))
         bound = max(fair, self._settings.min_in_flight)
         # Distances are below 1, so candidates at the bound come after all others.

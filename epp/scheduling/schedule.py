@@ -14,41 +14,17 @@ what unknown values mean: a NaN is over no threshold.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from epp.config.policy import PolicySpec
 from epp.config.routing import Gain, Load
 from epp.errors import NoEndpointError, SaturatedError
-from epp.scheduling.demand import Earlier
 from epp.scheduling.price import loading_s
 from epp.scheduling.rules import MOST, RULES, Ranked, Weighed
-from epp.scheduling.snapshot import Bools, Floats, Ints, Snapshot
+from epp.scheduling.snapshot import Bools, Floats, Ints, SchedulingRequest, Snapshot
 from epp.types import Facts
-
-
-class SchedulingRequest(Facts, frozen=True):
-    """The facts about one request that scheduling needs."""
-
-    prompt_tokens: int
-    """Estimated tokens of the prompt, including the other prompts of a batch."""
-    cached_tokens: Floats
-    """Prompt tokens that each candidate of the snapshot holds, as far as the prefix table knows."""
-    session: str = ""
-    beginning: int = 0
-    """Hash of the prompt's first bytes; 0: it is too short, or could not be read."""
-    matched: bool = True
-    """Whether any server may hold a part of the prompt."""
-    prefix: int = 0
-    """Hash of the last chunk of the prompt that any server holds. 0: no server holds a part of it."""
-    earlier: Earlier | None = None
-    """The last requests for this prefix. None: there was none."""
-    at_once: float = 1.0
-    """How many requests probably come at once with the same prompt, this one included."""
-    prescribed: Sequence[int] | None = None
-    """In conformance runs only: places in the snapshot that the test names, in the test's order.
-    The rule still runs, but its order is not used."""
 
 
 class Choice(Facts, frozen=True):
@@ -132,17 +108,7 @@ class Scheduler:
         over = over_limits(self._spec.load, snapshot)
         left_out, saturated = self._left_out(snapshot, over)
         load_s = loading_s(snapshot, load_s=self._spec.lora.load_seconds)
-        weighed = Weighed(
-            snapshot,
-            request.prompt_tokens,
-            uncached,
-            load_s,
-            request.session,
-            request.beginning,
-            request.matched,
-            request.earlier,
-            request.at_once,
-        )
+        weighed = Weighed(snapshot, request, uncached, load_s)
         if left_out:
             places, reason, score_s = self._rank_some(weighed, np.flatnonzero(~any_of(left_out)))
         else:

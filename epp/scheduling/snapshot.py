@@ -1,5 +1,5 @@
-"""The facts about endpoints that a rule may use, at one moment: columns of numbers, with one place for each
-candidate.
+"""The facts that a rule may use: about one request, and about the endpoints at one moment, as columns of
+numbers with one place for each candidate.
 
 No code writes to the arrays, so a snapshot never changes. Unknown values are NaN. A candidate is identified
 by its place in the snapshot; its slot is its position in the fleet. Made by `endpoints.fleet`, read by
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
+from epp.scheduling.demand import Earlier
 from epp.types import Address, Endpoint, EndpointName, Facts
 
 Floats = npt.NDArray[np.float64]
@@ -28,6 +29,29 @@ Array = TypeVar("Array", bound=npt.NDArray[Any])
 
 _AS_REQUESTS = 10.0
 """Requests that are added to the load of a server whose answers all fail."""
+
+
+class SchedulingRequest(Facts, frozen=True):
+    """The facts about one request that scheduling needs."""
+
+    prompt_tokens: int
+    """Estimated tokens of the prompt, including the other prompts of a batch."""
+    cached_tokens: Floats
+    """Prompt tokens that each candidate of the snapshot holds, as far as the prefix table knows."""
+    session: str = ""
+    beginning: int = 0
+    """Hash of the prompt's first bytes; 0: it is too short, or could not be read."""
+    matched: bool = True
+    """Whether any server may hold a part of the prompt."""
+    prefix: int = 0
+    """Hash of the last chunk of the prompt that any server holds. 0: no server holds a part of it."""
+    earlier: Earlier | None = None
+    """The last requests for this prefix. None: there was none."""
+    at_once: float = 1.0
+    """How many requests probably come at once with the same prompt, this one included."""
+    prescribed: Sequence[int] | None = None
+    """In conformance runs only: places in the snapshot that the test names, in the test's order.
+    The rule still runs, but its order is not used."""
 
 
 class Roster:

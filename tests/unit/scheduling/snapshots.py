@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from epp.scheduling.demand import Earlier
 from epp.scheduling.price import loading_s
 from epp.scheduling.rules import Weighed
-from epp.scheduling.schedule import SchedulingRequest
-from epp.scheduling.snapshot import Roster, Snapshot
+from epp.scheduling.snapshot import Roster, SchedulingRequest, Snapshot
 from epp.types import Address, Endpoint, EndpointName
 
 
@@ -76,13 +75,17 @@ def weighed(
     at_once: float = 1.0,
 ) -> Weighed:
     shown = replace(snapshot(seen, adapter=adapter), unreported_picks=unreported_picks)
-    return Weighed(
-        seen=shown,
+    asked = SchedulingRequest(
         prompt_tokens=prompt,
-        uncached_tokens=np.array([prompt - s.cached for s in seen], dtype=float),
+        cached_tokens=np.array([s.cached for s in seen], dtype=float),
         session=session,
         beginning=beginning,
-        load_s=loading_s(shown, load_s=load_s),
         earlier=earlier,
         at_once=at_once,
+    )
+    return Weighed(
+        seen=shown,
+        asked=asked,
+        uncached_tokens=prompt - asked.cached_tokens,
+        load_s=loading_s(shown, load_s=load_s),
     )

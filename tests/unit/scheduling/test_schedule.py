@@ -17,11 +17,11 @@ from epp.scheduling.rules import MOST
 from epp.scheduling.schedule import (
     Choice,
     Scheduler,
-    SchedulingRequest,
     excluded,
     over_limits,
     uncached_tokens,
 )
+from epp.scheduling.snapshot import SchedulingRequest
 from tests.unit.scheduling.snapshots import UNKNOWN, Seen, request, snapshot
 
 LOAD = Load(max_waiting=10, max_kv_usage=0.9, max_undone_tokens=1000)
