@@ -22,6 +22,7 @@ Invariants: `_total` is the sum of what the bookings still hold; 0 <= `_drained`
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import islice
 from math import inf
 
 from epp.types import Entry
@@ -37,6 +38,9 @@ class Booking(Entry):
     booked_at: float
     loads: bool = False
     """Whether an adapter has to be loaded for the request, as far as we know."""
+    ahead_tokens: float = 0.0
+    """Estimate of the tokens that the server had to compute before the request's first token, its own
+    included."""
 
 
 class Backlog:
@@ -83,6 +87,7 @@ class Backlog:
         self._advance(now, rate)
         self._bookings[booking] = None
         self._total += booking.tokens
+        booking.ahead_tokens = self._total - self._drained
 
     def release(self, booking: Booking, *, computed: bool, now: float, rate: float) -> None:
         """The request is over, or known to be computed: remove what is left of its booking. Idempotent.
@@ -100,16 +105,22 @@ class Backlog:
             self._drop(booking)
             self._drained = min(self._drained, float(self._total))
 
-    def begun(self, requests: int, *, now: float, rate: float) -> None:
-        """The server's counters show so many more first tokens than at the last call."""
+    def begun(self, requests: int, *, now: float, rate: float) -> tuple[int, float] | None:
+        """The server's counters show so many more first tokens than at the last call.
+
+        Returns the tokens of all these requests together, and their `ahead_tokens`. None: not all of the
+        requests are known, or some of them had to wait for an adapter.
+        """
         self._advance(now, rate)
-        left = requests - self._unbegun
-        while left > 0 and self._bookings:
+        begun = list(islice(self._bookings, max(0, requests - self._unbegun)))
+        known = len(begun) == requests and not any(booking.loads for booking in begun)
+        tokens = sum([booking.tokens for booking in begun])
+        for _ in begun:
             self._drop_oldest()
-            left -= 1
-        self._unbegun = max(0, -left)
+        self._unbegun = max(0, self._unbegun - requests)
         self._uncounted = 0
         self._keep_oldest_partly_undone()
+        return (tokens, sum([booking.ahead_tokens for booking in begun])) if known else None
 
     def confirm(self, tokens: float, *, now: float, rate: float) -> None:
         """The server's counters show that it computed `tokens` since the last call."""

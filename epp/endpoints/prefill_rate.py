@@ -21,7 +21,9 @@ its model's rate.
 
 The first requests end after their answers, which may take half a minute. Until then the rate comes from the
 counters of prompt tokens, from times when servers always had prompts to compute. A server's own factor starts
-in the same way: from how the server then compares with its model's other busy servers.
+from its times to first tokens. A second line is fitted over these, with the tokens that each request found
+before it added to its own. It serves only to compare the servers, since the answers that they write take a
+part of these times.
 """
 
 from __future__ import annotations
@@ -44,14 +46,11 @@ _PRIOR_BUSY_TOKENS = 4000.0
 """The policy's rate counts as this many tokens, in addition to the tokens of servers that were busy all the
 time.
 """
-_KEEP_BUSY = 0.99
-"""Weight of the busy servers' earlier observations at each new one."""
 _OWN_TIMES_S = 10.0
-"""With this many seconds of prefill times, a server's factor no longer uses the comparison
-of busy servers."""
+"""With this many seconds of prefill times, a server's factor no longer uses its times to first tokens."""
 _UNLIKE = 1.25
-"""Busy servers that differ by a smaller factor count as equal, since the answers that they write meanwhile
-cause such differences."""
+"""Servers whose times to first tokens differ by a smaller factor count as equal, since the answers that they
+write meanwhile cause such differences."""
 _KEEP_REQUESTS = 2000.0
 """Older evidence is scaled down to this many requests, so that a change of hardware or traffic shows."""
 _OWN_PRIOR_S = 3.0
@@ -65,15 +64,22 @@ _KEEP_WRONG = 0.95
 """Weight of the line's earlier observations at each new one, while the line is wrong about most servers."""
 
 
-class ModelRate:
+class Line:
     """The line fitted over all servers of one model."""
 
     __slots__ = (
-        "_busy_predicted_s", "_busy_s", "_busy_taken_s", "_busy_tokens", "_counts", "_fit", "_guess", "_requests", "_said", "_start",
-        "per_load_s", "per_request_s", "tokens_per_s",
-    )  # fmt: skip
+        "_counts",
+        "_fit",
+        "_requests",
+        "_said",
+        "_start",
+        "per_load_s",
+        "per_request_s",
+        "tokens_per_s",
+    )
 
     def __init__(self, *, start: float) -> None:
+        """start: the rate from which the fit begins."""
         self._fit = ThreeTerms()
         self._said: dict[PrefillRate, int] = {}
         """The last observation of each server: its prefills took far longer than predicted (1), far shorter
@@ -82,13 +88,7 @@ class ModelRate:
         """Number of servers by their last observation."""
         self._requests = 0.0
         """Number of requests in the fit."""
-        self._guess = start
-        """The policy's rate."""
         self._start = start
-        """The rate from which the fit begins."""
-        self._busy_tokens = _PRIOR_BUSY_TOKENS
-        self._busy_s = _PRIOR_BUSY_TOKENS / start
-        self._busy_taken_s = self._busy_predicted_s = 1.0
         self.per_request_s = 0.0
         self.per_load_s = 0.0
         """Extra seconds of a request whose adapter has to be loaded first."""
@@ -119,23 +119,6 @@ class ModelRate:
             self._fit.scale(_KEEP_REQUESTS / self._requests)
             self._requests = _KEEP_REQUESTS
         self._solve()
-
-    @property
-    def busy_slowness(self) -> float:
-        """Real seconds of busy servers for each second of the line. They also write answers."""
-        return self._busy_taken_s / self._busy_predicted_s
-
-    def worked(self, *, tokens: float, seconds: float) -> None:
-        """A server computed so many tokens while it always had prompts to compute. This moves the rate until
-        prefill times are known.
-        """
-        if not self._requests:
-            self._busy_tokens += min(tokens, _MOST_SLOWNESS * self._guess * seconds)
-            self._busy_s += seconds
-            self._start = self.tokens_per_s = self._busy_tokens / self._busy_s
-        predicted_s = min(tokens / self.tokens_per_s, _MOST_SLOWNESS * seconds)
-        self._busy_taken_s = _KEEP_BUSY * self._busy_taken_s + seconds
-        self._busy_predicted_s = _KEEP_BUSY * self._busy_predicted_s + predicted_s
 
     def leave(self, server: PrefillRate) -> None:
         """Forget a server that is gone or that has another model now."""
@@ -173,20 +156,44 @@ class ModelRate:
         return self._fit.solve(prior=(0.0, 1 / self._start, 0.0), trust=trust)
 
 
+class ModelRate(Line):
+    """What the prefills of one model take, and what its servers are compared by while few have ended."""
+
+    __slots__ = ("_busy_s", "_busy_tokens", "_guess", "first_tokens")
+
+    def __init__(self, *, start: float) -> None:
+        super().__init__(start=start)
+        self._guess = start
+        """The policy's rate."""
+        self._busy_tokens = _PRIOR_BUSY_TOKENS
+        self._busy_s = _PRIOR_BUSY_TOKENS / start
+        self.first_tokens = Line(start=start)
+        """The line of times to first tokens."""
+
+    def worked(self, *, tokens: float, seconds: float) -> None:
+        """A server computed so many tokens while it always had prompts to compute. This moves the rate until
+        prefill times are known.
+        """
+        if not self._requests:
+            self._busy_tokens += min(tokens, _MOST_SLOWNESS * self._guess * seconds)
+            self._busy_s += seconds
+            self._start = self.tokens_per_s = self._busy_tokens / self._busy_s
+
+
 class PrefillRate:
     """One server's V."""
 
     __slots__ = (
-        "_busy_s", "_predicted_s", "_taken_s", "_worked_predicted_s", "_worked_s", "model", "slowness",
+        "_busy_s", "_first_predicted_s", "_first_s", "_predicted_s", "_taken_s", "model", "slowness",
     )  # fmt: skip
 
     def __init__(self, model: ModelRate) -> None:
         self.model = model
         self._taken_s = 0.0
         self._predicted_s = 0.0
-        self._worked_s = 0.0
-        self._worked_predicted_s = 0.0
-        """Predicted seconds of the work that was done while the server was busy all the time."""
+        self._first_s = 0.0
+        self._first_predicted_s = 0.0
+        """Seconds to first tokens, real and predicted, without the waits."""
         self._busy_s = 0.0
         """How long the server has been busy since its counter of prompt tokens last grew."""
         self.slowness = 1.0
@@ -206,8 +213,8 @@ class PrefillRate:
         keep = 0.5 ** (elapsed_s / _OWN_HALF_LIFE_S)
         self._taken_s *= keep
         self._predicted_s *= keep
-        self._worked_s *= keep
-        self._worked_predicted_s *= keep
+        self._first_s *= keep
+        self._first_predicted_s *= keep
         requests = growth(before.prefill_count, after.prefill_count)
         tokens = growth(before.prefill_tokens, after.prefill_tokens)
         seconds = growth(before.prefill_sum_s, after.prefill_sum_s)
@@ -216,14 +223,13 @@ class PrefillRate:
         self._sum_up()
 
     def _sum_up(self) -> None:
-        """Compute the factor from the server's prefill times. While these are few, also from the comparison
-        of busy servers.
+        """Compute the factor from the server's prefill times. While these are few, also from its times to
+        first tokens.
         """
-        worked_s, predicted_s = self._worked_s / self.model.busy_slowness, self._worked_predicted_s
-        ratio = (worked_s + _OWN_PRIOR_S) / (predicted_s + _OWN_PRIOR_S)
+        ratio = (self._first_s + _OWN_PRIOR_S) / (self._first_predicted_s + _OWN_PRIOR_S)
         trust = max(0.0, 1 - self._predicted_s / _OWN_TIMES_S) if max(ratio, 1 / ratio) > _UNLIKE else 0.0
-        taken_s = self._taken_s + trust * worked_s
-        predicted_s = self._predicted_s + trust * predicted_s
+        taken_s = self._taken_s + trust * self._first_s
+        predicted_s = self._predicted_s + trust * self._first_predicted_s
         ratio = (taken_s + _OWN_PRIOR_S) / (predicted_s + _OWN_PRIOR_S)
         self.slowness = min(max(ratio, 1 / _MOST_SLOWNESS), _MOST_SLOWNESS)
 
@@ -235,6 +241,22 @@ class PrefillRate:
         self._taken_s += seconds
         self._predicted_s += model.predicted_s(requests=requests, tokens=tokens, adapter_loads=adapter_loads)
 
+    def began(self, *, requests: int, tokens: float, ahead_tokens: float, seconds: float) -> None:
+        """Take in the times to the first tokens of some requests together. ahead_tokens: what the server had
+        to compute before these, by the estimates when the requests were sent: `tokens` of them for their own
+        prompts.
+        """
+        if not tokens or not seconds:
+            return
+        line = self.model.first_tokens
+        line.observe(self, requests=requests, tokens=ahead_tokens, seconds=seconds)
+        predicted_s = line.predicted_s(requests=requests, tokens=ahead_tokens, adapter_loads=0)
+        # A wait counts as little as its request: several requests wait for the same prefill.
+        share = min(1.0, tokens / ahead_tokens)
+        self._first_s += share * min(seconds, _MOST_SLOWNESS * predicted_s)
+        self._first_predicted_s += share * predicted_s
+        self._sum_up()
+
     def worked(self, before: EndpointMetrics, after: EndpointMetrics, *, busy: bool) -> None:
         """Take in two scrapes in a row. busy: the server had prompts to compute all the time between them."""
         if not busy or after.cached_prompt_tokens is None:
@@ -243,14 +265,10 @@ class PrefillRate:
         self._busy_s += max(0.0, after.scraped_at - before.scraped_at)
         tokens = computed_growth(before, after)
         if tokens > 0:
-            # The rate learns first, as in `_learn`. A counter that jumps says nothing of a server's speed.
             self.model.worked(tokens=tokens, seconds=self._busy_s)
-            predicted_s = tokens / self.model.tokens_per_s
-            self._worked_s += self._busy_s
-            self._worked_predicted_s += min(predicted_s, _MOST_SLOWNESS * self._busy_s)
             self._busy_s = 0.0
-            self._sum_up()
 
     def leave(self) -> None:
         """The server is gone, or has another model now."""
         self.model.leave(self)
+        self.model.first_tokens.leave(self)

@@ -152,7 +152,7 @@ class EndpointState:
         elif before is None:
             self.backlog.baseline()
         elif after.ttft_count is not None:
-            self.backlog.begun(int(growth(before.ttft_count, after.ttft_count)), now=now, rate=rate)
+            self._begun(before, after, now=now)
         else:
             self.backlog.confirm(computed_growth(before, after), now=now, rate=rate)
         # A request may be on its way to the server while the page is written. So only work that the scrape
@@ -170,6 +170,14 @@ class EndpointState:
         self.picks_since_scrape = 0
         self.ends_since_scrape = 0
         self.ended_loads = 0
+
+    def _begun(self, before: EndpointMetrics, after: EndpointMetrics, *, now: float) -> None:
+        """Release the requests whose first tokens came between two scrapes, and learn from their times."""
+        requests = int(growth(before.ttft_count, after.ttft_count))
+        begun = self.backlog.begun(requests, now=now, rate=self.rate.tokens_per_s)
+        if begun is not None:
+            seconds = growth(before.ttft_sum_s, after.ttft_sum_s)
+            self.rate.began(requests=requests, tokens=begun[0], ahead_tokens=begun[1], seconds=seconds)
 
     def _learn_busy(self, before: EndpointMetrics, after: EndpointMetrics) -> None:
         elapsed_s = after.scraped_at - before.scraped_at

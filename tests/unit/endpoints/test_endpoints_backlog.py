@@ -180,6 +180,19 @@ def test_first_tokens_of_somebody_elses_requests_are_not_saved_up() -> None:
     assert undone(backlog, now=0.0) == 300
 
 
+def test_first_tokens_are_compared_with_what_waited_before_them_if_all_of_the_requests_are_known() -> None:
+    backlog = Backlog(now=0.0)
+    booked(backlog, 100, now=0.0)
+    booked(backlog, 300, now=0.5)  # 50 of the 100 are computed by then
+    assert backlog.begun(2, now=4.0, rate=RATE) == (400, 100 + 350)
+    booked(backlog, 100, now=5.0)
+    assert backlog.begun(2, now=6.0, rate=RATE) is None, "one of them is somebody else's"
+    backlog.release(booked(backlog, 100, now=7.0), computed=True, now=7.0, rate=RATE)
+    assert backlog.begun(1, now=8.0, rate=RATE) is None, "it ended before the page was read"
+    backlog.book(Booking(tokens=100, booked_at=9.0, loads=True), now=9.0, rate=RATE)
+    assert backlog.begun(1, now=10.0, rate=RATE) is None, "it waited for an adapter"
+
+
 def test_the_first_counters_already_hold_what_was_released_before() -> None:
     backlog = Backlog(now=0.0)
     backlog.release(booked(backlog, 100, now=0.0), computed=True, now=0.0, rate=RATE)

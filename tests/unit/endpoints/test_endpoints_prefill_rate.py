@@ -243,33 +243,46 @@ def test_before_any_answer_has_ended_no_server_alone_moves_the_rate_far() -> Non
     assert model.tokens_per_s < 3 * 8000
 
 
-def _busy(rates: Sequence[float], *, seconds: int) -> list[PrefillRate]:
-    """Servers of one model that compute so many tokens a second without pause."""
+def _answering(rates: Sequence[float], *, seconds: int, waiting_tokens: float = 0.0) -> list[PrefillRate]:
+    """Servers of one model that begin two answers a second. Each prompt has 2,000 tokens."""
     model = ModelRate(start=8000.0)
     servers = [PrefillRate(model) for _ in rates]
     for at in range(seconds):
         for server, rate in zip(servers, rates, strict=True):
-            before, after = _pages((at, rate * at, 0.0), (at + 1.0, rate * (at + 1), 0.0))
-            server.worked(before, after, busy=True)
+            server.observe(*_pages((at, 0.0, 0.0), (at + 1.0, 0.0, 0.0)))
+            ahead_tokens = 4000.0 + waiting_tokens
+            taken_s = 2 * 0.02 + ahead_tokens / rate
+            server.began(requests=2, tokens=4000, ahead_tokens=ahead_tokens, seconds=taken_s)
     return servers
 
 
-def test_before_any_answer_has_ended_busy_servers_show_who_is_slow() -> None:
-    slow, fast, other = _busy([2000.0, 4000.0, 4000.0], seconds=20)
+@pytest.mark.parametrize("waiting_tokens", [0.0, 12_000.0])
+def test_before_any_answer_has_ended_times_to_first_tokens_show_who_is_slow(waiting_tokens: float) -> None:
+    slow, fast, other = _answering([2000.0, 4000.0, 4000.0], seconds=20, waiting_tokens=waiting_tokens)
     assert slow.tokens_per_s == pytest.approx(fast.tokens_per_s / 2, rel=0.35)
     assert slow.tokens_per_s < 0.7 * fast.tokens_per_s
     assert fast.tokens_per_s == pytest.approx(other.tokens_per_s, rel=0.05)
+    assert slow.model.tokens_per_s == 8000.0, "they only compare servers: answers take a part of these times"
 
 
-def test_busy_servers_that_differ_by_little_count_as_alike() -> None:
-    one, other = _busy([3500.0, 4000.0], seconds=20)
+def test_a_long_wait_before_a_first_token_counts_for_no_more_than_the_prompt_itself() -> None:
+    direct, waited = (
+        _answering([2000.0, 4000.0, 4000.0], seconds=10, waiting_tokens=tokens)[0].slowness
+        for tokens in (0.0, 400_000.0)
+    )
+    assert direct > 1.2
+    assert waited == pytest.approx(direct, rel=0.03), "a hundred times as many seconds"
+
+
+def test_servers_whose_first_tokens_differ_by_little_count_as_equal() -> None:
+    one, other = _answering([3500.0, 4000.0], seconds=20)
     assert one.slowness == other.slowness == 1.0
 
 
-def test_the_times_of_its_prefills_outweigh_how_a_busy_server_compares() -> None:
-    slow, *_ = _busy([2000.0, 4000.0, 4000.0], seconds=20)
+def test_the_times_of_its_prefills_outweigh_those_to_its_first_tokens() -> None:
+    slow, *_ = _answering([2000.0, 4000.0, 4000.0], seconds=20)
     line = slow.model
-    for at in range(20, 40):
+    for at in range(20, 60):
         before, after = _pages((at, 0.0, 0.0), (at + 1.0, 0.0, 0.0))
         counted = replace(before, prefill_count=0, prefill_tokens=0, prefill_sum_s=0.0)
         took_s = line.predicted_s(requests=1, tokens=4000, adapter_loads=0)
@@ -277,8 +290,11 @@ def test_the_times_of_its_prefills_outweigh_how_a_busy_server_compares() -> None
     assert slow.slowness == pytest.approx(1.0, abs=0.02)
 
 
-def test_a_counter_that_leaps_does_not_make_a_server_fast_for_long() -> None:
-    usual, leaps = _busy([4000.0, 4000.0], seconds=20)
-    before, after = _pages((20.0, 80_000.0, 0.0), (21.0, 1e12, 0.0))
-    leaps.worked(before, after, busy=True)
-    assert leaps.tokens_per_s < 2 * usual.tokens_per_s
+def test_a_counter_of_times_that_leaps_does_not_make_a_server_slow_for_long() -> None:
+    usual, leaps = _answering([4000.0, 4000.0], seconds=20)
+    leaps.began(requests=2, tokens=4000, ahead_tokens=4000.0, seconds=1e12)
+    assert leaps.tokens_per_s > 0.6 * usual.tokens_per_s
+    for at in range(20, 60):
+        leaps.observe(*_pages((at, 0.0, 0.0), (at + 1.0, 0.0, 0.0)))
+        leaps.began(requests=2, tokens=4000, ahead_tokens=4000.0, seconds=1.04)
+    assert leaps.slowness == 1.0

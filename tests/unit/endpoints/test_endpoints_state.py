@@ -335,3 +335,20 @@ def test_tokens_computed_a_second_are_those_of_the_last_minute_without_hits_and_
     assert 0 < state.computed_per_s < 750 * 0.2
     state.forget_server(now=120.0)
     assert state.computed_per_s == 0.0
+
+
+def test_a_server_whose_first_tokens_take_longer_than_those_of_its_peers_is_slower_before_an_answer_ends() -> (
+    None
+):
+    model = ModelRate(start=8000.0)
+    endpoints = [Endpoint(EndpointName(n), Address("10.0.0.1", 8000 + i)) for i, n in enumerate("abc")]
+    slow, *others = (EndpointState.new(endpoint, model_rate=model, now=0.0) for endpoint in endpoints)
+    sums = dict.fromkeys((slow, *others), 0.0)
+    for at in range(25):
+        for state in sums:
+            sums[state] += 1.0 if state is slow else 0.5
+            seen = EndpointMetrics(scraped_at=float(at), ttft_count=float(at), ttft_sum_s=sums[state])
+            state.observe(seen, now=float(at))
+            book(state, 4000, now=float(at))
+    assert slow.rate.tokens_per_s < 0.7 * others[0].rate.tokens_per_s
+    assert others[0].rate.tokens_per_s == pytest.approx(others[1].rate.tokens_per_s, rel=0.05)
