@@ -17,7 +17,7 @@ from envoy.data.accesslog.v3.accesslog_pb2 import HTTPAccessLogEntry
 from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from google.protobuf.message import DecodeError
 
-from epp.extproc.response import PickerPort
+from epp.picker import Picker
 from epp.types import Address
 
 SERVICE: Final = "envoy.service.accesslog.v3.AccessLogService"
@@ -37,7 +37,7 @@ MOST_CALLS: Final = 256
 class AccessLog:
     """All access log calls of one server."""
 
-    def __init__(self, picker: PickerPort, on_fault: Callable[[str], None]) -> None:
+    def __init__(self, picker: Picker, on_fault: Callable[[str], None]) -> None:
         self._picker = picker
         self._on_fault = on_fault
         self._calls = 0

@@ -32,7 +32,8 @@ from epp.extproc.reading import (
     read_head,
     read_prescribed,
 )
-from epp.extproc.response import PickerPort, StreamSettings
+from epp.extproc.response import StreamSettings
+from epp.picker import Picker
 from epp.picker_events import Pick
 from epp.request.parse import parse_request, skim_request
 from epp.request.rewriting import Rewrites, with_model
@@ -75,7 +76,7 @@ class Asking:
 
     def __init__(
         self,
-        picker: PickerPort,
+        picker: Picker,
         observer: Observer,
         *,
         settings: StreamSettings,

@@ -26,12 +26,13 @@ from epp.extproc.overload import Overload
 from epp.extproc.peer import Handler
 from epp.extproc.phases import Phase
 from epp.extproc.reading import RESPONSE_NAMES, bounded_trace, request_names
-from epp.extproc.response import PickerPort, StreamSettings
+from epp.extproc.response import StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.extproc.unread import Unread
 from epp.gate import Gate
 from epp.http2.flow_control import Reply
 from epp.http2.messages import INVALID_ARGUMENT, OK
+from epp.picker import Picker
 
 MESSAGE_SLACK_BYTES: Final = 2**20
 """Bytes for the fields around a body in its message."""
@@ -55,7 +56,7 @@ class Streams:
 
     def __init__(
         self,
-        picker: PickerPort,
+        picker: Picker,
         observer: Observer,
         *,
         settings: StreamSettings,

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from epp.config.dialects import MOST_DESTINATIONS
-from epp.config.policy import Policy
-from epp.decision import Observer, Outcome, PickRequest
+from epp.decision import Observer, Outcome
 from epp.extproc.events import (
     PLAIN,
     Action,
@@ -36,36 +35,16 @@ from epp.extproc.reading import (
     read_address,
     read_status,
 )
+from epp.picker import Picker
 from epp.picker_events import Pick
 from epp.request.answer_names import AnswerNames, readable
 from epp.request.blocked import BlockedPaths
-from epp.request.response import ResponseFeedback, ResponseReader
-from epp.request.rewriting import Rewrites
-from epp.types import Address, ApiKind, Endpoint
+from epp.request.response import ResponseReader
+from epp.types import ApiKind
 
 _SILENT_FULL_DUPLEX: Final = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
 
 _NOTHING_BLOCKED: Final = BlockedPaths(())
-
-
-class PickerPort(Protocol):
-    """The methods of `epp.picker.Picker` that a stream calls. The tests have a second implementation."""
-
-    @property
-    def policy(self) -> Policy: ...
-    @property
-    def rewrites(self) -> Rewrites | None: ...
-    @property
-    def one_model(self) -> bool: ...
-    def endpoints(self) -> Sequence[Endpoint]: ...
-    def model_list(self, subset: frozenset[Address] | None = None) -> bytes | None: ...
-    def pick(self, request: PickRequest, *, now: float) -> Pick: ...
-    def on_response_headers(self, pick: Pick, *, status: int, served: Address | None, now: float) -> bool: ...
-    def on_feedback(self, pick: Pick, feedback: ResponseFeedback, *, now: float) -> None: ...
-    def end(self, pick: Pick, *, outcome: Outcome, now: float) -> None: ...
-    def detach(self, pick: Pick, *, now: float) -> None: ...
-    def answer_cut(self, served: Address, *, now: float) -> bool: ...
-    def tidy(self, *, now: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +110,7 @@ class ResponseHalf:
         "status",
     )
 
-    def __init__(self, picker: PickerPort, observer: Observer, *, settings: StreamSettings) -> None:
+    def __init__(self, picker: Picker, observer: Observer, *, settings: StreamSettings) -> None:
         self._picker = picker
         self._observer = observer
         self._settings = settings

@@ -18,8 +18,9 @@ from epp.extproc.conversation import Streams
 from epp.extproc.health import Health
 from epp.extproc.overload import Overload
 from epp.extproc.pump import Pump
-from epp.extproc.response import PickerPort, StreamSettings
+from epp.extproc.response import StreamSettings
 from epp.gate import Gate
+from epp.picker import Picker
 
 _NOTICE_S: Final = 3.0
 """After this time, a data plane that checks health every second uses another picker."""
@@ -44,7 +45,7 @@ class ExtProcServer:
 
     def __init__(
         self,
-        picker: PickerPort,
+        picker: Picker,
         observer: Observer,
         *,
         listen: Listen,

@@ -42,9 +42,10 @@ from epp.extproc.events import (
 )
 from epp.extproc.phases import DECIDED, FOLLOWS, Phase, ResponsePhase
 from epp.extproc.reading import RESERVED, Body, RequestHead, passed_on, pieces
-from epp.extproc.response import PickerPort, ResponseHalf, StreamSettings
+from epp.extproc.response import ResponseHalf, StreamSettings
 from epp.extproc.waiting import Waiting
 from epp.gate import Gate
+from epp.picker import Picker
 from epp.picker_events import Pick
 from epp.types import InferenceRequest
 
@@ -63,7 +64,7 @@ class HttpStream:
 
     def __init__(
         self,
-        picker: PickerPort,
+        picker: Picker,
         observer: Observer,
         *,
         settings: StreamSettings,

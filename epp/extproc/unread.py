@@ -17,7 +17,8 @@ from epp.extproc.asking import OVERLOADED
 from epp.extproc.codec import decode, encode
 from epp.extproc.events import Answer, BodyMode, RequestHeaders, Slot, StreamProtocolError
 from epp.extproc.reading import DESTINATION, RESPONSE_NAMES, not_set, read_head
-from epp.extproc.response import PickerPort, StreamSettings
+from epp.extproc.response import StreamSettings
+from epp.picker import Picker
 from epp.picker_events import Pick
 
 _SIMPLE = frozenset((BodyMode.STREAMED, BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL))
@@ -25,7 +26,7 @@ _SIMPLE = frozenset((BodyMode.STREAMED, BodyMode.BUFFERED, BodyMode.BUFFERED_PAR
 
 
 class Unread:
-    def __init__(self, picker: PickerPort, *, timer: Callable[[], float]) -> None:
+    def __init__(self, picker: Picker, *, timer: Callable[[], float]) -> None:
         self._picker = picker
         self._timer = timer
 
