@@ -170,7 +170,7 @@ class Commits:
     # -- the response and the end ----------------------------------------------------------------------------
 
     def on_response_headers(self, routed: Pick, *, status: int, served: Address | None, now: float) -> bool:
-        """The answer begins. Later headers of the same answer change nothing.
+        """Called when the answer begins. Later headers of the same answer change nothing.
 
         True: another endpoint than the first choice serves the request. Booking and table entry then move
         there.
@@ -221,7 +221,9 @@ class Commits:
             self._listeners.send(Grew(now, routed.state, chain))
 
     def end(self, routed: Pick, *, outcome: Outcome, now: float) -> None:
-        """The HTTP request is over: release its booking. The prefix stays only if the server computed it."""
+        """Called when the HTTP request is over: release its booking. The prefix stays only if the server
+        computed it.
+        """
         if routed.over:
             return
         phase = routed.phase
@@ -245,7 +247,9 @@ class Commits:
         self._listeners.send(Ended(now, routed))
 
     def detach(self, routed: Pick, *, now: float) -> None:
-        """The stream is let go while the answer continues. From now on scrapes count the request."""
+        """Called when the stream is let go while the answer continues. From now on scrapes count the
+        request.
+        """
         if not routed.over:
             if routed.phase is Phase.ANSWERED:
                 self._fleet.failures.ended(routed.state, now=now)  # no further event says anything about it
@@ -343,7 +347,9 @@ class Commits:
             failures.served_model(routed.state, model, path_hash=routed.path_hash, now=now)
 
     def _prefilled(self, job: PrefillJob, *, status: int, now: float) -> None:
-        """The answer begins, so the prefill endpoint has finished. After an error this is not known."""
+        """Called when the answer begins, so the prefill endpoint has finished. After an error this is not
+        known.
+        """
         computed = status < 400
         if self._prefilling.release(job, computed=computed, now=now):
             outcome: Literal["computed", "lost"] = "computed" if computed else "lost"

@@ -193,4 +193,4 @@ class Observer(Protocol):
         """trace: the caller's trace context as it came, if tracing is on."""
 
     def protocol_error(self, reason: str) -> None:
-        """The data plane sent a message that the stream could not understand."""
+        """Called when the data plane sent a message that the stream could not understand."""

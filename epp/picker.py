@@ -229,7 +229,7 @@ class Picker:
         return True
 
     def on_cut(self, state: EndpointState, *, now: float) -> None:
-        """A server cut an answer midway, as reported to this picker or to another one."""
+        """Called when a server cut an answer midway, as reported to this picker or to another one."""
         self.fleet.failures.answer_cut(state, now=now)
 
     def take_in(self, findings: Sequence[KvReport]) -> None:
@@ -260,7 +260,7 @@ class Picker:
         self.fleet.failures.probed(probe, verdict, now=now)
 
     def housekeep(self, *, now: float) -> None:
-        """The work of `tidy`, and what is due now and then, whether requests come or not."""
+        """Do the work of `tidy`, and what is due now and then, whether requests come or not."""
         self.tidy(now=now)
         self.fleet.housekeep(now=now)
         for name in self._recently_left.give_up(now=now):
@@ -355,7 +355,9 @@ class Picker:
         return replace(would_pick, flow=queued.would) if queued.would else would_pick
 
     def on_response_headers(self, pick: Pick, *, status: int, served: Address | None, now: float) -> bool:
-        """The answer begins. True: another endpoint than the first choice serves the request."""
+        """Called when the answer begins. Returns True: another endpoint than the first choice serves the
+        request.
+        """
         return self._commits.on_response_headers(pick, status=status, served=served, now=now)
 
     def on_feedback(self, pick: Pick, feedback: ResponseFeedback, *, now: float) -> None:
@@ -365,7 +367,9 @@ class Picker:
         self._commits.end(pick, outcome=outcome, now=now)
 
     def detach(self, pick: Pick, *, now: float) -> None:
-        """The stream is let go while the answer continues. From now on scrapes count the request."""
+        """Called when the stream is let go while the answer continues. From now on scrapes count the
+        request.
+        """
         self._commits.detach(pick, now=now)
 
     def queued(self, model: str, *, now: float) -> tuple[Floats, Floats]:

@@ -100,7 +100,7 @@ class Prefilling:
         return PrefillJob(state, state.process, booking, recorded, self._caches.table)
 
     def release(self, job: PrefillJob, *, computed: bool, now: float) -> bool:
-        """The answer has begun, or will not begin.
+        """Called when the answer has begun, or will not begin.
 
         computed: the prefill endpoint did its part, as far as is known. Returns False if the work was already
         released.
@@ -114,8 +114,8 @@ class Prefilling:
         return True
 
     def detach(self, job: PrefillJob) -> bool:
-        """The beginning of the answer will not be reported. From now on scrapes count the prompt, and its
-        booking drains.
+        """Called when the beginning of the answer will not be reported. From now on scrapes count the prompt,
+        and its booking drains.
 
         Returns False if the work was already released.
         """

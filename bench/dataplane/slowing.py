@@ -106,7 +106,7 @@ def _ahead(pid: int) -> None:
 
 
 def _compete(cpu: int, left: float) -> None:
-    """The competitor. It runs for ever."""
+    """Compete for the CPU for ever."""
     os.sched_setaffinity(0, {cpu})
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(2))
     clock = time.perf_counter

@@ -69,7 +69,9 @@ def _ms(value: float) -> str:
 
 
 def _fine_ms(value: float) -> str:
-    """A value below zero means that the idle CPU varied by more than the requests used."""
+    """Return the time as text. A value below zero means that the idle CPU varied by more than the requests
+    used.
+    """
     return "-" if math.isnan(value) or value < 0 else f"{value * 1000:.2f} ms"
 
 

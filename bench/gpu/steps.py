@@ -94,7 +94,7 @@ def _tiers(shape: str, arguments: Sequence[str], *, planned_s: float, timeout_s:
 
 
 def _gateway(*, device: str, seconds: float, planned_s: float, timeout_s: float) -> Step:
-    """Two real vLLM servers behind the gateway."""
+    """Return the step with two real vLLM servers behind the gateway."""
     arguments = ("--device", device, "--seconds", str(seconds))
     name = "two vLLM servers behind the gateway"
     return Step(name, "", _GATEWAY, arguments, planned_s, timeout_s, missing=_lacking(device))

@@ -64,7 +64,7 @@ def compare(plan: Plan, gateway: Gateway, *, rules: Sequence[str]) -> list[RunRe
 
 @contextmanager
 def _policy(file: Path) -> Iterator[dict[str, Any]]:
-    """The current policy. It is written back afterwards."""
+    """Yield the current policy. It is written back afterwards."""
     try:
         before = file.read_text()
         document = yaml.safe_load(before)

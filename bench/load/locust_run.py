@@ -88,7 +88,7 @@ class LoadRun:
             self._trace = self._trace_file()
 
     def stop(self) -> None:
-        """The test has ended. The process may run another one."""
+        """Called when the test has ended. The process may run another one."""
         self._watching = False
         if self._trace is not None:
             self._trace.close()
@@ -141,11 +141,11 @@ class LoadRun:
         self._budget -= 1
 
     def report(self, data: dict[str, Any]) -> None:
-        """A worker puts its figures into a message to the master."""
+        """Called when a worker puts its figures into a message to the master."""
         data[_MESSAGE] = {"figures": self.recorder.figures.document(), "done": self.done}
 
     def hear(self, client_id: str, data: dict[str, Any]) -> None:
-        """The master adds a worker's figures to its own."""
+        """Called when the master adds a worker's figures to its own."""
         if _MESSAGE not in data:
             return
         self._from_workers[client_id] = data[_MESSAGE]
@@ -202,7 +202,7 @@ class LoadRun:
                 self.end()
 
     def end(self) -> None:
-        """Everything is sent and answered."""
+        """Called when everything is sent and answered."""
         self.done = True
         runner = self.environment.runner
         if runner is not None and not isinstance(runner, WorkerRunner):

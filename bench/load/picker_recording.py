@@ -83,7 +83,7 @@ class PickerRecording:
 
 @contextmanager
 def recorded(admin: str, path: Path) -> Iterator[None]:
-    """The requests that the picker routes meanwhile go to `path`; a message at the end gives the result.
+    """Record the requests that the picker routes meanwhile in `path`; a message at the end gives the result.
     Without an admin address nothing is recorded.
     """
     if not admin:

@@ -172,7 +172,7 @@ def _from_zero(calls: Sequence[Call]) -> list[Call]:
 def _conversation(
     rng: random.Random, start: tuple[int, ...], ids: Iterator[int], *, now: float, turns: int
 ) -> Iterator[Call]:
-    """Each turn's prompt is the prompt before, its answer, and something new."""
+    """Yield a conversation: each turn's prompt is the prompt before, its answer, and something new."""
     tokens = len(start) * BLOCK_TOKENS
     blocks = start
     for _ in range(turns):

@@ -16,8 +16,8 @@ _LAST = 0.1
 
 
 def max_min(asked: Mapping[str, float], capacity: float) -> dict[str, float]:
-    """The fair share of each tenant: no tenant gets more than it asks for, and no tenant could get more
-    without taking from a tenant that has no more.
+    """Return the fair share of each tenant: no tenant gets more than it asks for, and no tenant could get
+    more without taking from a tenant that has no more.
     """
     shares: dict[str, float] = {}
     left = capacity

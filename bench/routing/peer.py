@@ -163,10 +163,10 @@ class Rule(Protocol):
         """`depths`: the number of leading blocks that each pod holds, by the index."""
 
     def placed(self, asked: Asked, pod: Pod, *, now: float) -> None:
-        """The request was sent to this pod."""
+        """Called when the request was sent to this pod."""
 
     def first_token(self, request_id: int, *, now: float) -> None:
-        """The answer of a request begins."""
+        """Called when the answer of a request begins."""
 
 
 class SimpleRule:
@@ -218,7 +218,7 @@ class _Sent:
 
 
 def prefill_work(cached: int, total: int) -> float:
-    """The prefill work of the tokens [cached, total), each weighted by its position."""
+    """Return the prefill work of the tokens [cached, total), each weighted by its position."""
     return (total * total - cached * cached) / 2
 
 

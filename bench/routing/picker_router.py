@@ -49,7 +49,7 @@ class PickerRouter(picker_router.PickerRouter):
         self._absent: dict[str, Any] = dict.fromkeys(absent)
 
     def _gates_of_pickers(self) -> Sequence[Gate]:
-        """The flow control of each picker. Called once, if the pickers share."""
+        """Return the flow control of each picker. Called once, if the pickers share."""
         return ()
 
     def _advance(self, now: float) -> None:
@@ -61,7 +61,7 @@ class PickerRouter(picker_router.PickerRouter):
         return self._send(request, self._pick_request(request), self._picker_for(request), now=now)
 
     def _picker_for(self, _request: SimRequest) -> Picker:
-        """The picker that gets the request: any."""
+        """Return the picker that gets the request: any."""
         return self.pickers[self._rng.randrange(len(self.pickers))]
 
     def _inference(self, request: SimRequest) -> InferenceRequest:

@@ -89,8 +89,8 @@ def report(cells: Cells) -> str:
 
 
 def summary(cells: Cells) -> str:
-    """Each rule against the best one at each place. These are geometric means, because places differ by
-    orders of magnitude.
+    """Return the table of each rule against the best one at each place. These are geometric means, because
+    places differ by orders of magnitude.
     """
     rules = sorted({cell.rule for row in cells.values() for cell in row})
     lines = [

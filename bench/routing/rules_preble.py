@@ -56,7 +56,9 @@ class AibrixPreble(SimpleRule):
 
 
 def prefill_s(new: int, total: int) -> float:
-    """The source's fit of Mistral 7B on a V100: linear layers, attention, and the quadratic part."""
+    """Return the time by the source's fit of Mistral 7B on a V100: linear layers, attention, and the
+    quadratic part.
+    """
     linear_ms = 55.0
     if new >= 384:
         linear_ms = 0.27106428 * new + 10.52444263

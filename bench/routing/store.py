@@ -62,7 +62,7 @@ class Store:
 
 
 def named(run: Run) -> Run:
-    """The run with the name of its trace, wherever the file of the trace is."""
+    """Return the run with the name of its trace, wherever the file of the trace is."""
     return Run(
         workload=label(run.workload),
         rule=run.rule,

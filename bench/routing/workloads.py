@@ -59,7 +59,7 @@ class Turn:
 
 
 def label(workload: str) -> str:
-    """The name of the workload; for a trace, the name of its file."""
+    """Return the name of the workload; for a trace, the name of its file."""
     return workload.rsplit("/", 1)[-1].split(".", maxsplit=1)[0]
 
 

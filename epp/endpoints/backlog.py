@@ -90,7 +90,8 @@ class Backlog:
         booking.ahead_tokens = self._total - self._drained
 
     def release(self, booking: Booking, *, computed: bool, now: float, rate: float) -> None:
-        """The request is over, or known to be computed: remove what is left of its booking. Idempotent.
+        """Called when the request is over, or is known to be computed: remove what is left of its booking.
+        Idempotent.
 
         computed: the server did the work, so its counters will show it.
         """
@@ -123,7 +124,7 @@ class Backlog:
         return (tokens, sum([booking.ahead_tokens for booking in begun])) if known else None
 
     def confirm(self, tokens: float, *, now: float, rate: float) -> None:
-        """The server's counters show that it computed `tokens` since the last call."""
+        """Called when the server's counters show that it computed `tokens` since the last call."""
         self._advance(now, rate)
         tokens = max(0.0, tokens - self._uncounted)
         self.baseline()
@@ -136,7 +137,7 @@ class Backlog:
         self._uncounted = self._unbegun = 0
 
     def settle(self, *, now: float, rate: float) -> None:
-        """The server has no counters, so take the drain estimate as true."""
+        """Called when the server has no counters: take the drain estimate as true."""
         self._advance(now, rate)
         self._take(self._drained)
         self._drained = 0.0

@@ -89,7 +89,9 @@ class Failures:
         predicted_s: float,
         now: float,
     ) -> Wait:
-        """A request was sent to a server that is predicted to need `predicted_s` to its first token."""
+        """Called when a request was sent to a server that is predicted to need `predicted_s` to its first
+        token.
+        """
         self._picks += 1
         return self._first_bytes.sent(
             state,
@@ -114,7 +116,7 @@ class Failures:
         whole: bool = False,
         now: float,
     ) -> None:
-        """A server answered, well or with a failure.
+        """Called when a server answered, well or with a failure.
 
         model: only this model fails. asked_model: the model that the request asked for, if known. whole: the
         answer is known to be complete.
@@ -143,24 +145,24 @@ class Failures:
             mark.allow_trial(self.settings.trial_seconds, now=now)  # with the next request
 
     def answer_cut(self, state: EndpointState, *, now: float) -> None:
-        """An answer began well and was cut. This picker or another one has reported this."""
+        """Called when an answer began well and was cut. This picker or another one has reported this."""
         if not state.gone:
             self._cuts.cut(state)
             self.answered(state, failed=True, now=now)
 
     def ended(self, state: EndpointState, *, now: float) -> None:
-        """An answer that began well has ended, by its end or by a cut."""
+        """Called when an answer that began well has ended, by its end or by a cut."""
         self._cuts.ended(state, now=now)
 
     def refused_model(self, state: EndpointState, model: str, *, path_hash: int, now: float) -> None:
-        """A server answered 404. It counts where another server has answered for this model at the same path:
-        clients also name paths that no server has.
+        """Called when a server answered 404. It counts where another server has answered for this model at
+        the same path: clients also name paths that no server has.
         """
         if self._served.get((model, path_hash), state) is not state:
             self.answered(state, failed=True, model=model, now=now)
 
     def served_model(self, state: EndpointState, model: str, *, path_hash: int, now: float) -> None:
-        """A server answered well for a model, at this path."""
+        """Called when a server answered well for a model, at this path."""
         self._served[model, path_hash] = state
         state.answered_model = model
         self._served.move_to_end((model, path_hash))
@@ -241,7 +243,9 @@ class Failures:
         return False
 
     def hangs(self, state: EndpointState, *, now: float) -> bool:
-        """A server hangs, as this picker or another one found. True: this was not known before."""
+        """Called when a server hangs, as this picker or another one found. True: this was not known
+        before.
+        """
         if state.gone:
             return False
         mark = self._marks.setdefault((state, ""), Mark())
@@ -342,7 +346,7 @@ class Failures:
         return bool(self._marks)
 
     def share(self, state: EndpointState, *, now: float) -> float:
-        """The share of a server's last answers that failed. Old answers count less."""
+        """Return the share of a server's last answers that failed. Old answers count less."""
         mark = self._marks.get((state, ""))
         return mark.now(now) if mark is not None else 0.0
 

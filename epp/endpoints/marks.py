@@ -67,19 +67,21 @@ class Mark:
         return self.share if self.out else self.share * 0.5 ** (max(0.0, now - self.at) / _HALF_LIFE_S)
 
     def leave_out(self, *, picks: int, now: float) -> None:
-        """The server gets only trial requests from now on."""
+        """Give the server only trial requests from now on."""
         self.out, self.verdict = True, None
         self.tried(picks=picks, now=now)
 
     def tried(self, *, picks: int, now: float) -> None:
-        """A trial was sent, or the first one has to wait from now on. picks: the requests so far."""
+        """Called when a trial was sent, or the first one has to wait from now on. picks: the requests so
+        far.
+        """
         self.tried_at, self.tried_picks = now, picks
 
     def allow_trial(self, trial_s: float, *, now: float) -> None:
-        """The next request may be a trial."""
+        """Let the next request be a trial."""
         self.tried_at = now - LONGEST_TRIALS * trial_s
 
     def recover(self, *, now: float) -> None:
-        """The server is well again. Its mark is the same as after one failure."""
+        """Called when the server is well again. Its mark is the same as after one failure."""
         self.out = self.hangs = self.stalls = False
         self.share, self.at = min(self.share, STEP), now

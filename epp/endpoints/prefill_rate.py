@@ -269,6 +269,6 @@ class PrefillRate:
             self._busy_s = 0.0
 
     def leave(self) -> None:
-        """The server is gone, or has another model now."""
+        """Called when the server is gone, or has another model now."""
         self.model.leave(self)
         self.model.first_tokens.leave(self)

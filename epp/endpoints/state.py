@@ -210,8 +210,8 @@ class EndpointState:
         return surplus == self.surplus
 
     def scrape_failed(self, *, now: float) -> None:
-        """The scrape brought no page that could be read. Bookings of streams that were let go must not pile
-        up meanwhile.
+        """Called when the scrape brought no page that could be read. Bookings of streams that were let go
+        must not pile up meanwhile.
         """
         self.changed.add(self.slot)
         self.failures += 1
@@ -224,7 +224,7 @@ class EndpointState:
         self.backlog.book(booking, now=now, rate=self.rate.tokens_per_s)
 
     def release(self, booking: Booking, *, computed: bool, now: float) -> None:
-        """The request is over. computed: the server did its prefill, as far as we know."""
+        """Called when the request is over. computed: the server did its prefill, as far as we know."""
         self.changed.add(self.slot)
         self.in_flight -= 1
         self.ends_since_scrape += 1
@@ -232,12 +232,14 @@ class EndpointState:
         self.backlog.release(booking, computed=computed, now=now, rate=self.rate.tokens_per_s)
 
     def detach(self) -> None:
-        """The stream is let go while the answer continues. Scrapes count it, and its booking drains."""
+        """Called when the stream is let go while the answer continues. Scrapes count it, and its booking
+        drains.
+        """
         self.changed.add(self.slot)
         self.in_flight -= 1
 
     def computed(self, booking: Booking, *, now: float) -> None:
-        """The prefill of the request is done, as far as we know."""
+        """Called when the prefill of the request is done, as far as we know."""
         self.changed.add(self.slot)
         self.backlog.release(booking, computed=True, now=now, rate=self.rate.tokens_per_s)
 
@@ -250,7 +252,7 @@ class EndpointState:
         self.backlog.book(booking, now=now, rate=self.rate.tokens_per_s)
 
     def release_peers(self, booking: Booking, *, computed: bool, at: float, now: float) -> None:
-        """A request of another picker is over, or that picker is gone."""
+        """Called when a request of another picker is over, or that picker is gone."""
         self.changed.add(self.slot)
         self.detach_peers(at=at)
         self.ended_loads += computed and booking.loads

@@ -94,7 +94,7 @@ class FirstBytes:
         hang_seconds: float,
         now: float,
     ) -> Wait:
-        """A request was sent to a server that should need `predicted_s` to its first token.
+        """Called when a request was sent to a server that should need `predicted_s` to its first token.
         hang_seconds: the least time after which a first byte is overdue; 0: it never is.
 
         An answer that comes whole takes as long as the server generates, so its first byte is never overdue
@@ -253,13 +253,13 @@ class Cuts:
         return state in self._ends
 
     def cut(self, state: EndpointState) -> None:
-        """One of the ended answers was cut."""
+        """Called when one of the ended answers was cut."""
         ends = self._ends.setdefault(state, deque())
         if ends:
             ends.popleft()
 
     def ended(self, state: EndpointState, *, now: float) -> None:
-        """An answer that began well has ended."""
+        """Called when an answer that began well has ended."""
         ends = self._ends.get(state)
         # The oldest ends stay. If newer ends replaced them, none of a busy server's ends would ever be old
         # enough.

@@ -177,7 +177,7 @@ class Conversation(Handler):
             self._streams.room()
 
     def let_go(self, *, now: float) -> None:
-        """A drain: end the call as soon as the request no longer needs it."""
+        """Drain: end the call as soon as the request no longer needs it."""
         if self._stream is not None:
             self._stream.hold = False
             self._end_if_done(self._stream, now=now)
@@ -187,8 +187,8 @@ class Conversation(Handler):
             self._stream.check_integrity()
 
     def _begin(self, data: bytes, *, now: float) -> HttpStream | None:
-        """The first message came. None: the request is answered, or the data plane no longer waits for the
-        answer.
+        """Handle the first message. Returns None: the request is answered, or the data plane no longer waits
+        for the answer.
         """
         call, streams = self._call, self._streams
         if not call.is_open:

@@ -88,7 +88,7 @@ class GrpcioTransport:
             await self._servicer.set(service, self._health.status(service))
 
     def _written_late(self, task: asyncio.Task[None]) -> None:
-        """A late answer was written. If its stream has ended, no peer is left for a report."""
+        """Called when a late answer was written. If its stream has ended, no peer is left for a report."""
         self._writing_late.discard(task)
         _look_at(task)
 

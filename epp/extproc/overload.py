@@ -133,7 +133,7 @@ class Overload:
         self._counted_at = 0.0
 
     def share(self, *, now: float) -> float:
-        """The share of new requests that were recently routed by load, from 0 to 1."""
+        """Return the share of new requests that were recently routed by load, from 0 to 1."""
         return self._share if now < self._until else 0.0
 
     def skips(self, *, waited_s: float, now: float) -> bool:
@@ -151,7 +151,7 @@ class Overload:
         return skipped
 
     def _is_late(self, *, now: float) -> bool:
-        """A request waited too long. Returns whether that is an overload."""
+        """Called when a request waited too long. Returns whether that is an overload."""
         if self._late == 0 or now - self._late_at > _GAP_S:
             self._late, self._late_since = 0, now
         self._late += 1
@@ -159,7 +159,7 @@ class Overload:
         return now < self._until or (self._late >= _IN_A_ROW and now - self._late_since >= _PATIENCE_S)
 
     def is_on(self, *, now: float) -> bool:
-        """There is an overload, or there was one a moment ago."""
+        """Return whether there is an overload, or there was one a moment ago."""
         return now < self._until
 
     def gives_up(self, *, waited_s: float, now: float) -> bool:

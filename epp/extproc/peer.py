@@ -51,14 +51,14 @@ class Handler:
     __slots__ = ()
 
     def message(self, data: bytes, *, now: float) -> None:
-        """A message of the caller came."""
+        """Called when a message of the caller came."""
         raise NotImplementedError
 
     def half_closed(self, *, now: float) -> None:
-        """The caller has sent its last message."""
+        """Called when the caller has sent its last message."""
 
     def gone(self, *, now: float, broken: bool) -> None:
-        """The call ended, but the handler did not end it. broken: the handler itself failed."""
+        """Called when the call ended, but the handler did not end it. broken: the handler itself failed."""
 
 
 class Call:
@@ -305,7 +305,7 @@ class Peer(asyncio.Protocol):
             now = server.now()
 
     def _later(self) -> None:
-        """The remaining work waits until other peers have had their turn. If it is frames or many bytes,
+        """Let the remaining work wait until other peers have had their turn. If it is frames or many bytes,
         nothing more is read until then.
         """
         if self.connection.pending or self._beginnings.held_bytes > _MOST_WAITING_BYTES:
@@ -382,9 +382,7 @@ class Peer(asyncio.Protocol):
         self._handlers[event.stream_id] = service(Call(self, event.stream_id, event.request))
 
     def _broken(self, stream_id: int, *, now: float) -> None:
-        """A bug in the handler of one call ends only that call. This is called while the exception is
-        handled.
-        """
+        """End only the call in whose handler the bug is. This is called while the exception is handled."""
         _log.exception("a call failed")
         handler = self._handlers.pop(stream_id, None)
         self.end(stream_id, UNKNOWN, "the service failed")

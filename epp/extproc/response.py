@@ -139,7 +139,7 @@ class ResponseHalf:
         hold: bool,
         now: float,
     ) -> tuple[Answer, ...]:
-        """The response headers came: report to the picker which server served, and answer.
+        """Called when the response headers came: report to the picker which server served, and answer.
 
         debug: the client asked for the reasons of its pick.
 
@@ -183,7 +183,7 @@ class ResponseHalf:
         return data if self._names is None else self._names.feed(data, end=end)
 
     def body(self, event: ResponseBody, *, echoed: bool, now: float) -> Sequence[Action]:
-        """A piece of the body came. Returns the bytes to send on if the data plane keeps no copy
+        """Called when a piece of the body came. Returns the bytes to send on if the data plane keeps no copy
         (`echoed`).
         """
         self._feed(event, now=now)
@@ -193,7 +193,7 @@ class ResponseHalf:
         return pieces(Slot.RESPONSE_BODY, data, end_of_stream=event.end_of_stream)
 
     def trailers(self, *, echoed: bool, now: float) -> Sequence[Action]:
-        """The response ends with trailers."""
+        """Called when the response ends with trailers."""
         self._finish(now=now)
         held = self._sent_on(b"", end=True) if echoed else b""
         return (*pieces(Slot.RESPONSE_BODY, held, end_of_stream=False), *PLAIN[Slot.RESPONSE_TRAILERS])
@@ -209,7 +209,7 @@ class ResponseHalf:
             self._finish(now=now)
 
     def _finish(self, *, now: float) -> None:
-        """The response is over."""
+        """Called when the response is over."""
         self.give_feedback(now=now)
         if self.phase in (ResponsePhase.BEGUN, ResponsePhase.READING):
             self._enter(ResponsePhase.DONE)

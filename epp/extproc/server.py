@@ -80,7 +80,7 @@ class ExtProcServer:
         self.port = await self._transport.start()
 
     async def set_ready(self, *, ready: bool) -> None:
-        """Whether data planes should send requests here."""
+        """Set whether data planes should send requests here."""
         self._health.set_ready(ready=ready)
 
     async def drain(self, seconds: float) -> None:

@@ -109,8 +109,8 @@ class HttpStream:
         self._response = ResponseHalf(picker, observer, settings=settings)
 
     def hurry(self) -> None:
-        """The picker no longer has time to read the body: go on as with `unread`. Changes nothing once the
-        request is picked.
+        """Called when the picker no longer has time to read the body: go on as with `unread`. Changes nothing
+        once the request is picked.
         """
         if self.pick is None:
             self._asking.hurried, self.hold = True, False
@@ -159,8 +159,8 @@ class HttpStream:
             self._picker.detach(self.pick, now=now)
 
     def half_close(self, *, now: float) -> None:
-        """The data plane has ended its side in good order. So the HTTP request is over, unless the data plane
-        wanted only the pick.
+        """Called when the data plane has ended its side in good order. So the HTTP request is over, unless
+        the data plane wanted only the pick.
         """
         if self._asking.asks_only and self._response.phase is ResponsePhase.AWAITED:
             self.detach(now=now)
@@ -271,8 +271,8 @@ class HttpStream:
         return ()
 
     def _without_room(self, *, end_of_stream: bool, now: float) -> Sequence[Action]:
-        """All bodies together exceed their bound. This one goes on unread, or is refused if the policy
-        refuses at overload.
+        """Called when all bodies together exceed their bound. This one goes on unread, or is refused if the
+        policy refuses at overload.
         """
         load = self._picker.policy.spec.load
         if load.when_saturated == "Reject":
@@ -305,8 +305,8 @@ class HttpStream:
         instead: InferenceRequest | None = None,
         now: float,
     ) -> Sequence[Action]:
-        """The body has come as far as it is read. Returns its answer, or all answers that were held: first
-        the headers, then the body in the form that the mode asks for.
+        """Called when the body has come as far as it is read. Returns its answer, or all answers that were
+        held: first the headers, then the body in the form that the mode asks for.
         """
         if self.phase is Phase.BODY:
             return self._decide(

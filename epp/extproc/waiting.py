@@ -102,8 +102,8 @@ class Waiting:
         return self.held
 
     def go_on(self) -> tuple[Slot, Sequence[Action]]:
-        """The request no longer waits. Returns the message whose answer carries the pick, and the actions
-        that follow.
+        """Called when the request no longer waits. Returns the message whose answer carries the pick, and the
+        actions that follow.
         """
         after, self._after, self._held = self._after, (), None
         return self._slot, after

@@ -145,7 +145,7 @@ class FlowControl(Generic[T]):
         return item, None
 
     def leave(self, item: QueueItem[T]) -> None:
-        """The client is gone. Does nothing if the request no longer waits."""
+        """Called when the client is gone. Does nothing if the request no longer waits."""
         if item.waits:
             self._queues.take(item)
             self._alarms.forget(item)
@@ -190,7 +190,9 @@ class FlowControl(Generic[T]):
         self._search.due_at = min(self._search.due_at, now)
 
     def drain(self) -> None:
-        """The process ends: from now on no request waits. `next` lets all waiting requests go, in order."""
+        """Called when the process ends: from now on no request waits. `next` lets all waiting requests go, in
+        order.
+        """
         self._draining = True
         self._search.due_at = 0.0
 

@@ -70,7 +70,7 @@ class Pace:
         self._refused.add(max(1, tokens), now=now)
 
     def too_late(self, tokens: int, *, now: float) -> None:
-        """A request cannot be in time because of what the servers compute for others."""
+        """Called when a request cannot be in time because of what the servers compute for others."""
         self._too_late.add(max(1, tokens), now=now)
 
     def servers_too_few(self, *, now: float) -> bool:

@@ -332,7 +332,7 @@ class Connection:
             self._peer_ended(stream)
 
     def _peer_ended(self, stream: Stream) -> None:
-        """The peer has sent END_STREAM and everything before it."""
+        """Called when the peer has sent END_STREAM and everything before it."""
         if stream.assembly is not None:
             self._table.give_up(stream, INTERNAL, "the stream ended within a message", reason="cut_message")
             return

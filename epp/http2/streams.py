@@ -136,8 +136,8 @@ class Streams:
         self.stream_error(number, verdict.code, reason)
 
     def widen(self, stream: Stream, more: int, *, whole: bool) -> None:
-        """The peer changes its window of a stream. whole: it did so by its settings, so an overflow is an
-        error of the connection.
+        """Called when the peer changes its window of a stream. whole: it did so by its settings, so an
+        overflow is an error of the connection.
         """
         stream.peer_window += more
         if stream.peer_window > frames.MAX_WINDOW:
@@ -315,7 +315,7 @@ class Streams:
             self._sender.control(frames.goaway(self.last_id, Code.NO_ERROR))
 
     def _on_goaway(self, payload: bytes) -> None:
-        """The peer opens no more streams. Its open streams continue."""
+        """Called when the peer opens no more streams. Its open streams continue."""
         self.too_many("unneeded_frame_flood")
         if len(payload) < 8:
             raise FrameError(Code.FRAME_SIZE_ERROR, "bad_frame_size")

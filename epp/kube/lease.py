@@ -49,7 +49,7 @@ class Election:
         return "take" if now - self._seen_at > promised_s else "wait"
 
     def renewed(self, *, sent_at: float) -> None:
-        """The API server accepted our name. The request was sent at `sent_at`."""
+        """Called when the API server accepted our name. The request was sent at `sent_at`."""
         self._renewed_at = sent_at
 
     def lost(self) -> None:

@@ -134,7 +134,7 @@ class PolicySet:
             self.changed = True
 
     def wrote(self, found: PolicyObject) -> None:
-        """The object after our own write of its status. It may be older than the watch's last event."""
+        """Take the object after our own write of its status. It may be older than the watch's last event."""
         claim = self._claims.get(found.metadata.name)
         if claim is not None and _same(claim, found):
             claim.found = found

@@ -78,7 +78,7 @@ class ModelRewrites:
             self._drop(name)
 
     def put(self, found: ModelRewrite) -> None:
-        """A new or changed object. A change of its status alone does not count."""
+        """Take a new or changed object. A change of its status alone does not count."""
         name = found.metadata.name
         known = self._claims.get(name) or self._of_other_pools.get(name)
         if known is not None and _same(known, found):
@@ -96,7 +96,7 @@ class ModelRewrites:
         self._drop(found.metadata.name)
 
     def wrote(self, found: ModelRewrite) -> None:
-        """The object after our own write of its status."""
+        """Take the object after our own write of its status."""
         known = self._claims.get(found.metadata.name) or self._of_other_pools.get(found.metadata.name)
         if known is not None and _same(known, found):
             self._see(known, found)

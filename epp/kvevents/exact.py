@@ -68,12 +68,14 @@ class _Model:
     last_error: str = ""
 
     def learned(self, hasher: BlockHasher, *, block_tokens: int) -> None:
-        """A server has shown how it names blocks."""
+        """Called when a server has shown how it names blocks."""
         self.hasher, self.block_tokens = hasher, block_tokens
         self.state, self.reason = "checking", "no routed prompt has appeared in the events yet"
 
     def unlearned(self) -> None:
-        """No server is left that names blocks in this way, so the others may show how they do it."""
+        """Called when no server is left that names blocks in this way, so the others may show how they do
+        it.
+        """
         self.hasher, self.block_tokens = None, 0
         self.state, self.reason = "waiting", _NO_EVENT_YET
         self.checks.clear()
@@ -221,7 +223,9 @@ class Exact:
     # -- prompts ---------------------------------------------------------------------------------------------
 
     def routed(self, routed: RoutedPrompt, *, now: float) -> bool:
-        """A server has begun to answer a prompt. True: the server has another process than before."""
+        """Called when a server has begun to answer a prompt. Returns True: the server has another process
+        than before.
+        """
         known = self._servers.get(routed.server)
         if known is None:
             return False

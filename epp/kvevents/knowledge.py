@@ -108,7 +108,7 @@ class Knowledge:
             )
 
     def lost(self, server: EndpointName, *, now: float) -> None:
-        """The server certainly lost all its blocks, because another process serves now."""
+        """Called when the server certainly lost all its blocks, because another process serves now."""
         known = self.servers[server]
         self._num_blocks -= len(known.blocks)
         self._note(known, known.blocks.clear(), now=now)
@@ -116,7 +116,9 @@ class Knowledge:
         known.complete = False
 
     def forget(self, server: EndpointName) -> None:
-        """Nothing is known about the server any more: neither which blocks it holds nor which it lacks."""
+        """Called when nothing is known about the server any more: neither which blocks it holds nor which it
+        lacks.
+        """
         known = self.servers[server]
         self._num_blocks -= len(known.blocks)
         _let_all_go(known.blocks)
@@ -137,7 +139,7 @@ class Knowledge:
     # -- prompts ---------------------------------------------------------------------------------------------
 
     def map(self, prompt: MappedPrompt, *, server: EndpointName | None = None, now: float) -> None:
-        """A prompt was routed to `server`: look its chain up at every server."""
+        """Called when a prompt was routed to `server`: look up its chain at every server."""
         for known in self.servers.values():
             self._found += self._settle(known)  # now the chunks marked as held agree with the blocks
         path, changed = self._tree.map(prompt)
@@ -196,7 +198,7 @@ class Knowledge:
     # -- findings --------------------------------------------------------------------------------------------
 
     def findings(self, *, now: float) -> list[KvReport]:
-        """The changes since the last call, in an order in which they can be applied one by one."""
+        """Return the changes since the last call, in an order in which they can be applied one by one."""
         found, self._found = self._found, []
         for known in self.servers.values():
             found += self._settle(known)

@@ -32,8 +32,8 @@ class PendingPrompts:
         return node in self._chunks
 
     def expect(self, path: Sequence[Node], *, now: float) -> list[Node]:
-        """A prompt was sent to the server. Returns losses to report now, of a prompt that is given up for
-        this one.
+        """Called when a prompt was sent to the server. Returns losses to report now, of a prompt that is
+        given up for this one.
         """
         if path[-1] not in self._prompts:
             self._chunks.update(path)
@@ -46,8 +46,8 @@ class PendingPrompts:
         self._lost.add(node)
 
     def arrived(self, last: Node) -> list[Node]:
-        """The prompt with this end was computed, or never will be. Returns its lost chunks that are no longer
-        pending.
+        """Called when the prompt with this end was computed, or never will be. Returns its lost chunks that
+        are no longer pending.
         """
         found = self._prompts.pop(last, None)
         if found is None:
@@ -73,7 +73,7 @@ class PendingPrompts:
         return told
 
     def clear(self) -> list[Node]:
-        """No prompt is pending any more. Returns the losses that were not reported."""
+        """Called when no prompt is pending any more. Returns the losses that were not reported."""
         told = list(self._lost)
         self._prompts.clear()
         self._chunks.clear()

@@ -77,8 +77,8 @@ class RoutedPrompts:
         self._unanswered[request] = inference
 
     def _put(self, request: Pick, *, at: float) -> None:
-        """The answer begins: queue its prompt. A refused request is kept until it ends, since its server
-        computed nothing.
+        """Called when the answer begins: queue its prompt. A refused request is kept until it ends, since its
+        server computed nothing.
         """
         status = request.decision.status
         if status is None or status >= 400:

@@ -73,7 +73,7 @@ class Sequence:
         return self._asked_from
 
     def live(self, number: int, payload: bytes) -> list[Step]:
-        """A message came as it was published."""
+        """Called when a message came as it was published."""
         if number <= self._newest_live:
             forget = self._restart()
             self._newest_live = number
@@ -86,7 +86,7 @@ class Sequence:
         return self.replay_over() if too_much else []
 
     def replayed(self, number: int, payload: bytes) -> list[Step]:
-        """A message of a replay came."""
+        """Called when a message of a replay came."""
         if self._asked_from is None:
             return []
         if self._next is None:
@@ -98,8 +98,8 @@ class Sequence:
         return [self._deliver(number, payload)]
 
     def replay_over(self) -> list[Step]:
-        """The server has replayed all messages that it keeps, or did not answer in time. Continue with the
-        published messages.
+        """Called when the server has replayed all messages that it keeps, or did not answer in time. Continue
+        with the published messages.
         """
         self._asked_from = None
         held_back, self._held_back, self._held_back_bytes = self._held_back, deque(), 0

@@ -131,7 +131,7 @@ class Misses:
             self._remember(probe, chain)
 
     def _split(self, bucket: Bucket, request: Pick, probes: Sequence[Probe], *, best: int) -> None:
-        """The tokens that no candidate held: by chunk, what became of them. The rest are ends of prompts."""
+        """Return what became of the tokens that no candidate held, by chunk. The rest are ends of prompts."""
         decision, chain, schedule = request.decision, request.chain, request.table.schedule
         tokens_per_byte = decision.prompt_tokens / max(1, request.prompt.size.text_bytes)
         first = _chunks_of(best, tokens_per_byte, schedule, block=_block_tokens(request))

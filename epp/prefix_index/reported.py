@@ -40,7 +40,7 @@ class ReportedCaches:
         return accounts
 
     def forget_server(self, name: EndpointName) -> None:
-        """The server left, or its own reports are no longer valid."""
+        """Called when the server left, or its own reports are no longer valid."""
         self.known_bytes.pop(name, None)
         self.slower.pop(name, None)
 

@@ -33,8 +33,8 @@ class HashSecret(Struct, frozen=True):
         return _GIVEN + blake2b(b"which secret", key=self.key, digest_size=16).digest()
 
     def agreed(self, shown: bytes) -> HashSecret | None:
-        """The secret to use from now on, from what the pool says: our own or another picker's. None: the two
-        secrets do not agree.
+        """Return the secret to use from now on, from what the pool says: our own or another picker's. None:
+        the two secrets do not agree.
         """
         if shown == self.shown():
             return self

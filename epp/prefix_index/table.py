@@ -200,7 +200,9 @@ class PrefixTable:
         return Recorded(first_added=first_added, added=added, unused_s=unused_s, _mirror=mirror, _use=use)
 
     def touch(self, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> None:
-        """The server used the part of the chain that it still holds. A server that has left is ignored."""
+        """Called when the server used the part of the chain that it still holds. A server that has left is
+        ignored.
+        """
         mirror = self._taking(name)
         if mirror is None:
             return
@@ -307,7 +309,9 @@ class PrefixTable:
         return self._now
 
     def _retreat(self, mirror: Mirror, use: Use, run: Run | None) -> None:
-        """The deepest runs of a use are gone. If it was also the last use of `run`, it ends there now."""
+        """Called when the deepest runs of a use are gone. If it was also the last use of `run`, it ends there
+        now.
+        """
         if run is not None and mirror.last_use[run] is use:
             use.leaf = run
         else:

@@ -155,6 +155,6 @@ def _show(counts: Counts | None, *, on: Callable[[], bool] = sys.stderr.isatty) 
 
 
 def counts_text(counts: Counts) -> str:
-    """The counts, for people."""
+    """Return the counts as text."""
     left_out = f", {counts.left_out:,} left out" if counts.left_out else ""
     return f"{counts.requests:,} requests, {counts.size_bytes / 2**20:.1f} MiB{left_out}"

@@ -55,7 +55,7 @@ def line_chart(title: str, lines: Sequence[Line], *, x_label: str, y_label: str,
 
 
 def bar_chart(title: str, series: Sequence[str], groups: Sequence[Bars], *, y_label: str) -> str:
-    """Each bar has its value above it."""
+    """Return a bar chart. Each bar has its value above it."""
     top = _ceiling(max(value for group in groups for value in group.values if value is not None))
     parts = [*_frame(title, "", y_label), *_scale(top), *_legend(series)]
     room = (_WIDTH - _LEFT - _RIGHT) / len(groups)

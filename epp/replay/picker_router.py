@@ -92,7 +92,9 @@ class PickerRouter:
         return pick.decision.chosen
 
     def answered(self, request_id: int, *, now: float) -> None:
-        """The headers of the answer come: at once, unless another server computes the prompt first."""
+        """Called when the headers of the answer come: at once, unless another server computes the prompt
+        first.
+        """
         opened = self._open[request_id]
         opened.picker.on_response_headers(
             opened.pick, status=200, served=opened.pick.destinations[0], now=now

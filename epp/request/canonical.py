@@ -147,7 +147,9 @@ def first_item(raw: Raw) -> int:
 
 
 def content_bytes(raw: Raw, *, where: str, nested: bool = False) -> bytes:
-    """A content: a string, a list of parts, or nothing. nested: it is inside a tool's result."""
+    """Return the bytes of a content: a string, a list of parts, or nothing. nested: it is inside a tool's
+    result.
+    """
     text = text_bytes(raw)
     if text is not None:
         return text
@@ -184,8 +186,8 @@ def _part_bytes(raw: Raw, *, where: str, nested: bool) -> bytes | None:
 
 
 def item_pieces(raw: Raw, *, where: str) -> list[Piece]:
-    """An item of the responses API's `input`: a message, a tool call, a tool's output, or an item of which
-    only a hash counts.
+    """Return the pieces of an item of the responses API's `input`: a message, a tool call, a tool's output,
+    or an item of which only a hash counts.
     """
     if first_byte(raw) != _OBJECT:
         raise bad_field(where, "must be an object")

@@ -48,7 +48,7 @@ class AtOnce:
         return self._wanted_tokens / self._computed_tokens
 
     def came(self, prompt: int, *, tokens: float, now: float) -> None:
-        """A request was booked. tokens: what it has to compute at least, at whichever server."""
+        """Called when a request was booked. tokens: what it has to compute at least, at whichever server."""
         groups = self._groups
         while groups and (len(groups) >= _MOST_GROUPS or self._oldest_at() < now - AT_ONCE_S):
             groups.popitem(last=False)

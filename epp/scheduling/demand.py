@@ -57,7 +57,7 @@ class Demand:
         self._by_prefix: OrderedDict[int, _Last] = OrderedDict()
 
     def asked(self, prefix: int, *, now: float) -> None:
-        """A request was booked. prefix: 0 if no server held a part of the prompt."""
+        """Called when a request was booked. prefix: 0 if no server held a part of the prompt."""
         number = self._requests
         self._requests += 1
         if not prefix:

@@ -43,7 +43,8 @@ def cost_s(
     stall: Numbers = 0.0,
     running_tokens: Numbers = 0.0,
 ) -> Numbers:
-    """The least-cost rule: (B + c L) / V + (U / V + T) (w + k L). Takes columns or numbers.
+    """Return the cost by the least-cost rule: (B + c L) / V + (U / V + T) (w + k L). Takes columns or
+    numbers.
 
     The prefill of a prompt, and the loading of an adapter (T), delay the request itself and the requests that
     wait behind it (w). They also stall the answers that the server is writing (k for each request in flight).

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.5
 _FIRST_LOOK_S: Final = 0.1
-"""Time between two looks while a server has not been asked once."""
+"""Shorter time between two passes, while some server has not been asked once."""
 _AT_ONCE: Final = 32
 _PATIENCE_S: Final = 2.0
 """How long a starting picker waits for the lists."""

@@ -64,7 +64,7 @@ class Answer:
         """Whether the connection stays open for the next page."""
 
     def feed(self, piece: bytes) -> bool:
-        """Take in what came. Whether the answer is whole now."""
+        """Take in what came. Returns whether the answer is whole now."""
         self.begun = True
         self._received += piece
         if not self._head_read and not self._read_head():
@@ -75,7 +75,7 @@ class Answer:
         return self._size is not None and self._reaches(self._size)
 
     def end(self) -> bool:
-        """The connection ended. Whether the answer is whole."""
+        """Called when the connection ended. Returns whether the answer is whole."""
         return self._head_read and not self._in_chunks and self._size is None
 
     def page(self) -> bytes:
@@ -129,7 +129,7 @@ class Answer:
             self.keeps_open = False
 
     def _read_chunks(self) -> bool:
-        """Move whole chunks to the page. Whether the last one has come."""
+        """Move whole chunks to the page. Returns whether the last one has come."""
         received, at = self._received, 0
         while (line_end := received.find(b"\r\n", at, at + _CHUNK_LINE_BYTES)) >= 0:
             match = _CHUNK_SIZE.match(received, at, line_end)

@@ -151,7 +151,9 @@ class Speaker:
                 pass  # `Ended` says how the request ended
 
     def gather_flow(self, *, anew: bool = False) -> None:
-        """Collect the reports of this picker's flow control. anew: the others know nothing yet."""
+        """Collect the reports of this picker's flow control. anew: collect all of them, because the others
+        have none yet.
+        """
         if self._gate is None:
             return
         for model, row in self._gate.reports(anew=anew):

@@ -152,11 +152,11 @@ class Metrics:
         self._process.loop_lag.observe(seconds)
 
     def watching(self, source: str) -> None:
-        """A file was read at start and is watched from now on."""
+        """Called when a file was read at start and is watched from now on."""
         self._process.reload_ok[source] = 1
 
     def reloaded(self, source: str, *, ok: bool) -> None:
-        """A watched file changed. `source` says which one: policy or endpoints."""
+        """Called when a watched file changed. `source` says which one: policy or endpoints."""
         self._process.reloads[source, "accepted" if ok else "refused"] += 1
         self._process.reload_ok[source] = ok
 

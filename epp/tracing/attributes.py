@@ -64,8 +64,8 @@ def attributes_of(decision: Decision) -> Attributes:
 
 
 def error_of(decision: Decision) -> str:
-    """The reason why the request counts as an error. Empty: it is not an error. A request whose client left
-    is not an error either.
+    """Return the reason why the request counts as an error. Empty: it is not an error. A request whose client
+    left is not an error either.
     """
     if decision.status is not None and decision.status >= 500:
         return str(decision.status)

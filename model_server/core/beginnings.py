@@ -31,7 +31,9 @@ class Beginnings:
         return ((block, tokens) for tokens, _, block in self._entries)
 
     def add(self, tokens: _Tokens, block: Block) -> None:
-        """Each block is here once. If its tokens change, remove it and add it again."""
+        """Add a block, which must not be in the list yet. If its tokens change, remove it and add it
+        again.
+        """
         insort(self._entries, (tokens, block.block_id, block))
 
     def remove(self, tokens: _Tokens, block: Block) -> None:

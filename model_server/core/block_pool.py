@@ -31,7 +31,7 @@ __all__ = ["Block", "BlockId", "BlockPool"]
 
 
 def _nobody(block: Block) -> None:
-    """The default of `on_forget`."""
+    """Do nothing: the default of `on_forget`."""
 
 
 class BlockPool:
@@ -118,8 +118,8 @@ class BlockPool:
         self._cached.setdefault(block_hash, {})[block.block_id] = block
 
     def uncache(self, block: Block) -> None:
-        """The block's content can no longer be found. Its holders keep it. The block must be held, or being
-        taken.
+        """Remove the block from the cache: its content can no longer be found. Its holders keep it. The block
+        must be held, or being taken.
         """
         name = block.block_hash
         if name is None:
@@ -152,8 +152,8 @@ class BlockPool:
             self._empty.append(block)
 
     def forget_all(self) -> None:
-        """No cached content can be found any more. Held blocks stay with their holders, and the order of
-        blocks stays.
+        """Remove all blocks from the cache: their content can no longer be found. Held blocks stay with their
+        holders, and the order of blocks stays.
         """
         unused = [self._unused.pop_first() for _ in range(len(self._unused))]
         self._empty[:0] = reversed(unused)
@@ -165,7 +165,7 @@ class BlockPool:
         self._cached.clear()
 
     def end_step(self) -> None:
-        """A step of the engine is planned, so the time of the eviction order advances."""
+        """Called when a step of the engine is planned: the time of the eviction order advances."""
         self._step += 1
         self._unused.end_step()
 

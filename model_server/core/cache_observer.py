@@ -14,13 +14,15 @@ from model_server.core.request import Request
 
 class CacheObserver(Protocol):
     def stored(self, request: Request, *, first: int, end: int) -> None:
-        """The blocks [first, end) of the request can now be found under its `block_hashes`."""
+        """Called when the blocks [first, end) of the request can now be found under its `block_hashes`."""
 
     def removed(self, block_hash: BlockHash) -> None:
-        """One block less can be found under this hash."""
+        """Called when one block less can be found under this hash."""
 
     def cleared(self) -> None:
-        """No block can be found any more. `removed` may have been called for some of them just before."""
+        """Called when no block can be found any more. `removed` may have been called for some of them just
+        before.
+        """
 
 
 class Unobserved:

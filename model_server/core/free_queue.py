@@ -36,13 +36,13 @@ class FreeOrder(Protocol):
         ...
 
     def append(self, block: Block) -> None:
-        """The block became free. Its `last_use`, `uses` and `prefix_blocks` are up to date. Of a sequence the
-        tail comes first.
+        """Called when the block became free. Its `last_use`, `uses` and `prefix_blocks` are up to date. The
+        last block of a sequence is appended first.
         """
         ...
 
     def remove(self, block: Block) -> None:
-        """A hit: the block is in use again."""
+        """Called at a hit: the block is in use again."""
         ...
 
     def pop_first(self) -> Block:
@@ -50,7 +50,7 @@ class FreeOrder(Protocol):
         ...
 
     def end_step(self) -> None:
-        """The engine's step is planned. Work in the background may go on until the next call."""
+        """Called when the engine's step is planned. Work in the background may go on until the next call."""
         ...
 
     def check_integrity(self) -> None: ...

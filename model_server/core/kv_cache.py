@@ -224,7 +224,7 @@ class KVCacheManager:
         """
 
     def free(self, request: Request) -> None:
-        """The request releases its blocks. What it cached can be found until it is evicted."""
+        """Release the request's blocks. What it cached can be found until it is evicted."""
         self.pool.release(self._tables.pop(request.request_id))
         del self._num_cached_blocks[request.request_id]
 
@@ -342,11 +342,11 @@ class KVCacheManager:
             self.observer.stored(request, first=first, end=num_full)
 
     def _cache(self, request: Request, block: Block, index: int) -> None:
-        """The `index`th block of the request is full."""
+        """Called when the `index`th block of the request is full."""
         self.pool.cache(block, request.block_hashes[index], prefix_blocks=index + 1)
 
     def _forgotten(self, block: Block) -> None:
-        """The pool will remove a block's hash."""
+        """Called when the pool will remove a block's hash."""
         if block.block_hash is None:
             return
         if self._unreported[block.block_hash]:

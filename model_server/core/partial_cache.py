@@ -130,7 +130,9 @@ class PartialKVCacheManager(KVCacheManager):
         self.pool.cache(block, name, prefix_blocks=index + 1)
 
     def _cache(self, request: Request, block: Block, index: int) -> None:
-        """The block is full. Its key as a partial block is removed, and its computed tokens stay listed."""
+        """Called when the block is full. Its key as a partial block is removed, and its computed tokens stay
+        listed.
+        """
         content = self._content.get(block)
         self.pool.uncache(block)
         super()._cache(request, block, index)

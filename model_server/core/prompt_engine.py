@@ -32,7 +32,7 @@ class Model(Protocol):
 
 
 Sampler = Callable[[object, Request], TokenId]
-"""Chooses the next token from logits. Greedy where answers are compared."""
+"""Chooses the next token from logits. It is greedy where answers are compared."""
 
 
 class OutOfBlocksError(Exception):

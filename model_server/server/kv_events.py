@@ -120,7 +120,7 @@ class KvEventLog:
         self._notes = [AllBlocksCleared()]
 
     def tier_changed(self, event: TierEvent) -> None:
-        """A store below the cache holds other blocks than before."""
+        """Called when a store below the cache holds other blocks than before."""
         hashes = tuple(map(event_hash, event.hashes))
         if isinstance(event, TierRemoved):
             self._notes.append(BlockRemoved(hashes, event.medium, 0))

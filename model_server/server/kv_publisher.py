@@ -126,7 +126,7 @@ class KvPublisher:
 async def open_publisher(
     log: KvEventLog, settings: KvEventSettings, *, wall_clock: Callable[[], float]
 ) -> AsyncIterator[KvPublisher]:
-    """The bound sockets. ValueError: ZeroMQ is not installed. OSError: an address cannot be bound."""
+    """Return the bound sockets. ValueError: ZeroMQ is not installed. OSError: an address cannot be bound."""
     try:
         import zmq  # noqa: PLC0415 - only a server with KV events needs it
         import zmq.asyncio  # noqa: PLC0415 - as above

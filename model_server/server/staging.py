@@ -71,7 +71,7 @@ class Staging:
         """Called when a request may be admitted that could not be admitted before."""
 
     def submitted(self, request: Request) -> None:
-        """The engine has just got this request."""
+        """Called when the engine has just got this request."""
         cached = self._engine.kv_cache.get_computed(request)
         usable = (len(request.token_ids) - 1) // self._engine.config.block_size_tokens
         if self._tiers.num_held(request.block_hashes[:usable], adapter=request.adapter) > len(cached.blocks):
@@ -86,8 +86,8 @@ class Staging:
         self._fetch_next()
 
     def stepped(self, plan: StepPlan) -> None:
-        """A step is finished. Requests that ended in it are stored, and there may be room
-        for the next fetch.
+        """Called when a step is finished. Requests that ended in it are stored, and there may be room for the
+        next fetch.
         """
         if self._closed:
             return
@@ -139,7 +139,9 @@ class Staging:
         return self._tiers.status()
 
     async def close(self, *, timeout_s: float) -> None:
-        """No request is unfinished any more. Waiting blocks are written, as far as the time allows."""
+        """Called when no request is unfinished any more. Waiting blocks are written, as far as the time
+        allows.
+        """
         loop = asyncio.get_running_loop()
         # A request that still waits for its prefix may be computed later. It stores nothing.
         self._closed = True

@@ -124,7 +124,7 @@ class SimEngine:
             self.due_s = stride.end_s(stride.num_steps)
 
     def drop_all(self) -> list[Job]:
-        """The process died, so everything in it fails. The engine cannot be used afterwards."""
+        """Called when the process died, so everything in it fails. The engine cannot be used afterwards."""
         lost = self.jobs()
         self._running.clear()
         self._waiting.clear()
@@ -132,8 +132,8 @@ class SimEngine:
         return lost
 
     def wake(self, now: float) -> tuple[list[Job], list[Job]]:
-        """The current stride is over (or there is none): record it, and start the next one. Returns requests
-        with their first token, and ended ones.
+        """Called when the current stride is over (or there is none): record it, and start the next one.
+        Returns requests with their first token, and ended ones.
         """
         first: list[Job] = []
         ended: list[Job] = []

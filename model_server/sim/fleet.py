@@ -33,7 +33,7 @@ class Router(Protocol):
     """Chooses a server. Every method gets the virtual time."""
 
     def set_servers(self, names: Sequence[str], *, restarted: str, now: float) -> None:
-        """The current servers. `restarted` names one that came back with a cold cache, or is empty."""
+        """Set the current servers. `restarted` names one that came back with a cold cache, or is empty."""
 
     def route(self, request: SimRequest, *, now: float) -> str | None:
         """Return the server's name. None refuses the request. `WAITS`: a `Gate` will answer later."""
@@ -87,7 +87,7 @@ class Scaler(Protocol):
     every_s: float
 
     def changes(self, *, now: float) -> Iterable[Change]:
-        """The changes to make, now or later. Asked every `every_s`."""
+        """Return the changes to make, now or later. Asked every `every_s`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,4 +360,4 @@ class Fleet:
 
 
 def _nothing(now: float) -> None:
-    """An event for the sake of what follows each event."""
+    """Do nothing: this event is needed only for the work that follows each event."""

@@ -88,8 +88,8 @@ class AdapterStatus:
 
 
 def plan(wanted: Adapters, served: Adapters, history: History, *, now: float, prune: bool) -> list[Action]:
-    """The actions to do now; those that free room come first. At most one action for each name. Plan again
-    after them.
+    """Return the actions to do now; those that free room come first. At most one action for each name. Plan
+    again after them.
     """
     unloads: list[Action] = []
     loads: list[Action] = []

@@ -90,7 +90,7 @@ class OpenFiles:
         """By identity, the one that was read longest ago first. Some of them are no longer used."""
 
     def read(self, file: ReadFile) -> None:
-        """The file is open, and was read last."""
+        """Called when the file is open, and was read last."""
         with self._lock:
             self._recent[id(file)] = weakref.ref(file)
             self._recent.move_to_end(id(file))

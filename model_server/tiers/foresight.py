@@ -37,7 +37,7 @@ class Foresight(Generic[S]):
         self._reads: defaultdict[S, defaultdict[int, _Reads]] = defaultdict(lambda: defaultdict(_Reads))
 
     def record(self, segment: S, layer: int, chunks: Collection[int]) -> None:
-        """A request has read these chunks of the layer, each once, and no other chunks of it."""
+        """Called when a request has read these chunks of the layer, each once, and no other chunks of it."""
         reads = self._reads[segment][layer]
         reads.requests += 1
         reads.of_chunk.update(chunks)

@@ -32,8 +32,8 @@ class NodeImportance:
         return self._uses[0]
 
     def record(self, weights: Sequence[Sequence[float]], *, chosen: Sequence[Iterable[int]] = ()) -> None:
-        """The weights of one request, (layer, token), for the node's first tokens or for all of them, and the
-        tokens that each layer read for it.
+        """Record the weights of one request, (layer, token), for the node's first tokens or for all of them,
+        and the tokens that each layer read for it.
         """
         num_used = len(weights[0]) if weights else 0
         fits = len(weights) == self.num_layers and 0 < num_used <= self.num_tokens

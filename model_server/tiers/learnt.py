@@ -91,12 +91,14 @@ class Learnt:
             self._reordered_at[blocks[0]] = importance.num_requests
 
     def take_unsaved(self) -> list[tuple[Blocks, NodeImportance]]:
-        """The changes since the last call."""
+        """Return the changes since the last call."""
         names, self._unsaved = self._unsaved, set()
         return [self._importance[name] for name in names if name in self._importance]
 
     def keep(self, names: Collection[BlockHash]) -> list[BlockHash]:
-        """All other nodes are no longer stored. Returns those of them about which something was known."""
+        """Forget all other nodes, which are no longer stored. Returns those of them about which something was
+        known.
+        """
         gone = [name for name in self._importance if name not in names]
         for name in gone:
             del self._importance[name]

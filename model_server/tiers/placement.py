@@ -130,8 +130,8 @@ class TieredPlacement(Generic[K]):
     def use(
         self, key: K, *, size_bytes: int, num_important: float, earlier: float = 0.0, node: Hashable = None
     ) -> tuple[int, dict[K, int]]:
-        """A chunk is read. Returns the tier where it was found, and the new tier of each chunk that has moved
-        because of this use, its own included.
+        """Called when a chunk is read. Returns the tier where it was found, and the new tier of each chunk
+        that has moved because of this use, its own included.
 
         `num_important`: how many of its tokens are important to this use. `earlier` counts only at the first
         use of a chunk: how often its tokens mattered before the chunk was made of them. `node`, too, counts
@@ -162,7 +162,7 @@ class TieredPlacement(Generic[K]):
     def adopt(
         self, key: K, *, size_bytes: int, num_important: float, num_uses: int, node: Hashable = None
     ) -> dict[K, int]:
-        """A new chunk takes the place of others that are forgotten, and gets their uses.
+        """Called when a new chunk takes the place of others that are forgotten, and gets their uses.
 
         Returns the chunks that have moved, as `use` does.
         """
@@ -177,7 +177,9 @@ class TieredPlacement(Generic[K]):
         return self._uses[key].num_uses if key in self._uses else 0
 
     def reweigh(self, key: K, *, num_important: float) -> None:
-        """The number of important tokens in a known chunk has changed. Unknown chunks are not counted yet."""
+        """Called when the number of important tokens in a known chunk has changed. Unknown chunks are not
+        counted yet.
+        """
         if (use := self._uses.get(key)) is None:
             return
         use.num_important = num_important
@@ -185,7 +187,7 @@ class TieredPlacement(Generic[K]):
             self._tiers[tier].ranking.lowered(key, self._score(use))
 
     def forget(self, keys: Iterable[K]) -> None:
-        """The disk no longer has these chunks, or it has others under their names."""
+        """Called when the disk no longer has these chunks, or it has others under their names."""
         for key in keys:
             use = self._uses.pop(key, None)
             if use is not None and (tier := self.tier_of(key)) < len(self._tiers):

@@ -146,7 +146,9 @@ class TieredReader:
         self._thread.submit(self._stage, layer, parts, staged)
 
     def finish(self, prefix: TieredPrefix, choices: Iterable[tuple[int, Choice]]) -> None:
-        """The first tokens of a request are computed: add the weights of its choices to the running means."""
+        """Called when the first tokens of a request are computed: add the weights of its choices to the
+        running means.
+        """
         self.wait_for(self._thread.submit(self._learn, prefix.parts, dict(choices)))
 
     def where(self, prefix: TieredPrefix, *, first_token: int) -> Load:

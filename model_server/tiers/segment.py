@@ -201,8 +201,8 @@ class Segment:
             raise ValueError(f"{wanted} bytes are wanted")
 
     def _read_numbers(self, numbers: bytes) -> None:
-        """The mapping lists, then the checksums. Layers in logical order share one list: most nodes have only
-        this list.
+        """Read the mapping lists, then the checksums. Layers in logical order share one list: most nodes have
+        only this list.
         """
         layout, logical = self._layout, TokenOrder.logical(self.num_tokens)
         row = 2 * self.num_tokens

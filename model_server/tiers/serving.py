@@ -278,8 +278,8 @@ class ServedTiers:
         self.store.drop_unreadable(segment for segment, _ in (prefix.parts if prefix else ()))
 
     def learn_from(self, request: Request) -> None:
-        """The request's prompt is computed: the tokens that mattered to its first tokens in a selective load
-        count for later requests.
+        """Called when the request's prompt is computed: the tokens that mattered to its first tokens in a
+        selective load count for later requests.
         """
         if isinstance(request.stored, OutsidePrefix):
             self._health.worked()  # the prefix has been read now; at the time of `fetch` it was only opened

@@ -170,8 +170,8 @@ class PrefixStore:
             return written
 
     def drop_damaged(self, damaged: Segment) -> None:
-        """A reader found changed bytes: the node and all nodes behind it are removed, and will be computed
-        again.
+        """Called when a reader found changed bytes: the node and all nodes behind it are removed, and will be
+        computed again.
         """
         with self._writing, self._lock:
             name = damaged.place.hashes[0]
@@ -406,7 +406,7 @@ class PrefixStore:
             raise failed
 
     def _touch(self, node: Node) -> None:
-        """The node is used now, and so are the nodes before it."""
+        """Record that the node is used now, and so are the nodes before it."""
         self._now += 1
         used: Node | None = node
         while used is not None:

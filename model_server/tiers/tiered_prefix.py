@@ -71,7 +71,7 @@ class TieredPrefix:
         return sum(num_blocks for _, num_blocks in self.parts) * self._block_tokens
 
     def foresee(self, tokens: torch.Tensor) -> None:
-        """Every layer will read exactly these tokens. They are fetched ahead, without waiting for
+        """Called when every layer will read exactly these tokens. They are fetched ahead, without waiting for
         a choice.
         """
         self._foreseen = tokens

@@ -43,8 +43,8 @@ class WeakestFirst(Generic[K, S]):
         del self.filed[key]
 
     def lowered(self, key: K, score: S) -> None:
-        """The score of a key has fallen, so it is filed again. A score that has risen is noticed when its key
-        comes up.
+        """Called when the score of a key has fallen: the key is filed again. A score that has risen is
+        noticed when its key comes up.
         """
         if score < self.filed[key]:
             self.file(key, score)

@@ -76,7 +76,7 @@ class OffloadRanking:
     def observe(
         self, keys: Sequence[ChunkKey], *, ends_tokens: Sequence[int | None], request: RequestUses
     ) -> None:
-        """A request used these chunks of one KV cache group, head first.
+        """Called when a request used these chunks of one KV cache group, head first.
 
         Each chunk counts once for a request, however often it is reported.
         """
@@ -96,7 +96,7 @@ class OffloadRanking:
             self._halve()
 
     def insert(self, key: ChunkKey) -> None:
-        """The chunk is in the tier from now on, and may not be evicted yet."""
+        """Add the chunk to the tier. It may not be evicted yet."""
         if key not in self._chunks:
             self._chunks[key] = self._new(None)
         self._gone.pop(key, None)

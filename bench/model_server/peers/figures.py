@@ -93,7 +93,7 @@ def _times(turn: Turn, row: Recorded) -> Run:
 
 
 def same_answers(row: Recorded, side: str) -> float:
-    """The share of the answers that equal, token for token, those of our engine without its cache."""
+    """Return the share of the answers that equal, token for token, those of our engine without its cache."""
     pairs = [
         (a, b)
         for one in row.repeats

@@ -88,7 +88,7 @@ async def _sources(servers: Sequence[ModelServer], session: aiohttp.ClientSessio
 async def _front(
     directory: Path, case: Case, entries: Sequence[dict[str, str]]
 ) -> AsyncIterator[tuple[PickerProcess, EnvoyProcess]]:
-    """The picker and the Envoy of this run."""
+    """Run the picker and the Envoy of this run."""
     sections: dict[str, Any] = {}
     if case.exact:
         folder = write_language(directory / "model")  # required, but never used: prompts are token ids

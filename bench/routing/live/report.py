@@ -43,8 +43,8 @@ def rows_of(results: Sequence[Result]) -> dict[str, dict[str, dict[Side, list[Ro
 
 
 def kendall(one: Sequence[float], other: Sequence[float]) -> float:
-    """The rank correlation: the pairs in the same order minus the pairs in the opposite order, as a share of
-    all pairs. nan: there is no pair.
+    """Return the rank correlation: the pairs in the same order minus the pairs in the opposite order, as a
+    share of all pairs. nan: there is no pair.
     """
     signs = [_sign(one[a] - one[b]) * _sign(other[a] - other[b]) for a, b in combinations(range(len(one)), 2)]
     return sum(signs) / len(signs) if signs else float("nan")

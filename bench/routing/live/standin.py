@@ -109,7 +109,7 @@ async def running_stand_in(
     session: aiohttp.ClientSession,
     clock: RunClock,
 ) -> AsyncIterator[tuple[StandIn, EnvoyProcess]]:
-    """An Envoy in front of the servers, which this rule routes."""
+    """Run an Envoy in front of the servers, which this rule routes."""
     named = {f"pod-{n}": server for n, server in enumerate(servers)}
     standing = StandIn(router, {name: str(s.address) for name, s in named.items()}, clock=clock)
     config = config_in(directory)
