@@ -186,9 +186,7 @@ class Gate:
     # -- other pickers of the same servers -------------------------------------------------------------------
 
     def reports(self, *, anew: bool = False) -> Sequence[tuple[str, Row]]:
-        """Return the reports for the other pickers, by base model. anew: return all reports, because the
-        others have none yet.
-        """
+        """Return reports for the other pickers, by base model. anew: all, because they have none yet."""
         self._tells = True
         for model in self._flows:
             self._reported.setdefault(model, Reported())

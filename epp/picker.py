@@ -355,9 +355,7 @@ class Picker:
         return replace(would_pick, flow=queued.would) if queued.would else would_pick
 
     def on_response_headers(self, pick: Pick, *, status: int, served: Address | None, now: float) -> bool:
-        """Called when the answer begins. Returns True: another endpoint than the first choice serves the
-        request.
-        """
+        """Called when the answer begins. Returns whether another endpoint than the first choice sent it."""
         return self._commits.on_response_headers(pick, status=status, served=served, now=now)
 
     def on_feedback(self, pick: Pick, feedback: ResponseFeedback, *, now: float) -> None:
@@ -367,9 +365,7 @@ class Picker:
         self._commits.end(pick, outcome=outcome, now=now)
 
     def detach(self, pick: Pick, *, now: float) -> None:
-        """Called when the stream is let go while the answer continues. From now on scrapes count the
-        request.
-        """
+        """Called when the stream is let go while the answer continues. Scrapes count the request then."""
         self._commits.detach(pick, now=now)
 
     def queued(self, model: str, *, now: float) -> tuple[Floats, Floats]:

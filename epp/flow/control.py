@@ -190,9 +190,7 @@ class FlowControl(Generic[T]):
         self._search.due_at = min(self._search.due_at, now)
 
     def drain(self) -> None:
-        """Called when the process ends: from now on no request waits. `next` lets all waiting requests go, in
-        order.
-        """
+        """Called when the process ends: no request waits from now on. `next` lets all go, in order."""
         self._draining = True
         self._search.due_at = 0.0
 

@@ -200,9 +200,7 @@ class PrefixTable:
         return Recorded(first_added=first_added, added=added, unused_s=unused_s, _mirror=mirror, _use=use)
 
     def touch(self, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> None:
-        """Called when the server used the part of the chain that it still holds. A server that has left is
-        ignored.
-        """
+        """Renew the part of the chain that the server still holds. A server that has left is ignored."""
         mirror = self._taking(name)
         if mirror is None:
             return
@@ -309,9 +307,7 @@ class PrefixTable:
         return self._now
 
     def _retreat(self, mirror: Mirror, use: Use, run: Run | None) -> None:
-        """Called when the deepest runs of a use are gone. If it was also the last use of `run`, it ends there
-        now.
-        """
+        """Called when the deepest runs of a use are gone: end it at `run`, unless `run` was used later."""
         if run is not None and mirror.last_use[run] is use:
             use.leaf = run
         else:
