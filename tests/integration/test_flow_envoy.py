@@ -1,26 +1,19 @@
 """Requests that flow control holds, through the real Envoy, on both transports. They wait longer than Envoy
 would wait for a picker, and no request is lost.
-
-The policy says that servers compute one token a second, so one prompt keeps a server busy for a minute. A
-metrics page without a running request then says that the server is free.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.harness.backend import Behaviour
 from tests.harness.client import Reply
 from tests.harness.envoy import EXT_PROC
-from tests.harness.gateway import Gateway, running_gateway
-from tests.harness.processes import wait_until
+from tests.harness.gateway import Gateway
+from tests.harness.held_requests import begin, busy, free, wait_for, waiting
 from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
 
 pytest_plugins = ["tests.harness.fixtures"]
@@ -28,55 +21,6 @@ pytestmark = [pytest.mark.envoy, pytest.mark.usefixtures("both_transports")]
 
 PATIENCE_S = 1.0
 """How long Envoy waits for the picker, unless the picker says that a request is held."""
-RUNNING = "vllm:num_requests_running"
-FLOW = {"mode": "Hold", "headroomSeconds": 0.1, "objectives": {"person": 10}}
-
-
-@asynccontextmanager
-async def busy(directory: Path, flow: dict[str, Any] | None = None, **fields: Any) -> AsyncIterator[Gateway]:
-    """Run a gateway whose one server has work for a minute."""
-    policy = {
-        "cost": {"prefillTokensPerSecond": 1},
-        "scrape": {"intervalSeconds": 0.1, "staleAfterSeconds": 60},
-        "flow": {**FLOW, **(flow or {})},
-    }
-    async with running_gateway(directory, backends=1, policy=policy, **fields) as gateway:
-        backend = gateway.backends[0]
-        backend.metrics[RUNNING] = 1
-        held = backend.behaviour.before_last
-        held.shut()
-        async with gateway.client.stream("first " * 40) as first:
-            await held.wait_waiting(1)
-            backend.behaviour = Behaviour()  # later requests are answered at once
-            yield gateway
-            held.open()
-            await first.rest()
-
-
-async def begin(gateway: Gateway, *names: str, **headers: str) -> list[asyncio.Task[Reply]]:
-    """Send requests one after the other. Each waits at the picker."""
-    tasks = []
-    for name in names:
-        before = await waiting(gateway)
-        tasks.append(asyncio.create_task(gateway.client.complete(f"{name} " * 40, headers=headers)))
-        await wait_for(gateway, before + 1)
-    return tasks
-
-
-async def waiting(gateway: Gateway) -> float:
-    return await gateway.picker.metric("epp_flow_waiting_requests")
-
-
-async def wait_for(gateway: Gateway, count: float) -> None:
-    async def reached() -> bool:
-        return await waiting(gateway) == count
-
-    await wait_until(reached, what=f"{count:g} requests wait")
-
-
-def free(gateway: Gateway) -> None:
-    for backend in gateway.backends:
-        backend.metrics[RUNNING] = 0
 
 
 async def test_a_request_waits_longer_than_envoys_patience_and_is_served_by_the_pick(tmp_path: Path) -> None:

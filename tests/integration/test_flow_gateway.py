@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.gateway import write_policy
-from tests.integration.test_flow_envoy import begin, busy, free, wait_for
+from tests.harness.held_requests import begin, busy, free, wait_for
 
 pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
