@@ -249,7 +249,7 @@ class Picker:
         return self.caches.reported.corrected
 
     def left_out(self, *, now: float) -> Mapping[EndpointState, str]:
-        """Servers that get only trial requests, and why."""
+        """Return servers that get only trial requests, and why."""
         return self.fleet.failures.why(list(self.fleet.states()), now=now)
 
     def probes_due(self, *, now: float) -> Sequence[Probe]:
@@ -369,7 +369,7 @@ class Picker:
         self._commits.detach(pick, now=now)
 
     def queued(self, model: str, *, now: float) -> tuple[Floats, Floats]:
-        """B and V of each server of this base model. Empty: there is no such server."""
+        """Return the B and V of each server of this base model. Empty: there is no such server."""
         if model not in self.fleet.models:
             return NO_SERVERS, NO_SERVERS  # these servers have gone, or list another model now
         try:

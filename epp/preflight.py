@@ -26,7 +26,9 @@ _LONGEST_SOCKET_BYTES: Final = 107
 
 
 def inspect(config: Config) -> list[str]:
-    """Remarks for a person. A ConfigError names the field, says what is wrong with it, and what to do."""
+    """Return remarks for a person. A ConfigError names the field, says what is wrong with it, and what to
+    do.
+    """
     if config.listen.tls is not None:
         check_tls(config.listen.tls, field="listen.tls", unix_now_s=time.time())
     for address in config.listen.addresses(workers=config.workers):
@@ -40,7 +42,7 @@ def inspect(config: Config) -> list[str]:
 
 
 def contradictions(config: Config, policy: Policy) -> list[str]:
-    """Remarks on a policy that asks for something that the gateway does not do."""
+    """Return remarks on a policy that asks for something that the gateway does not do."""
     return [*_of_destinations(config, policy), *_of_waits(config, policy)]
 
 
@@ -58,7 +60,7 @@ def _of_destinations(config: Config, policy: Policy) -> list[str]:
 
 
 def _of_waits(config: Config, policy: Policy) -> list[str]:
-    """Remarks if the gateway waits for a shorter time than the policy lets requests wait."""
+    """Return remarks if the gateway waits for a shorter time than the policy lets requests wait."""
     flow, caller, name = policy.spec.flow, config.caller, _named(config)
     if flow.mode == "Direct" or caller.timeouts == "none":
         return []
@@ -97,7 +99,7 @@ def _of_transport(config: Config) -> list[str]:
 
 
 def _of_dialect(config: Config) -> list[str]:
-    """Remarks on settings that have no effect with this gateway."""
+    """Return remarks on settings that have no effect with this gateway."""
     caller, remarks = config.caller, []
     if config.workers > 1 and caller.by_pool and config.dialect != "auto":
         remarks.append(
@@ -112,7 +114,7 @@ def _of_dialect(config: Config) -> list[str]:
 
 
 def _of_pools(config: Config) -> list[str]:
-    """Remarks on settings that keep the model from choosing among several InferencePools."""
+    """Return remarks on settings that keep the model from choosing among several InferencePools."""
     if config.kubernetes is None or len(config.kubernetes.names) < 2:
         return []
     remarks = []

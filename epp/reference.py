@@ -48,7 +48,7 @@ def _type_of(schema: Mapping[str, Any]) -> str:
 
 
 def _referred(schema: Mapping[str, Any]) -> str:
-    """Name of the struct that a field holds, if it holds one."""
+    """Return the name of the struct that a field holds, if it holds one."""
     for part in (schema, *schema.get("anyOf", ()), *schema.get("allOf", ())):
         if "$ref" in part:
             return str(part["$ref"]).rsplit("/", 1)[1]

@@ -77,7 +77,7 @@ class Slots:
         self._slots: list[int] = self._by_bit.tolist()
 
     def of(self, mask: int) -> int | Ints:
-        """Slots of the servers in a mask. A single slot is returned as a number."""
+        """Return the slots of the servers in a mask. A single slot is returned as a number."""
         if not mask & (mask - 1):  # as for most prompts
             return self._slots[mask.bit_length() - 1]
         as_bytes = np.frombuffer(mask.to_bytes(-(-mask.bit_length() // 8), "little"), dtype=np.uint8)

@@ -210,7 +210,9 @@ _TOP: Final = 34
 
 
 def curves(runs: Sequence[RunRecord], measure: str, title: str) -> str:
-    """Share of answers (vertical) within a time (horizontal, logarithmic), with a curve for each run."""
+    """Return the share of answers (vertical) within a time (horizontal, logarithmic), with a curve for each
+    run.
+    """
     sampled = [run.figures.measures[measure] for run in runs]
     ends = [max(1e-4, end) for samples in sampled if samples.count for end in (samples.least, samples.most)]
     if not ends:

@@ -133,8 +133,8 @@ def take_in(engine: SimEngine, names: Sequence[BlockHash]) -> None:
 
 
 def long_prompts(rng: random.Random, count: int) -> list[Timed]:
-    """Prompts of 12,000 tokens on average, of which the first 2,000 are one of 20 beginnings. Answers have
-    200 tokens.
+    """Return prompts of 12,000 tokens on average, of which the first 2,000 are one of 20 beginnings. Answers
+    have 200 tokens.
     """
     return [
         Timed(

@@ -14,7 +14,7 @@ from model_server.sim.request import SimRequest
 
 
 def sizes(rng: random.Random, count: int) -> list[Timed]:
-    """Prompts that share nothing: nine in ten have some 150 tokens, and one in ten has some 16,000."""
+    """Return prompts that share nothing: nine in ten have some 150 tokens, and one in ten has some 16,000."""
     made = []
     for n in range(count):
         long = rng.random() < 0.1

@@ -247,8 +247,8 @@ class Fleet:
     # -- for a pick ------------------------------------------------------------------------------------------
 
     def candidates(self, model: str, *, subset: AbstractSet[Address] | None) -> Sequence[int]:
-        """Slots of the endpoints that may serve a request for `model`, at the addresses in `subset` if there
-        is one.
+        """Return the slots of the endpoints that may serve a request for `model`, at the addresses in
+        `subset` if there is one.
 
         NoEndpointError: there are none. UnknownModelError: no server has such a model.
         """
@@ -277,7 +277,9 @@ class Fleet:
         return bool(self._prefilling)
 
     def prefillers(self, model: str, *, subset: AbstractSet[Address] | None) -> Sequence[int]:
-        """Slots of endpoints that may compute a prompt for `model` for another one. May be empty."""
+        """Return the slots of endpoints that may compute a prompt for `model` for another one. May be
+        empty.
+        """
         able = set(self.serving(model)) if model else set(self._columns.roster.everyone)
         slots = [slot for slot in self._prefilling if slot in able]
         slots = list(self.healthy(slots))
@@ -342,7 +344,7 @@ class Fleet:
         return model if any(models[slot] != model for slot in holders) else ""
 
     def serving(self, model: str) -> Sequence[int]:
-        """Slots of the servers that can serve `model`, ready or not.
+        """Return the slots of the servers that can serve `model`, ready or not.
 
         UnknownModelError: every server says that it does not have the model. NoEndpointError: the same, but
         servers of a pool that still exists had it.

@@ -11,7 +11,7 @@ def growth(before: float | None, after: float | None) -> float:
 
 
 def computed_growth(before: EndpointMetrics, after: EndpointMetrics) -> float:
-    """Prompt tokens computed between two scrapes, without those that came from the cache."""
+    """Return prompt tokens computed between two scrapes, without those that came from the cache."""
     prompt = growth(before.prompt_tokens, after.prompt_tokens)
     return max(0.0, prompt - growth(before.cached_prompt_tokens, after.cached_prompt_tokens))
 

@@ -95,7 +95,7 @@ class Line:
         self.tokens_per_s = start
 
     def predicted_s(self, *, requests: float, tokens: float, adapter_loads: int) -> float:
-        """Predicted seconds of some prefills together."""
+        """Return predicted seconds of some prefills together."""
         return self.per_request_s * requests + tokens / self.tokens_per_s + self.per_load_s * adapter_loads
 
     def observe(

@@ -102,8 +102,8 @@ class EndpointState:
         return self.known_load > 0 or self.picks_since_scrape > 0
 
     def load(self, metrics: EndpointMetrics | None) -> int:
-        """Requests in flight at the server: by the last scrape, plus picks and minus ends since then, but at
-        least the requests that are known to be open.
+        """Return the requests in flight at the server: by the last scrape, plus picks and minus ends since
+        then, but at least the requests that are known to be open.
         """
         return self.loads(metrics)[0]
 

@@ -26,7 +26,7 @@ remembered until its first byte is overdue."""
 _TIMES_TYPICAL: Final = 3.0
 """A first byte is overdue if it takes this many times as long as other first bytes."""
 _OTHERS: Final = 3
-"""Answers of other servers since a request was sent that make its own overdue answer suspicious."""
+"""An overdue answer is suspicious if other servers have sent this many answers since its request."""
 _OVERDUE: Final = 2
 """Suspicious requests in a row after which a server counts as hanging."""
 

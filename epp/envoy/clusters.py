@@ -111,7 +111,7 @@ def _policy(name: str, kind: str, **settings: Any) -> Message:
 
 
 def _wide_breakers() -> Message:
-    """Limits so large that they never act, since admission is the picker's work.
+    """Return limits so large that they never act, since admission is the picker's work.
 
     The defaults are 1,024 of each and 3 retries. Every request holds a stream at the picker until its answer
     ends, so beyond 1,024 requests the others would bypass the picker without an error. If the first choice of

@@ -19,8 +19,8 @@ _TRACKED_FROM: Final = 20
 
 
 def manager(envoy: Envoy) -> Message:
-    """Actions by the share of `maxHeapBytes` in use: first free memory, then end the largest streams, then
-    refuse requests.
+    """Return the actions by the share of `maxHeapBytes` in use: first free memory, then end the largest
+    streams, then refuse requests.
     """
     connections = extension(
         "resource_monitors.global_downstream_max_connections",

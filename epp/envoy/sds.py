@@ -35,7 +35,7 @@ _TYPE_URL: Final = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v
 
 
 def path(config: Config, name: str) -> str:
-    """Path of the secret's file. Absolute, because Envoy may be started from another directory."""
+    """Return the path of the secret's file. Absolute, because Envoy may be started from another directory."""
     return str(PurePath(_absolute(config.envoy.eds_file)).with_suffix(f".{name}.json"))
 
 

@@ -59,7 +59,7 @@ def request_names(spec: PolicySpec, *, read: Flow | None = None, traced: bool = 
 
 
 def collect(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Names in lower case. Several values of one name are joined by commas."""
+    """Return the names in lower case. Several values of one name are joined by commas."""
     found = dict(headers)
     if len(found) == len(headers) and "".join(found).islower():
         return found  # the usual case

@@ -197,7 +197,7 @@ class FlowControl(Generic[T]):
     # -- other pickers of the same servers -------------------------------------------------------------------
 
     def take_charges(self) -> Mapping[FlowKey, int]:
-        """Tokens let go since the last call, by priority, tenant and whether they were late."""
+        """Return the tokens let go since the last call, by priority, tenant and whether they were late."""
         return self._shares.take_unreported()
 
     def loads(self) -> Mapping[FlowKey, Load]:

@@ -144,7 +144,7 @@ class Band(Generic[T]):
         return len(self.flows) < max_tenants
 
     def by_share(self, most: int) -> list[TenantFlow[T]]:
-        """Flows with waiting requests. The tenant that has had least comes first."""
+        """Return the flows with waiting requests. The tenant that has had least comes first."""
         waiting = [flow for flow in self.flows.values() if flow.items]
         return nsmallest(most, waiting, key=attrgetter("tag"))
 

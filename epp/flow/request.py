@@ -52,7 +52,7 @@ class Forecaster(Protocol[T_contra]):
         """
 
     def pool(self, *, now: float) -> Pool:
-        """Figures of all servers. The method makes one pass over the servers, as above."""
+        """Return the figures of all servers. The method makes one pass over the servers, as above."""
 
     def forecast(self, payload: T_contra, *, now: float) -> Forecast:
         """Return the forecast for one request. If no server can take the request, the forecast is a wait

@@ -208,7 +208,7 @@ class Api:
 
 
 async def lines_of(pieces: AsyncIterable[bytes]) -> AsyncGenerator[bytes]:
-    """Whole lines, up to the length of the largest object. Raises ValueError for a longer line.
+    """Yield whole lines, up to the length of the largest object. Raises ValueError for a longer line.
 
     Each byte is copied once, however many pieces a line comes in.
     """

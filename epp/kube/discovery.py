@@ -129,7 +129,9 @@ class Discovery:
 
 
 def _adapters(text: str) -> frozenset[str]:
-    """Adapters that a request can name. Adapters beyond the number that a server can hold are left out."""
+    """Return adapters that a request can name. Adapters beyond the number that a server can hold are left
+    out.
+    """
     names = (name.strip() for name in text.split(",", _MOST_ADAPTERS)[:_MOST_ADAPTERS])
     return frozenset(name for name in names if 0 < len(name) <= MAX_NAME_CHARS)
 

@@ -59,7 +59,7 @@ class RewriteWriter:
             await self._write(rewrites, claim, wanted)
 
     def _due(self, *, existing: Collection[str]) -> Iterator[tuple[ModelRewrites, Claim, Condition]]:
-        """Objects of our pools whose status differs from their result."""
+        """Yield the objects of our pools whose status differs from their result."""
         state = (tuple(rewrites.version for rewrites in self._sets), frozenset(existing))
         if state != self._judged_at:
             self._judged_at, self._results = state, judge(self._sets, existing=existing)
@@ -70,7 +70,7 @@ class RewriteWriter:
                     yield rewrites, claim, wanted
 
     def _due_unclaimed(self, *, now: float) -> Iterator[tuple[ModelRewrites, Claim, Condition]]:
-        """Objects for other pools that nobody has judged for long enough."""
+        """Yield the objects for other pools that nobody has judged for long enough."""
         waiting = {
             (claim.uid, claim.generation): (rewrites, claim)
             for rewrites in self._sets

@@ -102,11 +102,11 @@ class ModelRewrites:
             self._see(known, found)
 
     def claims(self) -> list[Claim]:
-        """Objects of the picker's pools, in order of precedence."""
+        """Return the objects of the picker's pools, in order of precedence."""
         return sorted(self._claims.values(), key=lambda claim: (claim.created, claim.name))
 
     def of_other_pools(self) -> Collection[Claim]:
-        """Objects of the namespace for other pools. Their rules are not read."""
+        """Return the objects of the namespace for other pools. Their rules are not read."""
         return self._of_other_pools.values()
 
     def rules(self) -> list[Rule]:

@@ -78,7 +78,7 @@ def _pickled(value: object) -> bytes:
 
 
 def _cbor(value: object) -> bytes:
-    """Canonical CBOR (RFC 8949) of the values that a block's hash covers."""
+    """Return canonical CBOR (RFC 8949) of the values that a block's hash covers."""
     out = bytearray()
     _write_cbor(value, out)
     return bytes(out)

@@ -139,8 +139,8 @@ class Exact:
             self._relearning |= {name for name, known in left.items() if known.off}
 
     def take_relearning(self) -> list[EndpointName]:
-        """Servers whose messages must be read again from the first one, as those of a new process, because
-        they may now be right.
+        """Return servers whose messages must be read again from the first one, as those of a new process,
+        because they may now be right.
         """
         found, self._relearning = sorted(self._relearning), set()
         return found

@@ -76,7 +76,7 @@ class Knowledge:
         the loss are computed by then, or never. The soonest first."""
 
     def __len__(self) -> int:
-        """Number of chunks in the tree."""
+        """Return the number of chunks in the tree."""
         return len(self._tree)
 
     # -- servers ---------------------------------------------------------------------------------------------

@@ -179,8 +179,8 @@ class Misses:
         return EVICTED, sent.server
 
     def _holder_now(self, request: Pick, first: int) -> tuple[EndpointName | None, int]:
-        """Another server that now holds more of the prompt than any candidate was known to hold at the pick,
-        and how many chunks.
+        """Return another server that now holds more of the prompt than any candidate was known to hold at the
+        pick, and how many chunks.
         """
         own, table = request.state.endpoint.name, self._picker.table
         if not any(

@@ -64,7 +64,7 @@ class ChunkSchedule:
         object.__setattr__(self, "early_chunks", -(-self.later_from_bytes // self.chunk_bytes))
 
     def chunks_in(self, n_bytes: int) -> int:
-        """Full chunks in a prompt's first `n_bytes`."""
+        """Return full chunks in a prompt's first `n_bytes`."""
         early_bytes = self.early_chunks * self.chunk_bytes
         if n_bytes < early_bytes:
             return n_bytes // self.chunk_bytes

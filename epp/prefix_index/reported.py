@@ -52,8 +52,8 @@ class ReportedCaches:
         schedule: ChunkSchedule,
         shares: Sequence[float],
     ) -> float:
-        """Value of the first chunks of a chain in bytes of the first tier. Slower chunks count in part.
-        shares: the value of a byte in each tier.
+        """Return the value of the first chunks of a chain in bytes of the first tier. Slower chunks count in
+        part. shares: the value of a byte in each tier.
         """
         slower, end_bytes = self.slower.get(name), schedule.end_bytes
         whole = float(end_bytes(len(held)))

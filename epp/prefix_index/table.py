@@ -124,7 +124,9 @@ class PrefixTable:
         return self._mirrors[name].entries
 
     def evictions(self) -> dict[EndpointName, int]:
-        """Entries evicted so far, by server. Entries removed by `undo` or a restart do not count."""
+        """Return the entries evicted so far, by server. Entries removed by `undo` or a restart do not
+        count.
+        """
         return {name: mirror.evicted for name, mirror in self._mirrors.items()}
 
     def __len__(self) -> int:

@@ -109,7 +109,9 @@ def decode(text: bytes) -> Line:
 
 
 def packed(chain: Sequence[int]) -> bytes:
-    """Hashes as bytes, little-endian, like every machine that this runs on. `unpacked` is the inverse."""
+    """Return hashes as bytes, little-endian, like every machine that this runs on. `unpacked` is the
+    inverse.
+    """
     return array("Q", chain).tobytes()
 
 

@@ -51,7 +51,7 @@ def table(columns: Mapping[str, Figures]) -> str:
 
 
 def picture(columns: Mapping[str, Figures], *, title: str) -> str:
-    """Bars of hit rate, TTFT, TPOT and requests by server, one chart below the other."""
+    """Return bars of hit rate, TTFT, TPOT and requests by server, one chart below the other."""
     names = list(columns)
     every = list(columns.values())
     charts = [

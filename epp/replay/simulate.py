@@ -133,7 +133,7 @@ def _request_of(number: int, call: Call) -> SimRequest:
 
 
 def _plan_of(trace: Trace, servers: Sequence[Server], *, horizon_s: float) -> FleetPlan:
-    """Cache and prefill speed of each server in proportion to the first one's."""
+    """Return the cache and prefill speed of each server in proportion to the first one's."""
     first = servers[0]
     costs = CostModel(prefill_tokens_per_s=first.prefill_tokens_per_s)
     if trace.decode_step_s is not None:

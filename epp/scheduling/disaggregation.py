@@ -92,8 +92,8 @@ def computed_elsewhere(
 
 
 def _prices_s(uncached: Floats, prefilling: Snapshot, spec: PolicySpec) -> Floats:
-    """Price of computing the prompt at each prefill endpoint.
-    Its requests in flight are other prompts, unless the endpoint writes answers too.
+    """Return the price of computing the prompt at each prefill endpoint. Its requests in flight are other
+    prompts, unless the endpoint writes answers too.
     """
     answers = np.where(prefilling.of(prefilling.roster.answers), prefilling.in_flight, 0.0)
     price_s: Floats = cost_s(

@@ -67,8 +67,8 @@ class Rule(Protocol):
 
 
 def fewest(key: Floats | Ints, rng: random.Random | None) -> list[int]:
-    """Places of the smallest numbers, the smallest first, at most `MOST`. Equal numbers are in random order;
-    without `rng`, in their own order.
+    """Return places of the smallest numbers, the smallest first, at most `MOST`. Equal numbers are in random
+    order; without `rng`, in their own order.
 
     The order is random behind the first place too: if the first server dies, a fixed second one would get all
     of its requests.
@@ -87,7 +87,9 @@ def fewest(key: Floats | Ints, rng: random.Random | None) -> list[int]:
 
 
 def _some_of(places: Ints, count: int, rng: random.Random | None) -> list[int]:
-    """So many of the places, each with the same probability and in random order; without `rng`, the first."""
+    """Return so many of the places, each with the same probability and in random order; without `rng`, the
+    first.
+    """
     if rng is None:
         few: list[int] = places[:count].tolist()
         return few

@@ -128,7 +128,7 @@ class Snapshot(Facts, frozen=True):
         return self.of(self.roster.turn)
 
     def places_of(self, addresses: Sequence[Address]) -> list[int]:
-        """Places of the candidates that have one of the addresses, in the order of the addresses."""
+        """Return places of the candidates that have one of the addresses, in the order of the addresses."""
         places = {self.address(place): place for place in range(len(self))}
         return [places[address] for address in dict.fromkeys(addresses) if address in places]
 

@@ -205,8 +205,8 @@ class _Found:
         return (max(slots) if slots else None), frozenset(active)
 
     def loaded_adapters(self) -> frozenset[str] | None:
-        """Adapters in GPU slots of all engines. None: the page does not say. If the page has the count of
-        adapters, the answer is known even while no adapter is loaded.
+        """Return adapters in GPU slots of all engines. None: the page does not say. If the page has the count
+        of adapters, the answer is known even while no adapter is loaded.
         """
         series = self._by_field.get("lora_loaded", [])
         if not series and "lora_loaded_count" not in self._by_field:
@@ -245,7 +245,9 @@ def _series(samples: _Samples, name: str) -> Sequence[_Sample]:
 
 
 def _collect(page: bytes) -> _Samples:
-    """Samples of known names, by name. Raises MetricsError if the page shows no sign of a model server."""
+    """Return samples of known names, by name. Raises MetricsError if the page shows no sign of a model
+    server.
+    """
     page = b"\n" + page[: page.rfind(b"\n") + 1]  # the last line may have no end, and then half a number
     steps = _budget()
     samples: _Samples = {}
@@ -293,7 +295,7 @@ def _families(page: bytes, steps: Callable[[], None]) -> Iterator[tuple[int, int
 
 
 def _namespaced_lines(page: bytes, steps: Callable[[], None]) -> Iterator[bytes]:
-    """Lines that begin with a known namespace, for pages without `# TYPE`."""
+    """Yield lines that begin with a known namespace, for pages without `# TYPE`."""
     for namespace in NAMESPACES:
         at = page.find(b"\n" + namespace)
         while at >= 0:

@@ -151,7 +151,7 @@ class Scraper:
         self.check_integrity()
 
     def ages(self, now: float) -> Mapping[EndpointName, ScrapeAge]:
-        """Age and last error of every endpoint's scrapes, for metrics and pages."""
+        """Return the age and last error of every endpoint's scrapes, for metrics and pages."""
         return {
             name: ScrapeAge(None if t.answered_at is None else max(0.0, now - t.answered_at), t.error)
             for name, t in self._targets.items()

@@ -41,7 +41,7 @@ class SpeakerDictionary:
         return len(self._hashes) > MOST_HASHES or len(self._names) > MOST_NAMES // 2
 
     def name(self, name: str, identity: int) -> int:
-        """Index of a name. A new name goes into this batch."""
+        """Return the index of a name. A new name goes into this batch."""
         key = (name, identity)
         index = self._names.get(key)
         if index is None:
@@ -54,7 +54,7 @@ class SpeakerDictionary:
         return new
 
     def chain(self, chain: Sequence[int]) -> tuple[bytes, bytes]:
-        """Head and tail of a chain, for a batch. From now on the whole chain counts as sent."""
+        """Return the head and tail of a chain, for a batch. From now on the whole chain counts as sent."""
         known = self._num_sent(chain)
         tail = chain[known:]
         self._hashes.update(tail)

@@ -49,7 +49,7 @@ class BadFrameError(Exception):
 
 
 async def read_frame(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
-    """Kind and content of a frame. Raises BadFrameError, and IncompleteReadError at the end."""
+    """Return the kind and content of a frame. Raises BadFrameError, and IncompleteReadError at the end."""
     length, kind = _HEADER.unpack(await reader.readexactly(_HEADER.size))
     if length > _MOST_BYTES:
         raise BadFrameError(f"a frame of {length} bytes is too long")

@@ -289,7 +289,7 @@ def _status_json(status: PickerStatus) -> dict[str, Any]:
 
 
 def _without_secrets(value: Any) -> Any:
-    """Settings to show: without values of secret fields, and without users and passwords in URLs."""
+    """Return settings to show: without values of secret fields, and without users and passwords in URLs."""
     if isinstance(value, dict):
         return {
             k: "(hidden)" if v and _SECRET.search(str(k)) else _without_secrets(v) for k, v in value.items()

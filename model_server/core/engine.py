@@ -96,7 +96,7 @@ class EngineConfig:
 
 
 def blocks_for_concurrency(*, requests: int, max_len_tokens: int, block_size_tokens: int) -> int:
-    """Blocks that are enough for so many requests at once, each as long as the model allows."""
+    """Return blocks that are enough for so many requests at once, each as long as the model allows."""
     return -(-max_len_tokens * requests // block_size_tokens)
 
 

@@ -48,7 +48,9 @@ class Mailbox:
         self._arrived.set()
 
     async def take(self) -> list[Delta]:
-        """Everything that has arrived, at least one item. Raises EngineStoppedError if nothing will come."""
+        """Return everything that has arrived, at least one item. Raises EngineStoppedError if nothing will
+        come.
+        """
         await self._arrived.wait()
         taken, self._deltas = self._deltas, []
         if not taken:

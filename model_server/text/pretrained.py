@@ -116,8 +116,8 @@ def _eos(folder: Path, tokenizer: Any) -> list[int]:
 
 
 def _not_variables(tokenizer: Any) -> set[str]:
-    """Arguments of the template's call that clients may not set: how it is applied, from which file and to
-    what.
+    """Return arguments of the template's call that clients may not set: how it is applied, from which file
+    and to what.
     """
     ours = set(inspect.signature(tokenizer.apply_chat_template).parameters)
     return ours - {"add_generation_prompt", "continue_final_message"}

@@ -34,8 +34,8 @@ class PrefixSource(Protocol):
         ...
 
     def read(self, layer: int, tokens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values, each (tokens, KV head, dim), of these positions in ascending
-        order. None: of all.
+        """Return the keys and values, each (tokens, KV head, dim), of these positions in ascending order.
+        None: of all.
         """
         ...
 

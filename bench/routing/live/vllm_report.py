@@ -35,7 +35,7 @@ class VllmRun(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_s: float
     prompt_tokens_per_s: float
     counted_hit_share: float
-    """By the servers' own counters."""
+    """Share of prompt tokens found in caches, by the servers' own counters."""
     speed: Speed
     true_prefill_tokens_per_s: list[float | None]
     true_cache_tokens: int

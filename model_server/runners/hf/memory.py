@@ -57,8 +57,8 @@ class KvMemory:
     def read(
         self, layer: int, blocks: torch.Tensor, *, into: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of whole blocks. `blocks` holds their numbers in any shape (...). Both results:
-        (..., slot, head, dim).
+        """Return the keys and values of whole blocks. `blocks` holds their numbers in any shape (...). Both
+        results: (..., slot, head, dim).
 
         `into`: a result of `scratch` for at least this many blocks. The next read into it overwrites this
         one. Memory that is used again and again stays in the processor's caches.
