@@ -65,7 +65,7 @@ class Gate:
         self._picker = picker
         self._reported: dict[str, Reported] = {}
         """Reports for the other pickers, by base model."""
-        self._tells = False
+        self._collects_reports = False
         """Whether reports for other pickers are collected."""
         self._objectives: Mapping[str, int] = {}
         self._policy: Policy | None = None
@@ -187,25 +187,27 @@ class Gate:
 
     def reports(self, *, anew: bool = False) -> Sequence[tuple[str, Row]]:
         """Return reports for the other pickers, by base model. anew: all, because they have none yet."""
-        self._tells = True
+        self._collects_reports = True
         for model in self._flows:
             self._reported.setdefault(model, Reported())
         rows: list[tuple[str, Row]] = []
-        for model, telling in self._reported.items():
+        for model, reported in self._reported.items():
             flow = self._flows.get(model)
             waiting = flow.control.loads() if flow is not None else {}
             charges = flow.control.take_charges() if flow is not None else {}
-            rows += [(model, row) for row in telling.rows(waiting, charges, anew=anew)]
+            rows += [(model, row) for row in reported.rows(waiting, charges, anew=anew)]
         return rows
 
-    def take_reports(self, picker: bytes, told: Sequence[tuple[str, Row]], *, anew: bool, now: float) -> None:
+    def take_reports(
+        self, picker: bytes, received: Sequence[tuple[str, Row]], *, anew: bool, now: float
+    ) -> None:
         """Take reports of another picker. anew: forget its earlier reports."""
         if anew:
             self.forget(picker)
         if self._draining or not self._holds:
             return
         by_model: dict[str, list[Row]] = {}
-        for model, row in told:
+        for model, row in received:
             by_model.setdefault(model, []).append(row)
         served = {state.model for state in self._picker.fleet.states()} if by_model else set()
         for model, rows in by_model.items():
@@ -243,7 +245,7 @@ class Gate:
             self._forget_models()
             settings = settings_of(self._picker.policy.spec.flow)
             flow = self._flows[model] = ModelQueue(self._picker, model, settings)
-            if self._tells:
+            if self._collects_reports:
                 flow.control.take_charges()  # from now on the charges for the other pickers are counted
         return flow
 

@@ -95,7 +95,7 @@ def _sharing(service: SharingService) -> shown.SharingStatus:
         waiting_bytes=speaker.waiting_bytes,
         said_batches=link.said_batches,
         said_bytes=link.said_bytes,
-        said_events=speaker.told,
+        said_events=speaker.num_sent,
         dropped_events=speaker.dropped,
         read_bytes=link.read_bytes,
         heard_events=heard.events,

@@ -78,8 +78,8 @@ class TokenEstimate:
     def tokens(self, size: PromptSize) -> int:
         """Return the estimated tokens of one prompt, at least one for each 64 bytes."""
         a, b, c = self._terms
-        told = a * size.text_bytes + b * size.continuation_bytes + c * size.opaque
-        return int(max(told, size.text_bytes / _MOST_BYTES_PER_TOKEN))
+        estimate = a * size.text_bytes + b * size.continuation_bytes + c * size.opaque
+        return int(max(estimate, size.text_bytes / _MOST_BYTES_PER_TOKEN))
 
     def learn(self, size: PromptSize, tokens: float) -> None:
         """Learn from the size of a prompt, or of several together, and the tokens that a server counted.

@@ -30,7 +30,7 @@ _OTHERS: Final = 3
 _OVERDUE: Final = 2
 """Suspicious requests in a row after which a server counts as hanging."""
 
-_TIMES_FORETOLD: Final = 2.0
+_TIMES_PREDICTED: Final = 2.0
 _PART_OF_PATIENCE: Final = 0.8
 """Pages are not read at exactly even times, so a little less than the whole time is enough."""
 
@@ -39,7 +39,7 @@ Seen = Literal["grew", "idle", "may stall", "stalls", "stalls alone"]
 stalled, the counters of other servers have grown.
 """
 
-_TOLD_S: Final = 1.0
+_REPORTED_S: Final = 1.0
 """Envoy reports a cut answer at most this long after its end, because it sends its log every 0.25 s."""
 _MOST_ENDS: Final = 64
 """The most ends of one server that are remembered at a time. More are not needed to see that most answers are
@@ -202,7 +202,7 @@ class Stalls:
         if stall is None:
             rate = state.rate.tokens_per_s
             undone_s = state.backlog.undone_tokens(now=now, rate=rate) / rate
-            patience_s = _PART_OF_PATIENCE * hang_seconds + _TIMES_FORETOLD * min(
+            patience_s = _PART_OF_PATIENCE * hang_seconds + _TIMES_PREDICTED * min(
                 undone_s, _LONGEST_PREDICTED_S
             )
             stall = self._stalls[state] = _Stall(before.scraped_at if was_in_use else now, patience_s)
@@ -270,7 +270,7 @@ class Cuts:
         """Yields the server of each answer that is now known to be complete."""
         found = []
         for state, ends in self._ends.items():
-            while ends and ends[0] <= now - _TOLD_S:
+            while ends and ends[0] <= now - _REPORTED_S:
                 ends.popleft()
                 found.append(state)
         return found

@@ -280,13 +280,13 @@ def _refused(error: PickError, head: RequestHead) -> Refuse:
     such as `/v1/messages/count_tokens`, else OpenAI's.
     """
     body: dict[str, object]
-    told: dict[str, object]
+    details: dict[str, object]
     if "/v1/messages/" in head.path.partition("?")[0] + "/":
-        told = {"type": _ANTHROPIC_TYPES.get(error.status, "api_error"), "message": str(error)}
-        body = {"type": "error", "error": told, "request_id": head.request_id}
+        details = {"type": _ANTHROPIC_TYPES.get(error.status, "api_error"), "message": str(error)}
+        body = {"type": "error", "error": details, "request_id": head.request_id}
     else:
-        told = {"message": str(error), "type": error.error_type, "param": None, "code": error.reason}
-        body = {"error": told}
+        details = {"message": str(error), "type": error.error_type, "param": None, "code": error.reason}
+        body = {"error": details}
     headers = [("content-type", "application/json")]
     if isinstance(error, SaturatedError):
         headers.append(("retry-after", str(error.retry_after_s)))

@@ -42,7 +42,7 @@ class Reported:
     """What other pickers know of the requests that wait here, so that only changes are reported."""
 
     def __init__(self) -> None:
-        self._told: dict[FlowKey, tuple[int, int, int]] = {}
+        self._sent: dict[FlowKey, tuple[int, int, int]] = {}
 
     def rows(
         self, waiting: Mapping[FlowKey, Load], charges: Mapping[FlowKey, int], *, anew: bool
@@ -51,9 +51,9 @@ class Reported:
 
         charges: tokens let go since the last call. anew: the other pickers know nothing.
         """
-        told = {} if anew else self._told
-        now = self._told = {key: load.as_tuple() for key, load in waiting.items()}
-        changed = {key for key in told.keys() | now.keys() if told.get(key) != now.get(key)}
+        before = {} if anew else self._sent
+        now = self._sent = {key: load.as_tuple() for key, load in waiting.items()}
+        changed = {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)}
         return [Row(*key, charges.get(key, 0), *now.get(key, _NONE)) for key in changed | charges.keys()]
 
 
@@ -167,8 +167,8 @@ class Elsewhere:
         rows = [load for of in self._by_picker.values() for load in of.values()]
         for sums in ([self.in_all], self.by_priority.values(), self.by_tenant.values()):
             added = [sum(parts) for parts in zip(*(load.as_tuple() for load in sums), strict=True)]
-            told = [sum(parts) for parts in zip(*(load.as_tuple() for load in rows), strict=True)]
-            assert (added or [0, 0, 0]) == (told or [0, 0, 0])
+            total = [sum(parts) for parts in zip(*(load.as_tuple() for load in rows), strict=True)]
+            assert (added or [0, 0, 0]) == (total or [0, 0, 0])
         waits = {(picker, band) for band, of in self._tokens.items() for picker in of}
         assert self._since.keys() == waits
         assert sum(sum(of.values()) for of in self._tokens.values()) == self.in_all.tokens

@@ -29,15 +29,15 @@ class Shares:
         mine = self._tokens
         named = tenant if tenant in mine or len(mine) < _MOST else OTHER
         mine[named] = mine.get(named, 0) + tokens
-        untold = self._unreported
-        if untold is not None and len(untold) < _MOST_UNREPORTED:
+        charges = self._unreported
+        if charges is not None and len(charges) < _MOST_UNREPORTED:
             key = (priority, tenant, late)
-            untold[key] = untold.get(key, 0) + tokens
+            charges[key] = charges.get(key, 0) + tokens
 
     def take_unreported(self) -> Mapping[FlowKey, int]:
         """Return tokens since the last call, by priority, tenant and whether they were late."""
-        untold, self._unreported = self._unreported, {}
-        return untold or {}
+        charges, self._unreported = self._unreported, {}
+        return charges or {}
 
     @property
     def tokens(self) -> Mapping[str, int]:

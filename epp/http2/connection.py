@@ -351,9 +351,9 @@ class Connection:
         self.pending = False
         self._sender.control(frames.goaway(self._table.last_id, code, reason))
         for stream in list(self._streams.values()):
-            told = stream.lingers_until is None and stream.end is None
+            handler_waits = stream.lingers_until is None and stream.end is None
             self._table.forget(stream)
-            if told:
+            if handler_waits:
                 self._table.events.append(Gone(stream.number, "connection"))
         if reason != "closed":
             self._table.events.append(Fault(reason))

@@ -182,12 +182,12 @@ class Streams:
         self.remember_reset(number)
 
     def reset(self, stream: Stream, code: Code, reason: str) -> None:
-        told = stream.lingers_until is None and stream.end is None
+        handler_waits = stream.lingers_until is None and stream.end is None
         self.forget(stream)
         try:
             self.stream_error(stream.number, code, reason)
         finally:  # The owner gets its event even if this was one fault too many.
-            if told:
+            if handler_waits:
                 self.events.append(Gone(stream.number, reason))
 
     def remember_reset(self, number: int) -> None:
@@ -277,9 +277,9 @@ class Streams:
             return
         if not stream.answered:
             self.too_many("rapid_reset")
-        told = stream.lingers_until is None and stream.end is None
+        handler_waits = stream.lingers_until is None and stream.end is None
         self.forget(stream)
-        if told:
+        if handler_waits:
             self.events.append(Gone(number, "reset"))
 
     def _on_settings(self, flags: int, payload: bytes) -> None:

@@ -111,22 +111,22 @@ class EndpointChanges:
         ejected = [n for n, why in ready.items() if why and self._known.get(n)]
         returned = [n for n, why in ready.items() if not why and self._known.get(n) is False]
         self._known = {name: not why for name, why in ready.items()}
-        told: list[EventText] = []
+        texts: list[EventText] = []
         if ejected:
             why = ready[ejected[0]]
             said = f"{self._names(ejected)}: no requests until scrapes succeed: {why}"
-            told.append(EventText("EndpointEjected", said, pool=self._pool))
+            texts.append(EventText("EndpointEjected", said, pool=self._pool))
         if returned:
             said = f"{self._names(returned)}: requests again"
-            told.append(EventText("EndpointReturned", said, "Normal", self._pool))
+            texts.append(EventText("EndpointReturned", said, "Normal", self._pool))
         any_ready = any(self._known.values())
         if any_ready != self._any_ready:
             if not any_ready:
-                told.append(EventText("NoEndpoints", _NOBODY, pool=self._pool))
+                texts.append(EventText("NoEndpoints", _NOBODY, pool=self._pool))
             elif self._any_ready is not None:
-                told.append(EventText("EndpointsReady", "there are endpoints again", "Normal", self._pool))
+                texts.append(EventText("EndpointsReady", "there are endpoints again", "Normal", self._pool))
         self._any_ready = any_ready
-        return told
+        return texts
 
     def check_integrity(self) -> None:
         assert self._any_ready is None or self._any_ready == any(self._known.values())

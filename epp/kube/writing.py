@@ -85,15 +85,15 @@ class Writer:
         take longer than the Lease lasts.
         """
         self._hit_ratio.observe(live.endpoints, now=now)
-        told = [
+        texts = [
             text
             for pool, changes in self._endpoint_changes.items()
             for text in changes.look({e.name: e.why_not for e in live.endpoints if e.pool == pool})
         ]
         if holds():
-            told += await self._write_due(outcome, says=says, live=live, holds=holds, now=now)
+            texts += await self._write_due(outcome, says=says, live=live, holds=holds, now=now)
             await self._write_unclaimed(of_other_pools, holds=holds, now=now)
-        for text in told:
+        for text in texts:
             if holds():
                 await self._write_event(text, pool_uid=pool_uids.get(text.pool, ""), now=now)
 
@@ -114,7 +114,7 @@ class Writer:
     ) -> list[EventText]:
         """Write the statuses that have changed. Returns their news about the pools."""
         self._times.keep({verdict.uid for verdict in outcome.verdicts.values()})
-        told: list[EventText] = []
+        texts: list[EventText] = []
         written = 0
         for name, verdict in sorted(
             outcome.verdicts.items(), key=lambda each: _turn(each[1], says.get(each[0]))
@@ -134,8 +134,8 @@ class Writer:
             written += 1
             self._times.wrote(verdict.uid, now=now)
             if await self._write(name, wanted, uid=verdict.uid):
-                told += _news(name, verdict, before=before)
-        return told
+                texts += _news(name, verdict, before=before)
+        return texts
 
     async def _write_unclaimed(
         self, of_other_pools: Collection[PolicyObject], *, holds: Callable[[], bool], now: float
@@ -250,10 +250,10 @@ def _turn(verdict: Verdict, says: PolicyStatus | None) -> int:
 
 def _news(name: str, verdict: Verdict, *, before: PolicyStatus) -> list[EventText]:
     """Return the Events about the change to this status."""
-    told = [(c.type, c.status, c.reason, c.observed_generation) for c in before.conditions]
+    written = [(c.type, c.status, c.reason, c.observed_generation) for c in before.conditions]
 
     def new(kind: str, reason: str, *, so: bool) -> bool:
-        return (kind, str(so), reason, verdict.generation) not in told
+        return (kind, str(so), reason, verdict.generation) not in written
 
     accepted, programmed = verdict.accepted, verdict.programmed
     what = f"policy {name}, generation {verdict.generation}"

@@ -49,7 +49,7 @@ class ServerKnowledge:
     pending: PendingPrompts = field(default_factory=PendingPrompts)
     due: list[Node] = field(default_factory=list)
     """Chunks that were lost while their prompt was pending. They have to be reported now."""
-    told: tuple[bool, int] = (False, 0)
+    reported: tuple[bool, int] = (False, 0)
     """The content of the last report: live, bytes."""
 
 
@@ -296,9 +296,9 @@ class Knowledge:
     def _account(self, known: ServerKnowledge) -> ServerReport | None:
         """Return the report about a server. None: nothing has changed."""
         live, moved = known.trusted and (known.complete or len(known.blocks) > 0), known.moved
-        if not moved and known.told == (live, known.known_bytes):
+        if not moved and known.reported == (live, known.known_bytes):
             return None
-        known.told, known.moved = (live, known.known_bytes), {}
+        known.reported, known.moved = (live, known.known_bytes), {}
         return ServerReport(server=known.name, live=live, known_bytes=known.known_bytes, moved=moved)
 
     # -- checks ----------------------------------------------------------------------------------------------

@@ -185,13 +185,13 @@ def _template(folder: Path, config: Mapping[str, Any]) -> str:
     file = folder / "chat_template.jinja"
     if file.exists():
         return file.read_text()
-    told = config.get("chat_template") or ""
-    if isinstance(told, list):
-        named = [one for one in told if isinstance(one, dict) and one.get("name") == "default"]
-        told = named[0].get("template") if named else ""
-    if not isinstance(told, str):
+    chosen = config.get("chat_template") or ""
+    if isinstance(chosen, list):
+        named = [one for one in chosen if isinstance(one, dict) and one.get("name") == "default"]
+        chosen = named[0].get("template") if named else ""
+    if not isinstance(chosen, str):
         raise ValueError("tokenizer_config.json: chat_template is not text")  # noqa: TRY004 - of a file's content
-    return told
+    return chosen
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

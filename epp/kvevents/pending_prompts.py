@@ -52,33 +52,33 @@ class PendingPrompts:
         found = self._prompts.pop(last, None)
         if found is None:
             return []
-        told = []
+        nodes = []
         for node in found[1]:
             self._chunks[node] -= 1
             if not self._chunks[node]:
                 del self._chunks[node]
                 if node in self._lost:
                     self._lost.remove(node)
-                    told.append(node)
-        return told
+                    nodes.append(node)
+        return nodes
 
     def overdue(self, now: float) -> list[Node]:
         """Return the same for all prompts that are given up."""
-        told = []
+        nodes = []
         while self._prompts:
             last = next(iter(self._prompts))
             if self._prompts[last][0] > now:
                 break
-            told += self.arrived(last)
-        return told
+            nodes += self.arrived(last)
+        return nodes
 
     def clear(self) -> list[Node]:
         """Called when no prompt is pending any more. Returns the losses that were not reported."""
-        told = list(self._lost)
+        nodes = list(self._lost)
         self._prompts.clear()
         self._chunks.clear()
         self._lost.clear()
-        return told
+        return nodes
 
     def check_integrity(self) -> None:
         counted = Counter(node for _, path in self._prompts.values() for node in path)

@@ -92,17 +92,17 @@ class RecordingService:
     # -- the thread ------------------------------------------------------------------------------------------
 
     def _write(self) -> None:
-        told = False
+        warned = False
         while (batch := self._batches.get()) is not None:
             lines, opening, servers = batch
             try:
                 self._file.write(lines, opening=opening, servers=servers)
             except OSError as error:
                 self.lost += len(lines)
-                if not told:
+                if not warned:
                     _log.warning("requests are not recorded: %s", error)
-                told = True
+                warned = True
             else:
                 self.written += len(lines)
-                told = False
+                warned = False
         self._file.close()

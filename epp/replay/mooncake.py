@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from epp.replay.tempo import MOST_TOLD_TOKENS
+from epp.replay.tempo import MOST_RECORDED_TOKENS
 from epp.replay.trace import Call, Piece, ReplayError
 
 BLOCK_TOKENS: Final = 512
@@ -23,7 +23,7 @@ _LENGTH = Annotated[int, Meta(ge=0, le=2**24)]
 class _Row(Struct, frozen=True):
     timestamp: Annotated[float, Meta(ge=0, le=2**53)]
     input_length: _LENGTH
-    output_length: Annotated[int, Meta(ge=0, le=MOST_TOLD_TOKENS)]
+    output_length: Annotated[int, Meta(ge=0, le=MOST_RECORDED_TOKENS)]
     hash_ids: list[Annotated[int, Meta(ge=0, le=2**62)]]
 
 

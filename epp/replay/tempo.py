@@ -21,7 +21,7 @@ from model_server.runners.cost import CostModel
 
 _ASSUMED_TPOT_S: Final = 0.02
 _MOST_OUTPUT_TOKENS: Final = 16_384
-MOST_TOLD_TOKENS: Final = 2**18
+MOST_RECORDED_TOKENS: Final = 2**18
 """Bound of the length that an answer reports. Each token is a step of a simulated server."""
 _LEAST_STEP_S: Final = 0.001
 _MOST_BUSY: Final = 0.9
@@ -46,14 +46,14 @@ class Tempo:
     def of(cls, requests: Sequence[RecordedRequest], servers: Sequence[Server]) -> Tempo:
         ttfts = sorted(a.ttft_s for a in requests if a.ttft_s is not None)
         tpots = tpots_s(requests)
-        told = sum(a.output_tokens is not None for a in requests)
+        recorded = sum(a.output_tokens is not None for a in requests)
         return cls(
             ttft_s=quantile(ttfts, 0.5),
             tpot_s=quantile(tpots, 0.5) or _ASSUMED_TPOT_S,
             decode_step_s=_step_s(requests, servers, fmean(tpots)) if tpots and servers else None,
             prefill_ratio=(1 + _middle_tokens(requests) / _COSTS.context_knee_tokens)
             * (1 + _COSTS.interference),
-            remarks=() if told == len(requests) else (_guess_of(told, len(requests), bool(tpots)),),
+            remarks=() if recorded == len(requests) else (_guess_of(recorded, len(requests), bool(tpots)),),
         )
 
     def output_tokens(self, asked: RecordedRequest) -> int:
@@ -61,7 +61,7 @@ class Tempo:
         answer took.
         """
         if asked.output_tokens is not None:
-            return max(1, min(MOST_TOLD_TOKENS, asked.output_tokens))
+            return max(1, min(MOST_RECORDED_TOKENS, asked.output_tokens))
         return min(_MOST_OUTPUT_TOKENS, max(1, round((asked.ended_s - self.ttft_s) / self.tpot_s)))
 
 
@@ -102,13 +102,13 @@ def _middle_tokens(requests: Sequence[RecordedRequest]) -> float:
     return sum(tokens * middle for tokens, middle in computed) / total if total else 0.0
 
 
-def _guess_of(told: int, count: int, known_tempo: bool) -> str:  # noqa: FBT001 - one caller
+def _guess_of(recorded: int, count: int, known_tempo: bool) -> str:  # noqa: FBT001 - one caller
     by = (
         "by the tempo of the sampled ones"
         if known_tempo
         else f"at {_ASSUMED_TPOT_S * 1000:.0f} ms a token, a guess"
     )
     return (
-        f"{told} of {count} answers have a recorded length; the lengths of the others are estimated from how long they took, {by} "
+        f"{recorded} of {count} answers have a recorded length; the lengths of the others are estimated from how long they took, {by} "
         "(spec.sampling.share of the policy says how many are sampled)"
     )

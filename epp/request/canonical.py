@@ -210,13 +210,13 @@ def fingerprint(raw: Raw) -> bytes:
     """Return a hash of a JSON object. Its URL or data counts; the order of its keys and cache marks do not
     count.
     """
-    told = xxhash.xxh3_128()
+    digest = xxhash.xxh3_128()
     for key, value in sorted(_DECODE_FIELDS.decode(raw).items()):
         if key not in _INCIDENTAL:
-            told.update(b"%d %d " % (len(key), len(memoryview(value))))
-            told.update(key.encode())
-            told.update(value)
-    return OPAQUE + told.hexdigest().encode()
+            digest.update(b"%d %d " % (len(key), len(memoryview(value))))
+            digest.update(key.encode())
+            digest.update(value)
+    return OPAQUE + digest.hexdigest().encode()
 
 
 _INCIDENTAL = frozenset({"cache_control", "id", "status"})

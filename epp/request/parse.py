@@ -119,10 +119,10 @@ def _seen_model(value: bytes) -> str:
 
 def _parse_pathless(body: Body) -> InferenceRequest:
     try:
-        told = DECODE_API_FIELDS.decode(body)
+        present = DECODE_API_FIELDS.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _parse_other(body)
-    parse = _api_of_fields(told)
+    parse = _api_of_fields(present)
     if parse is None:
         return _parse_other(body)
     try:
@@ -131,20 +131,20 @@ def _parse_pathless(body: Body) -> InferenceRequest:
         return _parse_other(body)
 
 
-def _api_of_fields(told: ApiFields) -> Callable[[Body], InferenceRequest] | None:
+def _api_of_fields(present: ApiFields) -> Callable[[Body], InferenceRequest] | None:
     """Return the API that the fields show. If two APIs have the same fields: the one whose prompts are
     written alike, so that prefixes are found for both.
     """
-    if told.messages is not NO_RAW:
-        return _parse_chat if told.system is NO_RAW else _parse_messages
-    if told.prompt is not NO_RAW or told.prompt_embeds is not NO_RAW:
+    if present.messages is not NO_RAW:
+        return _parse_chat if present.system is NO_RAW else _parse_messages
+    if present.prompt is not NO_RAW or present.prompt_embeds is not NO_RAW:
         return _parse_completions
-    if told.input is not NO_RAW:
-        text = bytes(memoryview(told.input)[:64])
+    if present.input is not NO_RAW:
+        text = bytes(memoryview(present.input)[:64])
         plain_items = text[:1] == b"[" and text[1:].lstrip()[:1] != b"{"
-        embeds = plain_items or told.encoding_format is not NO_RAW or told.dimensions is not NO_RAW
+        embeds = plain_items or present.encoding_format is not NO_RAW or present.dimensions is not NO_RAW
         return _parse_embeddings if embeds else _parse_responses
-    return _parse_responses if told.previous_response_id is not NO_RAW else None
+    return _parse_responses if present.previous_response_id is not NO_RAW else None
 
 
 def _parse_known(parse: Callable[[Body], InferenceRequest], body: Body) -> InferenceRequest:

@@ -183,9 +183,9 @@ class SharingService:
         """
         if self._clock() - self._agreed_at < self._settings.snapshot_interval_seconds:
             return
-        told = await self._link.agree(self._settings.pool, self.exchange.shown_secret())
+        shown = await self._link.agree(self._settings.pool, self.exchange.shown_secret())
         self._agreed_at = self._clock()
-        differs = not self.exchange.agree(told)
+        differs = not self.exchange.agree(shown)
         if differs:
             self.counts.errors["secret"] += 1
         if differs and not self._secret_differs:

@@ -109,7 +109,7 @@ class Speaker:
         self._fresh = self._forget = True
         self.dropped = 0
         """Number of events for which the queue had no room."""
-        self.told = 0
+        self.num_sent = 0
 
     @property
     def waiting(self) -> int:
@@ -208,7 +208,7 @@ class Speaker:
             else:
                 events.append(self._event(row, now=now))
         self._bytes -= taken
-        self.told += len(events) + len(hanging) + len(cut)
+        self.num_sent += len(events) + len(hanging) + len(cut)
         self._batches += 1
         return encode(
             Batch(

@@ -240,9 +240,9 @@ class QueuedHandler(logging.Handler):
         """Write summaries of windows that are over, and report dropped lines."""
         with self.lock or contextlib.nullcontext():
             self._sum_up(at=self._clock())
-            untold, self._unreported = self._unreported, 0
-        if untold:
-            self._write_line(self.format(_dropped(untold)))
+            num_dropped, self._unreported = self._unreported, 0
+        if num_dropped:
+            self._write_line(self.format(_dropped(num_dropped)))
 
     def _write_line(self, line: str) -> None:
         try:

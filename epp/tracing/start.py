@@ -112,10 +112,10 @@ def _resource(worker: int) -> Resource:
     from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - an extra
 
     usual = {"service.name": "prefix-gateway", "service.instance.id": f"{socket.gethostname()}-{worker}"}
-    told = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
-    if "OTEL_SERVICE_NAME" in os.environ or "service.name=" in told:
+    given = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    if "OTEL_SERVICE_NAME" in os.environ or "service.name=" in given:
         del usual["service.name"]
-    if "service.instance.id=" in told:
+    if "service.instance.id=" in given:
         del usual["service.instance.id"]
     return Resource.create(dict(usual))
 

@@ -50,7 +50,7 @@ class _Span(NamedTuple):
     parent: SpanContext | None
     start_unix_s: float
     end_unix_s: float
-    told: Decision | Attributes
+    content: Decision | Attributes
 
 
 class Tracer:
@@ -144,10 +144,10 @@ class Tracer:
 
     def _readable(self, span: _Span) -> ReadableSpan:
         """Runs in the sending thread."""
-        if isinstance(span.told, Decision):
-            attributes, error = attributes_of(span.told), error_of(span.told)
+        if isinstance(span.content, Decision):
+            attributes, error = attributes_of(span.content), error_of(span.content)
         else:
-            attributes, error = span.told, str(span.told["error.type"])
+            attributes, error = span.content, str(span.content["error.type"])
         return ReadableSpan(
             name=SPAN_NAME,
             context=span.context,
