@@ -101,7 +101,6 @@ _AFTER: Final = """
   68, 100 and 117 before). Of the 19 µs between 4 and 100, finding ten of many equals takes 6, and the record
   of the ten that are shown takes 4. Of the 14 µs between 100 and 1,000, sums over the columns take 8. What
   follows the answer takes 23 µs with any number of endpoints (46 with 1,000 before).
-(46 with 1,000 before).
 - **With 1,000 endpoints** the excess over 4 is the picker's own work and no scrape: with a scrape a minute
   instead of one a second the ratio was the same (1.25 and 1.34, before 1.21 to 1.38, on a busy machine). It
   is mostly the choice, which reads longer columns with cold caches. Each fallback list is a new one in such a
