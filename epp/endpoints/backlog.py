@@ -113,7 +113,8 @@ class Backlog:
         requests are known, or some of them had to wait for an adapter.
         """
         self._advance(now, rate)
-        begun = list(islice(self._bookings, max(0, requests - self._unbegun)))
+        more = min(max(0, requests - self._unbegun), len(self._bookings))  # `islice` takes no huge number
+        begun = list(islice(self._bookings, more))
         known = len(begun) == requests and not any(booking.loads for booking in begun)
         tokens = sum([booking.tokens for booking in begun])
         for _ in begun:
