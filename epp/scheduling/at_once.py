@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from epp.types import Value
+from epp.types import Entry
 
 AT_ONCE_S = 0.1
 """Requests for one prefix that come within this time are probably of the same client, and do not predict
@@ -19,14 +19,18 @@ later requests."""
 _MOST_GROUPS = 4096
 _PRIOR_TOKENS = 10_000.0
 """The prior says that every request is alone, with the weight of this many tokens."""
+_MOST_AT_ONCE = 16
+"""More requests of one group do not count: `expected` is one number for all clients, and the prompts of one
+client should not decide over the price of the others'."""
 _KEEP_TOKENS = 200_000.0
 """Older evidence is scaled down to this, so that a change of traffic shows within some hundred requests."""
 
 
-class _Group(Value, frozen=True):
+class _Group(Entry):
     came_at: float
     tokens: float
     """What its first request had to compute at least, at whichever server."""
+    requests: int = 0
 
 
 class AtOnce:
@@ -58,9 +62,12 @@ class AtOnce:
         if group is None:
             group = groups[prompt] = _Group(now, tokens)
             self._computed_tokens += tokens
-        self._wanted_tokens += group.tokens
+        group.requests += 1
+        if group.requests <= _MOST_AT_ONCE:
+            self._wanted_tokens += group.tokens
         if self._computed_tokens > _KEEP_TOKENS:
-            self._wanted_tokens *= _KEEP_TOKENS / self._computed_tokens
+            # In this order the two numbers stay equal where every request is alone.
+            self._wanted_tokens = self._wanted_tokens * _KEEP_TOKENS / self._computed_tokens
             self._computed_tokens = _KEEP_TOKENS
 
     def _oldest_at(self) -> float:

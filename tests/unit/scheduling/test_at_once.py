@@ -60,3 +60,21 @@ def test_few_groups_are_kept() -> None:
     at_once.check_integrity()
     assert at_once.expected(9_999, now=1.0) == 1.0
     assert at_once.expected(1, now=1.0) > 1.5, "it is forgotten, so this is a first request again"
+
+
+def test_a_flood_of_one_prompt_counts_like_a_group_of_sixteen_and_is_soon_forgotten() -> None:
+    at_once = AtOnce()
+    for n in range(1000):
+        at_once.came(7, tokens=100_000.0, now=n * 0.00009)
+    assert at_once.expected(99, now=1.0) < 16
+    for n in range(100, 1300):
+        at_once.came(n, tokens=500.0, now=n * 0.2)
+    assert at_once.expected(99, now=1000.0) < 2
+
+
+def test_long_prompts_that_come_alone_leave_the_price_as_it_is_to_the_last_digit() -> None:
+    for tokens in (252_768.0, 253_278.0, 1_000_000.0):
+        at_once = AtOnce()
+        at_once.came(7, tokens=tokens, now=1.0)
+        at_once.check_integrity()
+        assert at_once.expected(99, now=2.0) == 1.0
