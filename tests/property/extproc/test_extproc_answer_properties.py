@@ -39,6 +39,7 @@ def _by_protobuf(answer: Answer) -> ext_proc.ProcessingResponse:
     st.lists(st.sampled_from(RESERVED), max_size=2, unique=True).map(tuple),
     st.sampled_from(["the same servers", "other servers", "no servers"]),
     st.booleans(),
+    st.booleans(),
 )
 def test_an_answer_is_what_protobuf_writes(
     slot: Slot,
@@ -46,6 +47,7 @@ def test_an_answer_is_what_protobuf_writes(
     removed: tuple[str, ...],
     in_header: str,
     cleared: bool,  # noqa: FBT001 - Hypothesis gives it
+    streamed: bool,  # noqa: FBT001 - Hypothesis gives it
 ) -> None:
     for servers in lists:
         named = {"the same servers": servers, "other servers": f"{servers},1.2.3.4:5", "no servers": ""}
@@ -55,9 +57,11 @@ def test_an_answer_is_what_protobuf_writes(
             remove_headers=removed,
             clear_route_cache=cleared,
             destination=servers,
+            stream_response=streamed,
         )
         written, expected = ext_proc.ProcessingResponse.FromString(encode(answer)), _by_protobuf(answer)
         assert written.dynamic_metadata == expected.dynamic_metadata
+        assert written.HasField("mode_override") == streamed
         part, wanted = getattr(written, slot.value), getattr(expected, slot.value)
         assert written.WhichOneof("response") == slot.value
         assert part.response.header_mutation == wanted.response.header_mutation
