@@ -100,9 +100,9 @@ class ExtProcServer:
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Close the socket and cancel the calls still in flight after `grace_s`."""
+        await self._transport.stop(grace_s)  # requests that waited may go within the grace
         if self._pump is not None:
             self._pump.stop()
-        await self._transport.stop(grace_s)
 
     def check_integrity(self) -> None:
         self._streams.check_integrity()
