@@ -221,7 +221,8 @@ class Gate:
     # -- figures ---------------------------------------------------------------------------------------------
 
     def status(self, *, now: float) -> list[FlowStatus]:
-        return [queue.status(now=now) for queue in self._flows.values()]
+        released = {queue.model: queue for queue in reversed(self._released) if len(queue.control)}
+        return [queue.status(now=now) for queue in (released | self._flows).values()]
 
     def saturation(self, *, now: float) -> float | None:
         """Return the largest saturation of any base model. None: flow control is off."""

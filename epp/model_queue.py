@@ -57,18 +57,18 @@ class ModelQueue:
 
     def __init__(self, picker: Picker, model: str, settings: FlowSettings) -> None:
         self._picker = picker
-        self._model = model
+        self.model = model
         self._last: tuple[WaitingRequest, Considered] | None = None
         self.control: FlowControl[WaitingRequest] = FlowControl(settings, self)
         self.unknown_objectives = 0
         """Requests with an objective for which no priority is set."""
 
     def least_wait_s(self, *, now: float) -> float:
-        undone_tokens, rate = self._picker.queued(self._model, now=now)
+        undone_tokens, rate = self._picker.queued(self.model, now=now)
         return float((undone_tokens / rate).min()) if len(rate) else 0.0
 
     def pool(self, *, now: float) -> Pool:
-        undone_tokens, rate = self._picker.queued(self._model, now=now)
+        undone_tokens, rate = self._picker.queued(self.model, now=now)
         tokens_per_s = float(rate.sum()) or 1.0
         return Pool(len(rate), float(undone_tokens.sum()) / tokens_per_s, tokens_per_s)
 
@@ -85,7 +85,7 @@ class ModelQueue:
         control = self.control
         waiting = control.waiting()
         return FlowStatus(
-            model=self._model,
+            model=self.model,
             saturation=control.saturation(now=now),
             oldest_s=control.oldest_s(now=now),
             requests={priority: load.requests for priority, load in waiting.items()},

@@ -22,6 +22,7 @@ _SHORTEST_S: Final = 1.0
 """Least time between two writes to one object, in any case."""
 _MOST_SATURATION: Final = 9999.0
 _MESSAGE_CHARS: Final = 1024
+_NOTHING: Final = PolicyStatus()
 
 T = TypeVar("T")
 
@@ -101,14 +102,26 @@ def unclaimed(policy: PolicyObject, *, time_text: str) -> PolicyStatus:
     )
 
 
-def patch(status: PolicyStatus, *, uid: str, resource_version: str = "") -> Mapping[str, Any]:
-    """Return the status as a merge patch. With the uid the patch cannot change another object of the same
-    name. With the version it cannot overwrite a newer status.
+def patch(
+    status: PolicyStatus, *, before: PolicyStatus = _NOTHING, uid: str, resource_version: str = ""
+) -> Mapping[str, Any]:
+    """Return the merge patch that turns the status `before` into `status`. With the uid the patch cannot
+    change another object of the same name. With the version it cannot overwrite a newer status.
     """
     # null deletes the field in a merge patch
-    body = dict.fromkeys(PolicyStatus.__struct_encode_fields__) | msgspec.to_builtins(status)
+    body = dict.fromkeys(PolicyStatus.__struct_encode_fields__) | _replacing(
+        msgspec.to_builtins(before), msgspec.to_builtins(status)
+    )
     version = {"resourceVersion": resource_version} if resource_version else {}
     return {"metadata": {"uid": uid, **version}, "status": body}
+
+
+def _replacing(old: Any, new: Any) -> Any:
+    """Return `new` with a null for each field that a merge into `old` would keep, at any depth."""
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return new
+    gone = dict.fromkeys(name for name in old if name not in new)
+    return gone | {name: _replacing(old.get(name), value) for name, value in new.items()}
 
 
 class Unclaimed:

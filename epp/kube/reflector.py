@@ -172,7 +172,7 @@ class Reflector(Generic[T]):
                 query.append(("continue", token))
             text = await self._reader.request("GET", self._source.path, query=query)
             page: _Page = self._decode(self._page, text)
-            found += [one for item in page.items if (one := self._read(item)) is not None]
+            found += [one for item in page.items if (one := self.read(item)) is not None]
             listed += len(page.items)
             token = page.metadata.continue_
             if not token:
@@ -209,7 +209,7 @@ class Reflector(Generic[T]):
             bookmark = self._decode(msgspec.json.Decoder(_Versioned), event.object)
             self._version = bookmark.metadata.resource_version
             return
-        found = self._read(event.object)
+        found = self.read(event.object)
         if found is None:
             # It is unknown which object this is. A new list has all objects that can be read.
             raise ApiError("an object cannot be read", status=_GONE)
@@ -220,7 +220,7 @@ class Reflector(Generic[T]):
         self._version = found.metadata.resource_version  # type: ignore[attr-defined]  # every kind has one
         self._on_change()
 
-    def _read(self, text: msgspec.Raw) -> T | None:
+    def read(self, text: msgspec.Raw) -> T | None:
         """Decode one object. None: it cannot be read. An unreadable object must not keep out the others. A
         field of the status that cannot be read counts as absent: another release may have written it.
         """

@@ -133,7 +133,7 @@ class Writer:
                 break
             written += 1
             self._times.wrote(verdict.uid, now=now)
-            if await self._write(name, wanted, uid=verdict.uid):
+            if await self._write(name, wanted, before=before, uid=verdict.uid):
                 texts += _news(name, verdict, before=before)
         return texts
 
@@ -149,15 +149,23 @@ class Writer:
         for policy in self._unclaimed.due(waiting, now=now)[:_WRITES_AT_ONCE]:
             if holds():
                 wanted, found = unclaimed(policy, time_text=self._time_text()), policy.metadata
-                await self._write(found.name, wanted, uid=found.uid, resource_version=found.resource_version)
+                await self._write(
+                    found.name,
+                    wanted,
+                    before=policy.status,
+                    uid=found.uid,
+                    resource_version=found.resource_version,
+                )
 
-    async def _write(self, name: str, wanted: PolicyStatus, *, uid: str, resource_version: str = "") -> bool:
+    async def _write(
+        self, name: str, wanted: PolicyStatus, *, before: PolicyStatus, uid: str, resource_version: str = ""
+    ) -> bool:
         path = f"{_POLICIES.format(namespace=self._place.namespace)}/{name}/status"
         try:
             answer = await self._api.request(
                 "PATCH",
                 path,
-                body=patch(wanted, uid=uid, resource_version=resource_version),
+                body=patch(wanted, before=before, uid=uid, resource_version=resource_version),
                 content_type=_MERGE,
             )
             self._on_written(read(answer, PolicyObject))
