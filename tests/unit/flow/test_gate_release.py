@@ -112,3 +112,10 @@ def test_flow_control_that_is_on_again_meanwhile_holds_newcomers_and_lets_the_ot
     queue.pump()
     assert queue.went == [*queue.waiting][:-1]
     assert queue.gate.waiting == 1
+
+
+def test_figures_show_the_requests_that_have_not_gone_yet() -> None:
+    queue = Queue(MANY)
+    turn_off(queue)
+    shown = sum(count for status in queue.gate.status(now=1.0) for count in status.requests.values())
+    assert shown == queue.gate.waiting > 0
