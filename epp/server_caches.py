@@ -59,7 +59,9 @@ class Prompt(Value, frozen=True):
 
     @property
     def whole(self) -> int:
-        """A number that equal prompts share and others do not. 0: the prompt has no full chunk."""
+        """Return a number that prompts with the same full chunks and the same length share. 0: there is no
+        full chunk.
+        """
         return self.chain[-1] ^ self.size.text_bytes if self.chain else 0
 
 

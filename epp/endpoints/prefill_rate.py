@@ -16,8 +16,8 @@ One server alone cannot move the line far: its numbers are ignored while it is o
 only these servers teach the line, and what it learned before counts less and less.
 
 Matching pairs of tokens and seconds come from histograms that the server fills when a request ends
-(`request_prefill_kv_computed_tokens` and `request_prefill_time_seconds` of vLLM). A server without them keeps
-its model's rate.
+(`request_prefill_kv_computed_tokens` and `request_prefill_time_seconds` of vLLM). A server without them has
+its model's rate, times the factor that its times to first tokens show.
 
 The first requests end after their answers, which may take half a minute. Until then the rate comes from the
 counters of prompt tokens, from times when servers always had prompts to compute. A server's own factor starts

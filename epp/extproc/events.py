@@ -138,7 +138,9 @@ class Estimate(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True, gc=False):
-    """Go on, perhaps with changes. Hashable, so that a transport may cache the encoded form."""
+    """Go on, perhaps with changes. Hashable, because an answer is made of an earlier one that differs only in
+    its servers.
+    """
 
     slot: Slot
     set_headers: tuple[tuple[str, str], ...] = ()
