@@ -72,15 +72,24 @@ async def test_a_picker_that_drains_lets_all_go(tmp_path: Path) -> None:
         assert await gateway.envoy.bypassed() == 0
 
 
-async def many_wait(gateway: Gateway) -> list[asyncio.Task[Reply]]:
-    """200 requests that wait."""
+async def many_wait(gateway: Gateway, count: int = 200) -> list[asyncio.Task[Reply]]:
+    """So many requests that wait."""
     tasks: list[asyncio.Task[Reply]] = []
-    for _ in range(20):
+    while len(tasks) < count:
         # On grpcio, 200 requests at once are an overload. Some of them would go unread and not wait.
         tasks += [asyncio.create_task(gateway.client.complete(f"{len(tasks)} {n} " * 40)) for n in range(10)]
         await wait_for(gateway, len(tasks))
         await asyncio.sleep(0.15)  # after this pause the next requests no longer count as late
     return tasks
+
+
+async def test_a_picker_without_time_to_drain_still_picks_for_all_that_wait(tmp_path: Path) -> None:
+    async with busy(tmp_path, drainSeconds=0) as gateway:
+        tasks = await many_wait(gateway, 600)
+        gateway.picker.process.signal(signal.SIGTERM)
+        replies = await asyncio.gather(*tasks)
+        assert [reply.status for reply in replies] == [200] * 600
+        assert await gateway.envoy.bypassed() == 0
 
 
 async def test_a_killed_picker_loses_the_queue_and_no_request(tmp_path: Path) -> None:
