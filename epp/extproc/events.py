@@ -138,9 +138,7 @@ class Estimate(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True, gc=False):
-    """Go on, perhaps with changes. Hashable, because an answer is made of an earlier one that differs only in
-    its servers.
-    """
+    """Go on, perhaps with changes."""
 
     slot: Slot
     set_headers: tuple[tuple[str, str], ...] = ()
