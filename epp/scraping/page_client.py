@@ -59,6 +59,8 @@ class Answer:
         self._head_read = False
         self._heads_bytes = 0
         """The size of the heads so far: the answer's own, and those with status 1xx before it."""
+        self._searched = 0
+        """The first bytes, in which no head ends: they are not searched again."""
         self.begun = False
         self.keeps_open = False
         """Whether the connection stays open for the next page."""
@@ -105,12 +107,15 @@ class Answer:
         if received[:7] != b"HTTP/1."[: len(received)]:
             raise ValueError(f"the answer is not HTTP/1: {bytes(received[:40])!r}")
         # The end of the last line and an empty line. Lines may end without a carriage return (RFC 9112, 2.2).
-        found = [(received.find(end, 0, max(0, most_bytes)), len(end)) for end in (b"\n\r\n", b"\n\n")]
+        begin, end = self._searched, max(0, most_bytes)
+        found = [(received.find(last, begin, end), len(last)) for last in (b"\n\r\n", b"\n\n")]
         at, end_bytes = min((each for each in found if each[0] >= 0), default=(-1, 0))
         if at < 0:
             if len(received) >= most_bytes:
                 raise ValueError(f"the head of the answer has more than {_HEAD_BYTES} bytes")
+            self._searched = max(0, len(received) - 2)
             return None
+        self._searched = 0
         lines = [line.removesuffix(b"\r") for line in bytes(received[:at]).split(b"\n")]
         self._heads_bytes += at + end_bytes
         del received[: at + end_bytes]
