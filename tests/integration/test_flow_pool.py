@@ -23,6 +23,10 @@ from tests.harness.processes import wait_until
 from tests.harness.redis_server import running_redis
 
 TENANT: Final = "x-llm-d-inference-fairness-id"
+REPORTED_S: Final = 0.2
+"""Longer than a report takes to the other pickers. Bounds and shares hold for all pickers together if requests
+come and go more slowly than reports.
+"""
 _POLICY: Final[dict[str, Any]] = {
     "cost": {"prefillTokensPerSecond": 1},
     "scrape": {"intervalSeconds": 0.1, "staleAfterSeconds": 60},
@@ -177,9 +181,10 @@ async def test_four_pickers_keep_bound_and_shares_within_a_tenth(tmp_path: Path,
     count, bound, asked, served = 4, 20, 28, 10
     async with running_pool(tmp_path, workers=workers, count=count, inAll={"maxRequests": bound}) as pool:
         went = await (await pool.ask(0))
-        tasks = [
-            await pool.begin(n % count, "modest" if n // count % 4 == 0 else "greedy") for n in range(asked)
-        ]
+        tasks = []
+        for n in range(asked):
+            tasks.append(await pool.begin(n % count, "modest" if n // count % 4 == 0 else "greedy"))
+            await asyncio.sleep(REPORTED_S)
 
         async def bounded() -> bool:
             waiting = await pool.waiting()
@@ -192,6 +197,7 @@ async def test_four_pickers_keep_bound_and_shares_within_a_tenth(tmp_path: Path,
         tasks = [task for task in tasks if not task.done()]
         running, got = [went], Counter[str]()
         while got.total() < served:
+            await asyncio.sleep(REPORTED_S)
             for one in running:
                 await one.end()
             running = await decided_of(tasks)  # two, if two pickers send before they hear of each other
