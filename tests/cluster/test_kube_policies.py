@@ -122,7 +122,7 @@ async def test_a_subtle_mistake_is_refused_by_status_and_changes_nothing(
         await site.policies.wait_told("p", "Accepted=False/Invalid@2", "Programmed=False/Invalid@2")
         status = (await site.policies.read("p"))["status"]
         assert "sessionHeader: `host` has another meaning" in status["conditions"][0]["message"]
-        assert status["conditions"][1]["message"] == "generation 1 of it routes"
+        assert status["conditions"][1]["message"] == "generation 1 of this policy routes"
         await site.wait_policy("p", rule="affinity")
         assert await site.picker.metric("epp_kubernetes_policies", state="refused") == 1
 

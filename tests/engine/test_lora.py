@@ -157,7 +157,7 @@ def test_a_file_that_changed_in_place_is_refused_and_its_old_bytes_are_welcome_a
     [
         ({"use_dora": True}, "use_dora"),
         ({"peft_type": "IA3"}, "no LoRA adapter"),
-        ({"r": 0}, "rank of 0"),
+        ({"r": 0}, "the rank 0"),
         ({"lora_alpha": None}, "no usable r and lora_alpha"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
     ],

@@ -168,7 +168,7 @@ def test_the_demo_stays_up_with_a_curl_line_that_works_and_shows_the_decision_ab
         children = running.children()
         running.signal(signal.SIGTERM)
         assert running.end() == 0, running.said
-    assert "Ended" in running.said
+    assert "The demo has ended" in running.said
     assert running.pid not in {place.pid for place in announced_demos()}
     assert not [pid for pid in children if alive(pid)]
     assert not list(short_tmp.iterdir())
