@@ -24,8 +24,8 @@ from tests.harness.redis_server import running_redis
 
 TENANT: Final = "x-llm-d-inference-fairness-id"
 REPORTED_S: Final = 0.2
-"""Longer than a report takes to the other pickers. Bounds and shares hold for all pickers together if requests
-come and go more slowly than reports.
+"""Longer than a report takes to the other pickers. Bounds and shares hold for all pickers together if
+requests come and go more slowly than reports.
 """
 _POLICY: Final[dict[str, Any]] = {
     "cost": {"prefillTokensPerSecond": 1},
