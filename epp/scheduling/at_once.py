@@ -20,8 +20,8 @@ _MOST_GROUPS = 4096
 _PRIOR_TOKENS = 10_000.0
 """The prior says that every request is alone, with the weight of this many tokens."""
 _MOST_AT_ONCE = 16
-"""More requests of one group do not count: `expected` is one number for all clients, and the prompts of one
-client should not decide over the price of the others'."""
+"""Further requests of a group do not count. `expected` is one number for all clients, so one client must not
+be able to set the price for all."""
 _KEEP_TOKENS = 200_000.0
 """Older evidence is scaled down to this, so that a change of traffic shows within some hundred requests."""
 
@@ -29,7 +29,7 @@ _KEEP_TOKENS = 200_000.0
 class _Group(Entry):
     came_at: float
     tokens: float
-    """What its first request had to compute at least, at whichever server."""
+    """The fewest tokens that any server would have had to compute for the first request of the group."""
     requests: int = 0
 
 
@@ -40,7 +40,7 @@ class AtOnce:
         self._groups: OrderedDict[int, _Group] = OrderedDict()
         """By prompt, oldest first."""
         self._computed_tokens = self._wanted_tokens = _PRIOR_TOKENS
-        """Tokens of all groups, each counted once; and counted for each request."""
+        """The tokens of all groups: each counted once, and each counted for each of its requests."""
 
     def expected(self, prompt: int, *, now: float) -> float:
         """Return how many requests probably come at once with this one, which counts too. 1 for the later
@@ -52,7 +52,7 @@ class AtOnce:
         return self._wanted_tokens / self._computed_tokens
 
     def came(self, prompt: int, *, tokens: float, now: float) -> None:
-        """Called when a request was booked. tokens: what it has to compute at least, at whichever server."""
+        """Called when a request was booked. tokens: the fewest that any server has to compute for it."""
         groups = self._groups
         while groups and (len(groups) >= _MOST_GROUPS or self._oldest_at() < now - AT_ONCE_S):
             groups.popitem(last=False)
