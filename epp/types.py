@@ -77,9 +77,15 @@ class Address:
 
     host: str
     port: int
+    text: str = field(init=False, repr=False, compare=False)
+    """The written form, made once, since each answer to the data plane names addresses."""
+
+    def __post_init__(self) -> None:
+        text = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        object.__setattr__(self, "text", text)
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return self.text
 
     @classmethod
     def parse(cls, text: str) -> Address:
@@ -260,22 +266,18 @@ class EndpointMetrics:
     loaded_adapters: frozenset[str] | None = None
     """Adapters in GPU slots, idle ones too. None: the server does not say, as with most servers today."""
 
-    @property
-    def known_adapters(self) -> frozenset[str]:
-        """All adapters that the server names."""
-        loaded = self.loaded_adapters
-        if not loaded:
-            return self.active_adapters
-        # A page may name thousands of adapters, and picks call this often,
-        # so nothing is copied if all active adapters are loaded.
-        return loaded if self.active_adapters <= loaded else self.active_adapters | loaded
+    inside: int | None = field(init=False)
+    """Requests in the server, running or waiting. None: the page lacks one of these numbers."""
+    known_adapters: frozenset[str] = field(init=False)
+    """All adapters that the server names."""
 
-    @property
-    def inside(self) -> int | None:
-        """Requests in the server, running or waiting. None: the page lacks one of these numbers."""
-        if self.running is None or self.waiting is None:
-            return None
-        return self.running + self.waiting
+    def __post_init__(self) -> None:
+        inside = None if self.running is None or self.waiting is None else self.running + self.waiting
+        object.__setattr__(self, "inside", inside)
+        active, loaded = self.active_adapters, self.loaded_adapters
+        # A page may name thousands of adapters, so nothing is copied if all active adapters are loaded.
+        known = active if not loaded else loaded if active <= loaded else active | loaded
+        object.__setattr__(self, "known_adapters", known)
 
 
 class ModelCard(Value, frozen=True):

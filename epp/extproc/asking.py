@@ -227,7 +227,7 @@ class Asking:
         head = self.head
         pick.decision.tenant = pick.decision.tenant or head.claim.tenant
         head.forget()
-        destination = ",".join(map(str, pick.destinations))
+        destination = ",".join([address.text for address in pick.destinations])
         scores: tuple[tuple[str, float], ...] = ()
         if self._settings.scores_metadata:
             scores = tuple((str(c.address), c.score_s) for c in pick.decision.candidates if not c.excluded)
