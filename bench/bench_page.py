@@ -268,12 +268,12 @@ async def _serving(count: int, *, busy: bool) -> AsyncIterator[_Served]:
         for n in range(count)
     ]
     picker.set_endpoints(endpoints, now=time.monotonic())
-    explaining, ring = Explaining(picker), DecisionRing(keep=1000)
+    explaining, ring = Explaining(picker), DecisionRing(maxlen=1000)
     for n in range(500):
         prompt = text(f"system {n % 20}", 4000) + text(f"{n}", 4000)
         pick = picker.pick(ask(prompt), now=time.monotonic())
         picker.end(pick, outcome="ended", now=time.monotonic())
-        ring.add(pick.decision)
+        ring.append(pick.decision)
     server, board = _admin(picker, ring, explaining)
     url = f"http://{await server.start()}/live"
     tasks = [asyncio.create_task(board.run()), asyncio.create_task(explaining.run())]
@@ -341,7 +341,7 @@ async def _traffic(picker: Picker, names: Sequence[EndpointName], ring: Decision
         for _ in range(5):
             prompt = text(f"system {rng.randrange(20)}", 4000) + text(f"{turn} {rng.random()}", 4000)
             pick = picker.pick(ask(prompt), now=now)
-            ring.add(pick.decision)
+            ring.append(pick.decision)
             under_way.append((now + 2, pick))
         await asyncio.sleep(0.1)
 

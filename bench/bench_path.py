@@ -60,7 +60,7 @@ class _Path:
 
     def __init__(self, fleet: int) -> None:
         self.picker = a_picker(fleet)
-        self._metrics = Metrics(decisions=DecisionRing(keep=1000), state=_nobody_asks)
+        self._metrics = Metrics(decisions=DecisionRing(maxlen=1000), state=_nobody_asks)
         self.picker.subscribe(self._metrics.on_event)
         spec = DEFAULT_POLICY.spec
         self._names = request_names(spec)

@@ -146,7 +146,7 @@ class Rig:
     def __init__(self, *, size_bytes: int, chunks: int, bare: bool) -> None:
         self._now = 0.0
         self.picker = a_picker(_ENDPOINTS)
-        metrics = Metrics(decisions=DecisionRing(keep=1000), state=_nobody_asks)
+        metrics = Metrics(decisions=DecisionRing(maxlen=1000), state=_nobody_asks)
         self.picker.subscribe(metrics.on_event)
         streams = Streams(self.picker, metrics, settings=StreamSettings(), clock=self._clock)
         server: Any = Http2Transport(streams, Health(), listen=Listen()).server

@@ -104,7 +104,7 @@ def _caller(frame: FrameType) -> tuple[str, str] | None:
 async def walk() -> Walk:
     """Serve three requests, and trace the third."""
     picker = a_picker(4)
-    metrics = Metrics(decisions=DecisionRing(keep=10), state=PickerStatus)
+    metrics = Metrics(decisions=DecisionRing(maxlen=10), state=PickerStatus)
     picker.subscribe(metrics.on_event)
     prompts = Prompts(size_bytes=1000, chunks=1, kind="cold", seed=1)
     found = Walk()

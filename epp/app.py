@@ -88,7 +88,7 @@ class App:
         self._eds = EdsFile(Path(config.envoy.eds_file)) if config.envoy.eds_file and worker == 0 else None
         self._recording = parts.recording_service(config, self._picker, worker=worker)
         self._explaining = Explaining(self._picker)
-        self._decisions = DecisionRing(keep=config.admin.keep_decisions)
+        self._decisions = DecisionRing(maxlen=config.admin.keep_decisions)
         self._metrics = Metrics(decisions=self._decisions, state=self._status)
         self._picker.subscribe(self._metrics.on_event)
         self._tracer = tracing.make(self._metrics, worker=worker) if tracing.on(config.tracing) else None

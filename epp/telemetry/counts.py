@@ -6,7 +6,6 @@ buckets. Here one thread counts, and the same thread answers Prometheus, so a pl
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
@@ -19,20 +18,17 @@ from epp.metric import counter, gauge, histogram
 class Distribution:
     """The values of a histogram. A value that equals a bound counts in the bucket of this bound."""
 
-    __slots__ = ("_counts", "bounds", "total")
+    __slots__ = ("bounds", "counts", "total")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
+        self.counts = [0] * (len(bounds) + 1)
+        """For each bucket the number of its values. The last bucket has no bound."""
         self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
 
     def cumulative(self) -> list[int]:
         """For each bound the number of values up to the bound. The last number counts all values."""
-        return list(accumulate(self._counts))
+        return list(accumulate(self.counts))
 
 
 ByLabel = defaultdict[str, float]

@@ -1,9 +1,8 @@
 """The last decisions, which show why a request went to its server.
 
-Keeps a bounded ring in order of time, and an index of the newest entry by request id. Clients choose request
-ids, so an id may come twice: both decisions stay in the ring, and the id finds the later one. Filled by
-`metrics`, shown by `admin`. A decision is completed while its answer comes, so the ring keeps the live record
-and not a copy.
+Keeps a bounded ring in order of time. Clients choose request ids, so an id may come twice: both decisions
+stay in the ring, and the id finds the later one. Filled by `metrics`, shown by `admin`. A decision is
+completed while its answer comes, so the ring keeps the live record and not a copy.
 """
 
 from __future__ import annotations
@@ -36,44 +35,21 @@ class Refusal(Value, frozen=True):
 Record = Decision | Refusal
 
 
-class DecisionRing:
-    """The last `keep` records. 0 keeps none."""
-
-    def __init__(self, *, keep: int) -> None:
-        self._keep = keep
-        self._ring: deque[Record] = deque()
-        self._newest: dict[str, Record] = {}
-
-    def __len__(self) -> int:
-        return len(self._ring)
-
-    def add(self, record: Record) -> None:
-        if self._keep == 0:
-            return
-        if len(self._ring) == self._keep:
-            oldest = self._ring.popleft()
-            if self._newest.get(oldest.request_id) is oldest:
-                del self._newest[oldest.request_id]
-        self._ring.append(record)
-        self._newest[record.request_id] = record
+class DecisionRing(deque[Record]):
+    """The last `maxlen` records, the newest at the end. 0 keeps none."""
 
     def get(self, request_id: str) -> Record | None:
-        """Return the newest record of that id, if it is still kept."""
-        return self._newest.get(request_id)
+        """Return the newest record of that id, if it is still kept. Walks the ring: only people ask."""
+        return next((record for record in reversed(self) if record.request_id == request_id), None)
 
     def last(self, limit: int, *, endpoint: str = "") -> list[Record]:
         """Return the newest records first, at most `limit`. endpoint: only those that chose it."""
         return list(islice(self._matching(endpoint), limit))
 
     def _matching(self, endpoint: str) -> Iterator[Record]:
-        for record in reversed(self._ring):
+        for record in reversed(self):
             if not endpoint or (isinstance(record, Decision) and record.chosen == endpoint):
                 yield record
-
-    def check_integrity(self) -> None:
-        """The ring is bounded, and each id names the last record that has it."""
-        assert len(self._ring) <= self._keep
-        assert self._newest == {record.request_id: record for record in self._ring}
 
 
 def as_json(record: Record) -> dict[str, Any]:

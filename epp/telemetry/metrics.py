@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
@@ -20,7 +21,7 @@ from epp.decision import Decision
 from epp.errors import PickError
 from epp.picker_events import Answered, Began, Cut, Ended, PickerEvent
 from epp.telemetry.catalog import GROUPS, Shown
-from epp.telemetry.counts import ProcessCounts, RequestCounts, ServerCounts
+from epp.telemetry.counts import Distribution, ProcessCounts, RequestCounts, ServerCounts
 from epp.telemetry.decisions import DecisionRing, Refusal
 from epp.telemetry.exposition import Exposition
 from epp.telemetry.state import StatusSource
@@ -53,14 +54,14 @@ class Metrics:
         ProcessCollector(registry=self.registry)
 
     def parsed(self, *, seconds: float, size_bytes: int) -> None:
-        self._requests.parse_seconds.observe(seconds)
+        observe(self._requests.parse_seconds, seconds)
         self._requests.parsed_bytes += size_bytes
 
     def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None:  # noqa: ARG002 - for tracing
         _log_refusal(request_id, error)
         self._requests.requests["refused", "unknown"] += 1
         self._requests.refused[error.reason] += 1
-        self._decisions.add(
+        self._decisions.append(
             Refusal(
                 request_id=request_id,
                 at_unix_s=self._unix_clock(),
@@ -83,7 +84,7 @@ class Metrics:
     def _began(self, event: Began) -> None:
         decision, counts = event.request.decision, self._requests
         counts.in_flight += 1
-        counts.pick_seconds.observe(event.picked_in_s(timer_s=self._timer()))
+        observe(counts.pick_seconds, event.picked_in_s(timer_s=self._timer()))
         counts.prompt_tokens += decision.prompt_tokens
         counts.matched_tokens += decision.matched_tokens
         self._servers[decision.chosen].picks[decision.reason] += 1
@@ -92,14 +93,14 @@ class Metrics:
             helper.prefill_picks += 1
             helper.prefill_tokens += decision.prefill.uncached_tokens
         if decision.waited_s:
-            counts.flow_waited.observe(decision.waited_s)
+            observe(counts.flow_waited, decision.waited_s)
         if decision.unread:
             counts.unread[decision.unread] += 1
         if decision.dry_run is not None:
             counts.dry_run[decision.dry_run.policy, str(decision.dry_run.agrees).lower()] += 1
             if decision.dry_run.flow:
                 counts.dry_run_flow[decision.dry_run.policy, decision.dry_run.flow] += 1
-        self._decisions.add(decision)
+        self._decisions.append(decision)
         if _log.isEnabledFor(logging.DEBUG):
             extra = {
                 "request_id": decision.request_id,
@@ -138,7 +139,7 @@ class Metrics:
             counts.sampled_cached += decision.cached_tokens
             counts.sampled_true += min(decision.matched_tokens, decision.cached_tokens)
         if decision.ttft_s is not None:
-            counts.sampled_ttft.observe(decision.ttft_s)
+            observe(counts.sampled_ttft, decision.ttft_s)
 
     def protocol_error(self, reason: str) -> None:
         self._requests.protocol_errors[reason] += 1
@@ -149,7 +150,7 @@ class Metrics:
 
     def lagged(self, seconds: float) -> None:
         """Record how late the event loop was."""
-        self._process.loop_lag.observe(seconds)
+        observe(self._process.loop_lag, seconds)
 
     def watching(self, source: str) -> None:
         """Called when a file was read at start and is watched from now on."""
@@ -198,6 +199,11 @@ class _Only(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield self._family
+
+
+def observe(distribution: Distribution, value: float) -> None:
+    distribution.counts[bisect_left(distribution.bounds, value)] += 1
+    distribution.total += value
 
 
 def _log_refusal(request_id: str, error: PickError) -> None:

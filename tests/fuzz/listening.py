@@ -92,7 +92,7 @@ class AdminPages(OfBytes):
 
 @asynccontextmanager
 async def admin_pages(_: Path) -> AsyncIterator[Entry]:
-    ring = DecisionRing(keep=10)
+    ring = DecisionRing(maxlen=10)
     server = AdminServer(
         address=Address("127.0.0.1", 0),
         metrics=Metrics(decisions=ring, state=PickerStatus),

@@ -175,7 +175,7 @@ def _hot(count: int) -> list[dict[str, Any]]:
 
 @asynccontextmanager
 async def live_page(count: int, *, siblings: tuple[str, ...] = ()) -> AsyncIterator[Scene]:
-    ring = DecisionRing(keep=1000)
+    ring = DecisionRing(maxlen=1000)
     waiting = WaitingTenant(priority=0, tenant="batch", demoted=False, requests=7, tokens=9000)
     flow = FlowStatus(
         tenants=(waiting,),
@@ -210,8 +210,8 @@ async def live_page(count: int, *, siblings: tuple[str, ...] = ()) -> AsyncItera
         scene.turn(n)
         board.sample()
     for n in range(30):
-        ring.add(decision_for(n, name=f"vllm-{n % count}", tried=n % 7 == 0))
-    ring.add(Refusal("refused-1", time.time(), 429, "deadline", "the first token would come too late"))
+        ring.append(decision_for(n, name=f"vllm-{n % count}", tried=n % 7 == 0))
+    ring.append(Refusal("refused-1", time.time(), 429, "deadline", "the first token would come too late"))
     server = AdminServer(
         address=Address("127.0.0.1", 0),
         metrics=Metrics(decisions=ring, state=lambda: scene.status),

@@ -65,7 +65,7 @@ async def test_a_connection_ends_after_its_time() -> None:
 
 
 def an_admin() -> AdminServer:
-    ring = DecisionRing(keep=1)
+    ring = DecisionRing(maxlen=1)
     return AdminServer(
         address=Address("127.0.0.1", 0),
         metrics=Metrics(decisions=ring, state=PickerStatus),

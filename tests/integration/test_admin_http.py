@@ -56,7 +56,7 @@ class Admin:
     status: PickerStatus = field(default_factory=PickerStatus)
     not_ready: str = ""
     config: Config = field(default_factory=lambda: Config(endpoints_file="endpoints.yaml"))
-    ring: DecisionRing = field(default_factory=lambda: DecisionRing(keep=100))
+    ring: DecisionRing = field(default_factory=lambda: DecisionRing(maxlen=100))
     address: Address = field(init=False)
     session: aiohttp.ClientSession = field(init=False)
 
@@ -137,7 +137,7 @@ async def test_ready_says_why_not_while_healthy(admin: Admin) -> None:
 
 async def test_decisions_are_listed_newest_first_filtered_and_limited(admin: Admin) -> None:
     for n in range(60):
-        admin.ring.add(decision(f"r{n}", chosen="ab"[n % 2]))
+        admin.ring.append(decision(f"r{n}", chosen="ab"[n % 2]))
 
     async def ids(query: str) -> list[str]:
         return [d["request_id"] for d in (await admin.json(f"/decisions{query}"))["decisions"]]
@@ -150,9 +150,9 @@ async def test_decisions_are_listed_newest_first_filtered_and_limited(admin: Adm
 
 
 async def test_one_answer_lists_a_thousand_decisions_at_most() -> None:
-    ring = DecisionRing(keep=3_000)
+    ring = DecisionRing(maxlen=3_000)
     for n in range(3_000):
-        ring.add(decision(f"r{n}"))
+        ring.append(decision(f"r{n}"))
     async with Admin(ring=ring).running() as admin:
         assert len((await admin.json("/decisions?limit=999999999"))["decisions"]) == 1_000
 
@@ -165,7 +165,7 @@ async def test_a_senseless_limit_is_refused(admin: Admin, limit: str) -> None:
 
 @pytest.mark.parametrize("request_id", ["r1", "a/b", "with space", "ü", "a%2Fb", "?x=1", HOSTILE])
 async def test_a_decision_is_found_by_any_request_id(admin: Admin, request_id: str) -> None:
-    admin.ring.add(decision(request_id))
+    admin.ring.append(decision(request_id))
     shown = await admin.json(f"/decisions/{quote(request_id, safe='')}")
     assert shown["request_id"] == request_id
     assert shown["candidates"][1]["address"] == str(THERE)
@@ -228,7 +228,7 @@ async def test_the_page_and_its_files_need_nothing_from_elsewhere(admin: Admin) 
 async def test_markup_in_names_reaches_the_page_as_json_text_alone(admin: Admin) -> None:
     hostile = EndpointStatus(name=EndpointName(HOSTILE), address=HERE, scrape_error=HOSTILE)
     admin.status = PickerStatus(endpoints=(hostile,), policy=HOSTILE, rule=HOSTILE)
-    admin.ring.add(decision(HOSTILE, chosen=HOSTILE, reason=HOSTILE, model=HOSTILE))
+    admin.ring.append(decision(HOSTILE, chosen=HOSTILE, reason=HOSTILE, model=HOSTILE))
     admin.metrics.refused(HOSTILE, NoEndpointError(HOSTILE, reason=HOSTILE))
     assert "alert(1)" not in await admin.text("/")
     shown = await admin.json("/live")

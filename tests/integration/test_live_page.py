@@ -78,7 +78,7 @@ async def test_the_keyboard_opens_a_request_to_its_score_and_it_stays_open_while
         parts = await chrome.value("document.querySelector('#requests .cand svg').getAttribute('aria-label')")
         assert parts == "backlog 120 ms, prefill 200 ms, stall 50 ms, in_flight 20 ms"
         assert "out: failing" in await chrome.seen("#requests details[open] .parts")
-        scene.ring.add(decision_for(99))
+        scene.ring.append(decision_for(99))
         scene.turn(21)
         await chrome.until("document.querySelectorAll('#requests > li').length == 32")
         assert await chrome.value("document.querySelectorAll('#requests details[open] .cand').length") == 4
@@ -120,7 +120,7 @@ async def test_a_phone_scrolls_down_and_never_sideways(chrome: Browser) -> None:
 
 async def test_what_clients_call_things_stays_text(chrome: Browser) -> None:
     async with live_page(1) as scene:
-        scene.ring.add(decision_for(50, name=HOSTILE))
+        scene.ring.append(decision_for(50, name=HOSTILE))
         await chrome.open(scene.url)
         await chrome.until("document.querySelectorAll('#requests summary').length")
         assert HOSTILE in await chrome.seen("#requests")
@@ -139,7 +139,7 @@ async def test_a_picker_that_is_gone_is_said_to_be(chrome: Browser) -> None:
 
 async def test_several_pickers_show_one_page(chrome: Browser) -> None:
     async with live_page(4) as other:
-        other.ring.add(decision_for(60, name="only-there"))
+        other.ring.append(decision_for(60, name="only-there"))
         address = other.url.removeprefix("http://").rstrip("/")
         async with live_page(
             4, siblings=(address, address.replace("127.0.0.1", "localhost"), "127.0.0.1:1")

@@ -30,7 +30,7 @@ from tests.unit.picker_questions import a_picker, ask, serve, text
 
 @asynccontextmanager
 async def admin_of(picker: Picker, tap: Tap) -> AsyncIterator[str]:
-    ring, status = DecisionRing(keep=10), PickerStatus()
+    ring, status = DecisionRing(maxlen=10), PickerStatus()
     admin = AdminServer(
         address=Address("127.0.0.1", 0),
         metrics=Metrics(decisions=ring, state=lambda: status),

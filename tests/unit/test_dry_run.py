@@ -127,7 +127,7 @@ def test_without_a_dry_run_the_decision_says_nothing() -> None:
 
 
 def test_the_decision_and_a_counter_show_it() -> None:
-    ring = DecisionRing(keep=10)
+    ring = DecisionRing(maxlen=10)
     metrics = Metrics(decisions=ring, state=PickerStatus)
     picker = a_picker(PolicySpec(rule="round-robin"), PolicySpec(rule="round-robin"))
     picker.subscribe(metrics.on_event)

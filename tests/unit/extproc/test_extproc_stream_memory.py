@@ -28,7 +28,7 @@ class Watched(Bench):
 
     def __init__(self) -> None:
         super().__init__(sampling=Sampling(share=1.0))
-        self.metrics = Metrics(decisions=DecisionRing(keep=1000), state=_no_status)
+        self.metrics = Metrics(decisions=DecisionRing(maxlen=1000), state=_no_status)
         self.picker.subscribe(self.metrics.on_event)
 
     def stream(self) -> HttpStream:

@@ -62,7 +62,7 @@ class Shown:
             exact=EXACT,
             spans={"sent": 8, "failed": 0, "dropped": 2},
         )
-        self.ring = DecisionRing(keep=10)
+        self.ring = DecisionRing(maxlen=10)
         self.metrics = Metrics(
             decisions=self.ring, state=lambda: self.status, unix_clock=lambda: 5.0, timer=lambda: 1.0002
         )

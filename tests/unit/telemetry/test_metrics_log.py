@@ -16,7 +16,7 @@ def test_a_refusal_is_logged_under_its_request_id_by_whose_fault_it_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    metrics = Metrics(decisions=DecisionRing(keep=0), state=PickerStatus)
+    metrics = Metrics(decisions=DecisionRing(maxlen=0), state=PickerStatus)
     metrics.refused("r-1", BadRequestError("`model` is missing", reason="no_model"))
     metrics.refused("r-2", NoEndpointError("no server", reason="no_ready_endpoint"))
     shown = [(r.levelname, vars(r)["request_id"], vars(r)["status"]) for r in caplog.records]
