@@ -205,19 +205,22 @@ async def test_a_picker_that_drains_cuts_no_answer(
     policy = {"sampling": {"share": 1.0}}
     async with running_vllm_gateway(tmp_path, vllm_servers, policy=policy) as gateway:
         load = Load(gateway, label="drain", plain_tokens=200, streamed_tokens=900)
-        load.start(16)
+        before = load.start(16)
         await load.in_full_swing()
         gateway.picker.process.signal(signal.SIGTERM)
-        load.start(8)
+        after = load.start(8)
         status = await gateway.picker.process.wait(timeout_s=120)
-        running = [call for call in load.calls if not call.end]
+        running = [call for call in before if not call.end]
+        unpicked = [call for call in after if not call.end and not call.stream]
         await load.finish()
         figure(
             f"16 in flight at SIGTERM and 8 sent after it: {sum(call.complete for call in load.calls)} complete; "
-            f"the picker left while {len(running)} answers ran, all streamed"
+            f"the picker left while {len(running)} of the 16 answers ran, all streamed"
         )
         assert status == 0
         assert all(call.complete for call in load.calls)
         assert running, "the picker waited for the streamed answers"
         assert all(call.stream for call in running)
+        # Envoy sends a request on without a pick if it comes when the picker takes no more.
+        assert len(unpicked) <= await gateway.envoy.bypassed()
         assert (await gateway.client.get("/v1/models")).status == 200
