@@ -220,7 +220,8 @@ class HttpStream:
         head = self._asking.read(event, read=self._waiting.read if self._waiting is not None else None)
         if self._response.phase is not ResponsePhase.AWAITED:
             return self._pass_on(Slot.REQUEST_HEADERS)
-        if self._settings.blocked.refuse(head.path):
+        blocked = self._settings.blocked
+        if head.path not in blocked.open_apis and blocked.refuse(head.path):
             return self._refuse(BlockedPathError("not served by this gateway"))
         if head.declared_bytes > self._settings.max_body_bytes and not event.end_of_stream:
             return self._refuse(BodyTooLargeError(limit_bytes=self._settings.max_body_bytes))

@@ -290,6 +290,7 @@ _APIS: tuple[tuple[str, ApiKind, Callable[[Body], InferenceRequest]], ...] = (
 )
 _AT_PATH: Final = {path: (kind, parse) for path, kind, parse in _APIS}
 """The exact paths of nearly all requests."""
+API_PATHS: Final = frozenset(_AT_PATH)
 _OTHER: Final = (ApiKind.OTHER, None)
 
 

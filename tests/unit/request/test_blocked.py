@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 
 from epp.request.blocked import BlockedPaths
+from epp.request.parse import API_PATHS
 
 BLOCKED = BlockedPaths(("/metrics", "/inference/v1/abort_requests"))
 
@@ -31,6 +32,13 @@ def test_refused(target: str) -> None:
 )  # fmt: skip
 def test_not_refused(target: str) -> None:
     assert not BLOCKED.refuse(target)
+
+
+@pytest.mark.parametrize("prefix", ["/v1/embeddings", "/V1/Chat", "/v1", "/"])
+def test_an_api_is_open_unless_it_is_blocked(prefix: str) -> None:
+    blocked = BlockedPaths((prefix,))
+    assert blocked.open_apis < API_PATHS
+    assert {path for path in API_PATHS if not blocked.refuse(path)} == blocked.open_apis
 
 
 def test_an_empty_list_refuses_nothing() -> None:
