@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 from msgspec import Raw
@@ -32,14 +32,20 @@ from epp.types import Value
 
 try:
     from epp.request._jsontext import continued as continued  # noqa: PLC0414 - server_caches imports it from here
-    from epp.request._jsontext import ids_of, text_of, weighed_chat
+    from epp.request._jsontext import ids_of, text_of
     from epp.request._jsontext import weigh as counts_of
+    from epp.request._jsontext import weighed_chat as weighed_chat  # noqa: PLC0414 - parse imports it from here
 except ImportError:
     COMPILED = False
 
     def continued(text: bytes | memoryview, step: int, /) -> tuple[int, int]:
         sample = bytes(text[::step])
         return len(sample), len(sample) - len(sample.translate(None, _CONTINUATION))
+
+    def weighed_chat(
+        _body: bytes | memoryview, _most_units: int, /
+    ) -> tuple[str, bytes, int, int, int, int, int, int, int] | None:
+        return None
 
 else:
     COMPILED = True
@@ -70,37 +76,12 @@ _ESCAPE_NS: Final = 10
 
 SMALL_BYTES: Final = 4096
 """A body of this size cannot cost more than every request may cost."""
-_MOST_UNITS: Final = _LONGEST_NS // _UNIT_NS
+MOST_UNITS: Final = _LONGEST_NS // _UNIT_NS
 """Counting stops here. A body with so many units is too costly, whatever else it contains."""
-_MOST_BYTES: Final = _LONGEST_NS / _BYTE_NS
+MOST_BYTES: Final = _LONGEST_NS / _BYTE_NS
 """A longer body is too costly, whatever it contains."""
 _MOST_MODEL_BYTES: Final = 8192
 """A longer value of `model` is ignored if nothing else of a body is read."""
-
-
-class PlainChat(NamedTuple):
-    """A body of the chat API whose prompt holds only texts, as in nearly all chats."""
-
-    model: str
-    prompt: bytes
-    """The canonical prompt."""
-    stream: int
-    include_usage: int
-    max_tokens: int
-    """Negative: the body does not say it."""
-    units: int
-    """This and the rest: what `weigh` counts."""
-    containers: int
-    items: int
-    escapes: int
-
-
-def plain_chat(body: bytes | memoryview, most_units: int = sys.maxsize) -> PlainChat | None:
-    """Read and weigh the whole body in one pass. None: the ordinary decoder must read it, or it has more
-    units than `most_units`.
-    """
-    found = weighed_chat(body, most_units) if COMPILED else None
-    return None if found is None else PlainChat._make(found)
 
 
 def plain_text(value: Raw) -> bytes | None:
@@ -181,7 +162,7 @@ def weigh(body: bytes | memoryview) -> Weight:
         return Weight(size_bytes=len(body), units=0)
     if not COMPILED:
         return _weighed_without_c(body)
-    units, containers, items, escapes, start, end = counts_of(body, _MOST_UNITS)
+    units, containers, items, escapes, start, end = counts_of(body, MOST_UNITS)
     named = 0 <= start < end <= start + _MOST_MODEL_BYTES
     return Weight(
         size_bytes=len(body),
@@ -193,23 +174,11 @@ def weigh(body: bytes | memoryview) -> Weight:
     )
 
 
-def cheap_chat(body: bytes | memoryview) -> PlainChat | None:
-    """Read a plain chat in one pass, which also counts what `weigh` would count.
-
-    None: the body is not a plain chat, or it is too costly.
-    """
-    size = len(body)
-    chat = plain_chat(body, _MOST_UNITS) if size <= _MOST_BYTES else None
-    if chat is None or size <= SMALL_BYTES:
-        return chat
-    return None if Weight(size, chat.units, chat.containers, chat.items, chat.escapes).too_costly else chat
-
-
 def place_of_model(body: bytes | memoryview) -> tuple[int, int] | None:
     """Return where the value of `model` begins and ends, in any body of a readable size. None: not found."""
     if not COMPILED:
         return None
-    *_, start, end = counts_of(body, _MOST_UNITS)
+    *_, start, end = counts_of(body, MOST_UNITS)
     return (start, end) if 0 <= start < end else None
 
 
@@ -221,7 +190,7 @@ def _weighed_without_c(given: bytes | memoryview) -> Weight:
         return Weight(size_bytes=len(given), units=0)
     body = bytes(given)
     quotes, escapes = body.count(b'"'), body.count(b"\\")
-    if quotes + escapes > _MOST_UNITS:
+    if quotes + escapes > MOST_UNITS:
         return Weight(size_bytes=len(body), units=quotes + escapes)
     bare = body.replace(b"\\\\", b"").replace(b'\\"', b"") if escapes else body
     outside = b"".join(bare.split(b'"')[::2])

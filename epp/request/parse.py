@@ -39,12 +39,13 @@ from epp.request.api_fields import (
 )
 from epp.request.canonical import NO_RAW, Piece, bad_field, content_bytes, optional_text
 from epp.request.jsontext import (
+    MOST_BYTES,
+    MOST_UNITS,
     SMALL_BYTES,
-    PlainChat,
     Weight,
-    cheap_chat,
     first_byte,
     weigh,
+    weighed_chat,
 )
 from epp.request.names import name_in
 from epp.request.prompts import Prompts, read_prompts, render_messages
@@ -74,8 +75,8 @@ def parse_request(path: str, body: Body) -> InferenceRequest:
     if body[: len(_BOM)] == _BOM:
         body = body[len(_BOM) :]
     parse = _api(path)[1]
-    if parse is _parse_chat and (plain := cheap_chat(body)) is not None:
-        return _plain_request(plain)
+    if parse is _parse_chat and (plain := plain_chat(body)) is not None:
+        return plain
     if len(body) > SMALL_BYTES:
         weight = weigh(body)
         if weight.too_costly:
@@ -83,6 +84,29 @@ def parse_request(path: str, body: Body) -> InferenceRequest:
     if not path:
         return _parse_pathless(body)
     return _parse_other(body) if parse is None else _parse_known(parse, body)
+
+
+def plain_chat(body: Body) -> InferenceRequest | None:
+    """Read a chat whose prompt holds only texts, as nearly all chats do: in one pass, which also counts what
+    `weigh` would count.
+
+    None: the ordinary decoder must read the body, or it is too costly.
+    """
+    size = len(body)
+    found = weighed_chat(body, MOST_UNITS) if size <= MOST_BYTES else None
+    if found is None:
+        return None
+    model, prompt, stream, include_usage, max_tokens, units, containers, items, escapes = found
+    if size > SMALL_BYTES and Weight(size, units, containers, items, escapes).too_costly:
+        return None
+    return InferenceRequest(
+        kind=ApiKind.CHAT,
+        model=model,
+        prompt=prompt,
+        stream=stream == 1,
+        include_usage=include_usage == 1,
+        max_tokens=max_tokens if max_tokens >= 0 else None,
+    )
 
 
 def skim_request(path: str, body: Body, *, unread: str) -> InferenceRequest:
@@ -182,17 +206,6 @@ def _parse_other(body: Body) -> InferenceRequest:
 def _is_media(body: Body) -> bool:
     """Return whether the body is a form or an upload, not JSON."""
     return bytes(body[:64]).lstrip()[:1] not in (b"{", b"[", b"")
-
-
-def _plain_request(plain: PlainChat) -> InferenceRequest:
-    return InferenceRequest(
-        kind=ApiKind.CHAT,
-        model=plain.model,
-        prompt=plain.prompt,
-        stream=plain.stream == 1,
-        include_usage=plain.include_usage == 1,
-        max_tokens=plain.max_tokens if plain.max_tokens >= 0 else None,
-    )
 
 
 def _parse_chat(body: Body) -> InferenceRequest:
