@@ -48,10 +48,9 @@ class BodyMode(enum.IntEnum):
     GRPC = 5
     """The same as FULL_DUPLEX_STREAMED."""
 
-    @property
-    def echoed(self) -> bool:
+    def __init__(self, number: int) -> None:
+        self.echoed: Final = number >= 4
         """The picker must send the body back, because the data plane keeps no copy."""
-        return self >= BodyMode.FULL_DUPLEX_STREAMED
 
 
 class Modes(Struct, frozen=True):
@@ -61,13 +60,6 @@ class Modes(Struct, frozen=True):
     response_body: BodyMode = BodyMode.NONE
     early_body: bool = False
     """Chunks of a STREAMED body come before the headers are answered."""
-
-    @property
-    def body_first(self) -> bool:
-        """The data plane hands over the request's body before it has to know the server."""
-        return self.request_body >= BodyMode.BUFFERED or (
-            self.early_body and self.request_body is BodyMode.STREAMED
-        )
 
 
 class RequestHeaders(Struct, frozen=True, gc=False):

@@ -231,13 +231,18 @@ class HttpStream:
                 return self._decide(Slot.REQUEST_HEADERS, instead=NO_BODY, now=now)
             self._enter(Phase.REFUSED)
             return (listed,)
-        if not self._modes.body_first or (self._asking.hurried and self._picker.one_model):
-            instead = OVERLOADED if self._asking.hurried else NOT_SEEN
-            return self._decide(Slot.REQUEST_HEADERS, instead=instead, now=now)
-        return self._await_body(head)
+        return self._await_body(head, now=now)
 
-    def _await_body(self, head: RequestHead) -> Sequence[Action]:
-        if self._modes.request_body not in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL):
+    def _await_body(self, head: RequestHead, *, now: float) -> Sequence[Action]:
+        """Await the body if the data plane hands it over before it has to know the server, and if there is
+        time to read it. Otherwise pick now.
+        """
+        mode, hurried = self._modes.request_body, self._asking.hurried
+        seen = mode >= BodyMode.BUFFERED or (mode is BodyMode.STREAMED and self._modes.early_body)
+        if not seen or (hurried and self._picker.one_model):
+            instead = OVERLOADED if hurried else NOT_SEEN
+            return self._decide(Slot.REQUEST_HEADERS, instead=instead, now=now)
+        if mode not in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL):
             self._enter(Phase.HOLDING)
             return ()
         self._enter(Phase.BODY)
