@@ -78,7 +78,7 @@ class DryRun:
         return WouldPick(
             policy=metadata.name,
             rule=spec.rule,
-            chosen=snapshot.name(there),
+            chosen=snapshot.roster.names[snapshot.slots[there]],
             reason=choice.reason,
             agrees=there == place,
             more_cached_tokens=more_cached,

@@ -320,7 +320,7 @@ class Picker:
         prefix = prompt.chain[found[0][1] - 1] if found else 0
         asked = SchedulingRequest(
             prompt_tokens=prompt.tokens,
-            cached_tokens=snapshot.of(self.caches.cached_tokens(prompt, found, fleet.columns.block_tokens)),
+            cached_tokens=self.caches.cached_tokens(prompt, found, fleet.columns.block_tokens)[snapshot.at],
             session=request.session,
             beginning=self.caches.beginning(prompt),
             matched=bool(found),

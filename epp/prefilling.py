@@ -71,7 +71,7 @@ class Prefilling:
             return None
         seen = fleet.snapshot(slots, model=inference.model, adapter=adapter, spec=spec, now=now)
         held = self._caches.table.holders(prompt.chain)
-        cached = seen.of(self._caches.cached_tokens(prompt, held, fleet.columns.block_tokens))
+        cached = self._caches.cached_tokens(prompt, held, fleet.columns.block_tokens)[seen.at]
         asked = SchedulingRequest(prompt_tokens=prompt.tokens, cached_tokens=cached)
         found = computed_elsewhere(choice, answering, asked, seen, spec=spec, rng=self._rng)
         if found is None:
@@ -138,10 +138,11 @@ class Prefilling:
 
 
 def _record(found: Elsewhere, seen: Snapshot, *, matched: int) -> Prefill:
+    slot = seen.slots[found.place]
     ahead_tokens = float(seen.undone_tokens[found.place]) + found.uncached_tokens
     return Prefill(
-        name=seen.name(found.place),
-        address=str(seen.address(found.place)),
+        name=seen.roster.names[slot],
+        address=str(seen.roster.addresses[slot]),
         matched_tokens=matched,
         uncached_tokens=found.uncached_tokens,
         transfer_s=found.transfer_s,

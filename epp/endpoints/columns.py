@@ -17,7 +17,7 @@ import numpy as np
 
 from epp.endpoints.prefill_rate import ModelRate
 from epp.endpoints.state import EndpointState
-from epp.scheduling.snapshot import Bools, Floats, Ints, Roster, Snapshot
+from epp.scheduling.snapshot import ALL, Bools, Floats, Ints, Roster, Snapshot
 from epp.types import EndpointMetrics
 
 _NEVER = -np.inf
@@ -175,6 +175,7 @@ class Columns:
             load,
             waiting,
             kv_usage,
+            ALL,
             *self._most,
             has_adapter,
             free_slot,

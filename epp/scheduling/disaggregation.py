@@ -95,7 +95,7 @@ def _prices_s(uncached: Floats, prefilling: Snapshot, spec: PolicySpec) -> Float
     """Return the price of computing the prompt at each prefill endpoint. Its requests in flight are other
     prompts, unless the endpoint writes answers too.
     """
-    answers = np.where(prefilling.of(prefilling.roster.answers), prefilling.in_flight, 0.0)
+    answers = np.where(prefilling.roster.answers[prefilling.at], prefilling.in_flight, 0.0)
     price_s: Floats = cost_s(
         prefilling.undone_tokens + spec.cost.running_request_tokens * prefilling.in_flight,
         uncached,

@@ -37,7 +37,7 @@ def decision_of(
     """Return the record of a pick. The first of `choice.places` gets the request."""
     inference, spec, places = request.inference, policy.spec, choice.places
     most = min(spec.max_destinations, request.max_destinations)
-    chosen = places[0]
+    chosen, roster, slots = places[0], snapshot.roster, snapshot.slots
     return Decision(
         request_id=request.request_id,
         at_unix_s=at_unix_s,
@@ -50,8 +50,8 @@ def decision_of(
         prompt_chunks=prompt_chunks,
         matched_tokens=int(asked.cached_tokens.item(chosen)),
         reason=choice.reason,
-        chosen=snapshot.name(chosen),
-        destinations=tuple([snapshot.address(place) for place in places[:most]]),
+        chosen=roster.names[slots[chosen]],
+        destinations=tuple([roster.addresses[slots[place]] for place in places[:most]]),
         candidates=Shown(choice, snapshot, asked, spec=spec),
         unread=inference.unread,
         dry_run=would_pick,

@@ -260,7 +260,7 @@ class RoundRobin:
         names = seen.roster.by_name
         next_turn = bisect_right(names, self._last)
         places = fewest((seen.turn() - next_turn) % len(names), None)
-        self._last = seen.name(places[0])
+        self._last = seen.roster.names[seen.slots[places[0]]]
         return Ranked(places, "turn")
 
 
@@ -355,7 +355,7 @@ def _distance(key: int, seen: Snapshot) -> Floats:
     comes or goes changes no other candidate's distance. The mixing is the finalizer of SplitMix64 (Steele,
     Lea, Flood, 2014).
     """
-    mixed = seen.of(seen.roster.names_hashed) ^ np.uint64(key)
+    mixed = seen.roster.names_hashed[seen.at] ^ np.uint64(key)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     return (mixed ^ (mixed >> np.uint64(31))) / 2.0**64

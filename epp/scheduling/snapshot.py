@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Any, TypeVar, cast
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,8 @@ NO_SERVERS: Floats = np.empty(0)
 """An empty column, for no servers."""
 Bools = npt.NDArray[np.bool_]
 Hashes = npt.NDArray[np.uint64]
-Array = TypeVar("Array", bound=npt.NDArray[Any])
+ALL: Final = slice(None)
+"""The index of all slots into a column of the fleet."""
 
 _AS_REQUESTS = 10.0
 """Requests that are added to the load of a server whose answers all fail."""
@@ -97,6 +98,8 @@ class Snapshot(Facts, frozen=True):
     """Requests in the server's queue. NaN: the metrics are stale."""
     kv_usage: Floats
     """Share of the KV cache in use. NaN: the metrics are stale."""
+    at: slice | Ints = ALL
+    """The index of the candidates into an array that has a value for each slot of the fleet."""
     most_waiting: float = inf
     """Upper bound of the candidates' requests in the queue."""
     most_kv_usage: float = inf
@@ -117,19 +120,14 @@ class Snapshot(Facts, frozen=True):
     def __len__(self) -> int:
         return len(self.slots)
 
-    def name(self, place: int) -> EndpointName:
-        return self.roster.names[self.slots[place]]
-
-    def address(self, place: int) -> Address:
-        return self.roster.addresses[self.slots[place]]
-
     def turn(self) -> Ints:
         """For each candidate, the place of its name in the roster's `by_name`."""
-        return self.of(self.roster.turn)
+        return self.roster.turn[self.at]
 
     def places_of(self, addresses: Sequence[Address]) -> list[int]:
         """Return places of the candidates that have one of the addresses, in the order of the addresses."""
-        places = {self.address(place): place for place in range(len(self))}
+        here = self.roster.addresses
+        places = {here[slot]: place for place, slot in enumerate(self.slots)}
         return [places[address] for address in dict.fromkeys(addresses) if address in places]
 
     def places_by_slot(self) -> Mapping[int, int]:
@@ -147,20 +145,18 @@ class Snapshot(Facts, frozen=True):
             else self.in_flight + _AS_REQUESTS * self.failure_share
         )
 
-    def of(self, by_slot: Array) -> Array:
-        """Return the candidates' values of a column that has a value for each slot."""
-        return by_slot if self.slots is self.roster.everyone else cast("Array", by_slot[self.slots])
-
     def narrowed(self, places: Ints) -> Snapshot:
         """Return a snapshot of some candidates, in the order of `places`. None of them counts as failing."""
+        at = places if isinstance(self.at, slice) else self.at[places]
         return Snapshot(
             self.roster,
-            [self.slots[place] for place in places.tolist()],
+            at.tolist(),
             self.undone_tokens[places],
             self.rate[places],
             self.in_flight[places],
             self.waiting[places],
             self.kv_usage[places],
+            at,
             self.most_waiting,
             self.most_kv_usage,
             self.has_adapter[places] if self.has_adapter is not None else None,
