@@ -18,7 +18,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from epp.config.policy import PolicySpec, RuleName
-from epp.scheduling.at_once import AT_ONCE_S
+from epp.scheduling.demand import AT_ONCE_S
 from epp.scheduling.price import Numbers, cost_s
 from epp.scheduling.snapshot import Floats, Ints, SchedulingRequest, Snapshot
 from epp.types import Facts
