@@ -18,6 +18,7 @@ from collections import Counter
 from epp.config.policy import Policy
 from epp.decision import WouldPick
 from epp.errors import SaturatedError
+from epp.scheduling.rules import RULES
 from epp.scheduling.schedule import Scheduler
 from epp.scheduling.snapshot import SchedulingRequest, Snapshot
 from epp.types import EndpointName
@@ -29,7 +30,7 @@ class DryRun:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._rng = random.Random()
-        self._scheduler = Scheduler(policy.spec, self._rng)
+        self._scheduler = Scheduler(policy.spec, RULES[policy.spec.rule](policy.spec, self._rng))
         self.picks = 0
         self.agreed = 0
         self.refused = 0

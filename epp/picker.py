@@ -33,6 +33,7 @@ from epp.prefix_index.secret import HashSecret
 from epp.prefix_index.table import PrefixTable
 from epp.request.response import ResponseFeedback
 from epp.request.rewriting import Rewrites
+from epp.scheduling.rules import RULES
 from epp.scheduling.schedule import Scheduler
 from epp.scheduling.snapshot import NO_SERVERS, Floats, SchedulingRequest
 from epp.server_caches import Prompt, ServerCaches
@@ -386,7 +387,7 @@ class Picker:
         """The policy in use. For reading."""
         self._spec: PolicySpec = policy.spec
         self.fleet.apply(policy.spec)
-        self._scheduler = Scheduler(policy.spec, self._rng)
+        self._scheduler = Scheduler(policy.spec, RULES[policy.spec.rule](policy.spec, self._rng))
 
     def _align(self) -> None:
         """Servers have come or gone, so the table's bits stand for other slots now."""

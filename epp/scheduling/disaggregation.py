@@ -16,9 +16,8 @@ import numpy as np
 
 from epp.config.disaggregation import Disaggregation
 from epp.config.policy import PolicySpec
-from epp.scheduling.price import cost_s, loading_s
-from epp.scheduling.rules import fewest
-from epp.scheduling.schedule import Choice, any_of, over_limits, uncached_tokens
+from epp.scheduling.least_cost import cost_s
+from epp.scheduling.schedule import Choice, any_of, fewest, loading_s, over_limits, uncached_tokens
 from epp.scheduling.snapshot import Floats, SchedulingRequest, Snapshot
 
 

@@ -12,9 +12,8 @@ import numpy as np
 
 from epp.config.policy import Policy, PolicySpec
 from epp.decision import Candidate, Decision, PickRequest, WouldPick
-from epp.scheduling.price import cost_parts_s
-from epp.scheduling.rules import MOST
-from epp.scheduling.schedule import Choice, excluded
+from epp.scheduling.least_cost import cost_parts_s
+from epp.scheduling.schedule import MOST, Choice, excluded
 from epp.scheduling.snapshot import Floats, SchedulingRequest, Snapshot
 from epp.types import Endpoint
 

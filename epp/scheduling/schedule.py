@@ -1,30 +1,69 @@
 """Makes one decision: takes a request and a snapshot of its candidates, and returns the best candidates and
 the reason.
 
-`Scheduler(policy.spec, rng).schedule(request, snapshot)` is pure, except for the turns that a rule remembers
-and the random numbers that it draws. It books nothing and sends nothing, so it may be called twice. The
-picker calls it once for each request and commits the result. A policy in dry run is called with the same
-inputs. Flow control may call it before it lets a request go.
+`Scheduler(spec, rule).schedule(request, snapshot)` is pure, except for the turns that a rule remembers and
+the random numbers that it draws. It books nothing and sends nothing, so it may be called twice. The picker
+calls it once for each request and commits the result. A policy in dry run is called with the same inputs.
+Flow control may call it before it lets a request go.
 
 The steps are the same for every rule: the gain threshold decides whether matches count, failing servers are
-left out, the load thresholds leave out more servers, and the rule ranks the others. Only this module says
-what unknown values mean: a NaN is over no threshold.
+left out, the load thresholds leave out more servers, and the rule ranks the others. This module knows a rule
+only by what it gets (`Weighed`) and returns (`Ranked`). Only this module says what unknown values mean: a NaN
+is over no threshold.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from epp.config.policy import PolicySpec
 from epp.config.routing import Gain, Load
 from epp.errors import NoEndpointError, SaturatedError
-from epp.scheduling.price import loading_s
-from epp.scheduling.rules import MOST, RULES, Ranked, Weighed
 from epp.scheduling.snapshot import Bools, Floats, Ints, SchedulingRequest, Snapshot
 from epp.types import Facts
+
+MOST: int = 10
+"""Number of candidates that a rule puts in order: enough for every fallback list and for the decision's
+record."""
+_DISPLACING = 2.0
+"""Loads that count if no slot is free: the adapter's own, and the next load of the adapter that it
+displaces."""
+
+
+class Weighed(Facts, frozen=True):
+    """The input of a rule: one request and the candidates that may serve it."""
+
+    seen: Snapshot
+    asked: SchedulingRequest
+    uncached_tokens: Floats
+    """U: prompt tokens that each candidate would have to compute.
+    All tokens of the prompt, if a match saves too little to count."""
+    load_s: Floats | None = None
+    """Time that loading the request's adapter costs each candidate; None: the request names no adapter."""
+
+    def narrowed(self, places: Ints) -> Weighed:
+        """Return the same request with only some of the candidates."""
+        load_s = self.load_s[places] if self.load_s is not None else None
+        return Weighed(self.seen.narrowed(places), self.asked, self.uncached_tokens[places], load_s)
+
+
+class Ranked(NamedTuple):
+    places: list[int]
+    """Places of the best candidates, the best first: `MOST` of them, or all if there are fewer."""
+    reason: str
+    score_s: Floats | None = None
+    """Predicted cost of each candidate in seconds, for rules that predict a cost."""
+
+
+class Rule(Protocol):
+    gated: ClassVar[bool]
+    """Whether the load thresholds narrow the candidates first. The plain rules do not use thresholds."""
+
+    def rank(self, weighed: Weighed) -> Ranked: ...
 
 
 class Choice(Facts, frozen=True):
@@ -91,12 +130,57 @@ def _all_of(cached: Floats, prompt_tokens: int) -> Floats:
     return whole
 
 
+def loading_s(seen: Snapshot, *, load_s: float) -> Floats | None:
+    """Return the time that loading the request's adapter costs each candidate.
+
+    If another adapter has to be dropped, the cost of loading that adapter again counts too.
+    """
+    if seen.has_adapter is None or seen.free_slot is None:
+        return None
+    return np.where(seen.has_adapter, 0.0, np.where(seen.free_slot, load_s, _DISPLACING * load_s))
+
+
+def fewest(key: Floats | Ints, rng: random.Random | None) -> list[int]:
+    """Return places of the smallest numbers, the smallest first, at most `MOST`. Equal numbers are in random
+    order; without `rng`, in their own order.
+
+    The order is random behind the first place too: if the first server dies, a fixed second one would get all
+    of its requests.
+    """
+    chance = rng.random if rng is not None else float
+    if len(key) <= MOST:
+        few = [(value, chance(), place) for place, value in enumerate(key.tolist())]
+        return [place for _, _, place in sorted(few)]
+    edge = np.sort(key)[
+        MOST - 1
+    ]  # here a sort is as fast as a partition, and it stays fast if most values are equal
+    less, equals = (key < edge).nonzero()[0], (key == edge).nonzero()[0]
+    values, places = key[less].tolist(), less.tolist()
+    few = sorted([(values[n], chance(), place) for n, place in enumerate(places)])
+    return [place for _, _, place in few] + _some_of(equals, MOST - len(few), rng)
+
+
+def _some_of(places: Ints, count: int, rng: random.Random | None) -> list[int]:
+    """Return so many of the places, each with the same probability and in random order; without `rng`, the
+    first.
+    """
+    if rng is None:
+        few: list[int] = places[:count].tolist()
+        return few
+    chance, size = rng.random, len(places)
+    count = min(count, size)
+    drawn = dict.fromkeys([int(chance() * size) for _ in range(count)])
+    while len(drawn) < count:  # this takes a third of the time of `rng.sample`
+        drawn[int(chance() * size)] = None
+    return [places.item(n) for n in drawn]
+
+
 class Scheduler:
     """One policy's way to decide. See the module's docstring."""
 
-    def __init__(self, spec: PolicySpec, rng: random.Random) -> None:
+    def __init__(self, spec: PolicySpec, rule: Rule) -> None:
         self._spec = spec
-        self._rule = RULES[spec.rule](spec, rng)
+        self._rule = rule
 
     def schedule(self, request: SchedulingRequest, snapshot: Snapshot) -> Choice:
         """Return the best candidates, best first; those that were left out come last.

@@ -8,7 +8,8 @@ from collections import Counter
 from epp.config.policy import PolicySpec, RuleName
 from epp.config.routing import Cost, Lora
 from epp.scheduling.demand import Earlier
-from epp.scheduling.rules import RULES, Rule
+from epp.scheduling.rules import RULES
+from epp.scheduling.schedule import Rule
 from tests.unit.scheduling.snapshots import Seen, weighed
 
 SPEC = PolicySpec(

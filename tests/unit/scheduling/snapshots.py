@@ -10,8 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from epp.scheduling.demand import Earlier
-from epp.scheduling.price import loading_s
-from epp.scheduling.rules import Weighed
+from epp.scheduling.schedule import Weighed, loading_s
 from epp.scheduling.snapshot import Roster, SchedulingRequest, Snapshot
 from epp.types import Address, Endpoint, EndpointName
 

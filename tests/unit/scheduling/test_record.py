@@ -10,6 +10,7 @@ from epp.config.policy import PolicySpec
 from epp.config.routing import Load, Lora
 from epp.scheduling.demand import Demand, Earlier
 from epp.scheduling.record import Shown
+from epp.scheduling.rules import RULES
 from epp.scheduling.schedule import Scheduler
 from epp.scheduling.snapshot import Snapshot
 from epp.types import Address
@@ -26,7 +27,7 @@ def shown(
     earlier: Earlier | None = None,
 ) -> Shown:
     asked, look = request(seen, earlier=earlier), look or snapshot(seen, adapter=adapter)
-    choice = Scheduler(SPEC, random.Random(0)).schedule(asked, look)
+    choice = Scheduler(SPEC, RULES[SPEC.rule](SPEC, random.Random(0))).schedule(asked, look)
     return Shown(choice, look, asked, spec=SPEC)
 
 

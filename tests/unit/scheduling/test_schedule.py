@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,11 +14,13 @@ from hypothesis import strategies as st
 from epp.config.policy import PolicySpec, RuleName
 from epp.config.routing import Gain, Load
 from epp.errors import NoEndpointError, SaturatedError
-from epp.scheduling.rules import MOST
+from epp.scheduling.rules import RULES
 from epp.scheduling.schedule import (
+    MOST,
     Choice,
     Scheduler,
     excluded,
+    fewest,
     over_limits,
     uncached_tokens,
 )
@@ -27,9 +30,12 @@ from tests.unit.scheduling.snapshots import UNKNOWN, Seen, request, snapshot
 LOAD = Load(max_waiting=10, max_kv_usage=0.9, max_undone_tokens=1000)
 
 
+def scheduler_of(spec: PolicySpec) -> Scheduler:
+    return Scheduler(spec, RULES[spec.rule](spec, random.Random(0)))
+
+
 def choose(seen: list[Seen], *, rule: RuleName = "least-cost", load: Load = LOAD) -> Choice:
-    scheduler = Scheduler(PolicySpec(rule=rule, load=load), random.Random(0))
-    return scheduler.schedule(request(seen), snapshot(seen))
+    return scheduler_of(PolicySpec(rule=rule, load=load)).schedule(request(seen), snapshot(seen))
 
 
 def over(one: Seen, *, load: Load = LOAD) -> list[str]:
@@ -109,7 +115,7 @@ def test_matches_count_where_the_best_of_them_saves_enough(gain: Gain, *, counts
 
 def test_prescribed_endpoints_are_followed_in_their_order_and_must_exist() -> None:
     seen = [Seen(name) for name in "abc"]
-    scheduler, shown = Scheduler(PolicySpec(), random.Random(0)), snapshot(seen)
+    scheduler, shown = scheduler_of(PolicySpec()), snapshot(seen)
     plain = request(seen)
     asked = SchedulingRequest(plain.prompt_tokens, plain.cached_tokens, prescribed=[2, 0])
     choice = scheduler.schedule(asked, shown)
@@ -146,3 +152,23 @@ def test_somebody_is_always_chosen_and_exactly_those_over_a_threshold_are_left_o
     shown_light = [place for place in choice.places if place not in heavy]
     assert shown_light == choice.places[: len(shown_light)]
     assert len(shown_light) == min(MOST, len(seen) - len(heavy))
+
+
+@given(
+    keys=st.lists(st.integers(0, 5), min_size=1, max_size=60),
+    seed=st.integers(0, 1000),
+)
+def test_the_fewest_are_those_that_a_whole_sort_puts_first(keys: list[int], seed: int) -> None:
+    places = fewest(np.array(keys, dtype=float), random.Random(seed))
+    assert len(set(places)) == len(places) == min(len(keys), MOST)
+    assert [keys[place] for place in places] == sorted(keys)[:MOST]
+
+
+def test_among_many_equals_each_may_be_first_and_each_may_be_second() -> None:
+    rng, key = random.Random(0), np.zeros(40)
+    orders = [fewest(key, rng) for _ in range(400)]
+    assert {order[0] for order in orders} == {order[1] for order in orders} == set(range(40))
+
+
+def test_without_chance_equals_keep_their_order() -> None:
+    assert fewest(np.zeros(40), None) == list(range(MOST))

@@ -6,7 +6,7 @@ import random
 import time
 
 from epp.config.policy import DEFAULT_POLICY
-from epp.scheduling.rules import LeastCost
+from epp.scheduling.least_cost import LeastCost
 from tests.unit.scheduling.snapshots import Seen, weighed
 
 

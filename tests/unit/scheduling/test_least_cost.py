@@ -1,21 +1,17 @@
-"""Every rule puts all candidates in order, and chooses among equals by chance. What the least-cost rule
-prefers. `test_other_rules` has the preferences of the others.
-"""
+"""What the least-cost rule prefers, and the parts of its price. `test_rules` has the other rules."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.config.policy import RuleName
 from epp.scheduling.demand import Demand, Earlier
-from epp.scheduling.price import cost_parts_s
-from epp.scheduling.rules import MOST, RULES
-from tests.unit.scheduling.orders import SPEC, firsts, order, rule_of
+from epp.scheduling.least_cost import cost_parts_s
+from epp.scheduling.schedule import MOST
+from tests.unit.scheduling.orders import SPEC, order, rule_of
 from tests.unit.scheduling.snapshots import Seen, weighed
 
 
@@ -29,67 +25,6 @@ def first(seen: list[Seen], *, seed: int, unreported_picks: float, adapter: str 
     assert sorted(set(ranked.places)) == sorted(ranked.places)
     assert len(ranked.places) == min(len(seen), MOST)
     return ranked.places[0]
-
-
-ALL: list[RuleName] = list(get_args(RuleName))
-
-
-def test_every_name_that_a_policy_may_say_has_a_rule() -> None:
-    assert set(RULES) == set(ALL)
-
-
-@pytest.mark.parametrize("name", ALL)
-@given(
-    data=st.data(),
-    count=st.integers(1, 25),
-    session=st.sampled_from(["", "s1", "s2"]),
-    beginning=st.sampled_from([0, 1, 2**64 - 1]),
-    adapter=st.sampled_from(["", "x"]),
-)
-def test_the_order_is_of_different_candidates_all_of_them_where_they_are_few(
-    *, name: RuleName, data: st.DataObject, count: int, session: str, beginning: int, adapter: str
-) -> None:
-    seen = [
-        Seen(
-            f"e{i}",
-            cached=data.draw(st.integers(0, 1000)),
-            backlog=data.draw(st.floats(0, 1e6)),
-            in_flight=data.draw(st.integers(0, 50)),
-            has_adapter=data.draw(st.booleans()),
-        )
-        for i in range(count)
-    ]
-    given = weighed(seen, session=session, beginning=beginning, adapter=adapter)
-    before = weighed(seen, session=session, beginning=beginning, adapter=adapter)
-    ranked = rule_of(name).rank(given)
-    assert len(ranked.places) == len(set(ranked.places)) == min(count, MOST)
-    assert set(ranked.places) <= set(range(count))
-    assert ranked.reason
-    for column in ("undone_tokens", "rate", "in_flight", "waiting", "kv_usage"):
-        # the rule does not change the caller's columns
-        assert getattr(given.seen, column).tolist() == getattr(before.seen, column).tolist()
-    assert given.uncached_tokens.tolist() == before.uncached_tokens.tolist()
-
-
-@pytest.mark.parametrize("name", [n for n in ALL if n not in ("round-robin", "session")])
-def test_equals_are_chosen_by_chance_not_by_their_place_in_the_list(name: RuleName) -> None:
-    counts = firsts(rule_of(name), [Seen(n) for n in "abcd"])
-    assert set(counts) == set("abcd")
-    assert max(counts.values()) < 160  # 100 each on average
-
-
-@pytest.mark.parametrize("name", ["least-cost", "affinity", "least-load"])
-def test_the_fallback_among_equals_is_chosen_by_chance_too(name: RuleName) -> None:
-    """A fixed second choice would get everything when the first choice is dead."""
-    rule, seen = rule_of(name), [Seen("a", cached=900), *(Seen(n, in_flight=1) for n in "bcd")]
-    if name == "least-load":
-        seen[0].in_flight = 0
-    orders = [order(rule, seen) for _ in range(100)]
-    assert {o[0] for o in orders} == {"a"}
-    assert {o[1] for o in orders} == set("bcd")
-
-
-# -- least-cost ----------------------------------------------------------------------------------------------
 
 
 def test_cost_is_backlog_and_own_work_priced_by_whom_it_stalls_and_requests_in_flight() -> None:

@@ -1,18 +1,81 @@
-"""What each rule but the least-cost rule prefers, and how the best few of many are found."""
+"""Every rule puts all candidates in order, and chooses among equals by chance. What each rule but
+the least-cost rule prefers.
+"""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
 from itertools import pairwise
+from typing import get_args
 
-import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.scheduling.rules import MOST, fewest
+from epp.config.policy import RuleName
+from epp.scheduling.rules import RULES
+from epp.scheduling.schedule import MOST
 from tests.unit.scheduling.orders import firsts, order, rule_of
 from tests.unit.scheduling.snapshots import Seen, weighed
+
+ALL: list[RuleName] = list(get_args(RuleName))
+
+
+def test_every_name_that_a_policy_may_say_has_a_rule() -> None:
+    assert set(RULES) == set(ALL)
+
+
+@pytest.mark.parametrize("name", ALL)
+@given(
+    data=st.data(),
+    count=st.integers(1, 25),
+    session=st.sampled_from(["", "s1", "s2"]),
+    beginning=st.sampled_from([0, 1, 2**64 - 1]),
+    adapter=st.sampled_from(["", "x"]),
+)
+def test_the_order_is_of_different_candidates_all_of_them_where_they_are_few(
+    *, name: RuleName, data: st.DataObject, count: int, session: str, beginning: int, adapter: str
+) -> None:
+    seen = [
+        Seen(
+            f"e{i}",
+            cached=data.draw(st.integers(0, 1000)),
+            backlog=data.draw(st.floats(0, 1e6)),
+            in_flight=data.draw(st.integers(0, 50)),
+            has_adapter=data.draw(st.booleans()),
+        )
+        for i in range(count)
+    ]
+    given = weighed(seen, session=session, beginning=beginning, adapter=adapter)
+    before = weighed(seen, session=session, beginning=beginning, adapter=adapter)
+    ranked = rule_of(name).rank(given)
+    assert len(ranked.places) == len(set(ranked.places)) == min(count, MOST)
+    assert set(ranked.places) <= set(range(count))
+    assert ranked.reason
+    for column in ("undone_tokens", "rate", "in_flight", "waiting", "kv_usage"):
+        # the rule does not change the caller's columns
+        assert getattr(given.seen, column).tolist() == getattr(before.seen, column).tolist()
+    assert given.uncached_tokens.tolist() == before.uncached_tokens.tolist()
+
+
+@pytest.mark.parametrize("name", [n for n in ALL if n not in ("round-robin", "session")])
+def test_equals_are_chosen_by_chance_not_by_their_place_in_the_list(name: RuleName) -> None:
+    counts = firsts(rule_of(name), [Seen(n) for n in "abcd"])
+    assert set(counts) == set("abcd")
+    assert max(counts.values()) < 160  # 100 each on average
+
+
+@pytest.mark.parametrize("name", ["least-cost", "affinity", "least-load"])
+def test_the_fallback_among_equals_is_chosen_by_chance_too(name: RuleName) -> None:
+    """A fixed second choice would get everything when the first choice is dead."""
+    rule, seen = rule_of(name), [Seen("a", cached=900), *(Seen(n, in_flight=1) for n in "bcd")]
+    if name == "least-load":
+        seen[0].in_flight = 0
+    orders = [order(rule, seen) for _ in range(100)]
+    assert {o[0] for o in orders} == {"a"}
+    assert {o[1] for o in orders} == set("bcd")
+
 
 # -- affinity ------------------------------------------------------------------------------------------------
 
@@ -133,29 +196,6 @@ def test_sessions_spread_over_all_endpoints() -> None:
 def test_a_request_without_a_session_goes_by_load() -> None:
     ranked = rule_of("session").rank(weighed([Seen("a", in_flight=1), Seen("b")]))
     assert (ranked.places, ranked.reason) == ([1, 0], "load")
-
-
-# -- many candidates -----------------------------------------------------------------------------------------
-
-
-@given(
-    keys=st.lists(st.integers(0, 5), min_size=1, max_size=60),
-    seed=st.integers(0, 1000),
-)
-def test_the_fewest_are_those_that_a_whole_sort_puts_first(keys: list[int], seed: int) -> None:
-    places = fewest(np.array(keys, dtype=float), random.Random(seed))
-    assert len(set(places)) == len(places) == min(len(keys), MOST)
-    assert [keys[place] for place in places] == sorted(keys)[:MOST]
-
-
-def test_among_many_equals_each_may_be_first_and_each_may_be_second() -> None:
-    rng, key = random.Random(0), np.zeros(40)
-    orders = [fewest(key, rng) for _ in range(400)]
-    assert {order[0] for order in orders} == {order[1] for order in orders} == set(range(40))
-
-
-def test_without_chance_equals_keep_their_order() -> None:
-    assert fewest(np.zeros(40), None) == list(range(MOST))
 
 
 # -- prefix-hash ---------------------------------------------------------------------------------------------
