@@ -24,7 +24,7 @@ from bench.bench_pick import a_picker, requests
 from epp.config.flow import Flow
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.decision import PickRequest
-from epp.endpoints.backlog import Booking
+from epp.endpoints.state import Booking
 from epp.errors import PickError
 from epp.extproc.pump import Pump
 from epp.gate import Claim, Gate
@@ -142,7 +142,7 @@ async def waits(count: int, seconds: float, *, ends_per_s: int) -> tuple[float, 
     )
     start = time.monotonic()
     for state in picker.fleet.states():
-        state.book(Booking(int(WORK_S * state.rate.tokens_per_s), start), now=start)
+        state.book(Booking(int(WORK_S * state.tokens_per_s), start), now=start)
     tickets = [
         gate.offer(
             request, claims[n % len(claims)], _never, size_bytes=PROMPT_BYTES, longest_s=inf, now=start

@@ -18,9 +18,8 @@ from typing import Final, Literal, NamedTuple
 
 from epp.config.policy import Policy, PolicySpec
 from epp.decision import DIRECT, Decision, Outcome, PickRequest, Queued, WouldPick
-from epp.endpoints.backlog import Booking
 from epp.endpoints.fleet import Fleet
-from epp.endpoints.state import EndpointState
+from epp.endpoints.state import Booking, EndpointState
 from epp.picker_events import (
     Answered,
     Began,

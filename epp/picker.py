@@ -18,6 +18,7 @@ from epp.commit import Commits, Considered
 from epp.config.policy import Policy, PolicySpec
 from epp.decision import DIRECT, Outcome, PickRequest, Queued, WouldPick
 from epp.dry_run import DryRun
+from epp.endpoints import pages
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.growth import restarted
 from epp.endpoints.learned import Learned
@@ -206,7 +207,7 @@ class Picker:
             self._listeners.send(Restarted(now, state))
         if self.fleet.failures.page(state, before, metrics, now=now):
             self._listeners.send(Hangs(now, state))
-        state.observe(metrics, now=now)
+        pages.take_in(state, metrics, now=now)
         self.caches.observe(state, before, metrics, now=now)
 
     def on_peer_answer(self, state: EndpointState, *, failed: bool, now: float) -> None:

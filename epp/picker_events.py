@@ -17,8 +17,7 @@ from collections.abc import Set as AbstractSet
 from typing import Final, Literal
 
 from epp.decision import Decision, PickRequest
-from epp.endpoints.backlog import Booking
-from epp.endpoints.state import EndpointState
+from epp.endpoints.state import Booking, EndpointState
 from epp.endpoints.symptoms import Wait
 from epp.prefilling import PrefillJob
 from epp.prefix_index.table import PrefixTable, Recorded

@@ -16,9 +16,8 @@ from msgspec import Struct
 
 from epp.config.policy import PolicySpec
 from epp.decision import Prefill
-from epp.endpoints.backlog import Booking
 from epp.endpoints.fleet import Fleet
-from epp.endpoints.state import EndpointState
+from epp.endpoints.state import Booking, EndpointState
 from epp.prefix_index.table import PrefixTable, Recorded
 from epp.scheduling.disaggregation import Elsewhere, computed_elsewhere
 from epp.scheduling.schedule import Choice

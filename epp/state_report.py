@@ -180,7 +180,7 @@ def _endpoint(
     now: float,
 ) -> shown.EndpointStatus:
     endpoint, table = state.endpoint, picker.table
-    name, rate = endpoint.name, state.rate.tokens_per_s
+    name, rate = endpoint.name, state.tokens_per_s
     metrics = state.fresh(now=now, stale_after_s=picker.policy.spec.scrape.stale_after_seconds)
     age, learned = ages.get(name), picker.learned(state.model)
     return shown.EndpointStatus(

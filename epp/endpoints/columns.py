@@ -204,7 +204,7 @@ class Columns:
             assert state.changed is self.changed
             assert (self._undone_tokens[slot], self._undone_at[slot]) == state.backlog.undone
             assert (self._load[slot], self._known_load[slot]) == state.loads(state.metrics)
-            assert self._rate[slot] == state.rate.tokens_per_s
+            assert self._rate[slot] == state.tokens_per_s
             assert self._failing.get(slot, 0) == state.failures
             assert self._pages[slot] is state.metrics
             assert np.isnan(self._waiting[slot]) or self._most[0] >= self._waiting[slot]

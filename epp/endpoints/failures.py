@@ -392,6 +392,6 @@ def _waits_unseen(state: EndpointState) -> bool:
 
 def _has_queue(state: EndpointState, *, now: float) -> bool:
     """Return whether the server has a queue, by its page or by the tokens that it still has to compute."""
-    rate = state.rate.tokens_per_s
+    rate = state.tokens_per_s
     waiting = state.metrics.waiting if state.metrics is not None else None
     return bool(waiting) or state.backlog.undone_tokens(now=now, rate=rate) > rate * _QUEUE_S

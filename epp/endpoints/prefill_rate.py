@@ -199,10 +199,6 @@ class PrefillRate:
         self.slowness = 1.0
         """Real seconds of this server for each second that its model's line predicts."""
 
-    @property
-    def tokens_per_s(self) -> float:
-        return self.model.tokens_per_s / self.slowness
-
     def observe(self, before: EndpointMetrics, after: EndpointMetrics, *, adapter_loads: int = 0) -> None:
         """Take in two scrapes of this server in a row.
         adapter_loads: adapters loaded for the requests that ended between them.

@@ -8,21 +8,135 @@ and `sharing` change this state, on one thread.
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from math import inf
 
 from epp.config.policy import PolicySpec
-from epp.endpoints.backlog import Backlog, Booking
-from epp.endpoints.growth import computed_growth, growth
 from epp.endpoints.learned import CounterWindow, HitWindow
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
-from epp.types import Endpoint, EndpointMetrics, ModelList
+from epp.types import Endpoint, EndpointMetrics, Entry, ModelList
 
-_BUSY_HALF_LIFE_S = 20.0
-_LOST_BOOKING_S = 600.0
+LOST_BOOKING_S = 600.0
 """A booking this old was lost (its stream was let go), since no prefill takes so long."""
+
+
+class Booking(Entry):
+    """Tokens of one request that its server has yet to compute."""
+
+    tokens: int
+    booked_at: float
+    loads: bool = False
+    """Whether an adapter has to be loaded for the request, as far as we know."""
+    ahead_tokens: float = 0.0
+    """Estimate of the tokens that the server had to compute before the request's first token, its own
+    included."""
+
+
+class Backlog:
+    """Bookings of one server, oldest first: its undone prefill work in prompt tokens, the B of the least-cost
+    rule.
+
+    Each pick books the tokens that the server will have to compute. The server computes in order of arrival,
+    so the backlog drains from the oldest booking at the server's prefill rate, as an estimate. The counters
+    of each page correct it (`pages`).
+
+    Invariants: `tokens` is the sum of what the bookings still hold; 0 <= `drained_tokens` <= `tokens`;
+    0 <= `uncounted_tokens`, `unbegun`.
+    """
+
+    __slots__ = ("at", "bookings", "drained_tokens", "tokens", "unbegun", "uncounted_tokens")
+
+    def __init__(self, *, now: float) -> None:
+        self.bookings: OrderedDict[Booking, None] = OrderedDict()
+        self.tokens = 0
+        self.drained_tokens = 0.0
+        self.uncounted_tokens = 0
+        """Tokens that were computed and released since the last scrape. The next scrape's counters will
+        contain them."""
+        self.unbegun = 0
+        """The number of these requests."""
+        self.at = now
+
+    def __len__(self) -> int:
+        return len(self.bookings)
+
+    @property
+    def undone(self) -> tuple[float, float]:
+        """Estimate of the tokens still to compute, and the time of this estimate. The tokens drain at the
+        prefill rate from then on.
+        """
+        return self.tokens - self.drained_tokens, self.at
+
+    @property
+    def oldest_at(self) -> float:
+        """When the oldest booking was made. Infinity: there is no booking."""
+        oldest = next(iter(self.bookings), None)
+        return oldest.booked_at if oldest is not None else inf
+
+    def undone_tokens(self, *, now: float, rate: float) -> float:
+        """Return an estimate of the tokens still to compute, at `rate` tokens a second since the last
+        event.
+        """
+        tokens, at = self.undone
+        return max(0.0, tokens - rate * max(0.0, now - at))
+
+    def book(self, booking: Booking, *, now: float, rate: float) -> None:
+        """Add work. The time before it was idle time, so it drains nothing of the new booking."""
+        self.advance(now, rate)
+        self.bookings[booking] = None
+        self.tokens += booking.tokens
+        booking.ahead_tokens = self.tokens - self.drained_tokens
+
+    def release(self, booking: Booking, *, computed: bool, now: float, rate: float) -> None:
+        """Called when the request is over, or is known to be computed: remove what is left of its booking.
+        Idempotent.
+
+        computed: the server did the work, so its counters will show it.
+        """
+        self.advance(now, rate)
+        if booking in self.bookings:
+            if computed:
+                self.uncounted_tokens += booking.tokens
+                self.unbegun += 1
+            # The drain estimate counts against the oldest booking first, so it is removed with this booking.
+            if next(iter(self.bookings)) is booking:
+                self.drained_tokens = max(0.0, self.drained_tokens - booking.tokens)
+            self.drop(booking)
+            self.drained_tokens = min(self.drained_tokens, float(self.tokens))
+
+    def clear_before(self, when: float, *, now: float, rate: float) -> None:
+        """Remove bookings made before `when`: the server was idle then, or they were lost long ago."""
+        self.advance(now, rate)
+        while self.bookings:
+            if next(iter(self.bookings)).booked_at >= when:
+                break
+            self.drop_oldest()
+        self.drained_tokens = min(self.drained_tokens, float(self.tokens))
+
+    def advance(self, now: float, rate: float) -> None:
+        if now > self.at:
+            drained = self.drained_tokens + rate * (now - self.at)
+            self.drained_tokens = drained if drained < self.tokens else float(self.tokens)
+            self.at = now
+
+    def drop_oldest(self) -> None:
+        oldest = next(iter(self.bookings))
+        # The estimate counts against the oldest booking first.
+        self.drained_tokens = max(0.0, self.drained_tokens - oldest.tokens)
+        self.drop(oldest)
+
+    def drop(self, booking: Booking) -> None:
+        del self.bookings[booking]
+        self.tokens -= booking.tokens
+        booking.tokens = 0
+
+    def check_integrity(self) -> None:
+        assert self.tokens == sum(b.tokens for b in self.bookings)
+        assert 0 <= self.drained_tokens <= self.tokens
+        assert all(b.tokens >= 0 for b in self.bookings)
+        assert self.uncounted_tokens >= 0
+        assert self.unbegun >= 0
 
 
 @dataclass(slots=True, eq=False)
@@ -47,10 +161,10 @@ class EndpointState:
     """Prompt tokens that the server recently computed per second, by its own counters."""
     surplus: float | None = None
     """The largest number seen on a page of first tokens minus ended and present requests:
-    see `_all_begun`."""
+    see `pages`."""
     process: int = 0
     """Number of processes seen under this name. Each starts with a cold cache."""
-    cold_at: float = -math.inf
+    cold_at: float = -inf
     """When the last of these processes was noticed. Earlier events say nothing about its cache."""
     ended_loads: int = 0
     """Adapters loaded for requests that ended since the last scrape."""
@@ -90,6 +204,11 @@ class EndpointState:
         """Return the last metrics. None: there are none, or they are too old."""
         metrics = self.metrics
         return metrics if metrics is not None and now - metrics.scraped_at <= stale_after_s else None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """V: prompt tokens that the server computes in a second."""
+        return self.rate.model.tokens_per_s / self.rate.slowness
 
     @property
     def known_load(self) -> int:
@@ -141,87 +260,19 @@ class EndpointState:
             self.adapters.popitem(last=False)
         return loads
 
-    def observe(self, after: EndpointMetrics, *, now: float) -> None:
-        self.changed.add(self.slot)
-        before, rate = self.metrics, self.rate.tokens_per_s
-        if before is not None:
-            self.rate.observe(before, after, adapter_loads=self.ended_loads)
-            self._learn_busy(before, after)
-        if after.ttft_count is None and after.prompt_tokens is None:
-            self.backlog.settle(now=now, rate=rate)
-        elif before is None:
-            self.backlog.baseline()
-        elif after.ttft_count is not None:
-            self._begun(before, after, now=now)
-        else:
-            self.backlog.confirm(computed_growth(before, after), now=now, rate=rate)
-        # A request may be on its way to the server while the page is written. So only work that the scrape
-        # before this one could have seen is known to be done.
-        all_begun = self._all_begun(after)
-        done_before = before.scraped_at if all_begun and before is not None else now - _LOST_BOOKING_S
-        self.backlog.clear_before(done_before, now=now, rate=rate)
-        if before is not None:
-            # Bookings from before the earlier page that are not done yet kept the server busy all the time.
-            self.rate.worked(before, after, busy=self.backlog.oldest_at <= before.scraped_at)
-        if before is not None and after.loaded_adapters is not None:
-            self._forget_unloaded(after.known_adapters, before=before.scraped_at)
-        self.metrics = after
-        self.failures = 0
-        self.picks_since_scrape = 0
-        self.ends_since_scrape = 0
-        self.ended_loads = 0
-
-    def _begun(self, before: EndpointMetrics, after: EndpointMetrics, *, now: float) -> None:
-        """Release the requests whose first tokens came between two scrapes, and learn from their times."""
-        requests = int(growth(before.ttft_count, after.ttft_count))
-        begun = self.backlog.begun(requests, now=now, rate=self.rate.tokens_per_s)
-        if begun is not None:
-            seconds = growth(before.ttft_sum_s, after.ttft_sum_s)
-            self.rate.began(requests=requests, tokens=begun[0], ahead_tokens=begun[1], seconds=seconds)
-
-    def _learn_busy(self, before: EndpointMetrics, after: EndpointMetrics) -> None:
-        elapsed_s = after.scraped_at - before.scraped_at
-        if elapsed_s > 0:
-            keep = 0.5 ** (elapsed_s / _BUSY_HALF_LIFE_S)
-            computed = computed_growth(before, after) / elapsed_s
-            self.computed_per_s = keep * self.computed_per_s + (1 - keep) * computed
-
-    def _forget_unloaded(self, known: AbstractSet[str], *, before: float) -> None:
-        """Forget adapters that the server does not name, if they were last used before this time. The server
-        would name them if it still held them.
-        """
-        for adapter in [a for a, used_at in self.adapters.items() if used_at < before and a not in known]:
-            del self.adapters[adapter]
-
-    def _all_begun(self, after: EndpointMetrics) -> bool:
-        """Return whether every request at the server has its first token, as far as this page shows.
-
-        First tokens minus ended requests are the requests that decode, except for a constant: requests
-        that ended without a first token, and counts from before. If we subtract the requests at the
-        server, the number is largest on pages without a request in prefill. So a page with the largest
-        number seen so far has none.
-        """
-        inside = after.inside
-        if inside is None or after.ttft_count is None or after.finished is None:
-            return inside == 0
-        surplus = after.ttft_count - after.finished - inside
-        if inside == 0 or self.surplus is None or surplus > self.surplus:
-            self.surplus = surplus
-        return surplus == self.surplus
-
     def scrape_failed(self, *, now: float) -> None:
         """Called when the scrape brought no page that could be read. Bookings of streams that were let go
         must not pile up meanwhile.
         """
         self.changed.add(self.slot)
         self.failures += 1
-        self.backlog.clear_before(now - _LOST_BOOKING_S, now=now, rate=self.rate.tokens_per_s)
+        self.backlog.clear_before(now - LOST_BOOKING_S, now=now, rate=self.tokens_per_s)
 
     def book(self, booking: Booking, *, now: float) -> None:
         self.changed.add(self.slot)
         self.in_flight += 1
         self.picks_since_scrape += 1
-        self.backlog.book(booking, now=now, rate=self.rate.tokens_per_s)
+        self.backlog.book(booking, now=now, rate=self.tokens_per_s)
 
     def release(self, booking: Booking, *, computed: bool, now: float) -> None:
         """Called when the request is over. computed: the server did its prefill, as far as we know."""
@@ -229,7 +280,7 @@ class EndpointState:
         self.in_flight -= 1
         self.ends_since_scrape += 1
         self.ended_loads += computed and booking.loads
-        self.backlog.release(booking, computed=computed, now=now, rate=self.rate.tokens_per_s)
+        self.backlog.release(booking, computed=computed, now=now, rate=self.tokens_per_s)
 
     def detach(self) -> None:
         """Called when the stream is let go while the answer continues. Scrapes count it, and its booking
@@ -241,7 +292,7 @@ class EndpointState:
     def computed(self, booking: Booking, *, now: float) -> None:
         """Called when the prefill of the request is done, as far as we know."""
         self.changed.add(self.slot)
-        self.backlog.release(booking, computed=True, now=now, rate=self.rate.tokens_per_s)
+        self.backlog.release(booking, computed=True, now=now, rate=self.tokens_per_s)
 
     def book_peers(self, booking: Booking, *, at: float, now: float) -> None:
         """Another picker sent a request to the server, at `at` by our clock."""
@@ -249,14 +300,14 @@ class EndpointState:
         self.peers_in_flight += 1
         if self._unseen(at):
             self.picks_since_scrape += 1
-        self.backlog.book(booking, now=now, rate=self.rate.tokens_per_s)
+        self.backlog.book(booking, now=now, rate=self.tokens_per_s)
 
     def release_peers(self, booking: Booking, *, computed: bool, at: float, now: float) -> None:
         """Called when a request of another picker is over, or that picker is gone."""
         self.changed.add(self.slot)
         self.detach_peers(at=at)
         self.ended_loads += computed and booking.loads
-        self.backlog.release(booking, computed=computed, now=now, rate=self.rate.tokens_per_s)
+        self.backlog.release(booking, computed=computed, now=now, rate=self.tokens_per_s)
 
     def detach_peers(self, *, at: float) -> None:
         """Another picker no longer follows its request. The booking drains, and scrapes count the request."""
@@ -289,4 +340,4 @@ class EndpointState:
         self.surplus = None
         self.window = CounterWindow()
         self.hits = HitWindow(predicted_tokens=self.hits.predicted_tokens)
-        self.backlog.clear_before(now, now=now, rate=self.rate.tokens_per_s)
+        self.backlog.clear_before(now, now=now, rate=self.tokens_per_s)

@@ -200,7 +200,7 @@ class Stalls:
             return "grew" if grew else "idle"
         stall = self._stalls.get(state)
         if stall is None:
-            rate = state.rate.tokens_per_s
+            rate = state.tokens_per_s
             undone_s = state.backlog.undone_tokens(now=now, rate=rate) / rate
             patience_s = _PART_OF_PATIENCE * hang_seconds + _TIMES_PREDICTED * min(
                 undone_s, _LONGEST_PREDICTED_S

@@ -54,7 +54,7 @@ def servers_of(picker: Picker) -> Servers:
                 name=state.endpoint.name,
                 model=state.model,
                 capacity_tokens=state.metrics.capacity_tokens if state.metrics else None,
-                prefill_tokens_per_s=state.rate.tokens_per_s,
+                prefill_tokens_per_s=state.tokens_per_s,
             )
             for state in picker.fleet.states()
         )

@@ -19,8 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, cast
 
-from epp.endpoints.backlog import Booking
-from epp.endpoints.state import EndpointState
+from epp.endpoints.state import Booking, EndpointState
 from epp.flow.elsewhere import Row
 from epp.gate import Gate
 from epp.picker import Picker

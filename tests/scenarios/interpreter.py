@@ -265,7 +265,7 @@ class World:
     def do_show(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
         """Show what is booked on each server."""
         for state in sorted(self.picker.fleet.states(), key=lambda s: s.endpoint.name):
-            undone = state.backlog.undone_tokens(now=self.now, rate=state.rate.tokens_per_s)
+            undone = state.backlog.undone_tokens(now=self.now, rate=state.tokens_per_s)
             yield f"{state.endpoint.name} in_flight={state.in_flight} undone={undone:.0f} tokens"
 
     # -- parts -----------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def in_flight(picker: Picker) -> dict[str, int]:
 
 def undone(picker: Picker, name: str, *, now: float) -> float:
     found = state(picker, name)
-    return found.backlog.undone_tokens(now=now, rate=found.rate.tokens_per_s)
+    return found.backlog.undone_tokens(now=now, rate=found.tokens_per_s)
 
 
 def held_bytes(picker: Picker, name: str) -> int:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from epp.endpoints.backlog import Backlog, Booking
+from epp.endpoints.pages import baseline, begun, confirm, settle
+from epp.endpoints.state import Backlog, Booking
 
 RATE = 100.0
 
@@ -37,15 +38,15 @@ def test_of_a_prompt_that_a_page_does_not_count_a_quarter_is_undone_then_and_dra
     backlog = Backlog(now=0.0)
     booked(backlog, 400, now=0.0)
     booked(backlog, 1000, now=0.0)
-    backlog.begun(0, now=99.0, rate=RATE)
+    begun(backlog, 0, now=99.0, rate=RATE)
     assert undone(backlog, now=99.0) == 1100
-    backlog.begun(1, now=99.0, rate=RATE)
+    begun(backlog, 1, now=99.0, rate=RATE)
     assert undone(backlog, now=99.0) == 1000
-    backlog.begun(0, now=199.0, rate=RATE)
+    begun(backlog, 0, now=199.0, rate=RATE)
     assert undone(backlog, now=199.0) == 250
     assert undone(backlog, now=201.0) == 50
     assert undone(backlog, now=299.0) == 0
-    backlog.begun(1, now=299.0, rate=RATE)
+    begun(backlog, 1, now=299.0, rate=RATE)
     assert undone(backlog, now=299.0) == 0
 
 
@@ -55,9 +56,9 @@ def test_requests_of_unknown_size_do_not_pile_up(*, counts: bool) -> None:
     for n in range(1_000):
         booked(backlog, 0, now=n * 0.1)
         if counts:
-            backlog.confirm(0.0, now=n * 0.1, rate=RATE)
+            confirm(backlog, 0.0, now=n * 0.1, rate=RATE)
         else:
-            backlog.settle(now=n * 0.1, rate=RATE)
+            settle(backlog, now=n * 0.1, rate=RATE)
     backlog.check_integrity()
     assert len(backlog) == 0
 
@@ -102,7 +103,7 @@ def test_counters_replace_the_estimate_but_for_a_prompt_that_may_be_partly_done(
     booked(backlog, 400, now=0.0)
     # By the estimate 500 tokens are done, and the server counted 100. So of the rest only the 200 that are
     # next can be under way.
-    backlog.confirm(100, now=5.0, rate=RATE)
+    confirm(backlog, 100, now=5.0, rate=RATE)
     assert undone(backlog, now=5.0) == 450
 
 
@@ -111,7 +112,7 @@ def test_a_server_slower_than_thought_gets_its_work_back() -> None:
     booked(backlog, 50, now=0.0)
     booked(backlog, 400, now=0.0)
     assert undone(backlog, now=4.0) == 50
-    backlog.confirm(0, now=4.0, rate=RATE)
+    confirm(backlog, 0, now=4.0, rate=RATE)
     assert undone(backlog, now=4.0) == 412.5
 
 
@@ -120,9 +121,9 @@ def test_work_of_a_request_that_ended_between_scrapes_is_not_taken_from_others()
     short = booked(backlog, 100, now=0.0)
     booked(backlog, 5000, now=0.0)
     backlog.release(short, computed=True, now=1.0, rate=RATE)
-    backlog.confirm(100, now=1.0, rate=RATE)  # the counters show the short request
+    confirm(backlog, 100, now=1.0, rate=RATE)  # the counters show the short request
     assert undone(backlog, now=1.0) == 5000
-    backlog.confirm(100, now=1.0, rate=RATE)  # the next growth belongs to another request
+    confirm(backlog, 100, now=1.0, rate=RATE)  # the next growth belongs to another request
     assert undone(backlog, now=1.0) == 4900
 
 
@@ -131,7 +132,7 @@ def test_work_of_an_aborted_request_is_not_expected_in_the_counters() -> None:
     aborted = booked(backlog, 100, now=0.0)
     booked(backlog, 5000, now=0.0)
     backlog.release(aborted, computed=False, now=0.0, rate=RATE)
-    backlog.confirm(100, now=0.0, rate=RATE)
+    confirm(backlog, 100, now=0.0, rate=RATE)
     assert undone(backlog, now=0.0) == 4900
 
 
@@ -139,7 +140,7 @@ def test_each_first_token_ends_the_oldest_booking_whatever_it_held() -> None:
     backlog = Backlog(now=0.0)
     for tokens in (5000, 10, 300):
         booked(backlog, tokens, now=0.0)
-    backlog.begun(2, now=0.0, rate=RATE)
+    begun(backlog, 2, now=0.0, rate=RATE)
     assert undone(backlog, now=0.0) == 300
 
 
@@ -149,7 +150,7 @@ def test_after_first_tokens_only_the_prompt_in_turn_can_be_partly_done() -> None
         booked(backlog, tokens, now=0.0)
     # By the estimate 500 tokens are done, and the server began one answer. So of the rest only the 200
     # that are next can be under way.
-    backlog.begun(1, now=5.0, rate=RATE)
+    begun(backlog, 1, now=5.0, rate=RATE)
     assert undone(backlog, now=5.0) == 450
 
 
@@ -158,7 +159,7 @@ def test_the_first_token_of_a_request_that_ended_between_scrapes_ends_no_other_b
     short = booked(backlog, 100, now=0.0)
     booked(backlog, 5000, now=0.0)
     backlog.release(short, computed=True, now=0.0, rate=RATE)
-    backlog.begun(1, now=0.0, rate=RATE)
+    begun(backlog, 1, now=0.0, rate=RATE)
     assert undone(backlog, now=0.0) == 5000
 
 
@@ -167,16 +168,16 @@ def test_a_page_older_than_an_end_leaves_its_first_token_to_the_next_page() -> N
     short = booked(backlog, 100, now=0.0)
     booked(backlog, 5000, now=0.0)
     backlog.release(short, computed=True, now=0.0, rate=RATE)
-    backlog.begun(0, now=0.0, rate=RATE)
-    backlog.begun(1, now=0.0, rate=RATE)
+    begun(backlog, 0, now=0.0, rate=RATE)
+    begun(backlog, 1, now=0.0, rate=RATE)
     assert undone(backlog, now=0.0) == 5000
 
 
 def test_first_tokens_of_somebody_elses_requests_are_not_saved_up() -> None:
     backlog = Backlog(now=0.0)
-    backlog.begun(7, now=0.0, rate=RATE)
+    begun(backlog, 7, now=0.0, rate=RATE)
     booked(backlog, 300, now=0.0)
-    backlog.begun(0, now=0.0, rate=RATE)
+    begun(backlog, 0, now=0.0, rate=RATE)
     assert undone(backlog, now=0.0) == 300
 
 
@@ -184,21 +185,21 @@ def test_first_tokens_are_compared_with_what_waited_before_them_if_all_of_the_re
     backlog = Backlog(now=0.0)
     booked(backlog, 100, now=0.0)
     booked(backlog, 300, now=0.5)  # 50 of the 100 are computed by then
-    assert backlog.begun(2, now=4.0, rate=RATE) == (400, 100 + 350)
+    assert begun(backlog, 2, now=4.0, rate=RATE) == (400, 100 + 350)
     booked(backlog, 100, now=5.0)
-    assert backlog.begun(2, now=6.0, rate=RATE) is None, "one of them is somebody else's"
+    assert begun(backlog, 2, now=6.0, rate=RATE) is None, "one of them is somebody else's"
     backlog.release(booked(backlog, 100, now=7.0), computed=True, now=7.0, rate=RATE)
-    assert backlog.begun(1, now=8.0, rate=RATE) is None, "it ended before the page was read"
+    assert begun(backlog, 1, now=8.0, rate=RATE) is None, "it ended before the page was read"
     backlog.book(Booking(tokens=100, booked_at=9.0, loads=True), now=9.0, rate=RATE)
-    assert backlog.begun(1, now=10.0, rate=RATE) is None, "it waited for an adapter"
+    assert begun(backlog, 1, now=10.0, rate=RATE) is None, "it waited for an adapter"
 
 
 def test_the_first_counters_already_hold_what_was_released_before() -> None:
     backlog = Backlog(now=0.0)
     backlog.release(booked(backlog, 100, now=0.0), computed=True, now=0.0, rate=RATE)
     booked(backlog, 500, now=0.0)
-    backlog.baseline()
-    backlog.confirm(100, now=0.0, rate=RATE)
+    baseline(backlog)
+    confirm(backlog, 100, now=0.0, rate=RATE)
     assert undone(backlog, now=0.0) == 400
 
 
@@ -206,7 +207,7 @@ def test_without_counters_the_estimate_is_believed() -> None:
     backlog = Backlog(now=0.0)
     booked(backlog, 100, now=0.0)
     booked(backlog, 100, now=0.0)
-    backlog.settle(now=1.5, rate=RATE)
+    settle(backlog, now=1.5, rate=RATE)
     assert len(backlog) == 1
     assert undone(backlog, now=1.5) == 50
 
@@ -290,7 +291,7 @@ class AgainstNaiveModel(RuleBasedStateMachine):
 
     @rule(tokens=st.integers(0, 800))
     def confirm(self, tokens: int) -> None:
-        self.backlog.confirm(float(tokens), now=self.now, rate=RATE)
+        confirm(self.backlog, float(tokens), now=self.now, rate=RATE)
         tokens = max(0, tokens - self.uncounted)
         self.uncounted = self.unbegun = 0
         self.drained = max(0.0, self.drained - tokens)
@@ -299,7 +300,7 @@ class AgainstNaiveModel(RuleBasedStateMachine):
 
     @rule(requests=st.integers(0, 6))
     def begun(self, requests: int) -> None:
-        self.backlog.begun(requests, now=self.now, rate=RATE)
+        begun(self.backlog, requests, now=self.now, rate=RATE)
         for _ in range(requests):
             if self.unbegun:
                 self.unbegun -= 1
@@ -312,7 +313,7 @@ class AgainstNaiveModel(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        self.backlog.settle(now=self.now, rate=RATE)
+        settle(self.backlog, now=self.now, rate=RATE)
         self.uncounted = self.unbegun = 0
         # The model rounds to whole tokens as the product does. Otherwise a rounding difference would look
         # like a fault.

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.config.policy import PolicySpec
-from epp.endpoints.backlog import Booking
+from epp.endpoints import pages
 from epp.endpoints.fleet import Fleet
+from epp.endpoints.state import Booking
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 
 SPEC = PolicySpec()
@@ -52,7 +53,7 @@ def names_serving(fleet: Fleet, model: str) -> list[str]:
 def holds(fleet: Fleet, name: str, adapter: str) -> None:
     state = fleet.get(EndpointName(name))
     assert state is not None
-    state.observe(EndpointMetrics(scraped_at=1.0, active_adapters=frozenset({adapter})), now=1.0)
+    pages.take_in(state, EndpointMetrics(scraped_at=1.0, active_adapters=frozenset({adapter})), now=1.0)
 
 
 def test_a_new_list_says_what_came_what_went_and_what_was_restarted() -> None:
@@ -110,7 +111,7 @@ def test_an_endpoint_whose_scrapes_fail_leaves_and_comes_back_when_they_succeed(
     assert ready(fleet) == ["b"]
     state = fleet.get(EndpointName("a"))
     assert state is not None
-    state.observe(EndpointMetrics(scraped_at=2.0), now=2.0)
+    pages.take_in(state, EndpointMetrics(scraped_at=2.0), now=2.0)
     assert ready(fleet) == ["a", "b"]
 
 
@@ -203,10 +204,10 @@ def test_a_snapshot_stays_as_it_was_made() -> None:
     fleet = a_fleet(endpoint("a"), endpoint("b"))
     state = fleet.get(EndpointName("a"))
     assert state is not None
-    state.observe(EndpointMetrics(scraped_at=0.0, running=3, waiting=2, kv_usage=0.5), now=0.0)
+    pages.take_in(state, EndpointMetrics(scraped_at=0.0, running=3, waiting=2, kv_usage=0.5), now=0.0)
     before = fleet.snapshot([0, 1], model="m", adapter="", spec=SPEC, now=0.0)
     state.book(Booking(tokens=500, booked_at=0.0), now=0.0)
-    state.observe(EndpointMetrics(scraped_at=1.0, running=9, waiting=9, kv_usage=0.9), now=1.0)
+    pages.take_in(state, EndpointMetrics(scraped_at=1.0, running=9, waiting=9, kv_usage=0.9), now=1.0)
     after = fleet.snapshot([0, 1], model="m", adapter="", spec=SPEC, now=1.0)
     assert (before.in_flight[0], before.waiting[0], before.kv_usage[0]) == (5, 2, 0.5)
     assert (after.in_flight[0], after.waiting[0], after.kv_usage[0]) == (18, 9, 0.9)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from epp.config.policy import PolicySpec
 from epp.config.routing import Lora
-from epp.endpoints.backlog import Booking
+from epp.endpoints import pages
 from epp.endpoints.prefill_rate import ModelRate
-from epp.endpoints.state import EndpointState
+from epp.endpoints.state import Booking, EndpointState
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 
 SPEC = PolicySpec(lora=Lora(slots_per_endpoint=2))
@@ -62,7 +62,7 @@ def test_a_page_that_does_not_say_how_many_are_inside_leaves_the_load_to_what_we
     said: dict[str, int],
 ) -> None:
     state = a_state()
-    state.observe(EndpointMetrics(scraped_at=1.0, **said), now=1.0)  # type: ignore[arg-type]  # gauges alone
+    pages.take_in(state, EndpointMetrics(scraped_at=1.0, **said), now=1.0)  # type: ignore[arg-type]  # gauges alone
     book(state, 10, now=1.0)
     assert state.load(state.metrics) == 1
 
@@ -70,7 +70,7 @@ def test_a_page_that_does_not_say_how_many_are_inside_leaves_the_load_to_what_we
 def test_load_is_scraped_plus_own_picks_less_own_ends_since() -> None:
     state = a_state()
     first = book(state, 10, now=0.0)
-    state.observe(page(1.0, running=5, waiting=2), now=1.0)
+    pages.take_in(state, page(1.0, running=5, waiting=2), now=1.0)
     assert state.load(state.metrics) == 7
     book(state, 10, now=1.1)
     book(state, 10, now=1.2)
@@ -83,27 +83,27 @@ def test_load_is_never_under_our_own_in_flight() -> None:
     state = a_state()
     for _ in range(3):
         book(state, 10, now=0.99)
-    state.observe(page(1.0, running=0), now=1.0)
+    pages.take_in(state, page(1.0, running=0), now=1.0)
     assert state.load(state.metrics) == 3
 
 
 def test_a_request_let_go_is_counted_by_the_scrapes_from_then_on() -> None:
     state = a_state()
-    state.observe(page(0.0), now=0.0)
+    pages.take_in(state, page(0.0), now=0.0)
     book(state, 10, now=0.1)
     state.detach()
     assert state.in_flight == 0
     assert state.load(state.metrics) == 1  # picked since the scrape
-    state.observe(page(1.0, running=1), now=1.0)
+    pages.take_in(state, page(1.0, running=1), now=1.0)
     assert state.load(state.metrics) == 1
-    state.observe(page(2.0, running=0), now=2.0)
+    pages.take_in(state, page(2.0, running=0), now=2.0)
     assert state.load(state.metrics) == 0
 
 
 def test_a_request_that_moved_away_leaves_no_load_behind() -> None:
     first, second = a_state(), a_state()
     for state in (first, second):
-        state.observe(page(0.0), now=0.0)
+        pages.take_in(state, page(0.0), now=0.0)
     booking = book(first, 500, now=0.1)
     first.release(booking, computed=False, now=0.2)
     moved = book(second, 500, now=0.2)
@@ -116,7 +116,7 @@ def test_a_request_that_moved_away_leaves_no_load_behind() -> None:
 def test_metrics_are_fresh_up_to_their_age_limit_and_unknown_beyond() -> None:
     state = a_state()
     assert state.fresh(now=0.0, stale_after_s=5.0) is None
-    state.observe(page(10.0, running=1), now=10.0)
+    pages.take_in(state, page(10.0, running=1), now=10.0)
     assert state.fresh(now=15.0, stale_after_s=5.0) is state.metrics
     assert state.fresh(now=15.1, stale_after_s=5.0) is None
 
@@ -124,9 +124,9 @@ def test_metrics_are_fresh_up_to_their_age_limit_and_unknown_beyond() -> None:
 def test_an_idle_server_has_done_all_that_the_page_before_could_have_seen() -> None:
     state = a_state()
     book(state, 5000, now=0.5)
-    state.observe(page(1.0, running=1, prompt_tokens=0.0), now=1.0)
+    pages.take_in(state, page(1.0, running=1, prompt_tokens=0.0), now=1.0)
     book(state, 700, now=1.5)
-    state.observe(page(2.0, prompt_tokens=0.0), now=2.0)
+    pages.take_in(state, page(2.0, prompt_tokens=0.0), now=2.0)
     # the second request may still be on its way
     assert state.backlog.undone_tokens(now=1.5, rate=1000.0) <= 700
     assert len(state.backlog) == 1
@@ -134,10 +134,10 @@ def test_an_idle_server_has_done_all_that_the_page_before_could_have_seen() -> N
 
 def test_work_counted_by_the_server_leaves_the_backlog() -> None:
     state = a_state()
-    state.observe(page(0.0, prompt_tokens=0.0), now=0.0)
+    pages.take_in(state, page(0.0, prompt_tokens=0.0), now=0.0)
     book(state, 300, now=0.0)
     book(state, 5000, now=0.0)
-    state.observe(page(0.1, running=2, prompt_tokens=300.0), now=0.1)
+    pages.take_in(state, page(0.1, running=2, prompt_tokens=300.0), now=0.1)
     assert state.backlog.undone_tokens(now=0.1, rate=1000.0) == 5000
     assert len(state.backlog) == 1
 
@@ -157,19 +157,19 @@ def test_a_server_that_had_work_all_the_time_teaches_how_fast_it_is(booked_at: f
             cached_prompt_tokens=0.0,
             ttft_count=n - 1.0,
         )
-        state.observe(metrics, now=float(n))
+        pages.take_in(state, metrics, now=float(n))
         if n == 2:
-            assert (state.rate.tokens_per_s < 1000) == (booked_at < 1)
-    assert state.rate.tokens_per_s == pytest.approx(550, rel=0.1)
+            assert (state.tokens_per_s < 1000) == (booked_at < 1)
+    assert state.tokens_per_s == pytest.approx(550, rel=0.1)
 
 
 def test_a_first_token_ends_a_booking_whatever_the_prompt_was_thought_to_hold() -> None:
     state = a_state()
-    state.observe(page(0.0, prompt_tokens=0.0, begun=0), now=0.0)
+    pages.take_in(state, page(0.0, prompt_tokens=0.0, begun=0), now=0.0)
     book(state, 4000, now=0.0)
     book(state, 5000, now=0.0)
     # All but 100 tokens of the first prompt were cached, which nobody expected.
-    state.observe(page(0.1, running=2, prompt_tokens=100.0, begun=1), now=0.1)
+    pages.take_in(state, page(0.1, running=2, prompt_tokens=100.0, begun=1), now=0.1)
     assert state.backlog.undone_tokens(now=0.1, rate=1000.0) == 5000
     assert len(state.backlog) == 1
 
@@ -178,27 +178,27 @@ def test_a_server_that_only_decodes_has_no_work_left_of_before() -> None:
     """Bookings from before the first page end there, because no later growth can show their first tokens."""
     state = a_state()
     book(state, 4000, now=0.0)
-    state.observe(page(1.0, running=1, begun=51, finished=50), now=1.0)
+    pages.take_in(state, page(1.0, running=1, begun=51, finished=50), now=1.0)
     book(state, 900, now=1.5)
-    state.observe(page(2.0, running=2, begun=51, finished=50), now=2.0)
+    pages.take_in(state, page(2.0, running=2, begun=51, finished=50), now=2.0)
     # One of the two requests has no first token yet, and nobody can tell which.
     assert len(state.backlog) == 2
     book(state, 700, now=2.5)
-    state.observe(page(3.0, running=2, begun=52, finished=50), now=3.0)
+    pages.take_in(state, page(3.0, running=2, begun=52, finished=50), now=3.0)
     assert len(state.backlog) == 1
     assert state.backlog.undone_tokens(now=2.5, rate=1000.0) <= 700
 
 
 def test_requests_that_ended_without_a_first_token_do_not_make_a_server_look_busy_for_good() -> None:
     state = a_state()
-    state.observe(page(1.0, running=2, begun=10, finished=8), now=1.0)
+    pages.take_in(state, page(1.0, running=2, begun=10, finished=8), now=1.0)
     # the server is idle, since three requests were aborted in their prefill
-    state.observe(page(2.0, begun=10, finished=13), now=2.0)
+    pages.take_in(state, page(2.0, begun=10, finished=13), now=2.0)
     book(state, 4000, now=2.5)
-    state.observe(page(3.0, running=1, begun=10, finished=13), now=3.0)
-    state.observe(page(4.0, running=1, begun=10, finished=13), now=4.0)
+    pages.take_in(state, page(3.0, running=1, begun=10, finished=13), now=3.0)
+    pages.take_in(state, page(4.0, running=1, begun=10, finished=13), now=4.0)
     assert len(state.backlog) == 1
-    state.observe(page(5.0, running=1, begun=11, finished=13), now=5.0)
+    pages.take_in(state, page(5.0, running=1, begun=11, finished=13), now=5.0)
     assert len(state.backlog) == 0
 
 
@@ -217,7 +217,7 @@ def test_a_good_scrape_ends_a_row_of_failures() -> None:
     state = a_state()
     state.scrape_failed(now=1.0)
     state.scrape_failed(now=2.0)
-    state.observe(page(3.0), now=3.0)
+    pages.take_in(state, page(3.0), now=3.0)
     assert state.failures == 0
 
 
@@ -233,24 +233,24 @@ def test_a_server_that_names_its_loaded_adapters_is_believed_about_idle_ones() -
     state = a_state()
     for now, adapter in enumerate(["x", "y", "z"]):
         state.use_adapter(adapter, spec=PolicySpec(), now=float(now))
-    state.observe(EndpointMetrics(scraped_at=1.5, loaded_adapters=frozenset({"x"})), now=1.5)
+    pages.take_in(state, EndpointMetrics(scraped_at=1.5, loaded_adapters=frozenset({"x"})), now=1.5)
     assert state.loaded_adapters() == {"x", "y", "z"}  # the first page may be older than the picks
     later = EndpointMetrics(
         scraped_at=2.5, loaded_adapters=frozenset({"w"}), active_adapters=frozenset({"x"})
     )
-    state.observe(later, now=2.5)
+    pages.take_in(state, later, now=2.5)
     # x waits there, and z was sent there after the page before. y was dropped, and w came from somebody
     # else.
     assert state.loaded_adapters() == {"w", "x", "z"}
     # another process has started and does not report it
-    state.observe(EndpointMetrics(scraped_at=3.5), now=3.5)
+    pages.take_in(state, EndpointMetrics(scraped_at=3.5), now=3.5)
     assert state.loaded_adapters() == {"x", "z"}
 
 
 def test_the_servers_own_word_on_slots_and_active_adapters_counts() -> None:
     state = a_state()
     metrics = EndpointMetrics(scraped_at=1.0, max_lora=3, active_adapters=frozenset({"w"}))
-    state.observe(metrics, now=1.0)
+    pages.take_in(state, metrics, now=1.0)
     for now, adapter in enumerate(["x", "y", "z"]):
         state.use_adapter(adapter, spec=SPEC, now=float(now))
     assert state.slots(spec=SPEC) == 3
@@ -260,7 +260,7 @@ def test_the_servers_own_word_on_slots_and_active_adapters_counts() -> None:
 
 def test_a_new_process_is_known_nothing_of() -> None:
     state = a_state()
-    state.observe(page(1.0, running=4), now=1.0)
+    pages.take_in(state, page(1.0, running=4), now=1.0)
     state.use_adapter("x", spec=SPEC, now=1.0)
     booking = book(state, 5000, now=1.0)
     state.forget_server(now=2.0)
@@ -289,7 +289,7 @@ def test_load_is_never_under_what_we_hold_there_and_all_is_released_in_the_end(
             held.pop(number % len(held))
             state.detach()
         elif event == "scrape":
-            state.observe(page(now, running=number, prompt_tokens=now * number), now=now)
+            pages.take_in(state, page(now, running=number, prompt_tokens=now * number), now=now)
         elif event == "fail":
             state.scrape_failed(now=now)
         state.backlog.check_integrity()
@@ -310,13 +310,13 @@ def test_a_load_counts_once_between_the_pages_where_its_request_ended() -> None:
     state = a_state()
     loading, other, aborted = (book(state, 10, now=0.0) for _ in range(3))
     loading.loads = aborted.loads = True
-    state.observe(page(1.0, running=3), now=1.0)
+    pages.take_in(state, page(1.0, running=3), now=1.0)
     assert state.ended_loads == 0
     state.release(loading, computed=True, now=1.5)
     state.release(other, computed=True, now=1.5)
     state.release(aborted, computed=False, now=1.5)
     assert state.ended_loads == 1
-    state.observe(page(2.0), now=2.0)
+    pages.take_in(state, page(2.0), now=2.0)
     assert state.ended_loads == 0
 
 
@@ -329,7 +329,7 @@ def test_tokens_computed_a_second_are_those_of_the_last_minute_without_hits_and_
         page_now = EndpointMetrics(
             scraped_at=float(second), prompt_tokens=tokens, cached_prompt_tokens=tokens / 4
         )
-        state.observe(page_now, now=float(second))
+        pages.take_in(state, page_now, now=float(second))
         if second == 60:
             assert state.computed_per_s == pytest.approx(750, rel=0.15)
     assert 0 < state.computed_per_s < 750 * 0.2
@@ -348,7 +348,7 @@ def test_a_server_whose_first_tokens_take_longer_than_those_of_its_peers_is_slow
         for state in sums:
             sums[state] += 1.0 if state is slow else 0.5
             seen = EndpointMetrics(scraped_at=float(at), ttft_count=float(at), ttft_sum_s=sums[state])
-            state.observe(seen, now=float(at))
+            pages.take_in(state, seen, now=float(at))
             book(state, 4000, now=float(at))
-    assert slow.rate.tokens_per_s < 0.7 * others[0].rate.tokens_per_s
-    assert others[0].rate.tokens_per_s == pytest.approx(others[1].rate.tokens_per_s, rel=0.05)
+    assert slow.tokens_per_s < 0.7 * others[0].tokens_per_s
+    assert others[0].tokens_per_s == pytest.approx(others[1].tokens_per_s, rel=0.05)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from epp.config.policy import PolicySpec
+from epp.endpoints import pages
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.served_models import union
 from epp.errors import NoEndpointError, UnknownModelError
@@ -114,7 +115,7 @@ def test_an_adapter_that_was_seen_on_a_page_stays_in_its_pool() -> None:
     take(fleet, a=listing("m"), b=listing("m"), c=listing("m"))
     state = fleet.get(EndpointName("a"))
     assert state is not None
-    state.observe(EndpointMetrics(scraped_at=1.0, active_adapters=frozenset({"fresh"})), now=1.0)
+    pages.take_in(state, EndpointMetrics(scraped_at=1.0, active_adapters=frozenset({"fresh"})), now=1.0)
     assert serving(fleet, "fresh") == "ab"
 
 
@@ -179,7 +180,7 @@ def test_an_adapter_that_was_seen_on_a_page_is_known_before_any_list_names_it() 
     fleet = fleet_of("abc", a=listing("m"), b=listing("m"), c=listing("n"))
     state = fleet.get(EndpointName("a"))
     assert state is not None
-    state.observe(EndpointMetrics(scraped_at=1.0, active_adapters=frozenset({"fresh"})), now=1.0)
+    pages.take_in(state, EndpointMetrics(scraped_at=1.0, active_adapters=frozenset({"fresh"})), now=1.0)
     assert serving(fleet, "fresh") == "ab"
 
 

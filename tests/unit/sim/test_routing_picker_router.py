@@ -48,7 +48,7 @@ def test_replicas_share_the_requests_and_scrape_for_themselves() -> None:
 def test_the_picker_learns_the_servers_speed_from_their_pages() -> None:
     router, fleet = a_run()
     fleet.run()
-    rates = [state.rate.tokens_per_s for state in router.pickers[0].fleet.states()]
+    rates = [state.tokens_per_s for state in router.pickers[0].fleet.states()]
     assert all(2000 < rate < 8000 for rate in rates), (
         "below the rate of an empty context, because prompts are long"
     )
@@ -63,7 +63,7 @@ def test_loading_adapters_does_not_make_the_servers_seem_slow() -> None:
     workload = OpenLoop(spec.make(random.Random(3), 400), rate_per_s=2.0)
     outcome = Fleet(plan, router=router, workload=workload, rng=random.Random(3)).run()
     assert outcome.adapter_loads > 100
-    rates = [state.rate.tokens_per_s for state in router.pickers[0].fleet.states()]
+    rates = [state.tokens_per_s for state in router.pickers[0].fleet.states()]
     assert all(5000 < rate < 8000 for rate in rates), "4,000 where loads count as prefill"
 
 
