@@ -30,8 +30,7 @@ from epp.extproc.response import StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.extproc.unread import Unread
 from epp.gate import Gate
-from epp.http2.flow_control import Reply
-from epp.http2.messages import INVALID_ARGUMENT, OK
+from epp.http2.messages import INVALID_ARGUMENT, OK, Reply
 from epp.picker import Picker
 
 MESSAGE_SLACK_BYTES: Final = 2**20

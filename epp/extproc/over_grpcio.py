@@ -34,8 +34,7 @@ from epp.extproc.conversation import Conversation, Streams
 from epp.extproc.health import SERVICES, Health
 from epp.extproc.listening import cannot_listen, require_folder
 from epp.extproc.reading import TRACEPARENT
-from epp.http2.flow_control import Reply
-from epp.http2.messages import OK
+from epp.http2.messages import OK, Reply
 from epp.types import BEGAN, Address
 
 _EOF: Final[object] = grpc.aio.EOF

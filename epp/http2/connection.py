@@ -1,10 +1,11 @@
 """One HTTP/2 connection of a gRPC server, as a pure object. It takes bytes and `now`, and returns events and
 bytes to send.
 
-It owns the table of streams, the effect of each frame on them, gRPC's messages, time-outs, and the limits on
-what a peer may cause. `frames` checks the order of frames, and `flow_control` has the windows of both
-directions. It knows no socket, no clock and no service: an edge feeds it with `receive` and `tick`, acts on
-the events, answers with `send` and `end`, and writes what `data_to_send` returns.
+It has what every call runs: the start of a call, its messages, its windows and its end. `frames` checks the
+order of frames, `streams` has the open streams and the windows of both directions. `faults`,
+`control_frames`, `time_limits` and `replies` are for all else. It knows no socket, no clock and no service:
+an edge feeds it with `receive` and `tick`, acts on the events, answers with `send` and `end`, and writes what
+`data_to_send` returns.
 
 Invariants: every split of the same bytes gives the same events. Every `Opened` is followed by one `Gone`, or
 by the owner's `end`. Memory is bounded by `Limits` for each stream and connection, and by `HeldBytes` for
@@ -15,15 +16,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from epp.http2 import frames, headers
-from epp.http2.call_events import Event, Fault, Gone, HalfClosed, Message, Opened, Over
-from epp.http2.flow_control import Reply, Sender, State, Stream, Windows
-from epp.http2.frames import Code, FrameError, FrameReader, Kind
+from epp.http2.call_events import Event, Fault, HalfClosed, Message, Opened, Over
+from epp.http2.control_frames import ControlFrames, hello
+from epp.http2.faults import Faults
+from epp.http2.frames import MAX_WINDOW, Code, FrameError, FrameReader, Kind, read_u32
 from epp.http2.headers import (
     HeaderReader,
     ListTooLargeError,
     MalformedRequestError,
-    Request,
     UnreadableBlockError,
 )
 from epp.http2.limits import HeldBytes, Limits
@@ -33,13 +33,16 @@ from epp.http2.messages import (
     PREFIX_BYTES,
     Assembly,
     BadMessageError,
+    Reply,
     message_bytes,
     read_prefix,
 )
-from epp.http2.streams import AFTER_PEERS_END, Streams
+from epp.http2.replies import replied
+from epp.http2.streams import State, Stream, Streams
+from epp.http2.time_limits import TimeLimits
 
 ALL: Final = 2**31
-_ARE_YOU_THERE: Final = b"quiet..."
+_AFTER_PEERS_END: Final = {State.OPEN: State.ANSWERING, State.ANSWERED: State.CLOSED}
 
 
 class Connection:
@@ -48,21 +51,20 @@ class Connection:
     def __init__(self, limits: Limits, held: HeldBytes, *, now: float) -> None:
         self._limits = limits
         self._held = held
-        self._started = now
         self._read_at = now
         self._frames = FrameReader(self, limits)
         self._headers = HeaderReader(max_list_bytes=limits.max_header_bytes)
-        self._sender = Sender()
-        self._windows = Windows(limits, self._sender)
-        self._table = Streams(limits, self._sender, self._windows, now=now)
+        self._table = Streams(limits, now=now)
         self._streams = self._table.by_number
-        self.frame = self._table.frame
-        """Takes the frames that carry no part of a call."""
+        self._sender = self._table.sender
+        self._windows = self._table.windows
+        self._faults = Faults(self._table, limits)
+        self._control = ControlFrames(self._table, self._faults)
+        self._times = TimeLimits(limits, self._table, self._faults, self._frames, self._control)
         self._into: Stream | None = None
         """The stream whose DATA frame is being read. None: the frame belongs to no stream and is skipped."""
         self._into_size = 0
         self._into_ends = False
-        self._asked_at: float | None = None
         self.pending = False
         """`receive` stopped at its limit and must be called again."""
         self.closing = False
@@ -73,7 +75,7 @@ class Connection:
         """Why the connection must be closed. Empty: it need not be closed."""
         self.data_to_send = self._sender.take
         """Returns the bytes to write now. Each byte is returned once."""
-        self._sender.hello(limits)
+        self._sender.out.append(hello(limits))
 
     # -- for the owner ---------------------------------------------------------------------------------------
 
@@ -84,7 +86,7 @@ class Connection:
     @property
     def drained(self) -> bool:
         """The peer knows that we leave, and no stream is open any more."""
-        return self._table.left_for_good and not self._streams
+        return self._control.left_for_good and not self._streams
 
     @property
     def ends(self) -> bool:
@@ -100,7 +102,7 @@ class Connection:
         if not self.over:
             self._table.now = self._read_at = now
             if self._replies and self._frames.between_frames:
-                rest = self._windows.replied(data, self._streams)
+                rest = replied(data, self._table, self._limits)
                 if rest == len(data):
                     return []
                 data = data[rest:]
@@ -137,7 +139,7 @@ class Connection:
         """
         self._table.now, self.closing = now, True
         if not self.over:
-            self._table.leave()
+            self._control.leave()
 
     def close(self, *, now: float) -> list[Event]:
         """Close at once. The open streams are gone."""
@@ -151,9 +153,7 @@ class Connection:
         if not self.over:
             self._table.now = now
             try:
-                self._check_hello(now)
-                self._table.check_time(now)
-                self._check_quiet(now)
+                self._times.check(read_at=self._read_at)
             except FrameError as error:
                 self._fail(error.code, error.reason)
         return self._taken()
@@ -214,20 +214,20 @@ class Connection:
         self._windows.take(size)
         stream = self._streams.get(number)
         if stream is None or stream.state is State.ANSWERING:
-            self._table.unexpected(number, Kind.DATA)
+            self._faults.unexpected(number, Kind.DATA)
             stream = None
         elif size > stream.window:
-            self._table.reset(stream, Code.FLOW_CONTROL_ERROR, "window_overrun")
+            self._faults.reset(stream, Code.FLOW_CONTROL_ERROR, "window_overrun")
             stream = None
         else:
             stream.window -= size
             if stream.declared is not None:
                 stream.declared -= size - padding
                 if stream.declared < 0 or (stream.declared and ends):
-                    self._table.reset(stream, Code.PROTOCOL_ERROR, "content_length")
+                    self._faults.reset(stream, Code.PROTOCOL_ERROR, "content_length")
                     stream = None
         if not size and not ends:
-            self._table.too_many("empty_frame_flood")
+            self._faults.too_many("empty_frame_flood")
         self._into, self._into_size, self._into_ends = stream, size, ends
 
     def data_part(self, data: bytes, at: int, end: int) -> None:
@@ -255,7 +255,7 @@ class Connection:
                     stream.assembly = None
                     self._table.events.append(Message(stream.number, message))
         except BadMessageError as error:
-            self._table.give_up(stream, error.status, error.details, reason=error.reason)
+            self._faults.give_up(stream, error.status, error.details, reason=error.reason)
 
     def data_ends(self) -> None:
         stream, self._into = self._into, None
@@ -277,18 +277,18 @@ class Connection:
         except UnreadableBlockError as unreadable:
             raise FrameError(Code.COMPRESSION_ERROR, "unreadable_headers") from unreadable
         except MalformedRequestError:
-            self._table.stream_error(number, Code.PROTOCOL_ERROR, "malformed_headers")
+            self._faults.stream_error(number, Code.PROTOCOL_ERROR, "malformed_headers")
 
     # -- what they do ----------------------------------------------------------------------------------------
 
     def _open(self, number: int, block: bytes, *, ends: bool, depends_on_itself: bool) -> None:
         before, self._table.last_id = self._table.last_id, number
-        request = self._headers.request(block)
+        request = self._headers.known.get(block) or self._headers.request(block)
         if depends_on_itself or (ends and request.declared_bytes):
             raise MalformedRequestError
-        if self._table.left_for_good or len(self._streams) >= self._limits.max_streams:
-            self._table.last_id = before if self._table.left_for_good else number
-            self._table.stream_error(number, Code.REFUSED_STREAM, "too_many_streams")
+        if self._control.left_for_good or len(self._streams) >= self._limits.max_streams:
+            self._table.last_id = before if self._control.left_for_good else number
+            self._faults.stream_error(number, Code.REFUSED_STREAM, "too_many_streams")
             return
         stream = self._streams[number] = Stream(
             number, window=self._limits.stream_window_bytes, peer_window=self._sender.initial_window
@@ -297,11 +297,11 @@ class Connection:
         if ends:
             stream.state = State.ANSWERING
         if request.refuse_status:
-            self._refuse(stream, request)
+            self._faults.refuse(stream, request.refuse_status)
             return
         self._table.events.append(Opened(number, request))
         if request.bad_timeout:
-            self._table.give_up(stream, INTERNAL, "grpc-timeout cannot be read", reason="bad_timeout")
+            self._faults.give_up(stream, INTERNAL, "grpc-timeout cannot be read", reason="bad_timeout")
             return
         if request.timeout_s is not None:
             stream.deadline = self._table.now + request.timeout_s
@@ -309,73 +309,64 @@ class Connection:
         if ends:
             self._table.events.append(HalfClosed(number))
 
-    def _refuse(self, stream: Stream, request: Request) -> None:
-        """Answer a stream that is not a gRPC call with an HTTP response. The stream's body is thrown away."""
-        self._table.events.append(Fault("no_grpc_call"))
-        stream.lingers_until = self._table.now + self._limits.linger_s
-        self._table.lingering[stream.number] = stream
-        if self._sender.refuse(stream, headers.refusal(request.refuse_status), now=self._table.now):
-            self._table.we_ended(stream)
-
     def _on_trailers(self, number: int, block: bytes, *, ends: bool) -> None:
         stream = self._streams.get(number)
         if stream is None or stream.state is State.ANSWERING:
-            self._table.unexpected(number, Kind.HEADERS)
+            self._faults.unexpected(number, Kind.HEADERS)
             self._headers.skip(block)
             return
         self._headers.trailers(block)
         if not ends:
-            self._table.reset(stream, Code.PROTOCOL_ERROR, "second_headers")
+            self._faults.reset(stream, Code.PROTOCOL_ERROR, "second_headers")
         elif stream.declared:
-            self._table.reset(stream, Code.PROTOCOL_ERROR, "content_length")
+            self._faults.reset(stream, Code.PROTOCOL_ERROR, "content_length")
         else:
             self._peer_ended(stream)
 
     def _peer_ended(self, stream: Stream) -> None:
         """Called when the peer has sent END_STREAM and everything before it."""
         if stream.assembly is not None:
-            self._table.give_up(stream, INTERNAL, "the stream ended within a message", reason="cut_message")
+            self._faults.give_up(stream, INTERNAL, "the stream ended within a message", reason="cut_message")
             return
-        stream.state = AFTER_PEERS_END[stream.state]
+        stream.state = _AFTER_PEERS_END[stream.state]
         if stream.state is State.CLOSED:
             self._table.forget(stream)
         else:
             self._table.events.append(HalfClosed(stream.number))
 
-    # -- faults and time -------------------------------------------------------------------------------------
+    def frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        if kind != Kind.WINDOW_UPDATE or len(payload) != 4:
+            self._control.receive(kind, flags, number, payload)
+            return
+        more = read_u32(payload)[0] & MAX_WINDOW
+        if not number:
+            self._widen_connection(more)
+            return
+        stream = self._streams.get(number)
+        if stream is None:
+            self._faults.unexpected(number, Kind.WINDOW_UPDATE)
+        elif not more:
+            self._faults.reset(stream, Code.PROTOCOL_ERROR, "window_overflow")
+        elif stream.peer_window + more > MAX_WINDOW:
+            self._faults.reset(stream, Code.FLOW_CONTROL_ERROR, "window_overflow")
+        else:
+            self._table.widen(stream, more)
+
+    def _widen_connection(self, more: int) -> None:
+        if not more:
+            raise FrameError(Code.PROTOCOL_ERROR, "window_overflow")
+        self._sender.window += more
+        if self._sender.window > MAX_WINDOW:
+            raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overflow")
+        while (stream := self._sender.next_waiting()) is not None:
+            self._table.pump(stream)
 
     def _fail(self, code: Code, reason: str) -> None:
-        """End the connection: send GOAWAY and drop every open stream."""
+        """End the connection."""
         self.over, self.closing = reason, True
         self._frames.drop()
         self.pending = False
-        self._sender.control(frames.goaway(self._table.last_id, code, reason))
-        for stream in list(self._streams.values()):
-            handler_waits = stream.lingers_until is None and stream.end is None
-            self._table.forget(stream)
-            if handler_waits:
-                self._table.events.append(Gone(stream.number, "connection"))
+        self._faults.fail(code, reason)
         if reason != "closed":
             self._table.events.append(Fault(reason))
         self._table.events.append(Over(reason))
-
-    def _check_hello(self, now: float) -> None:
-        limits = self._limits
-        if not self._frames.hello_seen:
-            if now - self._started > limits.hello_s:
-                raise FrameError(Code.PROTOCOL_ERROR, "no_hello")
-        elif not self._table.settings_acked and now - self._started > limits.settings_s:
-            raise FrameError(Code.SETTINGS_TIMEOUT, "settings_not_acknowledged")
-        block_since = self._frames.block_since
-        if block_since is not None and now - block_since > limits.header_s:
-            raise FrameError(Code.ENHANCE_YOUR_CALM, "unfinished_headers")
-
-    def _check_quiet(self, now: float) -> None:
-        """Send a quiet peer a PING: if it has disappeared, its streams would stay open for ever."""
-        if not self._streams or now - self._read_at <= self._limits.quiet_s:
-            self._asked_at = None
-        elif self._asked_at is None:
-            self._asked_at = now
-            self._sender.control(frames.frame(Kind.PING, _ARE_YOU_THERE))
-        elif now - self._asked_at > self._limits.answer_s:
-            raise FrameError(Code.NO_ERROR, "peer_gone")

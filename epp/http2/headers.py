@@ -63,22 +63,20 @@ class HeaderReader:
 
     def __init__(self, *, max_list_bytes: int) -> None:
         self._decoder = Decoder(max_header_list_size=max_list_bytes)
-        self._kept: dict[bytes, Request] = {}
-        self._pure = False
-        """Whether the peer's table has size 0, so that equal blocks always mean the same."""
+        self.known: dict[bytes, Request] = {}
+        """Requests by their blocks, which need not be decoded again. Empty unless the peer's table has size
+        0, so that a block always means the same."""
 
     def request(self, block: bytes) -> Request:
-        """Read the header block of a request. Raises UnreadableBlockError or MalformedRequestError."""
+        """Read the header block of a request that is not `known`. Raises UnreadableBlockError or
+        MalformedRequestError.
+        """
         pure = self._pure
-        if pure:
-            known = self._kept.get(block)
-            if known is not None:
-                return known
         request = read_request(self._decode(block))
         if pure and self._pure and len(block) <= _KEPT_BYTES:
-            if len(self._kept) >= _KEPT_BLOCKS:
-                self._kept.clear()
-            self._kept[block] = request
+            if len(self.known) >= _KEPT_BLOCKS:
+                self.known.clear()
+            self.known[block] = request
         return request
 
     def trailers(self, block: bytes) -> None:
@@ -93,8 +91,8 @@ class HeaderReader:
         self._decode(block)
 
     @property
-    def kept(self) -> int:
-        return len(self._kept)
+    def _pure(self) -> bool:
+        return bool(self._decoder.header_table_size == 0)
 
     def _decode(self, block: bytes) -> Sequence[tuple[bytes, bytes]]:
         try:
@@ -104,7 +102,8 @@ class HeaderReader:
         except HPACKError as error:
             raise UnreadableBlockError(str(error)[:200]) from error
         finally:
-            self._pure = self._decoder.header_table_size == 0
+            if not self._pure:
+                self.known.clear()
 
 
 def read_request(fields: Iterable[tuple[bytes, bytes]]) -> Request:

@@ -8,6 +8,7 @@ frame needs none.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Final
 
 from epp.http2.limits import HeldBytes
@@ -19,6 +20,9 @@ read_prefix: Final = struct.Struct(">BL").unpack_from
 _FEW: Final = 64
 _PART_BYTES: Final = 1024
 """If parts are smaller than this on average, they are joined now and then."""
+
+Reply = Callable[[bytes, int, int], bytes | None]
+"""The answer to the messages in `data[at:end]`, both with gRPC's heads. None: the owner must see them."""
 
 OK: Final = 0
 UNKNOWN: Final = 2

@@ -1,88 +1,265 @@
-"""The open streams of one connection: the states of a stream as a table (RFC 9113, section 5.1), how each
-stream is answered, ended or reset, and the effect of the frames that carry no part of a call.
+"""The open streams of one connection: the record of a stream, flow control in both directions, and how a
+stream ends. Pure; called by `connection` for each frame of a call.
 
-Owns the table of streams, the events that wait for the owner, the buckets, and what the peer knows of us:
-whether it has acknowledged our settings, and how far it knows that we leave. `connection` calls it for each
-frame. A stream that was never opened is IDLE. A stream leaves the table only in `forget`, which releases
-everything that the stream held, and counts as CLOSED from then on. The server opens no streams. Pure.
+A stream that was never opened is IDLE. A stream that has left the table counts as CLOSED. The server opens no
+streams.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import enum
+from collections import deque
 from typing import Final
 
-from epp.http2 import frames, headers
-from epp.http2.call_events import Event, Fault, Gone
-from epp.http2.flow_control import Sender, State, Stream, Windows
-from epp.http2.frames import Code, Flag, FrameError, Kind, Setting
-from epp.http2.limits import Floods, Limits
-from epp.http2.messages import DEADLINE_EXCEEDED
+from epp.http2 import frames
+from epp.http2.call_events import Event
+from epp.http2.frames import Code, Flag, FrameError, Kind
+from epp.http2.headers import GRPC_RESPONSE, trailers
+from epp.http2.limits import Limits
+from epp.http2.messages import Assembly, Reply
 
 _LATELY: Final = 1_000
-_DRAINING: Final = b"draining"
-_FRAME_BYTES: Final = {Kind.RST_STREAM: 4, Kind.PING: 8, Kind.WINDOW_UPDATE: 4}
-_OF_THE_CONNECTION: Final = frozenset((Kind.SETTINGS, Kind.PING, Kind.GOAWAY))
+_SHRINK_TABLE: Final = b"\x20"
+"""HPACK: sets our dynamic table to size 0. In front of our first block this is valid for any size that the
+peer allows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bad:
-    """A frame that this state does not allow: an error of the stream, or of the connection (`whole`)."""
+class State(enum.Enum):
+    IDLE = enum.auto()
+    OPEN = enum.auto()
+    ANSWERING = enum.auto()
+    """Half-closed (remote): the peer has sent everything, and we still send."""
+    ANSWERED = enum.auto()
+    """Half-closed (local): we have sent everything, and the peer has not."""
+    CLOSED = enum.auto()
 
-    code: Code
-    whole: bool
+    __hash__ = object.__hash__
 
 
-IGNORE: Final = "ignore"
-TAKE: Final = "take"
-
-_STREAM_CLOSED: Final = Bad(Code.STREAM_CLOSED, whole=False)
-_TOO_LATE: Final = Bad(Code.STREAM_CLOSED, whole=True)
-_TOO_EARLY: Final = Bad(Code.PROTOCOL_ERROR, whole=True)
-
-RECEIVED: Final[dict[tuple[State, int], Bad | str]] = {
-    (State.IDLE, Kind.HEADERS): TAKE,
-    (State.IDLE, Kind.DATA): _TOO_EARLY,
-    (State.IDLE, Kind.RST_STREAM): _TOO_EARLY,
-    (State.IDLE, Kind.WINDOW_UPDATE): _TOO_EARLY,
-    (State.OPEN, Kind.HEADERS): TAKE,  # trailers
-    (State.OPEN, Kind.DATA): TAKE,
-    (State.OPEN, Kind.RST_STREAM): TAKE,
-    (State.OPEN, Kind.WINDOW_UPDATE): TAKE,
-    (State.ANSWERING, Kind.HEADERS): _STREAM_CLOSED,
-    (State.ANSWERING, Kind.DATA): _STREAM_CLOSED,
-    (State.ANSWERING, Kind.RST_STREAM): TAKE,
-    (State.ANSWERING, Kind.WINDOW_UPDATE): TAKE,
-    (State.ANSWERED, Kind.HEADERS): TAKE,
-    (State.ANSWERED, Kind.DATA): TAKE,
-    (State.ANSWERED, Kind.RST_STREAM): TAKE,
-    (State.ANSWERED, Kind.WINDOW_UPDATE): IGNORE,
-    (State.CLOSED, Kind.HEADERS): _TOO_LATE,
-    (State.CLOSED, Kind.DATA): _STREAM_CLOSED,
-    (State.CLOSED, Kind.RST_STREAM): IGNORE,
-    (State.CLOSED, Kind.WINDOW_UPDATE): IGNORE,
-}
-"""What to do with a frame in each state. PRIORITY is allowed in any state."""
-
-FRAME_NAMES: Final = {
-    Kind.DATA: "data",
-    Kind.HEADERS: "headers",
-    Kind.RST_STREAM: "rst_stream",
-    Kind.WINDOW_UPDATE: "window_update",
-}
-
-AFTER_PEERS_END: Final = {State.OPEN: State.ANSWERING, State.ANSWERED: State.CLOSED}
 AFTER_OUR_END: Final = {State.OPEN: State.ANSWERED, State.ANSWERING: State.CLOSED}
 
 
-class Streams:
-    """See the module's docstring. Every method that handles a frame may raise FrameError."""
+class Stream:
+    """One open stream. Windows are in bytes. They may be negative if the peer has reduced its own."""
 
-    def __init__(self, limits: Limits, sender: Sender, windows: Windows, *, now: float) -> None:
-        self._limits = limits
+    __slots__ = (
+        "answered", "assembly", "backlog", "backlog_bytes", "credit", "deadline", "declared", "end", "lingers_until",
+        "number", "owed", "peer_window", "reply", "stalled_since", "state", "window",
+    )  # fmt: skip
+
+    def __init__(self, number: int, *, window: int, peer_window: int) -> None:
+        self.number = number
+        self.state = State.OPEN
+        self.window = window
+        """How many more bytes the peer may send."""
+        self.credit = 0
+        """Consumed bytes that the next WINDOW_UPDATE will report to the peer."""
+        self.owed = 0
+        """Bytes consumed while too much of our answer waited. They become credit when the answer is sent."""
+        self.peer_window = peer_window
+        """How many more bytes we may send."""
+        self.assembly: Assembly | None = None
+        """The unfinished message. None: there is none."""
+        self.backlog: deque[memoryview] | None = None
+        """Frames that wait for the peer's window."""
+        self.backlog_bytes = 0
+        self.end: bytes | None = None
+        """The header block of the trailers, to be sent after the backlog. Empty: the last frame of the
+        backlog ends the stream."""
+        self.answered = False
+        """Whether our response headers are sent."""
+        self.reply: Reply | None = None
+        """Answers whole messages without an event. Is None again after each event, so that answers keep the
+        order of the messages."""
+        self.deadline: float | None = None
+        self.declared: int | None = None
+        """Bytes still to come by Content-Length. None: any number."""
+        self.stalled_since: float | None = None
+        self.lingers_until: float | None = None
+        """If we refused the call: until when the peer may go on sending. These bytes are thrown away."""
+
+    @property
+    def handler_waits(self) -> bool:
+        """Whether a handler has the call, and has not ended it."""
+        return self.lingers_until is None and self.end is None
+
+    def drop_assembly(self) -> None:
+        if self.assembly is not None:
+            self.assembly.drop()
+            self.assembly = None
+
+
+class Sender:
+    """Sends frames to the peer in the order of the wire, as far as the peer's windows and frame size allow.
+
+    Owns the bytes to be written, the peer's settings and its window of the connection. An answer that does
+    not fit its windows waits on its stream, in order, and delays no other stream. `connection` decides when a
+    stream is over.
+    """
+
+    def __init__(self) -> None:
+        self.out: list[bytes] = []
+        """The frames to be written. Frames to which no window applies are added as they are."""
+        self._shrunk = False
+        self._waiting: dict[int, Stream] = {}
+        """Streams whose own window is open while the window of the connection is closed."""
+        self._stalled: dict[int, Stream] = {}
+        """Streams that wait for either window."""
+        self.window = frames.DEFAULT_WINDOW
+        """How many more bytes we may send on the connection."""
+        self.initial_window = frames.DEFAULT_WINDOW
+        """The window of each new stream."""
+        self.frame_bytes = frames.DEFAULT_FRAME_BYTES
+
+    def take(self) -> bytes:
+        """Return the bytes to write now. Each byte is returned once."""
+        out = self.out
+        if not out:
+            return b""
+        self.out = []
+        return out[0] if len(out) == 1 else b"".join(out)
+
+    def message(self, stream: Stream, data: bytes, *, now: float) -> None:
+        """Queue one gRPC message, after the headers of the answer."""
+        if not stream.answered:
+            stream.answered = True
+            self.headers(stream.number, GRPC_RESPONSE, flags=Flag.END_HEADERS)
+        size = len(data)
+        whole = size + 5
+        if (
+            stream.backlog is None
+            and whole <= stream.peer_window
+            and whole <= self.window
+            and whole <= self.frame_bytes
+        ):
+            stream.peer_window -= whole
+            self.window -= whole
+            self.out.append(frames.message_head(size, stream.number))
+            self.out.append(data)
+            return
+        self.queue(stream, b"\0" + size.to_bytes(4) + data)
+        self.pump(stream, now=now)
+
+    def queue(self, stream: Stream, data: bytes) -> None:
+        """Let bytes of the answer wait for the windows."""
+        if stream.backlog is None:
+            stream.backlog = deque()
+        stream.backlog.append(memoryview(data))
+        stream.backlog_bytes += len(data)
+
+    def pump(self, stream: Stream, *, now: float) -> bool:
+        """Send as much of the waiting data as the windows allow. True: the answer is sent completely."""
+        backlog = stream.backlog
+        while backlog:
+            first = backlog[0]
+            size = min(len(first), self.frame_bytes, stream.peer_window, self.window)
+            if size <= 0:
+                if stream.peer_window > 0:
+                    self._waiting[stream.number] = stream
+                if stream.stalled_since is None:
+                    stream.stalled_since = now
+                    self._stalled[stream.number] = stream
+                return False
+            last = stream.end == b"" and size == stream.backlog_bytes
+            flags = Flag.END_STREAM if last else 0
+            self.out.append(frames.head(size, Kind.DATA, flags=flags, stream_id=stream.number))
+            self.out.append(bytes(first[:size]))
+            stream.peer_window -= size
+            self.window -= size
+            stream.backlog_bytes -= size
+            if stream.stalled_since is not None:
+                stream.stalled_since = None
+                del self._stalled[stream.number]
+            if size == len(first):
+                backlog.popleft()
+            else:
+                backlog[0] = first[size:]
+        stream.backlog = None
+        if stream.end:
+            self.headers(stream.number, stream.end, flags=Flag.END_HEADERS | Flag.END_STREAM)
+        return stream.end is not None
+
+    def next_waiting(self) -> Stream | None:
+        """Return the stream that has waited longest for the connection's window, if that is open."""
+        if self.window <= 0 or not self._waiting:
+            return None
+        return self._waiting.pop(next(iter(self._waiting)))
+
+    def stalled(self, since: float) -> list[Stream]:
+        """Return the streams whose answers have waited for a window since that time or longer."""
+        return [s for s in self._stalled.values() if s.stalled_since is not None and s.stalled_since <= since]
+
+    def forget(self, stream: Stream) -> None:
+        self._waiting.pop(stream.number, None)
+        self._stalled.pop(stream.number, None)
+        stream.backlog = None
+        stream.backlog_bytes = 0
+
+    def headers(self, number: int, block: bytes, *, flags: int) -> None:
+        if not self._shrunk:
+            self._shrunk = True
+            block = _SHRINK_TABLE + block
+        self.out.append(frames.frame(Kind.HEADERS, block, flags=flags, stream_id=number))
+
+
+class Windows:
+    """Our own windows: how much the peer may send.
+
+    A window opens again as its bytes are consumed, in steps of half a window. While too much of a stream's
+    answer waits for the peer's window, the bytes that the peer sends on that stream do not open ours. So a
+    peer can make us hold no more than a window of its answer.
+    """
+
+    def __init__(self, limits: Limits, sender: Sender) -> None:
         self._sender = sender
-        self._windows = windows
-        self._floods = Floods()
+        self._backlog_bytes = limits.backlog_bytes
+        self._stream_step = limits.stream_window_bytes // 2
+        self._step = limits.connection_window_bytes // 2
+        self.window = limits.connection_window_bytes
+        """How many more bytes the peer may send on the connection."""
+        self._credit = 0
+
+    def take(self, size: int) -> None:
+        """Count so many received bytes. Raises FrameError if the windows do not allow them."""
+        self.window -= size
+        if self.window < 0:
+            raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overrun")
+
+    def taken_in(self, stream: Stream | None, size: int) -> None:
+        """Open the window by so many bytes, which have been consumed."""
+        if stream is not None:
+            if stream.backlog_bytes > self._backlog_bytes:
+                stream.owed += size
+                return
+            stream.credit += size
+            if stream.credit >= self._stream_step and stream.state is not State.ANSWERING:
+                self._sender.out.append(frames.window_update(stream.number, stream.credit))
+                stream.window += stream.credit
+                stream.credit = 0
+        self._credit += size
+        if self._credit >= self._step:
+            self._sender.out.append(frames.window_update(0, self._credit))
+            self.window += self._credit
+            self._credit = 0
+
+    def settle(self, stream: Stream, *, gone: bool) -> None:
+        """Open the window by the bytes that were held back, if the answer has been sent far enough or the
+        stream is over.
+        """
+        if stream.owed and (gone or stream.backlog_bytes <= self._backlog_bytes):
+            owed, stream.owed = stream.owed, 0
+            self.taken_in(None if gone else stream, owed)
+
+
+class Streams:
+    """The table of open streams. A stream leaves it only in `forget`, which releases everything that the
+    stream held. It owns the events that wait for the connection's owner.
+    """
+
+    def __init__(self, limits: Limits, *, now: float) -> None:
+        self._limits = limits
+        self.sender = Sender()
+        self.windows = Windows(limits, self.sender)
         self.now = now
         self.events: list[Event] = []
         self.by_number: dict[int, Stream] = {}
@@ -95,61 +272,22 @@ class Streams:
         ignored."""
         self.last_id = 0
         """The highest stream number that the peer has used."""
-        self.settings_acked = False
-        """The peer has acknowledged our settings."""
-        self.leaving = False
-        """The peer was asked to open no more streams."""
-        self.left_for_good = False
-        """The peer knows that streams which it opens from now on are refused."""
 
     def end(self, stream: Stream, status: int, details: str) -> None:
         """End the answer with trailers, after all waiting data."""
         if stream.end is None:
-            block = headers.trailers(status, details, alone=not stream.answered)
-            if self._sender.end(stream, block, now=self.now):
-                self.we_ended(stream)
+            stream.end = trailers(status, details, alone=not stream.answered)
+            self.pump(stream)
 
-    def check_integrity(self) -> None:
-        for number, stream in self.by_number.items():
-            assert number == stream.number <= self.last_id
-            assert stream.state not in (State.IDLE, State.CLOSED)
-            assert 0 <= stream.window <= self._limits.stream_window_bytes
-            assert stream.backlog_bytes == sum(map(len, stream.backlog or ()))
-            assert stream.end is None or stream.backlog or stream.lingers_until is not None
-            assert not stream.owed or stream.backlog_bytes
-        assert self.timed.keys() | self.lingering.keys() <= self.by_number.keys()
-        assert len(self.lately) <= _LATELY
-
-    def unexpected(self, number: int, kind: int) -> None:
-        """Handle a frame on a stream that is not open for it, by the table of states."""
-        stream = self.by_number.get(number)
-        if stream is not None:
-            state = stream.state
-        else:  # Streams with even numbers are ours to open, and we open none.
-            state = State.CLOSED if number % 2 and number <= self.last_id else State.IDLE
-        verdict = RECEIVED[state, kind]
-        if not isinstance(verdict, Bad) or number in self.lately:
-            return
-        reason = f"{FRAME_NAMES[kind]}_when_{state.name.lower()}"
-        if verdict.whole:
-            raise FrameError(verdict.code, reason)
-        self.stream_error(number, verdict.code, reason)
-
-    def widen(self, stream: Stream, more: int, *, whole: bool) -> None:
-        """Called when the peer changes its window of a stream. whole: it did so by its settings, so an
-        overflow is an error of the connection.
-        """
+    def widen(self, stream: Stream, more: int) -> None:
+        """Called when the peer changes its window of a stream."""
         stream.peer_window += more
-        if stream.peer_window > frames.MAX_WINDOW:
-            if whole:
-                raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overflow")
-            self.reset(stream, Code.FLOW_CONTROL_ERROR, "window_overflow")
-        elif more > 0 and stream.backlog is not None:
+        if more > 0 and stream.backlog is not None:
             self.pump(stream)
 
     def pump(self, stream: Stream) -> None:
-        finished = self._sender.pump(stream, now=self.now)
-        self._windows.settle(stream, gone=False)
+        finished = self.sender.pump(stream, now=self.now)
+        self.windows.settle(stream, gone=False)
         if finished:
             self.we_ended(stream)
 
@@ -159,38 +297,11 @@ class Streams:
         if stream.state is State.ANSWERED:
             if stream.lingers_until is not None:
                 return
-            self._sender.control(frames.reset(stream.number, Code.NO_ERROR))
-            self.remember_reset(stream.number)
+            self.send_reset(stream.number, Code.NO_ERROR)
         self.forget(stream)
 
-    def give_up(self, stream: Stream, status: int, details: str, *, reason: str) -> None:
-        """End a call for a reason that its service does not know."""
-        self.too_many("stream_error_flood")
-        self.events.append(Fault(reason))
-        self.events.append(Gone(stream.number, reason))
-        self._drop_assembly(stream)
-        self.end(stream, status, details)
-
-    def stream_error(self, number: int, code: Code, reason: str) -> None:
-        stream = self.by_number.get(number)
-        if stream is not None:
-            self.reset(stream, code, reason)
-            return
-        self.too_many("stream_error_flood")
-        self.events.append(Fault(reason))
-        self._sender.control(frames.reset(number, code))
-        self.remember_reset(number)
-
-    def reset(self, stream: Stream, code: Code, reason: str) -> None:
-        handler_waits = stream.lingers_until is None and stream.end is None
-        self.forget(stream)
-        try:
-            self.stream_error(stream.number, code, reason)
-        finally:  # The owner gets its event even if this was one fault too many.
-            if handler_waits:
-                self.events.append(Gone(stream.number, reason))
-
-    def remember_reset(self, number: int) -> None:
+    def send_reset(self, number: int, code: Code) -> None:
+        self.sender.out.append(frames.reset(number, code))
         if len(self.lately) >= _LATELY:
             del self.lately[next(iter(self.lately))]
         self.lately[number] = None
@@ -202,138 +313,17 @@ class Streams:
             self.timed.pop(stream.number, None)
         if stream.lingers_until is not None:
             self.lingering.pop(stream.number, None)
-        self._sender.forget(stream)
-        self._drop_assembly(stream)
-        self._windows.settle(stream, gone=True)
+        self.sender.forget(stream)
+        stream.drop_assembly()
+        self.windows.settle(stream, gone=True)
 
-    def _drop_assembly(self, stream: Stream) -> None:
-        if stream.assembly is not None:
-            stream.assembly.drop()
-            stream.assembly = None
-
-    def too_many(self, what: str) -> None:
-        if self._floods.too_many(what, now=self.now):
-            raise FrameError(Code.ENHANCE_YOUR_CALM, what)
-
-    def check_time(self, now: float) -> None:
-        for stream in [s for s in self.timed.values() if s.deadline is not None and s.deadline <= now]:
-            del self.timed[stream.number]
-            stream.deadline = None
-            if stream.end is None:
-                self.events.append(Gone(stream.number, "deadline"))
-                self.end(stream, DEADLINE_EXCEEDED, "the call's time is over")
-        for stream in [s for s in self.lingering.values() if s.lingers_until and s.lingers_until <= now]:
-            self._sender.control(frames.reset(stream.number, Code.NO_ERROR))
-            self.remember_reset(stream.number)
-            self.forget(stream)
-        late = now - self._limits.stalled_s
-        for stream in self._sender.stalled(late):
-            self.reset(stream, Code.CANCEL, "window_never_opened")
-
-    def leave(self) -> None:
-        """Ask the peer to open no more streams. Idempotent."""
-        if not self.leaving:
-            self.leaving = True
-            self._sender.control(frames.goaway(frames.MAX_STREAM_ID, Code.NO_ERROR))
-            self._sender.control(frames.frame(Kind.PING, _DRAINING))
-
-    # -- frames that carry no part of a call --------------------------------------------------------------
-
-    def frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        if kind in _OF_THE_CONNECTION and number:
-            raise FrameError(Code.PROTOCOL_ERROR, "bad_stream_number")
-        if len(payload) != _FRAME_BYTES.get(kind, len(payload)):
-            raise FrameError(Code.FRAME_SIZE_ERROR, "bad_frame_size")
-        if kind == Kind.WINDOW_UPDATE:
-            self._on_window_update(number, frames.read_u32(payload)[0] & 0x7FFFFFFF)
-        elif kind == Kind.RST_STREAM:
-            self._on_reset(number)
-        elif kind == Kind.PING:
-            self._on_ping(flags, payload)
-        elif kind == Kind.SETTINGS:
-            self._on_settings(flags, payload)
-        elif kind == Kind.PRIORITY:
-            self._on_priority(number, payload)
-        elif kind == Kind.GOAWAY:
-            self._on_goaway(payload)
-        elif kind == Kind.PUSH_PROMISE:
-            raise FrameError(Code.PROTOCOL_ERROR, "push_promise")
-        else:
-            self.too_many("unneeded_frame_flood")
-
-    def _on_priority(self, number: int, payload: bytes) -> None:
-        self.too_many("unneeded_frame_flood")
-        if not number:
-            raise FrameError(Code.PROTOCOL_ERROR, "bad_stream_number")
-        if len(payload) != 5:
-            self.stream_error(number, Code.FRAME_SIZE_ERROR, "bad_frame_size")
-        elif frames.read_u32(payload)[0] & 0x7FFFFFFF == number:
-            self.stream_error(number, Code.PROTOCOL_ERROR, "depends_on_itself")
-
-    def _on_reset(self, number: int) -> None:
-        stream = self.by_number.get(number)
-        if stream is None:
-            self.unexpected(number, Kind.RST_STREAM)
-            return
-        if not stream.answered:
-            self.too_many("rapid_reset")
-        handler_waits = stream.lingers_until is None and stream.end is None
-        self.forget(stream)
-        if handler_waits:
-            self.events.append(Gone(number, "reset"))
-
-    def _on_settings(self, flags: int, payload: bytes) -> None:
-        if len(payload) % 6 or (flags & Flag.ACK and payload):
-            raise FrameError(Code.FRAME_SIZE_ERROR, "bad_frame_size")
-        self.too_many("settings_flood")
-        if flags & Flag.ACK:
-            self.settings_acked = True
-            return
-        values = dict(frames.read_setting(payload, at) for at in range(0, len(payload), 6))
-        if values.get(Setting.ENABLE_PUSH, 0) > 1:
-            raise FrameError(Code.PROTOCOL_ERROR, "bad_setting")
-        frame_bytes = values.get(Setting.MAX_FRAME_SIZE, self._sender.frame_bytes)
-        if not frames.DEFAULT_FRAME_BYTES <= frame_bytes <= frames.MAX_FRAME_BYTES:
-            raise FrameError(Code.PROTOCOL_ERROR, "bad_setting")
-        self._sender.frame_bytes = frame_bytes
-        window = values.get(Setting.INITIAL_WINDOW_SIZE, self._sender.initial_window)
-        if window > frames.MAX_WINDOW:
-            raise FrameError(Code.FLOW_CONTROL_ERROR, "bad_setting")
-        self._sender.control(frames.SETTINGS_ACK)
-        more, self._sender.initial_window = window - self._sender.initial_window, window
-        if more:
-            for stream in list(self.by_number.values()):
-                self.widen(stream, more, whole=True)
-
-    def _on_ping(self, flags: int, payload: bytes) -> None:
-        self.too_many("ping_flood")
-        if not flags & Flag.ACK:
-            self._sender.control(frames.frame(Kind.PING, payload, flags=Flag.ACK))
-        elif payload == _DRAINING and self.leaving and not self.left_for_good:
-            # Second step: streams that the peer opens from now on are refused.
-            self.left_for_good = True
-            self._sender.control(frames.goaway(self.last_id, Code.NO_ERROR))
-
-    def _on_goaway(self, payload: bytes) -> None:
-        """Called when the peer opens no more streams. Its open streams continue."""
-        self.too_many("unneeded_frame_flood")
-        if len(payload) < 8:
-            raise FrameError(Code.FRAME_SIZE_ERROR, "bad_frame_size")
-
-    def _on_window_update(self, number: int, more: int) -> None:
-        if number:
-            stream = self.by_number.get(number)
-            if stream is None:
-                self.unexpected(number, Kind.WINDOW_UPDATE)
-            elif not more:
-                self.reset(stream, Code.PROTOCOL_ERROR, "window_overflow")
-            else:
-                self.widen(stream, more, whole=False)
-            return
-        if not more:
-            raise FrameError(Code.PROTOCOL_ERROR, "window_overflow")
-        self._sender.window += more
-        if self._sender.window > frames.MAX_WINDOW:
-            raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overflow")
-        while (stream := self._sender.next_waiting()) is not None:
-            self.pump(stream)
+    def check_integrity(self) -> None:
+        for number, stream in self.by_number.items():
+            assert number == stream.number <= self.last_id
+            assert stream.state not in (State.IDLE, State.CLOSED)
+            assert 0 <= stream.window <= self._limits.stream_window_bytes
+            assert stream.backlog_bytes == sum(map(len, stream.backlog or ()))
+            assert stream.end is None or stream.backlog or stream.lingers_until is not None
+            assert not stream.owed or stream.backlog_bytes
+        assert self.timed.keys() | self.lingering.keys() <= self.by_number.keys()
+        assert len(self.lately) <= _LATELY

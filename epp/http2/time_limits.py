@@ -1,0 +1,75 @@
+"""The time limits of one connection: of its beginning, its calls, its windows and its silence. They are
+checked a few times a second. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from epp.http2 import frames
+from epp.http2.call_events import Gone
+from epp.http2.control_frames import ControlFrames
+from epp.http2.faults import Faults
+from epp.http2.frames import Code, FrameError, FrameReader, Kind
+from epp.http2.limits import Limits
+from epp.http2.messages import DEADLINE_EXCEEDED
+from epp.http2.streams import Streams
+
+_ARE_YOU_THERE: Final = b"quiet..."
+
+
+class TimeLimits:
+    """Every method may raise FrameError."""
+
+    def __init__(
+        self, limits: Limits, streams: Streams, faults: Faults, reader: FrameReader, control: ControlFrames
+    ) -> None:
+        self._limits = limits
+        self._streams = streams
+        self._faults = faults
+        self._frames = reader
+        self._control = control
+        self._started = streams.now
+        self._asked_at: float | None = None
+
+    def check(self, *, read_at: float) -> None:
+        """Check all limits at `streams.now`. read_at: when the peer's last bytes were read."""
+        now = self._streams.now
+        self._check_hello(now)
+        self._check_calls(now)
+        self._check_quiet(now, read_at=read_at)
+
+    def _check_hello(self, now: float) -> None:
+        limits = self._limits
+        if not self._frames.hello_seen:
+            if now - self._started > limits.hello_s:
+                raise FrameError(Code.PROTOCOL_ERROR, "no_hello")
+        elif not self._control.settings_acked and now - self._started > limits.settings_s:
+            raise FrameError(Code.SETTINGS_TIMEOUT, "settings_not_acknowledged")
+        block_since = self._frames.block_since
+        if block_since is not None and now - block_since > limits.header_s:
+            raise FrameError(Code.ENHANCE_YOUR_CALM, "unfinished_headers")
+
+    def _check_calls(self, now: float) -> None:
+        streams = self._streams
+        for stream in [s for s in streams.timed.values() if s.deadline is not None and s.deadline <= now]:
+            del streams.timed[stream.number]
+            stream.deadline = None
+            if stream.end is None:
+                streams.events.append(Gone(stream.number, "deadline"))
+                streams.end(stream, DEADLINE_EXCEEDED, "the call's time is over")
+        for stream in [s for s in streams.lingering.values() if s.lingers_until and s.lingers_until <= now]:
+            streams.send_reset(stream.number, Code.NO_ERROR)
+            streams.forget(stream)
+        for stream in streams.sender.stalled(now - self._limits.stalled_s):
+            self._faults.reset(stream, Code.CANCEL, "window_never_opened")
+
+    def _check_quiet(self, now: float, *, read_at: float) -> None:
+        """Send a quiet peer a PING: if it has disappeared, its streams would stay open for ever."""
+        if not self._streams.by_number or now - read_at <= self._limits.quiet_s:
+            self._asked_at = None
+        elif self._asked_at is None:
+            self._asked_at = now
+            self._streams.sender.out.append(frames.frame(Kind.PING, _ARE_YOU_THERE))
+        elif now - self._asked_at > self._limits.answer_s:
+            raise FrameError(Code.NO_ERROR, "peer_gone")
