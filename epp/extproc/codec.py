@@ -1,9 +1,9 @@
-"""Turns ext_proc's protobuf messages into events, and actions into messages. No other module knows the wire
-format.
+"""Turns ext_proc's protobuf messages into events, and actions into messages. Only this module, `wire` and
+`by_protobuf` know the wire format.
 
 The codec reads only the fields that routing needs. `wire` cuts headers and bodies out of the usual messages,
 since protobuf would make an object for each header and copy each body twice. The bytes around the headers
-repeat, so their meaning is cached. Messages of an unusual form are decoded by protobuf. Most answers differ
+repeat, so their meaning is cached. `by_protobuf` decodes messages of an unusual form. Most answers differ
 only in the servers that they name, which are put into the bytes of an earlier answer. Header values travel as
 latin-1 text inside the picker.
 """
@@ -11,50 +11,24 @@ latin-1 text inside the picker.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Final
 
-from envoy.config.core.v3 import base_pb2
-from envoy.extensions.filters.http.ext_proc.v3 import processing_mode_pb2
-from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
-from google.protobuf.message import DecodeError
-
-from epp.errors import DETAILS
-from epp.extproc import wire
+from epp.extproc import by_protobuf, wire
+from epp.extproc.by_protobuf import Around
 from epp.extproc.events import (
     Action,
     Answer,
-    BodyMode,
-    Delay,
     Echo,
     Event,
-    Modes,
     RequestBody,
     RequestHeaders,
-    RequestTrailers,
     ResponseBody,
     ResponseHeaders,
-    ResponseTrailers,
     Slot,
-    StreamProtocolError,
 )
 from epp.extproc.reading import DESTINATION, MAX_PIECE_BYTES
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
-
-_LB_NAMESPACE: Final = "envoy.lb"
-_SERVED_KEY: Final = f"{DESTINATION}-served"
-_SCORES_KEY: Final = f"{DESTINATION}-scores"
-_PROMPT_TOKENS_KEY: Final = "x-prefix-gateway-prompt-tokens"
-_MATCHED_TOKENS_KEY: Final = "x-prefix-gateway-matched-tokens"
-_PREDICTED_KEY: Final = "x-prefix-gateway-predicted-seconds"
-_SUBSET_NAMESPACE: Final = "envoy.lb.subset_hint"
-_SUBSET_KEY: Final = f"{DESTINATION}-subset"
-_UPSTREAM: Final = "upstream.address"
-
-_OVERWRITE: Final = base_pb2.HeaderValueOption.HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD
-_SEND: Final = processing_mode_pb2.ProcessingMode.HeaderSendMode.SEND
-_STREAMED: Final = processing_mode_pb2.ProcessingMode.BodySendMode.STREAMED
 
 # Wire tags: field number times eight plus the wire type.
 _REQUEST_HEADERS_TAG: Final = 0x12
@@ -75,33 +49,15 @@ def decode(data: bytes, *, names: frozenset[str], response_names: frozenset[str]
     """Decode one ProcessingRequest. Of the headers, only those in `names` and `response_names` are kept.
     first: this is the first message of the stream, which may state the modes.
     """
-    event = _by_hand(data, names=names, response_names=response_names, first=first) if data else None
-    return event or _by_protobuf(data, names=names, response_names=response_names)
-
-
-def _by_hand(
-    data: bytes, *, names: frozenset[str], response_names: frozenset[str], first: bool
-) -> Event | None:
-    tag = data[0]
+    tag = data[0] if data else 0
+    event: Event | None = None
     if tag == _REQUEST_HEADERS_TAG:
-        return _cut_request_headers(data, names)
-    if tag == _RESPONSE_HEADERS_TAG:
-        return _cut_response_headers(data, response_names)
-    if not first and tag in (_REQUEST_BODY_TAG, _RESPONSE_BODY_TAG):
-        return _cut_body(data)
-    return None
-
-
-def _by_protobuf(data: bytes, *, names: frozenset[str], response_names: frozenset[str]) -> Event:
-    try:
-        message = ext_proc.ProcessingRequest.FromString(data)
-    except DecodeError as error:
-        raise StreamProtocolError("undecodable") from error
-    kind = message.WhichOneof("request")
-    if kind is None:
-        raise StreamProtocolError("empty_message")
-    modes = _modes(message) if message.HasField("protocol_config") else None
-    return _EVENTS[kind](message, names if kind == "request_headers" else response_names, modes)
+        event = _cut_request_headers(data, names)
+    elif tag == _RESPONSE_HEADERS_TAG:
+        event = _cut_response_headers(data, response_names)
+    elif not first and tag in (_REQUEST_BODY_TAG, _RESPONSE_BODY_TAG):
+        event = _cut_body(data)
+    return event or by_protobuf.decode(data, names=names, response_names=response_names)
 
 
 def echo_of(data: bytes) -> bytes | None:
@@ -169,15 +125,9 @@ def _cut_response_headers(data: bytes, names: frozenset[str]) -> ResponseHeaders
     return ResponseHeaders(headers, end_of_stream, served, around[2])
 
 
-_Around = tuple[tuple[str, ...] | None, str | None, Modes | None]
-"""What a message says besides its main part: the subset hint, the server that served (None: not stated), and
-the modes.
-"""
-
-
-def _around(data: bytes) -> _Around | None:
+def _around(data: bytes) -> Around | None:
     """None: the bytes are broken, or hold more than the known fields around a message's main part."""
-    return _kept_around(data) if len(data) <= _KEPT_BYTES else _read_around(data)
+    return _kept_around(data) if len(data) <= _KEPT_BYTES else by_protobuf.around(data)
 
 
 def _says_nothing_of_bodies(data: bytes) -> bool:
@@ -186,21 +136,7 @@ def _says_nothing_of_bodies(data: bytes) -> bool:
     return around is not None and around[2] is None
 
 
-def _read_around(data: bytes) -> _Around | None:
-    try:
-        message = ext_proc.ProcessingRequest.FromString(data)
-    except DecodeError:
-        return None
-    if message.WhichOneof("request") is not None:
-        return None
-    return (
-        _subset(message.metadata_context) if message.HasField("metadata_context") else None,
-        _served(message),
-        _modes(message) if message.HasField("protocol_config") else None,
-    )
-
-
-_kept_around = functools.lru_cache(maxsize=4096)(_read_around)
+_kept_around = functools.lru_cache(maxsize=4096)(by_protobuf.around)
 
 
 @functools.lru_cache(maxsize=16)
@@ -211,110 +147,13 @@ def _readable(names: frozenset[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name.isascii() and name == name.lower())
 
 
-def _modes(message: Any) -> Modes:
-    config = message.protocol_config
-    return Modes(
-        request_body=_body_mode(config.request_body_mode),
-        response_body=_body_mode(config.response_body_mode),
-        early_body=config.send_body_without_waiting_for_header_response,
-    )
-
-
-def _body_mode(number: int) -> BodyMode:
-    try:
-        return BodyMode(number)
-    except ValueError as error:
-        raise StreamProtocolError("unknown_body_mode") from error
-
-
-def _headers(header_map: Any, names: frozenset[str]) -> list[tuple[str, str]]:
-    found = []
-    for header in header_map.headers:
-        name = header.key.lower()
-        if name in names:
-            raw: bytes = header.raw_value or header.value.encode()
-            found.append((name, raw.decode("latin-1")))
-    return found
-
-
-def _request_headers(message: Any, names: frozenset[str], modes: Modes | None) -> RequestHeaders:
-    part = message.request_headers
-    return RequestHeaders(
-        _headers(part.headers, names),
-        end_of_stream=part.end_of_stream,
-        subset=_subset(message.metadata_context) if message.HasField("metadata_context") else None,
-        modes=modes,
-    )
-
-
-def _subset(metadata: Any) -> tuple[str, ...] | None:
-    """Return the entries of the subset hint. Empty: the hint is there, but has no text."""
-    if _SUBSET_NAMESPACE not in metadata.filter_metadata:
-        return None
-    values = metadata.filter_metadata[_SUBSET_NAMESPACE].fields
-    if _SUBSET_KEY not in values:
-        return None
-    value = values[_SUBSET_KEY]
-    if value.HasField("list_value"):
-        return tuple(v.string_value for v in value.list_value.values)
-    return (value.string_value,)
-
-
-def _response_headers(message: Any, names: frozenset[str], modes: Modes | None) -> ResponseHeaders:
-    part = message.response_headers
-    return ResponseHeaders(
-        _headers(part.headers, names),
-        end_of_stream=part.end_of_stream,
-        served=_served(message) or "",
-        modes=modes,
-    )
-
-
-def _served(message: Any) -> str | None:
-    """Return the server that served. The attribute counts retries, so it goes before the metadata. None:
-    neither is there.
-    """
-    for attributes in message.attributes.values():
-        if _UPSTREAM in attributes.fields:
-            return str(attributes.fields[_UPSTREAM].string_value)
-    metadata = message.metadata_context.filter_metadata
-    if _LB_NAMESPACE in metadata:
-        values = metadata[_LB_NAMESPACE].fields
-        if _SERVED_KEY in values:
-            return str(values[_SERVED_KEY].string_value)
-    return None
-
-
-_EVENTS: Final[dict[str, Callable[[Any, frozenset[str], Modes | None], Event]]] = {
-    "request_headers": _request_headers,
-    "request_body": lambda message, _, modes: RequestBody(
-        message.request_body.body, end_of_stream=message.request_body.end_of_stream, modes=modes
-    ),
-    "request_trailers": lambda *_: RequestTrailers(),
-    "response_headers": _response_headers,
-    "response_body": lambda message, _, modes: ResponseBody(
-        message.response_body.body, end_of_stream=message.response_body.end_of_stream, modes=modes
-    ),
-    "response_trailers": lambda *_: ResponseTrailers(),
-}
-
-
 def encode(action: Action) -> bytes:
     """Encode one ProcessingResponse."""
-    if isinstance(action, Answer):
-        return _from_template(action) if _only_names_servers(action) else _encode_answer(action)
+    if isinstance(action, Answer) and _only_names_servers(action):
+        return _from_template(action)
     if isinstance(action, Echo):
         return wire.echo(action.slot is Slot.RESPONSE_BODY, action.data, action.end_of_stream)
-    response = ext_proc.ProcessingResponse()
-    if isinstance(action, Delay):
-        response.override_message_timeout.FromMilliseconds(int(1000 * action.seconds))
-        return bytes(response.SerializeToString())
-    immediate = response.immediate_response
-    immediate.status.code = action.status
-    immediate.body = action.body
-    immediate.details = DETAILS + action.reason
-    _set_headers(immediate.headers, action.headers)
-    return bytes(response.SerializeToString())
+    return by_protobuf.encode(action)
 
 
 def _only_names_servers(answer: Answer) -> bool:
@@ -351,7 +190,7 @@ def _template(
     none.
     """
     named = "\0" * size  # stands nowhere else in the bytes of an answer
-    whole = _encode_answer(
+    whole = by_protobuf.encode(
         Answer(
             slot,
             set_headers=((DESTINATION, named),) if named else (),
@@ -362,38 +201,3 @@ def _template(
         )
     )
     return tuple(whole.split(named.encode())) if named else (whole,)
-
-
-def _encode_answer(answer: Answer) -> bytes:
-    response = ext_proc.ProcessingResponse()
-    part = getattr(response, answer.slot.value)
-    part.SetInParent()
-    if answer.set_headers or answer.remove_headers:
-        assert answer.slot not in (Slot.REQUEST_TRAILERS, Slot.RESPONSE_TRAILERS)
-        mutation = part.response.header_mutation
-        _set_headers(mutation, answer.set_headers)
-        mutation.remove_headers.extend(answer.remove_headers)
-    if answer.body is not None:
-        part.response.body_mutation.body = answer.body
-    if answer.clear_route_cache:
-        part.response.clear_route_cache = True
-    if answer.destination:
-        metadata = response.dynamic_metadata.fields[_LB_NAMESPACE].struct_value.fields
-        metadata[DESTINATION].string_value = answer.destination
-        for address, score in answer.scores:
-            metadata[_SCORES_KEY].struct_value.fields[address].number_value = score
-        if answer.cost is not None:
-            metadata[_PROMPT_TOKENS_KEY].number_value = answer.cost.prompt_tokens
-            metadata[_MATCHED_TOKENS_KEY].number_value = answer.cost.matched_tokens
-            metadata[_PREDICTED_KEY].number_value = answer.cost.predicted_s
-    if answer.stream_response:
-        response.mode_override.response_header_mode = _SEND
-        response.mode_override.response_body_mode = _STREAMED
-    return bytes(response.SerializeToString())
-
-
-def _set_headers(mutation: Any, headers: Iterable[tuple[str, str]]) -> None:
-    for name, value in headers:
-        option = mutation.set_headers.add(append_action=_OVERWRITE)
-        option.header.key = name
-        option.header.raw_value = value.encode("latin-1", "replace")
