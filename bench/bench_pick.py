@@ -99,7 +99,7 @@ def measure(fleet: int, size: int) -> None:
     print(
         f"{fleet:>9} {size // 1000:>7} KB"
         + "".join(f" {quantile(values, share):>10.0f}" for values in (before, after) for share in (0.5, 0.99))
-        + f" {len(picker.table):>10}"
+        + f" {picker.table.entries:>10}"
     )
 
 

@@ -18,7 +18,9 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from epp.prefix_index.eviction import evict
 from epp.prefix_index.hashing import ChunkSchedule, Roots, hash_chain
+from epp.prefix_index.removal import undo
 from epp.prefix_index.table import PrefixTable
 from epp.types import ChunkHash, EndpointName
 
@@ -66,13 +68,13 @@ class Pool:
         # From now on each server is bounded by its current size. All of these bounds together are a little
         # less than the total bound.
         for name in self.names:
-            self.table.resize(name, capacity_bytes=self.table.used_bytes(name))
+            self.table.resize(name, capacity_bytes=self.table.mirrors[name].used_bytes)
         self.table.set_bounds(max_entries=2 * self.entries, ttl_s=1e9)
 
     def serve(self, turn: Turn) -> int:
         self.now += 0.01
         added = self.table.record(turn.name, turn.chain, now=self.now).added
-        self.table.evict(self.now)
+        evict(self.table, self.now)
         return added
 
 
@@ -196,13 +198,13 @@ def bench_calls(title: str, workload: Workload, *, servers: int, entries: int, r
         clock.add("record", record_us)
         clock.add("match + record", pick_us + record_us)
         if n % 10 == 0:
-            clock.time("undo", lambda recorded=recorded: table.undo(recorded))  # type: ignore[misc]  # bound now
+            clock.time("undo", lambda recorded=recorded: undo(table, recorded))  # type: ignore[misc]  # bound now
         else:
             clock.time("touch", lambda turn=turn: table.touch(turn.name, turn.chain, now=pool.now))  # type: ignore[misc]  # bound now
-        clock.time("evict", lambda: table.evict(pool.now))
+        clock.time("evict", lambda: evict(table, pool.now))
     clock.rows(title)
-    runs = len(table._forest)
-    print(f"{'':<20}{len(table):,} entries in {runs:,} runs")
+    runs = len(table.index)
+    print(f"{'':<20}{table.entries:,} entries in {runs:,} runs")
 
 
 def bench_memory(*, servers: int, entries: int) -> None:
@@ -228,7 +230,7 @@ def _bytes_per_entry(*, chunks: int, copies: int, servers: int, entries: int) ->
     gc.collect()
     taken_bytes = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    return taken_bytes / len(pool.table)
+    return taken_bytes / pool.table.entries
 
 
 def main() -> None:

@@ -257,7 +257,7 @@ def run(rig: Rig, *, streams: int, aborts: float, report: Callable[[str], None])
         marks.append((heap_bytes(), resident_bytes()))
         report(
             f"{done:>12,} {took_us:>8.1f} {marks[-1][0] / 2**20:>11.2f} {marks[-1][1] / 2**20:>8.1f}"
-            f" {len(rig.picker.table):>9,} {rig.open():>9}"
+            f" {rig.picker.table.entries:>9,} {rig.open():>9}"
         )
     grown = [(after - before) / (8 * step) for before, after in zip(marks[1], marks[-1], strict=True)]
     report(f"since the second tenth, bytes for each stream: C heap {grown[0]:.2f}, resident {grown[1]:.2f}")

@@ -34,6 +34,7 @@ from epp.picker_events import (
     is_fault,
 )
 from epp.prefilling import Prefilling, PrefillJob
+from epp.prefix_index.removal import undo
 from epp.request.response import ResponseFeedback
 from epp.scheduling.record import decision_of
 from epp.scheduling.schedule import Choice
@@ -369,7 +370,7 @@ class Commits:
     def _forget_prefix(self, routed: Pick) -> None:
         """The server did not compute the prompt, so remove the entries that only this request recorded."""
         if routed.recorded is not None and not routed.prefix_lost and self._mirrored(routed):
-            self._caches.table.undo(routed.recorded)
+            undo(self._caches.table, routed.recorded)
         routed.prefix_lost = True
 
     def _move(self, routed: Pick, served: Address, *, now: float) -> None:

@@ -28,8 +28,11 @@ from epp.endpoints.state import EndpointState
 from epp.errors import NoEndpointError
 from epp.hurried import choose_hurriedly
 from epp.picker_events import Cut, Hangs, Listener, Listeners, Pick, Restarted
+from epp.prefix_index.eviction import evict
 from epp.prefix_index.hashing import Roots
+from epp.prefix_index.integrity import check_integrity
 from epp.prefix_index.kv_reports import KvReport
+from epp.prefix_index.removal import clear_endpoint, drop_endpoint
 from epp.prefix_index.secret import HashSecret
 from epp.prefix_index.table import PrefixTable
 from epp.request.response import ResponseFeedback
@@ -149,9 +152,9 @@ class Picker:
         for name in change.removed:
             self.caches.reported.forget_server(name)
             if not self._recently_left.leave(before[name], now=now):
-                self.table.drop_endpoint(name)
+                drop_endpoint(self.table, name)
         for name in change.restarted:
-            self.table.clear_endpoint(name)
+            clear_endpoint(self.table, name)
         for name in change.added:
             state = self._state(name)
             same = self._recently_left.come_back(state.endpoint)
@@ -160,7 +163,7 @@ class Picker:
                 # anything.
                 continue
             if same is not None:
-                self.table.drop_endpoint(name)
+                drop_endpoint(self.table, name)
             self.caches.add(state)
         self.caches.forget_models(self.fleet.models)
         self._align()
@@ -170,7 +173,7 @@ class Picker:
         models.
         """
         for name in self.fleet.take_lists(lists, now=now):
-            self.table.clear_endpoint(name)
+            clear_endpoint(self.table, name)
         for name in lists:
             state = self.fleet.get(name)
             if state is not None:
@@ -202,7 +205,7 @@ class Picker:
         if before is not None and restarted(before, metrics):
             state.forget_server(now=now)
             self.fleet.failures.forget(state)
-            self.table.clear_endpoint(name)
+            clear_endpoint(self.table, name)
             before = None
             self._listeners.send(Restarted(now, state))
         if self.fleet.failures.page(state, before, metrics, now=now):
@@ -266,7 +269,7 @@ class Picker:
         self.tidy(now=now)
         self.fleet.housekeep(now=now)
         for name in self._recently_left.give_up(now=now):
-            self.table.drop_endpoint(name)
+            drop_endpoint(self.table, name)
 
     def tidy(self, *, now: float) -> None:
         """Work after a pick for which no request should wait: eviction in bounded portions, and a search for
@@ -274,18 +277,20 @@ class Picker:
         """
         for state in self.fleet.failures.look(now=now):
             self._listeners.send(Hangs(now, state))
-        self.table.evict(now)
+        table = self.table
+        if table.overdue(now):
+            evict(table, now)
 
     def check_integrity(self) -> None:
         """Assert that every part is valid, and that the table has a mirror for each endpoint and for each one
         that may come back.
         """
         self.fleet.check_integrity()
-        self.table.check_integrity()
+        check_integrity(self.table)
         self._recently_left.check_integrity()
         present = {state.endpoint.name for state in self.fleet.states()}
         assert not present & self._recently_left.names()
-        assert set(self.table.endpoints()) == present | self._recently_left.names()
+        assert set(self.table.mirrors) == present | self._recently_left.names()
 
     # -- one request -----------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from epp.config.policy import PolicySpec
 from epp.decision import Prefill
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.state import Booking, EndpointState
+from epp.prefix_index.removal import undo
 from epp.prefix_index.table import PrefixTable, Recorded
 from epp.scheduling.disaggregation import Elsewhere, computed_elsewhere
 from epp.scheduling.schedule import Choice
@@ -109,7 +110,7 @@ class Prefilling:
         job.over = True
         job.state.release(job.booking, computed=computed, now=now)
         if not computed and job.recorded is not None and self._mirrored(job):
-            job.table.undo(job.recorded)
+            undo(job.table, job.recorded)
         return True
 
     def detach(self, job: PrefillJob) -> bool:

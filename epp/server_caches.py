@@ -18,6 +18,7 @@ from epp.endpoints.growth import growth
 from epp.endpoints.learned import CacheSize, Learned, TokenEstimate
 from epp.endpoints.served_models import forget_models
 from epp.endpoints.state import EndpointState
+from epp.prefix_index.eviction import charge
 from epp.prefix_index.hashing import ChunkSchedule, Roots, continued_chain, hash_chain
 from epp.prefix_index.reported import ReportedCaches
 from epp.prefix_index.secret import HashSecret
@@ -163,7 +164,7 @@ class ServerCaches:
         if before is not None:
             answered = growth(before.generated_tokens, after.generated_tokens)
             if answered and not self._outgrown(state):
-                self.table.charge(name, size_bytes=int(answered * tokens.bytes_per_token), now=now)
+                charge(self.table, name, size_bytes=int(answered * tokens.bytes_per_token), now=now)
         self._learn_size(state, after, now=now)
         self.fit(state)
 
@@ -274,12 +275,12 @@ class ServerCaches:
     def _learn_size(self, state: EndpointState, metrics: EndpointMetrics, *, now: float) -> None:
         if metrics.prefix_hits is None or not self._spec.table.learn_capacity:
             return
-        name = state.endpoint.name
+        mirror = self.table.mirrors[state.endpoint.name]
         self.learned(state.model).cache.observe(
             state.hits,
             hits=metrics.prefix_hits,
             waiting=metrics.waiting,
-            bounded=self.table.used_bytes(name) > _FULL_SHARE * self.table.capacity_bytes(name),
+            bounded=mirror.used_bytes > _FULL_SHARE * mirror.capacity_bytes,
             span=_STATED_SPAN if metrics.capacity_tokens else _ASSUMED_SPAN,
             now=now,
         )
@@ -287,7 +288,7 @@ class ServerCaches:
     def fit(self, state: EndpointState) -> None:
         """Let the table's share for a server follow the server's capacity."""
         name = state.endpoint.name
-        capacity, had = self._capacity_bytes(state), self.table.capacity_bytes(name)
+        capacity, had = self._capacity_bytes(state), self.table.mirrors[name].capacity_bytes
         if abs(capacity - had) > _RESIZE_RATIO * had:
             self.table.resize(name, capacity_bytes=capacity)
 

@@ -45,7 +45,7 @@ def status_of(
     spec = picker.policy.spec
     return shown.PickerStatus(
         endpoints=endpoints_of(picker, scraper.ages(now), now=now),
-        table_entries=len(picker.table),
+        table_entries=picker.table.entries,
         policy=picker.policy.metadata.name,
         rule=spec.rule,
         draining=draining,
@@ -69,7 +69,6 @@ def status_of(
 def endpoints_of(
     picker: Picker, ages: Mapping[EndpointName, ScrapeAge], *, now: float
 ) -> tuple[shown.EndpointStatus, ...]:
-    evictions = picker.table.evictions()
     ready = picker.fleet.ready()
     left_out = picker.left_out(now=now)
     return tuple(
@@ -77,7 +76,6 @@ def endpoints_of(
             state,
             picker,
             ages,
-            evictions,
             ready=state in ready,
             left_out=left_out.get(state, ""),
             now=now,
@@ -173,14 +171,14 @@ def _endpoint(
     state: EndpointState,
     picker: Picker,
     ages: Mapping[EndpointName, ScrapeAge],
-    evictions: Mapping[EndpointName, int],
     *,
     ready: bool,
     left_out: str,
     now: float,
 ) -> shown.EndpointStatus:
-    endpoint, table = state.endpoint, picker.table
+    endpoint = state.endpoint
     name, rate = endpoint.name, state.tokens_per_s
+    mirror = picker.table.mirrors[name]
     metrics = state.fresh(now=now, stale_after_s=picker.policy.spec.scrape.stale_after_seconds)
     age, learned = ages.get(name), picker.learned(state.model)
     return shown.EndpointStatus(
@@ -206,10 +204,10 @@ def _endpoint(
         capacity_tokens=metrics.capacity_tokens if metrics else None,
         cache_size_ratio=learned.cache.factor,
         bytes_per_token=learned.tokens.bytes_per_token,
-        table_entries=table.entries(name),
-        table_bytes=table.used_bytes(name),
-        table_capacity_bytes=table.capacity_bytes(name),
-        table_evictions=evictions[name],
+        table_entries=mirror.entries,
+        table_bytes=mirror.used_bytes,
+        table_capacity_bytes=mirror.capacity_bytes,
+        table_evictions=mirror.evicted,
         scrape_age_s=age.age_s if age else None,
         scrape_error=age.error if age else "",
     )

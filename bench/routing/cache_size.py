@@ -67,7 +67,7 @@ def run(trial: Trial) -> Found:
     late = [r for r in outcome.records if r.arrived_s >= WARM_UP_S]
     ttft = [(r.first_token_s if r.first_token_s is not None else outcome.ended_s) - r.arrived_s for r in late]
     table = router.pickers[0].table
-    sizes = [table.capacity_bytes(name) / (4.0 * CACHE_TOKENS) for name in table.endpoints()]
+    sizes = [table.mirrors[name].capacity_bytes / (4.0 * CACHE_TOKENS) for name in table.mirrors]
     return Found(
         trial=trial,
         ttft_mean_s=fmean(ttft),

@@ -83,11 +83,11 @@ class Explaining:
     def _cause(self, part: Missed, account: Account) -> dict[str, Any]:
         total = sum(missed.tokens for missed in account.missed)
         table = self._picker.table
-        present = set(table.endpoints())
+        present = set(table.mirrors)
         servers = []
         for name, tokens in list(part.servers.items())[:_MOST_SERVERS]:
-            capacity = table.capacity_bytes(name) if name in present else 0
-            full = _ratio(table.used_bytes(name), capacity) if capacity else None
+            capacity = table.mirrors[name].capacity_bytes if name in present else 0
+            full = _ratio(table.mirrors[name].used_bytes, capacity) if capacity else None
             servers.append({"name": name, "tokens": round(tokens), "full": full})
         return {
             "cause": part.cause.name,

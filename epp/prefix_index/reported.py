@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 
 from epp.prefix_index.hashing import ChunkSchedule
 from epp.prefix_index.kv_reports import UNDER_WAY_S, ChainReport, KvReport, LookupReport, ServerReport, Tier
-from epp.prefix_index.table import PrefixTable
+from epp.prefix_index.removal import forget
+from epp.prefix_index.table import PrefixTable, Use
 from epp.types import ChunkHash, EndpointName
 
 
@@ -69,9 +70,9 @@ class ReportedCaches:
         self, table: PrefixTable, name: EndpointName, chain: Sequence[ChunkHash], held: int, *, at: float
     ) -> None:
         if held < len(chain):
-            self.corrected["forgotten"] += table.forget(name, chain, keep=held, as_of=at)
+            self.corrected["forgotten"] += forget(table, name, chain, keep=held, as_of=at)
         else:
-            self.corrected["credited"] += table.credit(name, chain, now=at)
+            self.corrected["credited"] += credit(table, name, chain, now=at)
 
     def _check(self, table: PrefixTable, checked: LookupReport) -> None:
         chain, believed = checked.chain, table.match(checked.chain)
@@ -97,3 +98,31 @@ class ReportedCaches:
                 slower[chunk] = tier
         if not slower:
             del self.slower[name]
+
+
+def credit(table: PrefixTable, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> bool:
+    """The server already holds the chain. The chunks that were not known count as its least recently used
+    ones.
+
+    True: there were such chunks, and there was room for them. Prompts sent there since then will evict
+    them. A server that has left is ignored.
+    """
+    mirror = table.taking(name)
+    if mirror is None or not chain:
+        return False
+    _, covered = table.path_of(mirror, chain)
+    missing_bytes = table.size_bytes(covered, len(chain))
+    if not missing_bytes or mirror.used_bytes + missing_bytes > mirror.capacity_bytes:
+        return False
+    runs = table.whole_path(chain)
+    missing = [run for run in runs if run not in mirror.last_use]
+    if not missing:
+        return False
+    oldest = mirror.oldest
+    use = Use(table.advance(now) if oldest is None else oldest.at, missing[-1])
+    mirror.prepend(use)
+    for run in missing:
+        table.hold(mirror, run)
+        mirror.last_use[run] = use
+    table.mend(runs)
+    return True

@@ -1,34 +1,140 @@
 """The prefix table: an approximate mirror of what every server's prefix cache holds.
 
 Owns which chunks are assumed cached where, when they were last used, and how much each server can hold.
-Capacity is in bytes of prompt text; callers convert from tokens. An entry is one (server, chunk) pair.
+Capacity is in bytes of prompt text; callers convert from tokens. An entry is one (server, chunk) pair. This
+module has what every request does: it looks up who holds its chain, records the chain, and renews it. Entries
+leave by `removal` and `eviction`. The servers' own reports correct them (`reported`). These modules and
+`integrity` share the table's attributes.
 
-Eviction follows the servers' own order: least recently used first. Chunks that were last used together are
-evicted from the tail of their chain, since a head without its tail is still useful, and a tail without its
-head is useless. Uses of one server keep the order of the calls that made them. `record` and `charge` never
-evict. `evict` does, in bounded portions, at a moment when no request waits. Until then a server may be over
-its capacity.
+A run is a span of consecutive chunks that all have the same holders, so a long prompt is a few objects,
+however many chunks it has. Runs are split where chains diverge or where their holders differ. A use is one
+moment at which a server worked on a chain. All runs of the chain then point to this use, and later uses take
+over the shared runs. So the runs that still point to a use are the tail of its chain, which ends in
+`Use.leaf`. Therefore a touch costs one step for each run, and eviction starts at the tail without any order
+among runs. Uses of one server keep the order of the calls that made them.
+
+Invariants: a hash names a whole prefix, so a run is found by its first hash alone; a mirror that holds a run
+holds the run's ancestors; a run without holders does not exist. Hashes are not cryptographic, and clients
+choose prompts. So equal hashes of different prefixes may cost matches, but must never break an invariant: a
+run is part of a chain only if its parent is the run before it, and a split or a new run that would use an
+index key twice is refused.
 
 Synchronous, knows no clock: times are monotonic seconds of the caller. Caller: `epp.picker`.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
-import sys
+from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 
-from epp.prefix_index.forest import Mirror, Run, RunForest, Use, whole_chain
 from epp.prefix_index.hashing import ChunkSchedule
 from epp.types import ChunkHash, EndpointName, Facts
 
-_ANY = sys.maxsize
-"""More chunks than any server holds."""
-_MOST_RUNS_AT_ONCE = 8_192
-"""Most runs that one call clears, in some 7 ms."""
-_RUNS_A_STEP = 4_096
-"""Most runs of a larger mirror that one call removes, in some 8 ms."""
+
+class Run:
+    """Chunks `start` to `end` (half open) of the chain that the last hash names."""
+
+    __slots__ = ("children", "hashes", "holders", "parent", "start")
+
+    def __init__(
+        self, hashes: array[int], start: int, parent: Run | None, holders: int = 0, children: int = 0
+    ) -> None:
+        self.hashes = hashes
+        """Unsigned 64-bit, never empty."""
+        self.start = start
+        self.parent = parent
+        """The run that ends where this run starts. None: this run is the first of a chain."""
+        self.holders = holders
+        """Bit mask of the mirrors that hold it; a subset of the parent's holders."""
+        self.children = children
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.hashes)
+
+
+class Use:
+    """One moment at which a server worked on a whole chain, or at which bytes of unknown content were written
+    to its cache.
+    """
+
+    __slots__ = ("at", "leaf", "newer", "older", "size_bytes")
+
+    def __init__(self, at: float, leaf: Run | None, size_bytes: int = 0) -> None:
+        self.at = at
+        self.leaf = leaf
+        """The deepest run of the chain. None: bytes of unknown content."""
+        self.size_bytes = size_bytes
+        """Size of the bytes of unknown content. The size of a chain follows from its runs."""
+        self.older: Use | None = None
+        self.newer: Use | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Mirror:
+    """What one server's cache is assumed to hold, its uses in a linked list from oldest to newest."""
+
+    name: EndpointName
+    capacity_bytes: int
+    bit: int
+    """The mirror's bit in `Run.holders`."""
+    used_bytes: int = 0
+    """Bytes of chunks and of unknown content. They may exceed the capacity until `evict` has run."""
+    entries: int = 0
+    """Number of chunks that the mirror holds."""
+    evicted: int = 0
+    """Number of chunks evicted so far. Chunks removed by `undo` or a restart do not count."""
+    last_use: dict[Run, Use] = field(default_factory=dict)
+    """The last use of every run that the mirror holds."""
+    oldest: Use | None = None
+    newest: Use | None = None
+
+    def append(self, use: Use) -> None:
+        use.older = self.newest
+        if self.newest is None:
+            self.oldest = use
+        else:
+            self.newest.newer = use
+        self.newest = use
+
+    def prepend(self, use: Use) -> None:
+        use.newer = self.oldest
+        if self.oldest is None:
+            self.newest = use
+        else:
+            self.oldest.older = use
+        self.oldest = use
+
+    def unlink(self, use: Use) -> None:
+        """Remove `use`: no run points to it any more, or its bytes are gone."""
+        if use.older is None:
+            self.oldest = use.newer
+        else:
+            use.older.newer = use.newer
+        if use.newer is None:
+            self.newest = use.older
+        else:
+            use.newer.older = use.older
+        use.older = use.newer = None
+
+    def assign(self, run: Run, use: Use) -> None:
+        """Record that `use` was the last use of `run`. A use that has lost its deepest run has lost all its
+        runs.
+        """
+        before = self.last_use.get(run)
+        self.last_use[run] = use
+        if before is not None and before.leaf is run:
+            self.unlink(before)
+
+    def uses(self) -> Iterator[Use]:
+        """Return the uses, the oldest first."""
+        use = self.oldest
+        while use is not None:
+            yield use
+            use = use.newer
 
 
 class Recorded(Facts, frozen=True):
@@ -40,111 +146,71 @@ class Recorded(Facts, frozen=True):
     """Number of chunks that the table did not have before. They are the tail of the chain."""
     unused_s: float
     """Time since the last use of the part that the table had before. 0: the table had no part."""
-    _mirror: Mirror | None
-    _use: Use | None
+    mirror: Mirror | None
+    use: Use | None
 
 
-_NOTHING = Recorded(first_added=0, added=0, unused_s=0.0, _mirror=None, _use=None)
+_NOTHING = Recorded(first_added=0, added=0, unused_s=0.0, mirror=None, use=None)
 
 
 class PrefixTable:
     def __init__(self, *, schedule: ChunkSchedule, max_entries: int, ttl_s: float) -> None:
         self.schedule = schedule
-        """How prompts are cut into the chunks of this table's chains. For reading."""
-        self._forest = RunForest(schedule=schedule)
-        self._mirrors: dict[EndpointName, Mirror] = {}
-        self._over: dict[Mirror, None] = {}
+        """How prompts are cut into the chunks of this table's chains."""
+        self.mirrors: dict[EndpointName, Mirror] = {}
+        """One for each server. For reading; only the modules of this folder change a mirror."""
+        self.by_bit: list[Mirror | None] = []
+        """The mirrors at the positions of their bits, with those that are still being emptied."""
+        self.index: dict[int, Run] = {}
+        """Every run, by its first hash."""
+        self.entries = 0
+        """Number of entries of all mirrors together."""
+        self.over: dict[Mirror, None] = {}
         """Mirrors that may be over their capacity, in the order in which they exceeded it."""
-        self._emptied: dict[Mirror, None] = {}
+        self.emptied: dict[Mirror, None] = {}
         """Large mirrors that were cleared or dropped. `evict` removes their entries step by step. Until then
         they count as empty, and take nothing new."""
-        self._hidden = 0
+        self.hidden = 0
         """The bits of these mirrors."""
         self._now = -math.inf
         self.set_bounds(max_entries=max_entries, ttl_s=ttl_s)
+
+    # -- servers ---------------------------------------------------------------------------------------------
 
     def set_bounds(self, *, max_entries: int, ttl_s: float) -> None:
         """The new bounds take effect with the next `evict`."""
         if max_entries < 0 or not ttl_s > 0:
             raise ValueError(f"bounds that keep nothing: {max_entries=} {ttl_s=}")
-        self._max_entries = max_entries
-        self._ttl_s = ttl_s
-        self._expiry_due = -math.inf
-
-    # -- servers ---------------------------------------------------------------------------------------------
+        self.max_entries = max_entries
+        self.ttl_s = ttl_s
+        self.expiry_due = -math.inf
+        """Before this time no entry can be too old."""
 
     def add_endpoint(self, name: EndpointName, *, capacity_bytes: int) -> None:
-        """Start an empty mirror. ValueError if there is one."""
-        if name in self._mirrors:
+        """Start an empty mirror, with the lowest free bit. ValueError if there is one."""
+        if name in self.mirrors:
             raise ValueError(f"{name} is in the table already")
-        mirror = self._mirrors[name] = Mirror(name=name, capacity_bytes=_capacity(capacity_bytes))
-        self._forest.enrol(mirror)
-
-    def drop_endpoint(self, name: EndpointName) -> None:
-        mirror = self._mirrors.pop(name)
-        self._over.pop(mirror, None)
-        self._empty(mirror)
-
-    def clear_endpoint(self, name: EndpointName) -> None:
-        """Forget everything that the server held, because it restarted with a cold cache."""
-        self._empty(self._mirrors[name])
-
-    def _empty(self, mirror: Mirror) -> None:
-        self._emptied[mirror] = None
-        self._hidden |= mirror.bit
-        if len(mirror.last_use) <= _MOST_RUNS_AT_ONCE:
-            self._forest.release_all(mirror)
-            self._is_empty(mirror)
-
-    def _is_empty(self, mirror: Mirror) -> None:
-        del self._emptied[mirror]
-        self._hidden &= ~mirror.bit
-        if self._mirrors.get(mirror.name) is not mirror:
-            self._forest.strike(mirror)
+        if None not in self.by_bit:
+            self.by_bit.append(None)
+        slot = self.by_bit.index(None)
+        self.mirrors[name] = self.by_bit[slot] = Mirror(name, _capacity(capacity_bytes), bit=1 << slot)
 
     def resize(self, name: EndpointName, *, capacity_bytes: int) -> None:
         """The new size takes effect with the next `evict`."""
-        mirror = self._mirrors[name]
+        mirror = self.mirrors[name]
         mirror.capacity_bytes = _capacity(capacity_bytes)
-        self._over[mirror] = None
+        self.over[mirror] = None
 
-    def endpoints(self) -> list[EndpointName]:
-        return list(self._mirrors)
-
-    def capacity_bytes(self, name: EndpointName) -> int:
-        return self._mirrors[name].capacity_bytes
-
-    def used_bytes(self, name: EndpointName) -> int:
-        """Return the bytes of chunks and anonymous bytes. They may exceed the capacity until `evict` has
-        run.
+    def bits(self) -> dict[EndpointName, int]:
+        """Return the number of each server's bit in the masks of `holders`. Valid until a server comes or
+        goes.
         """
-        return self._mirrors[name].used_bytes
+        return {name: mirror.bit.bit_length() - 1 for name, mirror in self.mirrors.items()}
 
-    def entries(self, name: EndpointName) -> int:
-        return self._mirrors[name].entries
-
-    def evictions(self) -> dict[EndpointName, int]:
-        """Return the entries evicted so far, by server. Entries removed by `undo` or a restart do not
-        count.
-        """
-        return {name: mirror.evicted for name, mirror in self._mirrors.items()}
-
-    def __len__(self) -> int:
-        return self._forest.entries
-
-    def uses(self, name: EndpointName) -> Iterator[tuple[Sequence[int], int]]:
-        """Calls of `record` and `charge` that would make the server's mirror again, the oldest first: a
-        chain, or a number of bytes without a chain.
-
-        The table may change between steps. Entries that are gone by then are left out, and new ones do not
-        appear.
-        """
-        mirror = self._taking(name)
-        for use in list(mirror.uses()) if mirror is not None else ():
-            if use.leaf is None:
-                yield (), use.size_bytes
-            elif mirror is not None and mirror.last_use.get(use.leaf) is use:
-                yield whole_chain(use.leaf), 0
+    def taking(self, name: EndpointName) -> Mirror | None:
+        """None: the server has left, or its mirror is still being emptied."""
+        mirror = self.mirrors.get(name)
+        return None if mirror in self.emptied else mirror
 
     # -- prompts ---------------------------------------------------------------------------------------------
 
@@ -153,16 +219,16 @@ class PrefixTable:
         return {
             mirror.name: chunks
             for holders, chunks in self.holders(chain)
-            for mirror in self._forest.mirrors(holders)
+            for mirror in self._mirrors_of(holders)
         }
 
     def holders(self, chain: Sequence[ChunkHash]) -> list[tuple[int, int]]:
         """Return the same as `match`, grouped: a mask of `bits`, and the number of leading chunks that each
         server in the mask holds. The most chunks come first.
         """
-        runs, covered = self._forest.path(chain)
+        runs, covered = self.path(chain)
         found = []
-        shown, deeper = ~self._hidden, 0
+        shown, deeper = ~self.hidden, 0
         for run in reversed(runs):
             holders = run.holders & shown
             if holders != deeper:
@@ -170,21 +236,13 @@ class PrefixTable:
             deeper, covered = holders, run.start
         return found
 
-    def bits(self) -> dict[EndpointName, int]:
-        """Return the number of each server's bit in the masks of `holders`. Valid until a server comes or
-        goes.
-        """
-        return {name: mirror.bit.bit_length() - 1 for name, mirror in self._mirrors.items()}
-
-    def _taking(self, name: EndpointName) -> Mirror | None:
-        """None: the server has left, or its mirror is still being emptied."""
-        mirror = self._mirrors.get(name)
-        return None if mirror in self._emptied else mirror
-
     def record(self, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> Recorded:
-        """From now on the server is assumed to hold the chain. A server that has left is ignored."""
-        mirror = self._taking(name)
-        runs = self._forest.whole_path(chain) if mirror is not None else []
+        """From now on the server is assumed to hold the chain. A server that has left is ignored.
+
+        Evicts nothing, so the server may be over its capacity until `evict` is called.
+        """
+        mirror = self.taking(name)
+        runs = self.whole_path(chain) if mirror is not None else []
         if mirror is None or not runs:
             return _NOTHING
         first_added, last_use = runs[-1].end, None
@@ -192,237 +250,164 @@ class PrefixTable:
             last_use = mirror.last_use.get(run)
             if last_use is not None:
                 break
-            self._forest.hold(mirror, run)
+            self.hold(mirror, run)
             first_added = run.start
         added = runs[-1].end - first_added
         unused_s = now - last_use.at if last_use is not None else 0.0
         use = self._use(mirror, runs, now=now)
         if mirror.used_bytes > mirror.capacity_bytes:
-            self._over[mirror] = None
-        return Recorded(first_added=first_added, added=added, unused_s=unused_s, _mirror=mirror, _use=use)
+            self.over[mirror] = None
+        return Recorded(first_added=first_added, added=added, unused_s=unused_s, mirror=mirror, use=use)
 
     def touch(self, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> None:
         """Renew the part of the chain that the server still holds. A server that has left is ignored."""
-        mirror = self._taking(name)
+        mirror = self.taking(name)
         if mirror is None:
             return
-        runs, covered = self._forest.path_of(mirror, chain)
-        self._forest.cut(runs, covered)
+        runs, covered = self.path_of(mirror, chain)
+        self._cut(runs, covered)
         if runs:
             self._use(mirror, runs, now=now)
 
-    def undo(self, recorded: Recorded) -> None:
-        """Remove the entries that `record` added, unless they were recorded or touched since.
-        May be called any number of times.
+    def overdue(self, now: float) -> bool:
+        """Return whether `evict` has something to do."""
+        return (
+            bool(self.over) or bool(self.emptied) or now >= self.expiry_due or self.entries > self.max_entries
+        )
+
+    # -- runs ------------------------------------------------------------------------------------------------
+
+    def path(self, chain: Sequence[ChunkHash]) -> tuple[list[Run], int]:
+        """Return the runs along the chain, and the number of chunks that they share with it. Only the last
+        run may be shared in part.
         """
-        mirror, use = recorded._mirror, recorded._use  # noqa: SLF001 - the handle is this module's own
-        if mirror is None or use is None or use.leaf is None or mirror.last_use.get(use.leaf) is not use:
-            return
-        run: Run | None = use.leaf
-        while run is not None and mirror.last_use[run] is use and run.end > recorded.first_added:
-            if run.children and self._forest.held_below(mirror, run):
-                break  # by its own events the server holds chunks after this run
-            above = run.parent
-            run = self._forest.release(mirror, run, keep_to=recorded.first_added) or above
-        self._retreat(mirror, use, run)
+        runs: list[Run] = []
+        find, parent = self.index.get, None
+        at, n = 0, len(chain)
+        while at < n:
+            run = find(chain[at])
+            if run is None or run.parent is not parent:
+                break
+            runs.append(run)
+            hashes = run.hashes
+            end = at + len(hashes)
+            if end > n or chain[end - 1] != hashes[-1]:
+                at += _shared(hashes, chain, at)
+                break
+            at, parent = end, run
+        return runs, at
 
-    def credit(self, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> bool:
-        """The server already holds the chain. The chunks that were not known count as its least recently used
-        ones.
+    def path_of(self, mirror: Mirror, chain: Sequence[ChunkHash]) -> tuple[list[Run], int]:
+        """Return the same as `path`, as far as `mirror` holds the runs."""
+        runs, covered = self.path(chain)
+        while runs and runs[-1] not in mirror.last_use:
+            covered = runs.pop().start
+        return runs, covered
 
-        True: there were such chunks, and there was room for them. Prompts sent there since then will evict
-        them. A server that has left is ignored.
+    def whole_path(self, chain: Sequence[ChunkHash]) -> list[Run]:
+        """Return the path as whole runs, with a new one for the rest of the chain, unless its key is in
+        use. The new run has no holder yet.
         """
-        mirror = self._taking(name)
-        if mirror is None or not chain:
-            return False
-        _, covered = self._forest.path_of(mirror, chain)
-        missing_bytes = self.schedule.end_bytes(len(chain)) - self.schedule.end_bytes(covered)
-        if not missing_bytes or mirror.used_bytes + missing_bytes > mirror.capacity_bytes:
-            return False
-        runs = self._forest.whole_path(chain)
-        missing = [run for run in runs if run not in mirror.last_use]
-        if not missing:
-            return False
-        oldest = mirror.oldest
-        use = Use(at=self._advance(now) if oldest is None else oldest.at, leaf=missing[-1])
-        mirror.prepend(use)
-        for run in missing:
-            self._forest.hold(mirror, run)
-            mirror.last_use[run] = use
-        self._forest.mend(runs)
-        return True
+        runs, covered = self.path(chain)
+        if self._cut(runs, covered) == covered < len(chain) and chain[covered] not in self.index:
+            parent = runs[-1] if runs else None
+            run = self.index[chain[covered]] = Run(array("Q", chain[covered:]), covered, parent)
+            if parent is not None:
+                parent.children += 1
+            runs.append(run)
+        return runs
 
-    def forget(self, name: EndpointName, chain: Sequence[ChunkHash], *, keep: int, as_of: float) -> int:
-        """The server does not hold chunk `keep` of the chain, nor anything that continues it, unless the
-        chunk was used after `as_of`. Returns the number of entries forgotten. A server that has left is
-        ignored.
+    def hold(self, mirror: Mirror, run: Run) -> None:
+        """Record that `mirror` holds `run`. The mirror holds the run's parent already."""
+        # All runs with a single holder share the mirror's own integer object.
+        run.holders = run.holders | mirror.bit if run.holders else mirror.bit
+        mirror.entries += len(run.hashes)
+        self.entries += len(run.hashes)
+        mirror.used_bytes += self.size_bytes(run.start, run.end)
+
+    def split(self, run: Run, at: int) -> Run | None:
+        """Split a run before chunk `at`. The upper part is a new run. The lower part stays `run`, so that
+        uses still end there. None: the split is refused.
         """
-        mirror = self._taking(name)
-        runs, covered = self._forest.path(chain[: keep + 1])
-        if mirror is None or covered <= keep:
-            return 0
-        run = runs[-1]
-        if run not in mirror.last_use or mirror.last_use[run].at > as_of:
-            return 0
-        before = mirror.entries
-        if run.children:
-            for below in self._forest.held_below(mirror, run):
-                self._shorten(mirror, below, keep_to=below.start)
-        self._shorten(mirror, run, keep_to=keep)
-        return before - mirror.entries
+        key = run.hashes[at - run.start]
+        if key in self.index:
+            return None
+        upper = Run(run.hashes[: at - run.start], run.start, run.parent, run.holders, children=1)
+        self.index[upper.hashes[0]] = upper
+        self.index[key] = run
+        run.hashes = run.hashes[at - run.start :]
+        run.start, run.parent = at, upper
+        for mirror in self._mirrors_of(run.holders):
+            mirror.last_use[upper] = mirror.last_use[run]
+        return upper
 
-    def _shorten(self, mirror: Mirror, run: Run, *, keep_to: int) -> None:
-        """The server drops the rest of a run and everything below it, so the run's last use ends there."""
-        use, above = mirror.last_use[run], run.parent
-        kept = self._forest.release(mirror, run, keep_to=keep_to)
-        self._retreat(mirror, use, kept or above)
+    def mend(self, runs: Sequence[Run]) -> None:
+        """Join neighbouring runs of a path that no longer differ, so that old splits do not accumulate."""
+        for upper, lower in pairwise(runs):
+            if upper.children == 1 and upper.holders == lower.holders and self._used_alike(upper, lower):
+                del self.index[lower.hashes[0]]
+                self.index[upper.hashes[0]] = lower
+                lower.hashes = upper.hashes + lower.hashes
+                lower.start, lower.parent = upper.start, upper.parent
+                for mirror in self._mirrors_of(lower.holders):
+                    del mirror.last_use[upper]
 
-    def charge(self, name: EndpointName, *, size_bytes: int, now: float) -> None:
-        """Bytes in the server's cache whose prompt we do not know. A server that has left is ignored."""
-        mirror = self._taking(name)
-        if mirror is None or size_bytes <= 0:
-            return
-        newest = mirror.newest
-        if newest is not None and newest.leaf is None:
-            # No other use came between, so one use keeps the order,
-            # and the mirror of a server that only answers stays small.
-            newest.at, newest.size_bytes = self._advance(now), newest.size_bytes + size_bytes
-        else:
-            mirror.append(Use(at=self._advance(now), leaf=None, size_bytes=size_bytes))
-        mirror.used_bytes += size_bytes
-        if mirror.used_bytes > mirror.capacity_bytes:
-            self._over[mirror] = None
+    def size_bytes(self, start: int, end: int) -> int:
+        return self.schedule.end_bytes(end) - self.schedule.end_bytes(start)
 
-    def _use(self, mirror: Mirror, runs: Sequence[Run], *, now: float) -> Use:
-        use = Use(self._advance(now), runs[-1])
-        mirror.append(use)
-        for run in runs:
-            mirror.assign(run, use)
-        if len(runs) > 1:
-            self._forest.mend(runs)
-        return use
-
-    def _advance(self, now: float) -> float:
+    def advance(self, now: float) -> float:
         """Return the table's time: `now`, but never less than before, so that uses are ordered by time."""
         self._now = max(self._now, now)
         return self._now
 
-    def _retreat(self, mirror: Mirror, use: Use, run: Run | None) -> None:
-        """Called when the deepest runs of a use are gone: end it at `run`, unless `run` was used later."""
-        if run is not None and mirror.last_use[run] is use:
-            use.leaf = run
-        else:
-            mirror.unlink(use)
+    def _use(self, mirror: Mirror, runs: Sequence[Run], *, now: float) -> Use:
+        use = Use(self.advance(now), runs[-1])
+        mirror.append(use)
+        for run in runs:
+            mirror.assign(run, use)
+        if len(runs) > 1:
+            self.mend(runs)
+        return use
 
-    # -- eviction --------------------------------------------------------------------------------------------
-
-    def evict(self, now: float, *, budget: int = 256) -> int:
-        """Bring the table back into its bounds: first age, then each server's capacity, then the total.
-        Returns the number of entries evicted.
-
-        `budget` bounds the work: runs and charges removed, about a microsecond each. Call again for the rest.
+    def _cut(self, runs: list[Run], covered: int) -> int:
+        """Split the last run of a path where the path leaves it. Returns the chunks covered, which are fewer
+        if the split was refused.
         """
-        now = self._advance(now)
-        evicted = 0
-        if self._emptied:
-            self._empty_further(next(iter(self._emptied)))
-        budget, gone = self._expire(now, budget=budget)
-        evicted += gone
-        while self._over and budget > 0:
-            mirror = next(iter(self._over))
-            while mirror.used_bytes > mirror.capacity_bytes and budget > 0:
-                evicted += self._evict_oldest(mirror, most_bytes=mirror.used_bytes - mirror.capacity_bytes)
-                budget -= 1
-            if mirror.used_bytes <= mirror.capacity_bytes:
-                del self._over[mirror]
-        return evicted + self._bound(budget=budget)
+        if not runs or covered == runs[-1].end:
+            return covered
+        upper = self.split(runs.pop(), covered)
+        if upper is None:
+            return runs[-1].end if runs else 0
+        runs.append(upper)
+        return covered
 
-    def _empty_further(self, mirror: Mirror) -> None:
-        for _ in range(_RUNS_A_STEP):
-            use = mirror.oldest
-            if use is None:
-                self._is_empty(mirror)
-                return
-            if use.leaf is not None:
-                self._shorten(mirror, use.leaf, keep_to=use.leaf.start)
-            else:
-                mirror.used_bytes -= use.size_bytes
-                mirror.unlink(use)
+    def _used_alike(self, upper: Run, lower: Run) -> bool:
+        return all(m.last_use[upper] is m.last_use[lower] for m in self._mirrors_of(upper.holders))
 
-    def _expire(self, now: float, *, budget: int) -> tuple[int, int]:
-        """Evict entries that were unused for the TTL. Returns the rest of the budget, and the number of
-        entries evicted.
-        """
-        evicted = 0
-        if now < self._expiry_due:
-            return budget, evicted
-        oldest_at = now
-        for mirror in self._mirrors.values():
-            while (use := mirror.oldest) is not None and use.at + self._ttl_s <= now:
-                if budget <= 0:
-                    return budget, evicted
-                evicted += self._evict_oldest(mirror)
-                budget -= 1
-            if use is not None:
-                oldest_at = min(oldest_at, use.at)
-        self._expiry_due = oldest_at + self._ttl_s
-        return budget, evicted
-
-    def _bound(self, *, budget: int) -> int:
-        """Evict the oldest entries of all servers until the total is within its bound."""
-        excess = len(self) - sum(mirror.entries for mirror in self._emptied) - self._max_entries
-        if excess <= 0:
-            return 0
-        heads = [(m.oldest.at, m.bit, m) for m in self._mirrors.values() if m.oldest is not None]
-        heapq.heapify(heads)
-        left = excess
-        while left > 0 and budget > 0:
-            mirror = heads[0][2]
-            left -= self._evict_oldest(mirror, most_entries=left)
-            budget -= 1
-            if mirror.oldest is None:
-                heapq.heappop(heads)
-            else:
-                heapq.heapreplace(heads, (mirror.oldest.at, mirror.bit, mirror))
-        return excess - left
-
-    def _evict_oldest(self, mirror: Mirror, *, most_bytes: int = _ANY, most_entries: int = _ANY) -> int:
-        """Evict from the deepest run of the oldest use, only as much as is needed to free the bytes or
-        entries. Returns the number of entries freed.
-        """
-        use = mirror.oldest
-        assert use is not None, "over a bound with nothing to evict"
-        run = use.leaf
-        if run is None:
-            freed_bytes = min(use.size_bytes, most_bytes)
-            use.size_bytes -= freed_bytes
-            mirror.used_bytes -= freed_bytes
-            if not use.size_bytes:
-                mirror.unlink(use)
-            return 0
-        keep_bytes = self.schedule.end_bytes(run.end) - most_bytes
-        keep_to = max(run.start, run.end - most_entries, self.schedule.chunks_in(max(keep_bytes, 0)))
-        before = mirror.entries
-        self._shorten(mirror, run, keep_to=keep_to)
-        freed = before - mirror.entries
-        mirror.evicted += freed
-        return freed
-
-    # -- checks ----------------------------------------------------------------------------------------------
-
-    def check_integrity(self) -> None:
-        self._forest.check_integrity()
-        assert self._hidden == sum(mirror.bit for mirror in self._emptied)
-        for mirror in self._over:
-            assert self._mirrors.get(mirror.name) is mirror, "a server that left still waits for eviction"
-        for mirror in self._mirrors.values():
-            assert (
-                mirror.used_bytes <= mirror.capacity_bytes or mirror in self._over or mirror in self._emptied
-            ), "over its capacity and eviction would not see it"
+    def _mirrors_of(self, holders: int) -> Iterator[Mirror]:
+        while holders:
+            slot = holders.bit_length() - 1
+            mirror = self.by_bit[slot]
+            assert mirror is not None
+            yield mirror
+            holders ^= 1 << slot
 
 
 def _capacity(capacity_bytes: int) -> int:
     if capacity_bytes < 0:
         raise ValueError(f"a cache holds nothing or more: {capacity_bytes=}")
     return capacity_bytes
+
+
+def _shared(hashes: array[int], chain: Sequence[ChunkHash], at: int) -> int:
+    """Return how many chunks from `at` on a run shares with the chain. The first one is known to be
+    shared; bisection finds the last.
+    """
+    low, high = 1, min(len(hashes), len(chain) - at)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if hashes[middle - 1] == chain[at + middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

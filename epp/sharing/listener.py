@@ -23,6 +23,8 @@ from epp.endpoints.state import Booking, EndpointState
 from epp.flow.elsewhere import Row
 from epp.gate import Gate
 from epp.picker import Picker
+from epp.prefix_index.eviction import charge
+from epp.prefix_index.removal import clear_endpoint, undo
 from epp.prefix_index.table import PrefixTable, Recorded
 from epp.sharing import batches
 from epp.sharing.batches import Event, Flag, Kept, MalformedError
@@ -176,7 +178,7 @@ class Listener:
             if state is None or computed is not None:
                 del self._floors[name]
             if computed is not None and computed < floor:
-                self._picker.table.clear_endpoint(name)
+                clear_endpoint(self._picker.table, name)
 
     # -- parts -----------------------------------------------------------------------------------------------
 
@@ -241,7 +243,7 @@ class Listener:
         elif isinstance(event, batches.HeldChain):
             self._record(state, self._chain(peer, event), at=made_at - event.age_ms / 1000, now=now)
         elif isinstance(event, batches.Charged):
-            self._picker.table.charge(state.endpoint.name, size_bytes=event.size_bytes, now=now)
+            charge(self._picker.table, state.endpoint.name, size_bytes=event.size_bytes, now=now)
         elif isinstance(event, batches.Restarted):
             self._restarted(state, at=made_at - event.age_ms / 1000)
         else:
@@ -345,7 +347,7 @@ class Listener:
         if request.recorded is None or request.table is not table or not same_server:
             return
         if kept == Kept.LOST:
-            table.undo(request.recorded)
+            undo(table, request.recorded)
         else:
             table.touch(name, request.chain, now=now)
 
@@ -359,7 +361,7 @@ class Listener:
         """Another picker saw that an endpoint's counters went back."""
         if at > state.cold_at + _SAME_RESTART_S:
             state.on_peer_restart(at=at)
-            self._picker.table.clear_endpoint(state.endpoint.name)
+            clear_endpoint(self._picker.table, state.endpoint.name)
 
     def _sized(self, state: EndpointState, event: batches.Sized) -> None:
         """Set the size of the mirror until the endpoint itself states its size."""

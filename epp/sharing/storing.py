@@ -7,13 +7,16 @@ consistent moment. Common heads of chains are written once, as in batches.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from epp.picker import Picker
+from epp.prefix_index.table import PrefixTable, Run
 from epp.sharing.batches import MOST_BYTES, Batch, Charged, Event, Flag, HeldChain, Sized, encode
 from epp.sharing.dictionary import SpeakerDictionary
 from epp.sharing.speaker import identity_of
+from epp.types import EndpointName
 
 _PORTION: Final = 200
 """Most chains of one portion. It takes a few milliseconds to write and to load."""
@@ -28,10 +31,10 @@ def table_portions(picker: Picker) -> Iterator[bytes]:
         name, table = state.endpoint.name, picker.table
         if picker.fleet.get(name) is not state:
             continue
-        uses, index = iter(table.uses(name)), dictionary.name(name, identity_of(state))
+        uses, index = iter(uses_of(table, name)), dictionary.name(name, identity_of(state))
         sized = Sized(
             endpoint=index,
-            capacity_bytes=min(MOST_BYTES, table.capacity_bytes(name)),
+            capacity_bytes=min(MOST_BYTES, table.mirrors[name].capacity_bytes),
             prompt_tokens=state.metrics.prompt_tokens if state.metrics else None,
         )
         events = [sized, *_events(uses, dictionary, index)]
@@ -44,6 +47,33 @@ def table_portions(picker: Picker) -> Iterator[bytes]:
             if dictionary.full:
                 dictionary, flags = SpeakerDictionary(), Flag.FRESH
             events = _events(uses, dictionary, dictionary.name(name, identity_of(state)))
+
+
+def uses_of(table: PrefixTable, name: EndpointName) -> Iterator[tuple[Sequence[int], int]]:
+    """Calls of `record` and `charge` that would make the server's mirror again, the oldest first: a chain, or
+    a number of bytes without a chain.
+
+    The table may change between steps. Entries that are gone by then are left out, and new ones do not
+    appear.
+    """
+    mirror = table.taking(name)
+    for use in list(mirror.uses()) if mirror is not None else ():
+        if use.leaf is None:
+            yield (), use.size_bytes
+        elif mirror is not None and mirror.last_use.get(use.leaf) is use:
+            yield _whole_chain(use.leaf), 0
+
+
+def _whole_chain(run: Run) -> array[int]:
+    """Return the hashes from the chain's first chunk to the run's last."""
+    parts, above = [run.hashes], run.parent
+    while above is not None:
+        parts.append(above.hashes)
+        above = above.parent
+    whole = array("Q")
+    for part in reversed(parts):
+        whole += part
+    return whole
 
 
 def _events(

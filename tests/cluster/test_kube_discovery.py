@@ -130,17 +130,17 @@ async def test_a_restarted_container_comes_back_with_a_cold_cache(
                 inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=prompt)
                 picker.pick(PickRequest("r", inference), now=0.0)
             a, b = EndpointName("a:8000"), EndpointName("b:8000")
-            kept = picker.table.entries(b)
-            assert picker.table.entries(a) > 0 < kept
+            kept = picker.table.mirrors[b].entries
+            assert picker.table.mirrors[a].entries > 0 < kept
             await pool.restart("a", "10.0.0.1")
-            await wait_until(lambda: picker.table.entries(a) == 0, what="the table for it is dropped")
-            assert picker.table.entries(b) == kept
+            await wait_until(lambda: picker.table.mirrors[a].entries == 0, what="the table for it is dropped")
+            assert picker.table.mirrors[b].entries == kept
 
             await pool.report({"b": "10.0.0.2"}, ready=False)
             await wait_until(lambda: [e.name for e in picker.endpoints()] == [a], what="b is out")
             await pool.report({"b": "10.0.0.2"})
             await wait_until(lambda: len(picker.endpoints()) == 2, what="b is back")
-            assert picker.table.entries(b) == kept, "the same process, a moment later"
+            assert picker.table.mirrors[b].entries == kept, "the same process, a moment later"
             watch.check_integrity()
     finally:
         task.cancel()

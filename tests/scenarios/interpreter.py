@@ -24,6 +24,7 @@ from epp.gate import Claim, Gate
 from epp.model_queue import WaitingRequest
 from epp.picker import Picker
 from epp.picker_events import Pick
+from epp.prefix_index.integrity import check_integrity
 from epp.request.response import ResponseFeedback
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 
@@ -64,7 +65,7 @@ class World:
         output = list(getattr(self, f"do_{command}")(names, options))
         self.picker.housekeep(now=self.now)
         self.picker.fleet.check_integrity()
-        self.picker.table.check_integrity()
+        check_integrity(self.picker.table)
         return output
 
     # -- the world -------------------------------------------------------------------------------------------
@@ -259,8 +260,9 @@ class World:
 
     def do_table(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
         """Show how many tokens each server holds according to the table."""
+        mirrors = self.picker.table.mirrors
         for name in sorted(self.endpoints):
-            yield f"{name} {self.picker.table.used_bytes(EndpointName(name)) // _BYTES_PER_TOKEN} tokens"
+            yield f"{name} {mirrors[EndpointName(name)].used_bytes // _BYTES_PER_TOKEN} tokens"
 
     def do_show(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
         """Show what is booked on each server."""

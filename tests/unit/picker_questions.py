@@ -10,6 +10,7 @@ from epp.decision import PickRequest
 from epp.endpoints.state import EndpointState
 from epp.picker import Picker
 from epp.picker_events import Pick
+from epp.prefix_index.integrity import check_integrity
 from epp.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
 
 A, B, C, D = (Address(f"10.0.0.{i}", 8000) for i in (1, 2, 3, 4))
@@ -73,7 +74,7 @@ def serve(picker: Picker, request: PickRequest, *, now: float, status: int = 200
 
 def check(picker: Picker) -> None:
     picker.fleet.check_integrity()
-    picker.table.check_integrity()
+    check_integrity(picker.table)
 
 
 def state(picker: Picker, name: str) -> EndpointState:
@@ -92,4 +93,4 @@ def undone(picker: Picker, name: str, *, now: float) -> float:
 
 
 def held_bytes(picker: Picker, name: str) -> int:
-    return picker.table.used_bytes(EndpointName(name))
+    return picker.table.mirrors[EndpointName(name)].used_bytes

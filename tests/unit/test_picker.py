@@ -241,7 +241,7 @@ def test_a_policy_may_refuse_when_all_are_saturated(rule: RuleName) -> None:
         picker.pick(ask(text("p")), now=1.0)
     assert (caught.value.status, caught.value.retry_after_s) == (429, 7)
     assert in_flight(picker) == {}
-    assert len(picker.table) == 0
+    assert picker.table.entries == 0
 
 
 def test_saturation_is_forgotten_when_the_metrics_are_stale() -> None:

@@ -64,7 +64,7 @@ def believed_prompts(
         server.serve(name)
         picker.observe(A, server.page(second + 0.9), now=second + 0.9)
     check(picker)
-    return picker.table.capacity_bytes(A) / PROMPT_BYTES
+    return picker.table.mirrors[A].capacity_bytes / PROMPT_BYTES
 
 
 @pytest.mark.parametrize("at_first", [20, 30, 120, 480])

@@ -147,7 +147,7 @@ def test_an_error_leaves_nothing_behind_at_either(status: int) -> None:
     picker.on_response_headers(pick, status=status, served=pick.destinations[0], now=2.0)
     picker.end(pick, outcome="ended", now=2.0)
     assert in_flight(picker) == {}
-    assert len(picker.table) == 0
+    assert picker.table.entries == 0
     picker.check_integrity()
 
 
@@ -157,7 +157,7 @@ def test_a_request_that_ends_before_its_answer_leaves_nothing_behind_at_either(o
     pick = a_long_one(picker)
     picker.end(pick, outcome=outcome, now=2.0)  # type: ignore[arg-type]
     assert in_flight(picker) == {}
-    assert len(picker.table) == 0
+    assert picker.table.entries == 0
 
 
 def test_a_stream_that_is_let_go_leaves_the_prompt_to_the_scrapes_of_both() -> None:

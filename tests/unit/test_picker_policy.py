@@ -22,7 +22,7 @@ def test_a_new_policy_keeps_the_table_and_takes_effect_with_the_next_pick() -> N
     decision = picker.pick(ask(text("p")), now=3.0).decision
     assert decision.rule == "affinity"
     assert decision.matched_tokens > 1900
-    assert picker.table.capacity_bytes(EndpointName("a")) == 4000
+    assert picker.table.mirrors[EndpointName("a")].capacity_bytes == 4000
     assert picker.policy.spec == spec
 
 
@@ -30,7 +30,7 @@ def test_chunks_cut_differently_start_the_table_anew_and_older_requests_end_quie
     picker = a_picker(on=endpoints("ab"))
     old = [picker.pick(ask(text("p"), stream=True), now=1.0) for _ in range(4)]
     picker.set_policy(policy_of(PolicySpec(chunks=Chunks(size_bytes=128))), now=2.0)
-    assert len(picker.table) == 0
+    assert picker.table.entries == 0
     picker.on_response_headers(old[0], status=200, served=old[0].destinations[1], now=2.1)  # moved
     picker.on_response_headers(old[1], status=500, served=None, now=2.1)
     picker.on_response_headers(old[2], status=200, served=None, now=2.1)
@@ -38,7 +38,7 @@ def test_chunks_cut_differently_start_the_table_anew_and_older_requests_end_quie
     for pick in old:
         picker.end(pick, outcome="ended", now=3.0)
     assert in_flight(picker) == {}
-    assert len(picker.table) == 0
+    assert picker.table.entries == 0
     check(picker)
     serve(picker, ask(text("p")), now=4.0)
     assert picker.pick(ask(text("p")), now=5.0).decision.prompt_chunks == 62

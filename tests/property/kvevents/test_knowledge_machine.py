@@ -20,6 +20,7 @@ from epp.kvevents.chunks import MappedPrompt
 from epp.kvevents.decoding import Cleared, Removed, Stored
 from epp.kvevents.knowledge import Knowledge
 from epp.prefix_index.hashing import hash_chain
+from epp.prefix_index.integrity import check_integrity
 from epp.prefix_index.kv_reports import UNDER_WAY_S, Tier
 from epp.prefix_index.secret import HashSecret
 from epp.server_caches import ServerCaches
@@ -150,7 +151,7 @@ class KnowledgeMachine(RuleBasedStateMachine):
     @invariant()
     def parts_are_sound(self) -> None:
         self.knowledge.check_integrity()
-        self.mirrors.table.check_integrity()
+        check_integrity(self.mirrors.table)
 
 
 TestKnowledge = KnowledgeMachine.TestCase

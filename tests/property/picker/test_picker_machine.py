@@ -197,11 +197,11 @@ class PickerMachine(RuleBasedStateMachine):
         request = PickRequest(
             request_id="r", inference=inference, body_bytes=99, subset=subset, prescribed=prescribed
         )
-        entries = len(self.picker.table)
+        entries = self.picker.table.entries
         try:
             pick = self.picker.pick(request, now=self.now)
         except (NoEndpointError, SaturatedError):
-            assert len(self.picker.table) == entries  # the invariants then find nothing booked
+            assert self.picker.table.entries == entries  # the invariants then find nothing booked
             return
         chosen = pick.decision.chosen
         by_address = {e.address: e.name for e in self.picker.endpoints()}
@@ -271,11 +271,11 @@ class PickerMachine(RuleBasedStateMachine):
     def told_again(self, data: st.DataObject, outcome: Outcome, status: int) -> None:
         """A second end, or anything after an end, changes nothing."""
         pick = data.draw(st.sampled_from(self.over))
-        before = (pick.decision.outcome, pick.decision.status, len(self.picker.table))
+        before = (pick.decision.outcome, pick.decision.status, self.picker.table.entries)
         self.picker.end(pick, outcome=outcome, now=self.now)
         self.picker.detach(pick, now=self.now)
         assert not self.picker.on_response_headers(pick, status=status, served=HOSTS[5], now=self.now)
-        assert (pick.decision.outcome, pick.decision.status, len(self.picker.table)) == before
+        assert (pick.decision.outcome, pick.decision.status, self.picker.table.entries) == before
 
     # -- what always holds -----------------------------------------------------------------------------------
 

@@ -23,7 +23,11 @@ from hypothesis.stateful import (
     rule,
 )
 
+from epp.prefix_index.eviction import charge, evict
 from epp.prefix_index.hashing import ChunkSchedule, hash_chain
+from epp.prefix_index.integrity import check_integrity
+from epp.prefix_index.removal import clear_endpoint, drop_endpoint, forget, undo
+from epp.prefix_index.reported import credit
 from epp.prefix_index.table import PrefixTable, Recorded
 from epp.types import ChunkHash, EndpointName
 
@@ -230,7 +234,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(name=names, prompt=prompts() | seen, step_s=steps_s)
     def credit(self, name: EndpointName, prompt: bytes, step_s: float) -> None:
         now, chain = self.tick(step_s), self.chain(prompt)
-        credited = self.table.credit(name, chain, now=now)
+        credited = credit(self.table, name, chain, now=now)
         assert credited == (self.live(name) and self.model.credit(name, chain, now=now))
 
     @rule(
@@ -238,13 +242,13 @@ class TableMachine(RuleBasedStateMachine):
     )
     def forget(self, name: EndpointName, prompt: bytes, keep: int, ago_s: float) -> None:
         chain, as_of = self.chain(prompt), self.now - ago_s
-        forgotten = self.table.forget(name, chain, keep=keep, as_of=as_of)
+        forgotten = forget(self.table, name, chain, keep=keep, as_of=as_of)
         expected = self.model.forget(name, chain, keep=keep, as_of=as_of) if self.live(name) else 0
         assert forgotten == expected
 
     @rule(handle=handles)
     def undo(self, handle: Handle) -> None:
-        self.table.undo(handle[0])
+        undo(self.table, handle[0])
         self.model.undo(handle[1])
 
     @rule(handle=consumes(handles))
@@ -255,14 +259,14 @@ class TableMachine(RuleBasedStateMachine):
     @rule(name=names, size_bytes=st.integers(min_value=0, max_value=30), step_s=steps_s)
     def charge(self, name: EndpointName, size_bytes: int, step_s: float) -> None:
         now = self.tick(step_s)
-        self.table.charge(name, size_bytes=size_bytes, now=now)
+        charge(self.table, name, size_bytes=size_bytes, now=now)
         if self.live(name) and size_bytes:
             self.model.charge(name, size_bytes=size_bytes, now=now)
 
     @rule(step_s=steps_s)
     def evict_at_once(self, step_s: float) -> None:
-        now, before = self.tick(step_s), len(self.table)
-        assert self.table.evict(now, budget=UNLIMITED) == before - len(self.table)
+        now, before = self.tick(step_s), self.table.entries
+        assert evict(self.table, now, budget=UNLIMITED) == before - self.table.entries
         self.model.evict(now)
         self.settled()
 
@@ -270,8 +274,8 @@ class TableMachine(RuleBasedStateMachine):
     def evict_in_small_portions(self, step_s: float) -> None:
         now, before = self.tick(step_s), None
         while before != (before := self.sizes()):
-            self.table.evict(now, budget=1)
-            self.table.check_integrity()
+            evict(self.table, now, budget=1)
+            check_integrity(self.table)
         self.model.evict(now)
         self.settled()
 
@@ -284,7 +288,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(name=names, by_bytes=st.integers(min_value=1, max_value=8))
     def shrink_a_little(self, name: EndpointName, by_bytes: int) -> None:
         if self.live(name):
-            smaller = max(0, self.table.used_bytes(name) - by_bytes)
+            smaller = max(0, self.table.mirrors[name].used_bytes - by_bytes)
             self.resize(name, smaller)
             self.evict_at_once(0.001)
 
@@ -300,13 +304,13 @@ class TableMachine(RuleBasedStateMachine):
     @rule(name=names)
     def drop_endpoint(self, name: EndpointName) -> None:
         if self.live(name):
-            self.table.drop_endpoint(name)
+            drop_endpoint(self.table, name)
             del self.model.servers[name]
 
     @rule(name=names)
     def restart(self, name: EndpointName) -> None:
         if self.live(name):
-            self.table.clear_endpoint(name)
+            clear_endpoint(self.table, name)
             self.model.servers[name].items.clear()
 
     @rule(prompt=prompts() | seen)
@@ -314,26 +318,26 @@ class TableMachine(RuleBasedStateMachine):
         assert self.table.match(self.chain(prompt)) == self.model.match(self.chain(prompt))
 
     def sizes(self) -> list[tuple[int, int]]:
-        return [(self.table.entries(n), self.table.used_bytes(n)) for n in self.table.endpoints()]
+        return [(self.table.mirrors[n].entries, self.table.mirrors[n].used_bytes) for n in self.table.mirrors]
 
     def settled(self) -> None:
         """After eviction every bound holds."""
-        assert len(self.table) <= self.model.max_entries
+        assert self.table.entries <= self.model.max_entries
         for name, server in self.model.servers.items():
-            assert self.table.used_bytes(name) <= server.capacity_bytes
+            assert self.table.mirrors[name].used_bytes <= server.capacity_bytes
 
     @precondition(lambda self: hasattr(self, "table"))
     @invariant()
     def holds_what_the_model_holds(self) -> None:
-        self.table.check_integrity()
-        assert set(self.table.endpoints()) == set(self.model.servers)
-        assert len(self.table) == sum(len(s.chunks()) for s in self.model.servers.values())
+        check_integrity(self.table)
+        assert set(self.table.mirrors) == set(self.model.servers)
+        assert self.table.entries == sum(len(s.chunks()) for s in self.model.servers.values())
         for name, server in self.model.servers.items():
-            held = {h for run in self.table._mirrors[name].last_use for h in run.hashes}
+            held = {h for run in self.table.mirrors[name].last_use for h in run.hashes}
             assert held == server.chunks()
-            assert self.table.entries(name) == len(held)
-            assert self.table.used_bytes(name) == server.used_bytes()
-            assert self.table.evictions()[name] == server.evicted
+            assert self.table.mirrors[name].entries == len(held)
+            assert self.table.mirrors[name].used_bytes == server.used_bytes()
+            assert self.table.mirrors[name].evicted == server.evicted
 
 
 TestTable = TableMachine.TestCase

@@ -7,7 +7,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from epp.prefix_index.eviction import evict
 from epp.prefix_index.hashing import ChunkSchedule
+from epp.prefix_index.integrity import check_integrity
+from epp.prefix_index.removal import clear_endpoint, undo
 from epp.prefix_index.table import PrefixTable
 from epp.types import ChunkHash, EndpointName
 
@@ -36,11 +39,11 @@ def test_no_sequence_of_forged_chains_breaks_the_table(
         elif step == "touch":
             table.touch(name, chain, now=now)
         elif step == "undo" and recorded:
-            table.undo(recorded[len(chain) % len(recorded)])
+            undo(table, recorded[len(chain) % len(recorded)])
         elif step == "evict":
-            table.evict(now)
-            assert len(table) <= 12
-            assert all(table.used_bytes(n) <= capacity_bytes for n in NAMES)
+            evict(table, now)
+            assert table.entries <= 12
+            assert all(table.mirrors[n].used_bytes <= capacity_bytes for n in NAMES)
         elif step == "clear":
-            table.clear_endpoint(name)
-        table.check_integrity()
+            clear_endpoint(table, name)
+        check_integrity(table)

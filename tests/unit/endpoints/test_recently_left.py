@@ -11,6 +11,7 @@ from epp.config.prefix import Chunks
 from epp.decision import PickRequest
 from epp.endpoints.recently_left import KEPT_S, RecentlyLeft
 from epp.picker import Picker
+from epp.prefix_index.integrity import check_integrity
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 
 A = EndpointName("a:8000")
@@ -31,8 +32,8 @@ def warm_picker(of: Endpoint) -> tuple[Picker, int]:
         prompt = random.Random(n).randbytes(20_000).hex().encode()
         inference = InferenceRequest(kind=ApiKind.COMPLETIONS, model="m", prompt=prompt)
         picker.pick(PickRequest("r", inference), now=0.0)
-    entries = picker.table.entries(A)
-    assert picker.table.used_bytes(A) > 10**6 > 0 < entries
+    entries = picker.table.mirrors[A].entries
+    assert picker.table.mirrors[A].used_bytes > 10**6 > 0 < entries
     return picker, entries
 
 
@@ -48,9 +49,9 @@ def back(of: Endpoint, *, as_: Endpoint, away_s: float = 5.0) -> tuple[Picker, i
 
 def test_the_same_process_that_was_not_ready_for_a_moment_is_still_warm() -> None:
     picker, entries = back(endpoint(), as_=endpoint())
-    assert picker.table.entries(A) == entries
+    assert picker.table.mirrors[A].entries == entries
     picker.housekeep(now=1000.0)
-    assert picker.table.entries(A) == entries, "the endpoint is back, so nobody waits for it"
+    assert picker.table.mirrors[A].entries == entries, "the endpoint is back, so nobody waits for it"
 
 
 @pytest.mark.parametrize(
@@ -60,22 +61,22 @@ def test_the_same_process_that_was_not_ready_for_a_moment_is_still_warm() -> Non
 )
 def test_another_process_of_the_same_name_is_cold(other: Endpoint) -> None:
     picker, _ = back(endpoint(), as_=other)
-    assert picker.table.entries(A) == 0
+    assert picker.table.mirrors[A].entries == 0
 
 
 def test_an_endpoint_that_stays_away_is_forgotten() -> None:
     picker, _ = back(endpoint(), as_=endpoint(), away_s=KEPT_S)
-    assert picker.table.entries(A) == 0
+    assert picker.table.mirrors[A].entries == 0
     picker, _ = warm_picker(endpoint())
     picker.set_endpoints([], now=0.0)
     picker.housekeep(now=KEPT_S)
-    assert len(picker.table) == 0
-    assert picker.table.endpoints() == []
+    assert picker.table.entries == 0
+    assert list(picker.table.mirrors) == []
 
 
 def test_of_an_endpoint_without_an_incarnation_nobody_knows() -> None:
     picker, _ = back(endpoint(incarnation=""), as_=endpoint(incarnation=""))
-    assert picker.table.entries(A) == 0
+    assert picker.table.mirrors[A].entries == 0
 
 
 def test_chunks_that_are_cut_differently_end_the_waiting() -> None:
@@ -86,8 +87,8 @@ def test_chunks_that_are_cut_differently_end_the_waiting() -> None:
         Policy(api_version=API_VERSION, kind=KIND, metadata=Metadata(name="p"), spec=spec), now=1.0
     )
     picker.set_endpoints([endpoint()], now=2.0)
-    assert picker.table.entries(A) == 0
-    picker.table.check_integrity()
+    assert picker.table.mirrors[A].entries == 0
+    check_integrity(picker.table)
 
 
 def test_who_left_is_remembered_once() -> None:

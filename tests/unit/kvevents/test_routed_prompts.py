@@ -91,13 +91,13 @@ def test_of_two_servers_that_hold_a_prompt_the_one_with_it_in_the_faster_tier_is
 
 def test_a_followed_servers_share_of_the_table_has_room_for_all_that_it_says_it_holds() -> None:
     picker = a_picker(None)
-    before = picker.table.capacity_bytes(A.name)
+    before = picker.table.mirrors[A.name].capacity_bytes
     picker.take_in([ServerReport(server=A.name, live=True, known_bytes=before // 2)])
-    assert picker.table.capacity_bytes(A.name) == before
+    assert picker.table.mirrors[A.name].capacity_bytes == before
     picker.take_in([ServerReport(server=A.name, live=True, known_bytes=2 * before)])
-    assert picker.table.capacity_bytes(A.name) == 2 * before
+    assert picker.table.mirrors[A.name].capacity_bytes == 2 * before
     picker.take_in([ServerReport(server=A.name, live=False)])
-    assert picker.table.capacity_bytes(A.name) == before
+    assert picker.table.mirrors[A.name].capacity_bytes == before
 
 
 def test_an_account_of_a_server_that_left_is_dropped() -> None:

@@ -8,8 +8,13 @@ import random
 
 import pytest
 
+from epp.prefix_index.eviction import charge, evict
 from epp.prefix_index.hashing import ChunkSchedule, hash_chain
+from epp.prefix_index.integrity import check_integrity
+from epp.prefix_index.removal import clear_endpoint, drop_endpoint, forget, undo
+from epp.prefix_index.reported import credit
 from epp.prefix_index.table import PrefixTable
+from epp.sharing.storing import uses_of
 from epp.types import ChunkHash, EndpointName
 
 SCHEDULE = ChunkSchedule(chunk_bytes=1, later_chunk_bytes=1, later_from_bytes=0)
@@ -29,47 +34,47 @@ def table() -> PrefixTable:
     for n in range(MANY):
         table.record(A, chain(n), now=n)
     table.record(B, chain(1), now=MANY)
-    table.charge(A, size_bytes=9, now=MANY)
+    charge(table, A, size_bytes=9, now=MANY)
     return table
 
 
 def test_a_cleared_server_holds_nothing_at_once_and_others_keep_theirs(table: PrefixTable) -> None:
     assert table.match(chain(1)) == {A: 1, B: 1}
-    table.clear_endpoint(A)
+    clear_endpoint(table, A)
     assert table.match(chain(1)) == {B: 1}
     assert table.holders(chain(2)) == []
-    assert list(table.uses(A)) == []
-    table.check_integrity()
+    assert list(uses_of(table, A)) == []
+    check_integrity(table)
 
 
 def test_entries_go_in_bounded_steps_and_then_new_ones_come(table: PrefixTable) -> None:
-    table.clear_endpoint(A)
-    left, steps = [table.entries(A)], 0
+    clear_endpoint(table, A)
+    left, steps = [table.mirrors[A].entries], 0
     while left[-1] or steps < 3:
-        table.evict(now=MANY)
+        evict(table, now=MANY)
         steps += 1
-        left.append(table.entries(A))
+        left.append(table.mirrors[A].entries)
         assert left[-2] - left[-1] <= STEP
         assert table.record(A, chain(5), now=MANY).added == (1 if not left[-1] else 0)
-        left[-1] = table.entries(A)
+        left[-1] = table.mirrors[A].entries
         if left[-1] == 1:
             break
     assert steps == 3
     assert table.match(chain(5)) == {A: 1}
-    assert table.evictions()[A] == 0
-    assert table.used_bytes(A) == 1
-    table.check_integrity()
+    assert table.mirrors[A].evicted == 0
+    assert table.mirrors[A].used_bytes == 1
+    check_integrity(table)
 
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_a_server_over_its_capacity_may_go_too(table: PrefixTable, *, leaves: bool) -> None:
     table.resize(A, capacity_bytes=MANY // 2)
-    (table.drop_endpoint if leaves else table.clear_endpoint)(A)
-    table.check_integrity()
+    (drop_endpoint if leaves else clear_endpoint)(table, A)
+    check_integrity(table)
     for _ in range(4):
-        table.evict(now=MANY)
-        table.check_integrity()
-    assert len(table) == 1, "what B holds"
+        evict(table, now=MANY)
+        check_integrity(table)
+    assert table.entries == 1, "what B holds"
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -77,31 +82,31 @@ def test_whatever_happens_meanwhile_the_books_stay_right(table: PrefixTable, *, 
     handles = [table.record(A, chain(n, more=b"xy"), now=MANY + n) for n in range(20)]
     rng, now = random.Random(1), 2.0 * MANY
     if leaves:
-        table.drop_endpoint(A)
+        drop_endpoint(table, A)
         table.add_endpoint(A, capacity_bytes=50)
     else:
-        table.clear_endpoint(A)
+        clear_endpoint(table, A)
     for n in range(40):
         now += 1
         found = chain(rng.randrange(MANY), more=rng.choice([b"", b"x", b"xyz"]))
-        table.undo(rng.choice(handles))
+        undo(table, rng.choice(handles))
         table.touch(A, found, now=now)
-        table.forget(A, found, keep=0, as_of=now)
-        table.credit(A, found, now=now)
-        table.charge(A, size_bytes=3, now=now)
+        forget(table, A, found, keep=0, as_of=now)
+        credit(table, A, found, now=now)
+        charge(table, A, size_bytes=3, now=now)
         table.record(rng.choice([A, B]), found, now=now)
-        assert A not in table.match(chain(n + 100)) or table.entries(A) < 200
+        assert A not in table.match(chain(n + 100)) or table.mirrors[A].entries < 200
         if n % 10 == 5:
-            table.evict(now)
-            table.check_integrity()
+            evict(table, now)
+            check_integrity(table)
         if n == 15:
-            table.clear_endpoint(A)
-            table.drop_endpoint(B)
+            clear_endpoint(table, A)
+            drop_endpoint(table, B)
             table.add_endpoint(B, capacity_bytes=100)
-    table.evict(now)
-    table.check_integrity()
-    assert len(table) == table.entries(A) + table.entries(B)
-    assert table.entries(A) <= 50 or not leaves
+    evict(table, now)
+    check_integrity(table)
+    assert table.entries == table.mirrors[A].entries + table.mirrors[B].entries
+    assert table.mirrors[A].entries <= 50 or not leaves
 
 
 def test_what_is_being_removed_costs_others_no_entry() -> None:
@@ -111,6 +116,6 @@ def test_what_is_being_removed_costs_others_no_entry() -> None:
     table.record(B, chain(MANY + 1), now=0)
     for n in range(MANY):
         table.record(A, chain(n), now=n)
-    table.clear_endpoint(A)
-    table.evict(now=MANY)
+    clear_endpoint(table, A)
+    evict(table, now=MANY)
     assert table.match(chain(MANY + 1)) == {B: 1}

@@ -10,6 +10,7 @@ from epp.decision import Outcome, PickRequest
 from epp.gate import Gate
 from epp.picker import Picker
 from epp.picker_events import Pick
+from epp.prefix_index.integrity import check_integrity
 from epp.prefix_index.secret import HashSecret
 from epp.sharing.exchange import Exchange
 from epp.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
@@ -90,7 +91,7 @@ class Replica:
         return sum(s.backlog.undone_tokens(now=now, rate=0.0) for s in self.picker.fleet.states())
 
     def check(self) -> None:
-        self.picker.table.check_integrity()
+        check_integrity(self.picker.table)
         self.picker.fleet.check_integrity()
         self.exchange.check_integrity()
 

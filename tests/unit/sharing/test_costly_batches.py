@@ -101,9 +101,8 @@ def test_longer_chains_are_known_by_their_beginning_and_the_dictionary_stays_bou
     long = array("Q", range(1, 3 * MOST_CHUNKS))
     replica.exchange.receive(batch(replica, 1, [HeldChain(0, 0, b"", pack_hashes(long))]), now=1.0)
     replica.exchange.receive(batch(replica, 2, [HeldChain(0, 0, LAST, pack_hashes(long))]), now=1.0)
-    assert (
-        replica.picker.table.entries(next(iter(replica.picker.fleet.states())).endpoint.name) == MOST_CHUNKS
-    )
+    name = next(iter(replica.picker.fleet.states())).endpoint.name
+    assert replica.picker.table.mirrors[name].entries == MOST_CHUNKS
     replica.check()
 
 

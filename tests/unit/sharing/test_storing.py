@@ -6,7 +6,7 @@ import pytest
 
 from epp.sharing.batches import MalformedError, encode_table
 from epp.sharing.exchange import Exchange
-from epp.sharing.storing import table_portions
+from epp.sharing.storing import table_portions, uses_of
 from epp.types import EndpointMetrics, EndpointName
 from tests.unit.sharing.pickers import Replica, endpoints, text
 
@@ -50,11 +50,13 @@ def test_a_table_that_is_loaded_holds_what_was_stored_in_the_same_order() -> Non
     one = a_used_replica()
     other = loaded(stored(one.exchange))
     for name in map(EndpointName, "abc"):
-        assert other.picker.table.entries(name) == one.picker.table.entries(name) > 0
-        assert other.picker.table.used_bytes(name) == one.picker.table.used_bytes(name)
-        assert other.picker.table.capacity_bytes(name) == one.picker.table.capacity_bytes(name)
-        uses = [list(map(list, (chain,))) for chain, _ in one.picker.table.uses(name)]
-        assert [list(map(list, (chain,))) for chain, _ in other.picker.table.uses(name)] == uses
+        assert other.picker.table.mirrors[name].entries == one.picker.table.mirrors[name].entries > 0
+        assert other.picker.table.mirrors[name].used_bytes == one.picker.table.mirrors[name].used_bytes
+        assert (
+            other.picker.table.mirrors[name].capacity_bytes == one.picker.table.mirrors[name].capacity_bytes
+        )
+        uses = [list(map(list, (chain,))) for chain, _ in uses_of(one.picker.table, name)]
+        assert [list(map(list, (chain,))) for chain, _ in uses_of(other.picker.table, name)] == uses
     for n in range(40):
         prompt = text(f"shared {n % 7}") + text(f"user {n}", 2000 + 500 * (n % 5))
         assert other.matched(prompt, now=500.0) == one.matched(prompt, now=500.0)
@@ -75,7 +77,7 @@ def test_a_table_loads_beside_what_the_picker_has_learned_meanwhile() -> None:
     for _ in other.exchange.listener.load(data, now=500.0, age_s=0.1):
         other.check()
     assert mine.decision.chosen in other.matched(text("mine"), now=500.0)
-    assert len(other.picker.table) > len(one.picker.table)
+    assert other.picker.table.entries > one.picker.table.entries
 
 
 def test_a_server_that_restarted_while_nobody_looked_is_not_believed() -> None:
@@ -85,8 +87,8 @@ def test_a_server_that_restarted_while_nobody_looked_is_not_believed() -> None:
     other.picker.observe(a, EndpointMetrics(scraped_at=501.0, prompt_tokens=20.0), now=501.0)
     other.picker.observe(b, EndpointMetrics(scraped_at=501.0, prompt_tokens=9000.0), now=501.0)
     other.exchange.listener.expire(now=501.0)
-    assert other.picker.table.entries(a) == 0
-    assert other.picker.table.entries(b) > 0
+    assert other.picker.table.mirrors[a].entries == 0
+    assert other.picker.table.mirrors[b].entries > 0
     other.check()
 
 
@@ -97,7 +99,7 @@ def test_a_server_that_lost_its_cache_after_the_table_was_made_keeps_nothing_of_
     other.picker.set_endpoints(endpoints("abc"), now=499.8)
     for _ in other.exchange.listener.load(data, now=500.0, age_s=1.0):
         other.check()
-    assert len(other.picker.table) == 0
+    assert other.picker.table.entries == 0
 
 
 @pytest.mark.parametrize("data", [b"", b"\x91\x91\xc4\x01x", b"nonsense"])

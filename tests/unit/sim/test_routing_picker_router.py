@@ -12,6 +12,7 @@ from bench.routing.bench import shape_of
 from bench.routing.picker_router import PickerRouter
 from bench.routing.workloads import SPECS, OpenLoop
 from epp.config.policy import DEFAULT_POLICY
+from epp.prefix_index.integrity import check_integrity
 from model_server.sim.fleet import Change, Fleet, FleetPlan
 
 
@@ -34,14 +35,14 @@ def test_everything_booked_is_released(replicas: int, changes: tuple[Change, ...
     assert len(outcome.records) == 120
     for picker in router.pickers:
         picker.fleet.check_integrity()
-        picker.table.check_integrity()
+        check_integrity(picker.table)
         assert all(state.in_flight == 0 for state in picker.fleet.states())
 
 
 def test_replicas_share_the_requests_and_scrape_for_themselves() -> None:
     router, fleet = a_run(replicas=3)
     fleet.run()
-    assert all(len(picker.table) > 0 for picker in router.pickers)
+    assert all(picker.table.entries > 0 for picker in router.pickers)
     assert all(state.metrics is not None for picker in router.pickers for state in picker.fleet.states())
 
 
@@ -72,5 +73,5 @@ def test_its_table_follows_what_the_servers_hold() -> None:
     fleet.run()
     table = router.pickers[0].table
     for name, engine in fleet.engines.items():
-        mirror = next(n for n in table.endpoints() if n == name)
-        assert table.capacity_bytes(mirror) == engine.shape.capacity_tokens * 4
+        mirror = next(n for n in table.mirrors if n == name)
+        assert table.mirrors[mirror].capacity_bytes == engine.shape.capacity_tokens * 4

@@ -1,0 +1,167 @@
+"""Takes entries out of the prefix table: those of servers that leave or restart, records that a request did
+not come to use, and chunks that a server lacks by its own reports.
+
+A chunk goes only together with all that the same server holds behind it, since a tail without its head is
+useless. A large mirror is emptied in steps, which `eviction` takes. Until then it counts as empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from epp.prefix_index.table import Mirror, PrefixTable, Recorded, Run, Use
+from epp.types import ChunkHash, EndpointName
+
+_MOST_RUNS_AT_ONCE = 8_192
+"""Most runs that one call clears, in some 7 ms."""
+_RUNS_A_STEP = 4_096
+"""Most runs of a larger mirror that one call removes, in some 8 ms."""
+
+
+def drop_endpoint(table: PrefixTable, name: EndpointName) -> None:
+    mirror = table.mirrors.pop(name)
+    table.over.pop(mirror, None)
+    _empty(table, mirror)
+
+
+def clear_endpoint(table: PrefixTable, name: EndpointName) -> None:
+    """Forget everything that the server held, because it restarted with a cold cache."""
+    _empty(table, table.mirrors[name])
+
+
+def _empty(table: PrefixTable, mirror: Mirror) -> None:
+    table.emptied[mirror] = None
+    table.hidden |= mirror.bit
+    if len(mirror.last_use) > _MOST_RUNS_AT_ONCE:
+        return
+    for run in mirror.last_use:
+        _disown(table, mirror, run)
+    table.entries -= mirror.entries
+    while mirror.oldest is not None:  # so that the garbage collector for cycles has no work
+        mirror.unlink(mirror.oldest)
+    mirror.last_use.clear()
+    mirror.used_bytes = mirror.entries = 0
+    _is_empty(table, mirror)
+
+
+def empty_further(table: PrefixTable) -> None:
+    """Remove the next entries of the mirror that has been waiting longest to be emptied."""
+    mirror = next(iter(table.emptied))
+    for _ in range(_RUNS_A_STEP):
+        use = mirror.oldest
+        if use is None:
+            _is_empty(table, mirror)
+            return
+        if use.leaf is not None:
+            shorten(table, mirror, use.leaf, keep_to=use.leaf.start)
+        else:
+            mirror.used_bytes -= use.size_bytes
+            mirror.unlink(use)
+
+
+def _is_empty(table: PrefixTable, mirror: Mirror) -> None:
+    del table.emptied[mirror]
+    table.hidden &= ~mirror.bit
+    if table.mirrors.get(mirror.name) is not mirror:
+        table.by_bit[mirror.bit.bit_length() - 1] = None
+
+
+def undo(table: PrefixTable, recorded: Recorded) -> None:
+    """Remove the entries that `record` added, unless they were recorded or touched since.
+    May be called any number of times.
+    """
+    mirror, use = recorded.mirror, recorded.use
+    if mirror is None or use is None or use.leaf is None or mirror.last_use.get(use.leaf) is not use:
+        return
+    run: Run | None = use.leaf
+    while run is not None and mirror.last_use[run] is use and run.end > recorded.first_added:
+        if run.children and _held_below(mirror, run):
+            break  # by its own events the server holds chunks after this run
+        above = run.parent
+        run = _release(table, mirror, run, keep_to=recorded.first_added) or above
+    _retreat(mirror, use, run)
+
+
+def forget(
+    table: PrefixTable, name: EndpointName, chain: Sequence[ChunkHash], *, keep: int, as_of: float
+) -> int:
+    """The server does not hold chunk `keep` of the chain, nor anything that continues it, unless the
+    chunk was used after `as_of`. Returns the number of entries forgotten. A server that has left is
+    ignored.
+    """
+    mirror = table.taking(name)
+    runs, covered = table.path(chain[: keep + 1])
+    if mirror is None or covered <= keep:
+        return 0
+    run = runs[-1]
+    if run not in mirror.last_use or mirror.last_use[run].at > as_of:
+        return 0
+    before = mirror.entries
+    if run.children:
+        for below in _held_below(mirror, run):
+            shorten(table, mirror, below, keep_to=below.start)
+    shorten(table, mirror, run, keep_to=keep)
+    return before - mirror.entries
+
+
+def shorten(table: PrefixTable, mirror: Mirror, run: Run, *, keep_to: int) -> None:
+    """The server drops the chunks of a run from `keep_to` on, and holds nothing below the run. So the run's
+    last use ends there.
+    """
+    use, above = mirror.last_use[run], run.parent
+    kept = _release(table, mirror, run, keep_to=keep_to)
+    _retreat(mirror, use, kept or above)
+
+
+def _release(table: PrefixTable, mirror: Mirror, run: Run, *, keep_to: int) -> Run | None:
+    """`mirror` drops the chunks of a run from `keep_to` on. It must hold nothing below this run. Returns
+    the run that it keeps, if any.
+    """
+    upper = None
+    if run.start < keep_to < run.end:
+        if run.holders == mirror.bit:
+            _uncount(table, mirror, keep_to, run.end)
+            del run.hashes[keep_to - run.start :]
+            return run
+        upper = table.split(run, keep_to)
+    del mirror.last_use[run]
+    _uncount(table, mirror, run.start, run.end)
+    _disown(table, mirror, run)
+    return upper
+
+
+def _uncount(table: PrefixTable, mirror: Mirror, start: int, end: int) -> None:
+    mirror.used_bytes -= table.size_bytes(start, end)
+    mirror.entries -= end - start
+    table.entries -= end - start
+
+
+def _disown(table: PrefixTable, mirror: Mirror, run: Run) -> None:
+    run.holders &= ~mirror.bit
+    if not run.holders:
+        del table.index[run.hashes[0]]
+        if run.parent is not None:
+            run.parent.children -= 1
+
+
+def _retreat(mirror: Mirror, use: Use, run: Run | None) -> None:
+    """Called when the deepest runs of a use are gone: end it at `run`, unless `run` was used later."""
+    if run is not None and mirror.last_use[run] is use:
+        use.leaf = run
+    else:
+        mirror.unlink(use)
+
+
+def _held_below(mirror: Mirror, run: Run) -> list[Run]:
+    """Return the runs that the mirror holds below a run. Each stands before the run that it continues.
+    The function examines every run of the mirror.
+    """
+    children: dict[Run, list[Run]] = {}
+    for held in mirror.last_use:
+        if held.parent is not None:
+            children.setdefault(held.parent, []).append(held)
+    found = list(children.get(run, ()))
+    for below in found:
+        found += children.get(below, ())  # the list grows during this loop
+    found.reverse()
+    return found
