@@ -15,7 +15,7 @@ import numpy as np
 
 from epp.config.policy import PolicySpec
 from epp.endpoints.growth import growth
-from epp.endpoints.learned import CacheSize, Learned, TokenEstimate
+from epp.endpoints.learned import MOST_BYTES_PER_TOKEN, CacheSize, Learned, TokenEstimate, sample_of
 from epp.endpoints.served_models import forget_models
 from epp.endpoints.state import EndpointState
 from epp.prefix_index.eviction import charge
@@ -158,7 +158,7 @@ class ServerCaches:
         the same process.
         """
         name, tokens = state.endpoint.name, self.learned(state.model).tokens
-        sample = state.window.observe(after)
+        sample = sample_of(state.window, after)
         if sample:
             tokens.learn(*sample)
         if before is not None:
@@ -182,7 +182,7 @@ class ServerCaches:
         size = prompt_size(inference, body_bytes=body_bytes)
         if inference.token_ids:
             return Prompt(size, size.text_bytes // _TOKEN_ID_BYTES, self.chain(inference), teaches=False)
-        tokens = self.learned(base_model).tokens.tokens(size)
+        tokens = estimated_tokens(size, self.learned(base_model).tokens.terms)
         return Prompt(size, tokens, self.chain(inference), teaches=bool(inference.prompt))
 
     def cached_tokens(self, prompt: Prompt, found: Sequence[tuple[int, int]], block_tokens: Ints) -> Floats:
@@ -233,8 +233,8 @@ class ServerCaches:
         if not prompt.chain:
             return None
         recorded = self.table.record(state.endpoint.name, prompt.chain, now=now)
-        self.learned(state.model).cache.predicted(
-            state.hits,
+        state.hits.predicted(
+            self.learned(state.model).cache.staleness,
             tokens=cached_tokens,
             others=prompt.tokens - cached_tokens,
             unused_s=recorded.unused_s,
@@ -320,6 +320,15 @@ def _schedule(spec: PolicySpec) -> ChunkSchedule:
         later_chunk_bytes=spec.chunks.later_size_bytes,
         later_from_bytes=spec.chunks.later_from_bytes,
     )
+
+
+def estimated_tokens(size: PromptSize, terms: tuple[float, float, float]) -> int:
+    """Return the estimated tokens of one prompt, at least one for each 64 bytes.
+    terms: see `TokenEstimate`.
+    """
+    a, b, c = terms
+    estimate = a * size.text_bytes + b * size.continuation_bytes + c * size.opaque
+    return int(max(estimate, size.text_bytes / MOST_BYTES_PER_TOKEN))
 
 
 def prompt_size(request: InferenceRequest, *, body_bytes: int = 0) -> PromptSize:

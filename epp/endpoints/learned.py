@@ -1,13 +1,13 @@
 """What the picker learns about a model from all of its servers together: how many tokens a prompt makes, and
 how much the servers' caches keep.
 
-`TokenEstimate` learns from sampled answers and from the servers' counters; a `CounterWindow` of each server
-finds the requests whose counters are ours alone. `CacheSize` learns from the hits that servers count; a
-`HitWindow` of each server keeps the predictions to compare them with. The prefill rate is not here, since
-servers differ in it (`prefill_rate`).
+`TokenEstimate` learns from sampled answers and from the servers' counters. `CacheSize` learns from the hits
+that servers count. What requests add to the comparison stands in the windows of each server's state
+(`state.CounterWindow`, `state.HitWindow`). The prefill rate is not here, since servers differ in it
+(`prefill_rate`).
 
-Pure arithmetic; times are monotonic seconds. The picker calls it with prompts and predictions at picks, and
-with counters at scrapes.
+Pure arithmetic; times are monotonic seconds. The picker calls it with the counters of pages and with the
+usage of sampled answers. A pick only reads `TokenEstimate.terms`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import math
 from dataclasses import dataclass
 
 from epp.endpoints.growth import growth
-from epp.endpoints.least_squares import ThreeTerms
+from epp.endpoints.least_squares import Three, ThreeTerms
+from epp.endpoints.state import CounterWindow, HitWindow, Staleness
 from epp.types import EndpointMetrics, PromptSize
 
 _WINDOW_REQUESTS = 20
@@ -29,16 +30,12 @@ _PRIOR_OPAQUE = 0.00005
 picture."""
 _KEEP_TOKENS = 200_000.0
 """Older evidence is scaled down to this, so that a change of traffic shows within some hundred requests."""
-_MOST_BYTES_PER_TOKEN = 64.0
+MOST_BYTES_PER_TOKEN = 64.0
 _MOST_TOKENS_PER_BYTE = 2.0
 """A tokenizer makes at most one token of a byte. A chat template adds the rest."""
 _MOST_TOKENS_PER_OPAQUE = 200_000.0
 """Most tokens of a picture or the like, such as a long film."""
 
-_STALE_SHARE = 0.1
-"""Share of the predicted tokens that count as the stalest."""
-_STALE_START_S = 30.0
-_STALE_STEP = 0.05
 _TRUE_ENOUGH = 0.6
 """The assumed size stays as it is when this share of the stalest predictions is right."""
 _GAIN_OF_SIZE = 0.03
@@ -61,32 +58,27 @@ class TokenEstimate:
     traffic is kept too: it converts the size of a cache from tokens to bytes of prompts.
     """
 
-    __slots__ = ("_bytes", "_fit", "_start", "_terms", "_tokens")
+    __slots__ = ("_bytes", "_fit", "_start", "_tokens", "terms")
 
     def __init__(self, *, start: float) -> None:
         self._start = start
         self._tokens = _PRIOR_TOKENS
         self._bytes = start * _PRIOR_TOKENS
         self._fit = ThreeTerms()
-        self._terms = (1 / start, 0.0, 0.0)
+        self.terms: Three = (1 / start, 0.0, 0.0)
+        """The factors a, b and c."""
 
     @property
     def bytes_per_token(self) -> float:
         """Mean over everything that was learned."""
         return self._bytes / self._tokens
 
-    def tokens(self, size: PromptSize) -> int:
-        """Return the estimated tokens of one prompt, at least one for each 64 bytes."""
-        a, b, c = self._terms
-        estimate = a * size.text_bytes + b * size.continuation_bytes + c * size.opaque
-        return int(max(estimate, size.text_bytes / _MOST_BYTES_PER_TOKEN))
-
     def learn(self, size: PromptSize, tokens: float) -> None:
         """Learn from the size of a prompt, or of several together, and the tokens that a server counted.
         Impossible samples are ignored, since all servers share this estimate.
         """
         most = _MOST_TOKENS_PER_BYTE * size.text_bytes + _MOST_TOKENS_PER_OPAQUE * size.opaque
-        if size.text_bytes <= 0 or not max(1.0, size.text_bytes / _MOST_BYTES_PER_TOKEN) <= tokens <= most:
+        if size.text_bytes <= 0 or not max(1.0, size.text_bytes / MOST_BYTES_PER_TOKEN) <= tokens <= most:
             return
         self._bytes += size.text_bytes
         self._tokens += tokens
@@ -99,68 +91,9 @@ class TokenEstimate:
             self._tokens *= scale
             self._fit.scale(scale)
         by_bytes = _PRIOR_TOKENS * self._start
-        self._terms = self._fit.solve(
+        self.terms = self._fit.solve(
             prior=(1 / self._start, 0.0, 0.0), trust=(by_bytes, by_bytes / 100, _PRIOR_OPAQUE)
         )
-
-
-class CounterWindow:
-    """Pairs our own finished requests with one server's counters, to learn without sampled answers.
-
-    A sample counts only if the server finished as many requests as we sent there. Otherwise the requests of
-    other clients or replicas would be taken for ours.
-    """
-
-    __slots__ = ("_own", "_size", "_start")
-
-    def __init__(self) -> None:
-        self._start: EndpointMetrics | None = None
-        self._own = 0
-        self._size = PromptSize(0)
-
-    def ended(self, size: PromptSize) -> None:
-        self._own += 1
-        whole = self._size
-        self._size = PromptSize(
-            whole.text_bytes + size.text_bytes,
-            whole.continuation_bytes + size.continuation_bytes,
-            whole.opaque + size.opaque,
-        )
-
-    def observe(self, after: EndpointMetrics) -> tuple[PromptSize, float] | None:
-        """If a window closes with this scrape and all its requests were ours: their size and tokens."""
-        start = self._start
-        if start is None or after.finished is None or after.finished < (start.finished or 0):
-            self._restart(after)
-            return None
-        if self._own < _WINDOW_REQUESTS or after.inside != 0:
-            return None  # counters and finished requests agree only while nothing is in flight
-        finished = growth(start.finished, after.finished)
-        sample = (self._size, growth(start.prompt_tokens, after.prompt_tokens))
-        ours_alone = finished == self._own
-        self._restart(after)
-        return sample if ours_alone else None
-
-    def _restart(self, after: EndpointMetrics) -> None:
-        self._start = after if after.inside == 0 else None
-        self._own = 0
-        self._size = PromptSize(0)
-
-
-@dataclass(slots=True, eq=False)
-class HitWindow:
-    """Predictions for one server since the last time that predictions and counters were compared."""
-
-    opened_at: float | None = None
-    hits_before: float = 0.0
-    fresh_tokens: float = 0.0
-    stale_tokens: float = 0.0
-    other_tokens: float = 0.0
-    """Prompt tokens that were not predicted to be cached."""
-    requests: int = 0
-    stale_requests: int = 0
-    predicted_tokens: int = 0
-    """All tokens predicted since the server is known. The only total here that outlives the window."""
 
 
 class CacheSize:
@@ -182,36 +115,14 @@ class CacheSize:
     are wrong, it shrinks.
     """
 
-    __slots__ = ("_evidence", "_fit", "_stale_s", "_typical_tokens", "factor")
+    __slots__ = ("_evidence", "_fit", "factor", "staleness")
 
     def __init__(self) -> None:
         self.factor = 1.0
-        self._stale_s = _STALE_START_S
-        """A prefix that was unused for longer is stale. Follows the quantile of predicted tokens."""
-        self._typical_tokens = 0.0
-        """Typical number of tokens in a prediction."""
+        self.staleness = Staleness()
         self._evidence = 0.0
         """Number of stale predictions in the fit."""
         self._fit = ThreeTerms()
-
-    def predicted(self, window: HitWindow, *, tokens: int, others: int, unused_s: float) -> None:
-        """Count a request: `tokens` of its prompt are believed to be cached, in a prefix that was unused for
-        `unused_s`; `others` are not.
-        """
-        window.requests += 1
-        window.other_tokens += others
-        if not tokens:
-            return
-        self._typical_tokens += 0.05 * (tokens - self._typical_tokens) if self._typical_tokens else tokens
-        weight = min(1.0, tokens / self._typical_tokens) * _STALE_STEP
-        window.predicted_tokens += tokens
-        if unused_s > self._stale_s:
-            self._stale_s *= 1 + weight * (1 - _STALE_SHARE)
-            window.stale_tokens += tokens
-            window.stale_requests += 1
-        else:
-            self._stale_s = max(1e-3, self._stale_s * (1 - weight * _STALE_SHARE))
-            window.fresh_tokens += tokens
 
     def observe(
         self,
@@ -250,11 +161,31 @@ class CacheSize:
     @property
     def truth(self) -> float:
         """How often the stalest predictions are right in proportion to the others, from 0 to 1."""
-        trust = _PRIOR_HITS * max(1.0, self._typical_tokens) ** 2
+        trust = _PRIOR_HITS * max(1.0, self.staleness.typical_tokens) ** 2
         fresh, stale, _ = self._fit.solve(prior=(1.0, 1.0, 0.0), trust=(trust, trust, trust))
         if fresh <= 0:
             return 1.0 if stale >= 0 else 0.0
         return min(1.0, max(0.0, stale / fresh))
+
+
+def sample_of(window: CounterWindow, after: EndpointMetrics) -> tuple[PromptSize, float] | None:
+    """If a window closes with this page and all its requests were ours: their size and tokens."""
+    start = window.start
+    if start is None or after.finished is None or after.finished < (start.finished or 0):
+        _restart(window, after)
+        return None
+    if window.own < _WINDOW_REQUESTS or after.inside != 0:
+        return None  # counters and finished requests agree only while nothing is in flight
+    finished = growth(start.finished, after.finished)
+    sample = (window.size, growth(start.prompt_tokens, after.prompt_tokens))
+    ours_alone = finished == window.own
+    _restart(window, after)
+    return sample if ours_alone else None
+
+
+def _restart(window: CounterWindow, after: EndpointMetrics) -> None:
+    window.start = after if after.inside == 0 else None
+    window.own, window.size = 0, PromptSize(0)
 
 
 def _open(window: HitWindow, hits: float, now: float) -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.endpoints.learned import CacheSize, HitWindow
+from epp.endpoints.learned import CacheSize
+from epp.endpoints.state import HitWindow
 
 SPAN = 32.0
 
@@ -24,7 +25,7 @@ class Server:
         self.scrape()
 
     def request(self, *, unused_s: float, predicted: int = 1000, hit: float = 1000.0) -> None:
-        self.size.predicted(self.window, tokens=predicted, others=100, unused_s=unused_s)
+        self.window.predicted(self.size.staleness, tokens=predicted, others=100, unused_s=unused_s)
         self.hits += hit
 
     def scrape(self, *, after_s: float = 6.0, waiting: int = 0, bounded: bool = True) -> None:
@@ -121,7 +122,7 @@ def test_hits_that_were_not_foreseen_are_no_evidence_against_those_that_were() -
         if rng.random() < 0.3:
             server.request(unused_s=rng.expovariate(1 / 10))
         else:
-            size.predicted(server.window, tokens=0, others=1000, unused_s=0.0)
+            server.window.predicted(size.staleness, tokens=0, others=1000, unused_s=0.0)
             server.hits += 1000 * (rng.random() < 0.6)
         if n % 5 == 4:
             server.scrape()
@@ -146,7 +147,7 @@ def test_the_stalest_tenth_is_what_counts_as_stale() -> None:
     counted = [0, 0]
     for n in range(6000):
         before = window.stale_requests
-        size.predicted(window, tokens=1000, others=0, unused_s=rng.expovariate(1 / 60))
+        window.predicted(size.staleness, tokens=1000, others=0, unused_s=rng.expovariate(1 / 60))
         if n >= 1000:
             counted[window.stale_requests - before] += 1
     assert 0.05 < counted[1] / sum(counted) < 0.2

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.endpoints.growth import computed_growth, growth, restarted
-from epp.endpoints.learned import CounterWindow, TokenEstimate
+from epp.endpoints.learned import TokenEstimate, sample_of
+from epp.endpoints.state import CounterWindow
+from epp.server_caches import estimated_tokens
 from epp.types import EndpointMetrics, PromptSize
 
 
@@ -57,10 +59,10 @@ def test_a_counter_that_fell_tells_a_restart() -> None:
 
 def test_an_estimate_starts_from_the_policy_and_follows_what_is_told() -> None:
     estimate = TokenEstimate(start=4.0)
-    assert estimate.tokens(PromptSize(4000)) == 1000
+    assert estimated_tokens(PromptSize(4000), estimate.terms) == 1000
     for _ in range(50):
         estimate.learn(PromptSize(2000), 1000)
-    assert estimate.tokens(PromptSize(4000)) == pytest.approx(2000, rel=0.02)
+    assert estimated_tokens(PromptSize(4000), estimate.terms) == pytest.approx(2000, rel=0.02)
     assert estimate.bytes_per_token == pytest.approx(2.0, rel=0.02)
 
 
@@ -70,7 +72,7 @@ def test_a_change_of_language_shows_within_some_hundred_requests() -> None:
         estimate.learn(PromptSize(4000), 1000)
     for _ in range(600):
         estimate.learn(PromptSize(1500), 1000)
-    assert estimate.tokens(PromptSize(1500)) == pytest.approx(1000, rel=0.1)
+    assert estimated_tokens(PromptSize(1500), estimate.terms) == pytest.approx(1000, rel=0.1)
 
 
 ENGLISH, CODE = 0.24, 0.31
@@ -94,7 +96,9 @@ def a_request(kind: str, rng: random.Random) -> tuple[PromptSize, float]:
 def worst_error(estimate: TokenEstimate, kind: str, rng: random.Random) -> float:
     """Return the mean error over prompts of the kind, as a share."""
     asked = [a_request(kind, rng) for _ in range(200)]
-    return sum(abs(estimate.tokens(size) / tokens - 1) for size, tokens in asked) / len(asked)
+    return sum(abs(estimated_tokens(size, estimate.terms) / tokens - 1) for size, tokens in asked) / len(
+        asked
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,47 +128,47 @@ def test_an_estimate_is_never_negative_nor_absurdly_low_whatever_is_told(
     for size, share, opaque, tokens in pairs:
         told = PromptSize(size, share * size, opaque)
         estimate.learn(told, tokens)
-        assert estimate.tokens(PromptSize(640, share * 640, opaque)) >= 10
+        assert estimated_tokens(PromptSize(640, share * 640, opaque), estimate.terms) >= 10
         assert 0 < estimate.bytes_per_token < float("inf")
 
 
 def test_a_window_that_was_ours_alone_gives_a_sample() -> None:
     window = CounterWindow()
-    assert window.observe(idle(0, finished=7, prompt_tokens=100)) is None
+    assert sample_of(window, idle(0, finished=7, prompt_tokens=100)) is None
     for _ in range(20):
         window.ended(PromptSize(400))
-    assert window.observe(idle(1, finished=27, prompt_tokens=2100)) == (PromptSize(8000), 2000.0)
+    assert sample_of(window, idle(1, finished=27, prompt_tokens=2100)) == (PromptSize(8000), 2000.0)
 
 
 def test_a_window_with_somebody_elses_requests_gives_none_and_starts_anew() -> None:
     window = CounterWindow()
-    window.observe(idle(0, finished=0, prompt_tokens=0))
+    sample_of(window, idle(0, finished=0, prompt_tokens=0))
     for _ in range(20):
         window.ended(PromptSize(400))
-    assert window.observe(idle(1, finished=21, prompt_tokens=9999)) is None
+    assert sample_of(window, idle(1, finished=21, prompt_tokens=9999)) is None
     for _ in range(20):
         window.ended(PromptSize(400))
-    assert window.observe(idle(2, finished=41, prompt_tokens=9999 + 1600)) == (PromptSize(8000), 1600.0)
+    assert sample_of(window, idle(2, finished=41, prompt_tokens=9999 + 1600)) == (PromptSize(8000), 1600.0)
 
 
 def test_a_window_waits_until_nothing_is_in_flight() -> None:
     window = CounterWindow()
-    window.observe(idle(0, finished=0, prompt_tokens=0))
+    sample_of(window, idle(0, finished=0, prompt_tokens=0))
     for _ in range(20):
         window.ended(PromptSize(400))
-    assert window.observe(idle(1, finished=20, prompt_tokens=2500, running=1)) is None
-    assert window.observe(idle(2, finished=20, prompt_tokens=2500)) == (PromptSize(8000), 2500.0)
+    assert sample_of(window, idle(1, finished=20, prompt_tokens=2500, running=1)) is None
+    assert sample_of(window, idle(2, finished=20, prompt_tokens=2500)) == (PromptSize(8000), 2500.0)
 
 
 def test_a_window_survives_a_restart_of_its_server() -> None:
     window = CounterWindow()
-    window.observe(idle(0, finished=50, prompt_tokens=5000))
+    sample_of(window, idle(0, finished=50, prompt_tokens=5000))
     for _ in range(20):
         window.ended(PromptSize(400))
-    assert window.observe(idle(1, finished=3, prompt_tokens=30)) is None
+    assert sample_of(window, idle(1, finished=3, prompt_tokens=30)) is None
     for _ in range(20):
         window.ended(PromptSize(400))
-    assert window.observe(idle(2, finished=23, prompt_tokens=2030)) == (PromptSize(8000), 2000.0)
+    assert sample_of(window, idle(2, finished=23, prompt_tokens=2030)) == (PromptSize(8000), 2000.0)
 
 
 def test_servers_that_do_not_count_finished_requests_give_no_sample() -> None:
@@ -172,7 +176,7 @@ def test_servers_that_do_not_count_finished_requests_give_no_sample() -> None:
     for second in range(5):
         for _ in range(20):
             window.ended(PromptSize(400))
-        assert window.observe(page(second, prompt_tokens=1000.0 * second)) is None
+        assert sample_of(window, page(second, prompt_tokens=1000.0 * second)) is None
 
 
 @pytest.mark.parametrize("tokens", [1e15, 1e6, 100.0])
@@ -181,4 +185,4 @@ def test_what_no_tokenizer_makes_of_a_prompt_teaches_nothing(tokens: float) -> N
     estimate = TokenEstimate(start=4.0)
     estimate.learn(PromptSize(100_000), tokens)
     assert estimate.bytes_per_token == 4.0
-    assert estimate.tokens(PromptSize(4000)) == 1000
+    assert estimated_tokens(PromptSize(4000), estimate.terms) == 1000
