@@ -1,1 +1,1 @@
-"""The tests, a package so that they can import `tests.vllm_env`."""
+"""The tests are a package, so that they can import `tests.vllm_env`."""

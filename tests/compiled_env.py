@@ -1,9 +1,9 @@
-"""`python -m tests.compiled_env build|run`: the picker as its image runs it, its hot path compiled by mypyc.
-
-Built by pip from a copy of the checkout, as the image is, into a folder of the user's cache that holds the
-package `epp` and nothing else; a change of any file of it, or of what compiles it, makes a new folder. The
-checkout itself stays plain Python. `variables` make every Python process that inherits them import the
-compiled package, and everything else from the checkout. Called by `tests.suite` and `bench.dataplane`.
+"""`python -m tests.compiled_env build|run`: the picker as its image runs it, with its hot path compiled by
+mypyc. As for the image, pip builds it from a copy of the checkout. The result is a folder of the user's
+cache that holds the package `epp` and nothing else. A change of any file of `epp`, or of the compiler's
+settings, makes a new folder. The checkout itself stays plain Python. A Python process that inherits
+`variables` imports the compiled package, and everything else from the checkout. `tests.suite` and
+`bench.dataplane` call this module.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def _sources() -> list[Path]:
 
 
 def build(*, progress: Callable[[str], None]) -> Path:
-    """Return the folder; build it first if it is missing: some two minutes of one core. Raise
-    BuildFailedError.
+    """Return the folder. Build it first if it is missing, which takes some two minutes of one core. Raise
+    BuildFailedError if the build fails.
     """
     final = locate()
     if not final.is_dir():

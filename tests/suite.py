@@ -1,11 +1,9 @@
-"""`python -m tests.suite`: all tests in parts, the environments they need built beside,
-and a table at the end.
-
-The fast part comes first and has all cores. Then two parts run at a time where there are two cores: most
-tests wait for processes, and one part keeps one core busy. Each line of output begins with the name of its
-part. A test that fails runs once more, in a fresh process with servers of its own. One that fails twice has
-failed; one that passes then is named in the table, since a test that needs a second run is a fault to mend.
-The status is 1 where a part failed.
+"""`python -m tests.suite`: all tests in parts, with a table at the end. Meanwhile the command builds the
+environments that the tests need. The fast part comes first and has all cores. Then two parts run at a time
+if there are two cores, because most tests wait for processes and one part keeps only one core busy. Each
+line of output begins with the name of its part. A test that fails runs once more, in a fresh process with
+servers of its own. A test that fails twice has failed. A test that passes the second time is named in the
+table, because a test that needs a second run is a fault to mend. The status is 1 if a part failed.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _AT_ONCE = 2
 _LONG_FILE_S = 60.0
 """Files that take longer are named below the table."""
 _FAILED = 1
-"""pytest's status when tests failed; any other status than 0 means that the run could not be made."""
+"""pytest's status when tests failed. Any other status except 0 means that pytest could not run the tests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +35,9 @@ class Part:
     about: str
     command: Sequence[str]
     needs: str = ""
-    """The make targets that build its environment."""
+    """The make targets that build the environments of this part."""
     alone: bool = False
-    """Runs before the others, since it uses all cores itself."""
+    """True: the part runs before the others, because it uses all cores itself."""
 
 
 _FAST = "not envoy and not vllm and not cluster and not slow and not processes"
@@ -94,8 +92,9 @@ PARTS = (
         needs="engine-env",
     ),
 )
-"""After the fast one the longest first, so that two that run at a time end together;
-the second needs nothing that has to be built."""
+"""The part with all cores comes first, and then the longest parts, so that two parts that run at a time end
+together. The second part needs nothing that has to be built.
+"""
 
 
 @dataclass(slots=True)
@@ -146,13 +145,13 @@ def run_part(part: Part, *, built: Future[int] | None) -> Outcome:
 def _pytest(part: Part, run: str, *arguments: str) -> tuple[int, Report]:
     report = _FOLDER / f"{part.name}-{run}.xml"
     report.unlink(missing_ok=True)
-    # The older family of reports may hold the properties that some tests record;
-    # in the newer one that is a warning.
+    # Some tests record properties. The older family of reports may hold them, and in the newer family they
+    # cause a warning.
     written = (f"--junit-xml={report}", "-o", "junit_family=xunit1")
     kept = (
         "-o",
         f"cache_dir={(_FOLDER / part.name).resolve()}",
-    )  # which tests failed; another part runs beside
+    )  # which tests failed; another part runs at the same time
     status = _run([*part.command, *written, *kept, *arguments], name=part.name)
     return status, read_report(report) if report.exists() else Report()
 
@@ -187,8 +186,9 @@ def read_report(path: Path) -> Report:
 
 
 def table(outcomes: Sequence[Outcome], *, seconds: float) -> str:
-    """One line for each part, one for the whole run of `seconds`,
-    and below them every test that failed once or twice, and what took long."""
+    """Return one line for each part and one for the whole run of `seconds`. Below them are the tests that
+    failed once or twice, and the files that took long.
+    """
     lines = [f"{'part':<12} {'tests':>6} {'skipped':>8} {'minutes':>8}  result"]
     for o in outcomes:
         result = "passed" if not o.status else "FAILED"
@@ -221,8 +221,8 @@ def main() -> int:
 
 def run_all(parts: Sequence[Part]) -> list[Outcome]:
     at_once = min(_AT_ONCE, os.cpu_count() or 1)
-    # One build at a time, and beside the tests of parts that need none:
-    # on a new machine the control plane compiles for minutes.
+    # Builds run one at a time, beside tests of parts that need no build: on a new machine the control plane
+    # compiles for minutes.
     with ThreadPoolExecutor(max_workers=1) as builder, ThreadPoolExecutor(max_workers=at_once) as runner:
         builds = {part.name: builder.submit(_make, part.needs) for part in parts if part.needs}
         first = [run_part(part, built=builds.get(part.name)) for part in parts if part.alone]

@@ -1,8 +1,6 @@
-"""CRDs that the charts use and a bare control plane lacks:
-of Gateway API, Envoy Gateway, Istio, the Prometheus operator and LeaderWorkerSet.
-
-Read from the Go modules of their projects, at the versions and hashes below, into the user's cache.
-Called by the fixtures.
+"""The CRDs that the charts use and a bare control plane lacks. They belong to Gateway API, Envoy Gateway,
+Istio, the Prometheus operator and LeaderWorkerSet. This module reads them from the projects' Go modules
+into the user's cache, at the versions and hashes below. The fixtures call it.
 """
 
 from __future__ import annotations
@@ -76,8 +74,8 @@ MODULES: Final = (
 
 
 def fetch(*, progress: Callable[[str], None]) -> Path:
-    """Return a folder of YAML; at once if the cache holds it. Raise BuildFailedError if the files cannot be
-    had.
+    """Return a folder of YAML. If the cache holds the folder, this takes no time. Raise BuildFailedError if
+    the files cannot be fetched.
     """
     folder = cache_folder() / f"chart-crds-{content_key(repr(MODULES).encode())}"
     if folder.is_dir():

@@ -1,5 +1,6 @@
-"""Fixtures over the charts, for `pytest_plugins = ["tests.charts.fixtures"]`;
-helm comes with the cluster's tools."""
+"""Fixtures over the charts, for `pytest_plugins = ["tests.charts.fixtures"]`. Helm comes with the cluster's
+tools.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ def helm(cluster_tools: ClusterTools) -> Helm:
 
 @pytest.fixture(scope="session")
 def cluster_with_addons(cluster: ControlPlane) -> ControlPlane:
-    """The shared control plane, with every CRD that a chart can use but our own."""
+    """Return the shared control plane, with every CRD that a chart can use except our own."""
     crds = addon_crds.fetch(progress=print)
     cluster.kubectl("apply", "--server-side", "-f", crds)
     cluster.kubectl("wait", "--for=condition=Established", "--timeout=120s", "-f", crds)

@@ -2,7 +2,7 @@
 writes `policy` and `config` in the chart's values.schema.json anew.
 
 `policy` comes from the CRD of the policy: helm then refuses what the API server would refuse of a policy
-object, before anything is installed. Of `config` the names of the fields are the picker's own. `make docs`
+object, before anything is installed. The names of the fields of `config` come from the picker. `make docs`
 runs this.
 """
 
@@ -25,12 +25,12 @@ _KEPT: Final = (
     "required",
 )
 _WORKERS: Final = {"type": "integer", "minimum": 1, "maximum": 64}
-"""The one field of `config` that the templates read."""
+"""The only field of `config` that the templates read."""
 
 
 def policy_schema() -> dict[str, Any]:
-    """Return the schema of the value `policy`: the spec of a policy without its target.
-    A policy that is only tried is refused, since no other policy would route.
+    """Return the schema of the value `policy`: the spec of a policy without its target. The schema refuses a
+    policy in dry run, because then no policy would route.
     """
     spec = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     made = _converted(spec)

@@ -1,4 +1,4 @@
-"""The charts as helm renders them, and the handful of value sets that the tests of this folder share."""
+"""The charts as helm renders them, and the sets of values that the tests of this folder share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Manifest = dict[str, Any]
 
 
 class HelmError(AssertionError):
-    """helm failed; the message is helm's own text."""
+    """Helm failed. The message is helm's own text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class Helm:
         return done.stdout
 
     def text(self, chart: Path, values: Mapping[str, Any] | None = None, *, release: str = "gateway") -> str:
-        """The rendered chart."""
+        """Return the rendered chart as text."""
         return self.run(
             "template",
             release,
@@ -213,7 +213,7 @@ class Helm:
     def render(
         self, chart: Path, values: Mapping[str, Any] | None = None, *, release: str = "gateway"
     ) -> list[Manifest]:
-        """The objects of the rendered chart."""
+        """Return the objects of the rendered chart."""
         return [o for o in yaml.safe_load_all(self.text(chart, values, release=release)) if o]
 
     def render_set(self, wanted: ValueSet) -> list[Manifest]:
@@ -227,7 +227,7 @@ def of_kind(objects: Sequence[Manifest], kind: str, name: str = "") -> Manifest:
 
 
 def pod_specs(objects: Sequence[Manifest]) -> Iterator[tuple[str, Manifest]]:
-    """Name and spec of every pod that the objects would make."""
+    """Return the name and the spec of every pod that the objects would make."""
     for each in objects:
         if each["kind"] == "Pod":
             yield each["metadata"]["name"], each["spec"]

@@ -37,7 +37,7 @@ def values_file(directory: Path, values: Any) -> Path:
 
 
 def listed(plane: ControlPlane, namespace: str) -> set[str]:
-    """Every object of the namespace, `kind/name`, but for events."""
+    """Return every object of the namespace as `kind/name`, without Events."""
     kinds = plane.kubectl("api-resources", "--namespaced", "--verbs=list", "--output=name").split()
     kinds = [k for k in kinds if not k.startswith(("events", "pods.metrics"))]
     text = plane.kubectl(
@@ -70,8 +70,8 @@ def meets(secret: dict[str, str], host: str) -> None:
 
 
 async def emptied(plane: ControlPlane, namespace: str) -> None:
-    """Nothing of a release is left. The garbage collector stands still while kinds come and go, as with other
-    tests of this control plane; what it left is shown.
+    """Wait until nothing of a release is left, and show what is left if the wait fails. The garbage collector
+    pauses while kinds come and go, because other tests share this control plane.
     """
     with contextlib.suppress(AssertionError):
         await wait_until(

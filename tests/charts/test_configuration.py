@@ -99,7 +99,7 @@ def test_the_provider_decides_how_many_destinations_an_answer_may_name(
 def test_the_certificate_that_the_chart_makes_is_one_that_is_cheap_to_sign_with(
     helm: Helm, tmp_path: Path
 ) -> None:
-    """P-256: NGINX Gateway Fabric makes a connection for each request."""
+    """The key is on the curve P-256: NGINX Gateway Fabric makes a connection for each request."""
     objects = helm.render(GATEWAY, {"shape": "gateway"})
     made = of_kind(objects, "Secret", "gateway-prefix-gateway-picker-tls")["data"]
     files = {name: tmp_path / name for name in ("tls.crt", "tls.key")}
@@ -190,8 +190,8 @@ def test_behind_envoy_gateway_no_client_names_its_server_or_whom_that_one_calls(
 def test_the_route_of_a_gateway_that_takes_no_headers_from_the_picker_removes_what_servers_obey(
     helm: Helm,
 ) -> None:
-    """Routes of Envoys keep these headers: there a route's filters run after the picker and would remove the
-    headers that the picker has set.
+    """Routes of gateways that use Envoy keep these headers. There a route's filters run after the picker and
+    would remove the headers that the picker has set.
     """
     for provider in ("nginx", "istio", "agentgateway", "ai-gateway", "gke", ""):
         values = {
@@ -317,7 +317,7 @@ def server_of(deployment: Manifest) -> Manifest:
 
 
 def as_said(container: Manifest) -> tuple[list[Any], dict[str, str], list[Any]]:
-    """Return the arguments, with JSON parsed, the variables and the ports."""
+    """Return the arguments with their JSON parsed, the variables and the ports."""
     arguments = [json.loads(a) if a.startswith("{") else a for a in container["args"]]
     return arguments, {e["name"]: e["value"] for e in container["env"]}, container["ports"]
 

@@ -18,7 +18,7 @@ from tests.image_env.dockerfiles import FOLDER, read, sources
 
 DOCKERFILES = sorted(FOLDER.glob("*.Dockerfile"))
 OPTIONAL = {
-    "model_server",  # the simulator: `epp replay` says where it is missing
+    "model_server",  # this is the simulator; `epp replay` reports that it is missing
     "jinja2",
     "tokenizers",
     "torch",
@@ -29,7 +29,7 @@ OPTIONAL = {
     "numpy",
     "vllm",
 }
-"""Of runners and plug-ins that are not for the image: the model server starts without them."""
+"""Runners and plug-ins that are not for the image. The model server starts without them."""
 EACH = pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
 PICKER, SERVER = FOLDER / "picker.Dockerfile", FOLDER / "model-server.Dockerfile"
 

@@ -1,4 +1,4 @@
-"""docs/kubernetes.md is true: its commands run, and its other commands name things that exist."""
+"""docs/kubernetes.md is true: its commands run, and commands that cannot run here name things that exist."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_commands_of_the_page_run_in_their_order(own_cluster: ControlPlane) 
     scripts = [text for language, text in BLOCKS if language == "sh"]
     assert len(scripts) >= 5
     for script in scripts:
-        if "uninstall" in script:  # what an operator looks at is there until then
+        if "uninstall" in script:  # until then the things that an operator looks at exist
             for command in in_tables():
                 if not NEEDS_PODS & set(command.split()):
                     run(plane, command)
@@ -93,8 +93,8 @@ def test_commands_that_need_pods_name_what_the_chart_makes(helm: Helm) -> None:
 
 
 def test_the_commands_from_nothing_to_the_first_token_are_as_many_as_the_page_says() -> None:
-    """`helm test` succeeds when a completion came (tests/cluster/test_built_images.py).
-    The test counts all blocks of commands up to that one.
+    """`helm test` succeeds once a completion was answered (tests/cluster/test_built_images.py). The test
+    counts all blocks of commands up to that one.
     """
     section = PAGE.partition("## Five minutes")[2].partition("Then send a request yourself")[0]
     blocks = re.findall(r"^```(?:sh|console)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)

@@ -100,8 +100,8 @@ async def test_without_an_envoy_there_is_nothing_to_wait_for(tmp_path: Path) -> 
 
 
 async def test_an_envoy_that_does_not_say_how_many_requests_it_has_is_waited_for(tmp_path: Path) -> None:
-    """In Envoy's place a server closes connections unanswered for a while, as Envoy does when it is too busy
-    to answer.
+    """A server in Envoy's place closes connections without an answer for a while, as Envoy does when it is
+    too busy to answer.
     """
     asked, says = 0, b""
 

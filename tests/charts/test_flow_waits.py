@@ -1,5 +1,5 @@
-"""What `epp check` says of a policy whose requests wait, with the configuration that the chart writes for
-each gateway.
+"""The messages of `epp check` about a policy whose requests wait, with the configuration that the chart
+writes for each gateway.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ async def test_the_hook_gives_up_after_its_time_and_when_the_server_has_gone(tmp
 
 
 async def test_a_server_that_is_too_busy_to_say_is_waited_for(tmp_path: Path) -> None:
-    """Until the server is idle, it accepts connections and closes them unanswered, as a server does whose
-    /metrics takes too long.
+    """Until the server is idle, it accepts connections and closes them without an answer, as a server does
+    whose /metrics takes too long.
     """
     asked, idle = 0, False
 

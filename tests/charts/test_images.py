@@ -112,9 +112,7 @@ def test_its_bill_of_materials_lists_every_locked_package_and_the_bases(
 
 @pytest.mark.timeout(900)
 def test_a_build_without_the_c_extension_fails(engine: Engine, tmp_path: Path) -> None:
-    """pip itself would go on without the extension: the test gives its compiler a file that does
-    not compile.
-    """
+    """pip would go on without the extension. So the test gives the compiler a file that does not compile."""
     dockerfile = FOLDER / "picker.Dockerfile"
     for file in context_files(dockerfile):
         place = tmp_path / file.relative_to(REPOSITORY)

@@ -1,5 +1,5 @@
-"""The script that keeps the picker running in Envoy's pod, run as a process: who ends the picker, and what
-the script's probe answers.
+"""The script that keeps the picker running in Envoy's pod, run as a process. The tests check who ends the
+picker, and how the script's probe answers.
 """
 
 from __future__ import annotations

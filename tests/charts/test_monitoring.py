@@ -212,7 +212,8 @@ def test_grafanas_own_schema_knows_every_field_of_the_dashboard() -> None:
     read = Dashboard.from_json(copy.deepcopy(DASHBOARD))
     written = json.loads(JSONEncoder().encode(read))
     unknown = {each for each in lost(DASHBOARD, written) if not each.startswith(".annotations.list[0].")}
-    # The schema leaves what an annotation says to its data source: Prometheus has both of these.
+    # The schema does not check the content of an annotation, which belongs to the data source. Prometheus has
+    # both of these.
     of_prometheus = {each.rpartition(".")[2] for each in lost(DASHBOARD, written)} - {
         "titleFormat",
         "textFormat",

@@ -1,5 +1,5 @@
-"""Servers that span several nodes: what the LeaderWorkerSet of the chart model-server sets for leaders and
-for workers.
+"""Servers that span several nodes: the values that the LeaderWorkerSet of the chart model-server sets for
+leaders and for workers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ POOL = "prefix-gateway.dev/pool"
 
 
 def parts(helm: Helm) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the templates of leader and worker."""
+    """Return the templates of the leader and of the worker."""
     found = of_kind(helm.render_set(value_set("servers-multi-node")), "LeaderWorkerSet")
     template = found["spec"]["leaderWorkerTemplate"]
     return template["leaderTemplate"], template["workerTemplate"]

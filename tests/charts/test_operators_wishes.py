@@ -1,5 +1,5 @@
-"""What operators of other charts expect of these two charts: who owns a replica count, names and labels,
-routes, certificates, claims.
+"""The properties that operators expect of charts: who owns a replica count, names and labels, routes,
+certificates, claims.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ async def test_every_shape_comes_up_serves_and_leaves_nothing(
         plane.helm("install", "behind", GATEWAY, *LLM, "--set", f"{ALONE},shape=gateway")
 
         def all_ready() -> bool:
-            # One server; the default's two replicas, which the autoscaler asks for, and its Valkey;
-            # one of each other.
+            # There is one server. The default's two replicas come from the autoscaler, the default's Valkey
+            # is there, and everything else is there once.
             return len(found := pods(plane)) == 6 and all(map(ready, found))
 
         await wait_until(all_ready, what="six ready pods", timeout_s=PATIENCE_S)

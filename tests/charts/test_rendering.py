@@ -101,7 +101,7 @@ def test_no_container_may_more_than_it_needs(helm: Helm, wanted: ValueSet) -> No
             assert container["resources"]["limits"], where
             if of_vllm and container["name"] == "server":
                 assert "runAsUser" not in security, where
-                continue  # its image is not ours, and may write beside its caches
+                continue  # its image is not ours, and may write to more than its caches
             assert security["readOnlyRootFilesystem"] is True, where
             assert {**spec["securityContext"], **security}["runAsNonRoot"] is True, where
             assert {**spec["securityContext"], **security}["runAsUser"] > 0, where

@@ -32,7 +32,7 @@ def binary() -> Path:
 
 
 def command_of(objects: list[Manifest], *, password_file: Path, data: Path) -> list[str | Path]:
-    """Return the command of the pod's container, with other places for its two folders."""
+    """Return the command of the pod's container, with the two folders at other places."""
     deployment = of_kind(objects, "Deployment", "gateway-prefix-gateway-valkey")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     words: list[str] = [*container["command"], *container["args"]]

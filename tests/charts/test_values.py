@@ -48,7 +48,7 @@ def test_values_are_short_and_the_schema_knows_exactly_them(chart: Path) -> None
         "profile",
         "config",
         "policy",
-    ):  # their fields have places of their own: docs/reference-*.md
+    ):  # docs/reference-*.md describes their fields
         schema["properties"].pop(optional, None)
         values.pop(optional, None)
     assert differences(values, schema) == []

@@ -39,11 +39,13 @@ IMAGES: Final[Mapping[str, Image]] = {
     "docker.io/envoyproxy/envoy": python_image("envoy"),
     "docker.io/valkey/valkey": valkey_image(),
 }
-"""The images that the charts' values name, at their default places; entrypoints as in deploy/docker."""
+"""The images that the charts' values name, at their default places. The entrypoints are those of
+deploy/docker.
+"""
 
 
 class Installed:
-    """One namespace with both releases. Every call waits outside the event loop."""
+    """One namespace with both releases. Each call waits outside the event loop."""
 
     def __init__(self, plane: ControlPlane, namespace: str) -> None:
         self.plane = plane
@@ -114,7 +116,7 @@ class Installed:
         return found
 
     async def gone(self, *, but: Callable[[str], bool]) -> list[str]:
-        """Return what is left in the namespace after its pods have ended, without the kinds in `but`."""
+        """Return what is left in the namespace after its pods have ended, except the kinds in `but`."""
 
         async def no_pods() -> bool:
             return not (await self.get("pods"))["items"]

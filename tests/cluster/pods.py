@@ -11,18 +11,18 @@ from tests.cluster_env.control_plane import ControlPlane
 from tests.harness.kubelet.images import python_image
 
 TOOLS: Final = {"tools": python_image("sleep", tags=("v1",))}
-"""An image with a shell, Python and the usual commands; its own command takes the seconds to sleep."""
+"""An image with a shell, Python and the usual commands. Its own command takes the seconds to sleep."""
 DEADLINE_S: Final = 120.0
 _POLL_S: Final = 0.1
 
 
 def shell(name: str, script: str, **fields: Any) -> dict[str, Any]:
-    """A container that runs a script."""
+    """Return a container that runs a script."""
     return {"name": name, "image": "tools:v1", "command": ["sh", "-c", script], **fields}
 
 
 def python(name: str, code: str, **fields: Any) -> dict[str, Any]:
-    """A container that runs Python code."""
+    """Return a container that runs Python code."""
     return {"name": name, "image": "tools:v1", "command": ["python", "-c", code], **fields}
 
 

@@ -1,5 +1,5 @@
-"""Keeps a fixed number of requests in flight and reports, for each phase of a test, how the requests ended
-that began in it.
+"""Keeps a fixed number of requests in flight. For each phase of a test it reports how the requests ended that
+began in this phase.
 Clients open a connection for each request, as many small clients would: the test checks whether new
 connections are refused and whether answers are cut. Prompts share long prefixes, so that prefix caches
 matter. Half of the answers are streamed.
@@ -65,7 +65,7 @@ class Phase:
 
 
 class SteadyLoad:
-    """Made by `steady_load`."""
+    """The load while it runs. Made by `steady_load`."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, *, model: str) -> None:
         self.phases: list[Phase] = []

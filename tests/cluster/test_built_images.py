@@ -117,7 +117,7 @@ async def cached(site: Installed, node: RunningNode) -> int:
 
 
 async def told(site: Installed, node: RunningNode, name: str, code: str) -> str:
-    """What a pod of an image says that names no user: that of the image holds then."""
+    """Return the settings of a pod that names no user. The image's user then counts."""
     security = {"readOnlyRootFilesystem": True, "runAsNonRoot": True, "allowPrivilegeEscalation": False}
     command = ["python", "-I", "-c", code]
     container = {

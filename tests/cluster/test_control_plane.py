@@ -1,4 +1,4 @@
-"""The control plane that the cluster tests run on: it is a real control plane, and nothing of it stays when
+"""The control plane that the cluster tests run on. It is a real control plane, and nothing of it stays when
 something goes wrong.
 """
 

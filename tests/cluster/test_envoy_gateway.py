@@ -51,7 +51,7 @@ BOOTSTRAP: Final = {
         "typed_config": {"@type": f"type.googleapis.com/{GETADDRINFO}"},
     }
 }
-"""This cluster has hosts files and no DNS server, of which Envoy's own resolver knows nothing."""
+"""This cluster has hosts files and no DNS server, and Envoy's own resolver does not read hosts files."""
 
 
 async def test_envoy_gateway_carries_requests_by_prefix_and_loses_none_while_pickers_die_and_are_renewed(

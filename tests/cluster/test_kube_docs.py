@@ -1,6 +1,5 @@
-"""docs/kubernetes-policy.md shows what kubectl prints of policies.
-The tests make these outputs here and compare them, apart from ages, names and times.
-`DOCS_REWRITE=1` writes the page's outputs anew.
+"""docs/kubernetes-policy.md shows what kubectl prints of policies. The tests make these outputs and compare
+all of them except ages, names and times. `DOCS_REWRITE=1` writes the page's outputs anew.
 """
 
 from __future__ import annotations

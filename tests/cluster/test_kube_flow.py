@@ -62,7 +62,7 @@ async def test_what_waits_outlives_each_change_of_policy_and_objective_and_is_an
         await asked.set_objective(-10)
         await asked.wait_priority_waiting(stack, -10)
         await asked.set_objective(None)
-        await asked.wait_priority_waiting(stack, -3)  # the policy's priority, once the object is gone
+        await asked.wait_priority_waiting(stack, -3)  # the policy's priority applies when the object is gone
         assert [task.done() for task in tasks.values()] == [False] * 4
         await change_flow(asked, mode="Direct")
         answers = await asyncio.gather(*tasks.values())

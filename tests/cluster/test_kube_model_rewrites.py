@@ -1,5 +1,5 @@
-"""InferenceModelRewrites on a real API server.
-The picker follows them with its own rights and writes into their status what became of them.
+"""InferenceModelRewrites on a real API server. The picker follows them with its own rights and writes the
+outcome into their status.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ _CRD = {
         ],
     },
 }
-"""The fields of llm-d's CRD that its users write, and its status."""
+"""The fields of llm-d's CRD that users write, and its status."""
 
 
 def install_crd(cluster: ControlPlane) -> None:

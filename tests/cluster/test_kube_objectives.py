@@ -1,7 +1,7 @@
-"""InferenceObjectives of both API groups on a real API server: they decide, live, which of two waiting
-requests goes first.
-By the policy, the only server of the pool computes a token a second, so one prompt keeps it busy; its metrics
-page shows no running request, so the server seems free.
+"""InferenceObjectives of both API groups on a real API server: they decide which of two waiting requests goes
+first, and changes apply at once. The policy says that the only server of the pool computes one token a
+second, so one prompt keeps the server busy. The server's metrics page shows no running request, so the
+server seems free.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def crd(group: str) -> dict[str, Any]:
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        # The API server guards names under k8s.io: a CRD there says who has approved it.
+        # The API server guards names under k8s.io: a CRD there must name the approval of its API.
         "metadata": {
             "name": plural(group),
             "annotations": {"api-approved.kubernetes.io": "unapproved, a test"},
@@ -121,7 +121,7 @@ class Gateway:
         await wait_until(so, what=f"priority {priority}")
 
     async def wait_priority_waiting(self, stack: AsyncExitStack, priority: int) -> None:
-        """While no server is free: wait until a request that names `people` has this priority."""
+        """Wait until a request that names `people` has this priority, while no server is free."""
 
         async def so() -> bool:
             await self._begin(stack, named=True)
@@ -130,8 +130,8 @@ class Gateway:
         await wait_until(so, what=f"a request waits at priority {priority}")
 
     async def first_of(self, *, named_first: bool) -> str:
-        """Return which of two waiting requests goes first. One of them names `people`.
-        named_first: this request comes first.
+        """Return which of two waiting requests goes first. One of them names `people`. With `named_first`
+        this request comes first.
         """
         async with AsyncExitStack() as stack:
             tasks = await self.wait_behind_one(stack, named=(named_first, not named_first))
@@ -144,8 +144,8 @@ class Gateway:
     async def wait_behind_one(
         self, stack: AsyncExitStack, *, named: Sequence[bool]
     ) -> dict[int, asyncio.Task[Exchange]]:
-        """Keep the server busy with one request, then begin requests, which wait. named: for each request,
-        whether it names `people`. Returns the requests by number.
+        """Keep the server busy with one request, then begin requests that wait. `named` says for each request
+        whether it names `people`. Return the requests by number.
         """
         servers = self.site.servers
         servers.running, before = 1, servers.looks

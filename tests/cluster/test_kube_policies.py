@@ -140,8 +140,8 @@ async def test_a_subtle_mistake_is_refused_by_status_and_changes_nothing(
 
 
 def events(site: Site) -> dict[str, str]:
-    """Return the messages of the pool's Events, by reason; Events about a policy stand on that
-    policy, too.
+    """Return the messages of the pool's Events by reason. Events about a policy are found at that
+    policy too.
     """
     found = site.plane.get("events", "-n", site.namespace)["items"]
     on_pool, on_policies = (
@@ -210,13 +210,13 @@ async def test_status_is_written_by_one_of_two_replicas_and_by_the_other_when_th
         site.policies.apply("p", rule="affinity")
         await site.policies.wait_told("p", "Accepted=True/Accepted@1", "Programmed=True/Programmed@1")
 
-        holding.process.kill()  # without a word: the lease runs out
+        holding.process.kill()  # It leaves without a word, so the lease runs out.
         site.policies.apply("p", rule="random")
         await site.policies.wait_told("p", "Accepted=True/Accepted@2", "Programmed=True/Programmed@2")
         assert await waiting.metric("epp_kubernetes_lease_held") == 1
         assert holder(site) != first_holder
 
-        os.kill(waiting.process.pid, signal.SIGTERM)  # in good order: the lease is given back
+        os.kill(waiting.process.pid, signal.SIGTERM)  # It leaves in good order, so the lease is given back.
         await waiting.process.wait()
         assert holder(site) == ""
 
@@ -312,7 +312,7 @@ Requests = Sequence[tuple[str, str, object]]
 
 
 def of_the_picker(namespace: str) -> Requests:
-    """One of each kind that the picker sends, but for leases and Events."""
+    """One request of each kind that the picker sends, except for leases and Events."""
     here = f"namespaces/{namespace}"
     policies = f"/apis/{API_VERSION}/{here}/{PLURAL}"
     pools = f"/apis/inference.networking.k8s.io/v1/{here}/inferencepools"
@@ -380,7 +380,7 @@ async def status_of(api: Api, method: str, path: str, body: object) -> int:
 async def test_the_service_account_may_do_what_the_picker_does_and_nothing_else(
     cluster: ControlPlane, namespace: str
 ) -> None:
-    """The test uses the account's own token. Every other test here shows that the rules suffice, since their
+    """The test uses the account's own token. All other tests here show that the rules suffice, because their
     pickers have no other rights.
     """
     install_policy_crd(cluster)

@@ -39,7 +39,7 @@ class Client:
         self._channel = channel
 
     async def where(self, model: str) -> str:
-        """Return the first destination of a request for the model; or the status and the text of the picker's
+        """Return the first destination of a request for the model, or the status and the text of the picker's
         own answer.
         """
         body = json.dumps({"model": model, "prompt": "x" * 2000}).encode()
@@ -51,7 +51,7 @@ class Client:
         async with exchange(self._channel, mode=BUFFERED) as one:
             await one.send(method="GET", path="/v1/models")
             if one.immediate is None or one.immediate.status != 200:
-                return []  # no server has said anything yet, or there is none
+                return []  # no server has answered yet, or there is no server
             return [card["id"] for card in json.loads(one.immediate.body)["data"]]
 
 
@@ -126,7 +126,7 @@ async def test_the_model_chooses_among_pools_that_come_and_go(
 async def test_two_releases_with_two_models_under_one_pool_label_route_48_of_48_rightly_without_annotations(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    """The second release comes while requests run: its pods may not get requests for the first release's
+    """The second release comes while requests run. Its pods must not get requests for the first release's
     model.
     """
     async with running_site(cluster, namespace, tmp_path, servers=4) as site:

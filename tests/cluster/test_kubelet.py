@@ -80,8 +80,8 @@ except urllib.error.HTTPError as error:
 
 
 def telling_pod() -> dict[str, Any]:
-    """Return a pod: its `main` prints what it has, its `api` prints what the API server answers
-    to its token.
+    """Return a pod. Its `main` prints what it has, and its `api` prints the API server's answer to its
+    token.
     """
     security = {"readOnlyRootFilesystem": True, "runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}}
     refs = {
@@ -147,8 +147,8 @@ def test_a_mounted_config_map_follows_the_object_in_one_step(pods: Pods, node: R
 def test_init_containers_run_in_order_and_a_sidecar_outlives_the_main_container(
     pods: Pods, node: RunningNode
 ) -> None:
-    """The containers meet in the emptyDir; the test reads it from the node's folder after the pod
-    has ended.
+    """The containers meet in the emptyDir. The test reads it from the node's folder after the pod has
+    ended.
     """
     mount = [{"name": "shared", "mountPath": "/shared"}]
     note = 'note() { echo "$1" >> /shared/notes; }; '
@@ -188,7 +188,7 @@ def test_a_container_that_does_not_hear_sigterm_is_killed_when_its_grace_is_over
 
 
 def gated(name: str) -> dict[str, Any]:
-    """A pod that serves, ready as long as a file is in its volume `shared`."""
+    """Return a pod that serves. It is ready as long as a file is in its volume `shared`."""
     probe = {"httpGet": {"path": "/open", "port": "http"}, "periodSeconds": 1, "failureThreshold": 1}
     mount = [{"name": "shared", "mountPath": "/shared"}]
     return pod(
@@ -211,7 +211,9 @@ def web_service(*, to: str | int) -> dict[str, Any]:
 async def test_a_service_leads_to_the_pods_that_pass_their_readiness_probe(
     pods: Pods, node: RunningNode
 ) -> None:
-    """Two pods listen on the same port of their own addresses; a file in each decides whether it is ready."""
+    """Two pods listen on the same port of their own addresses. A file in each pod decides whether it is
+    ready.
+    """
     pods.apply(gated("first"), gated("second"), web_service(to="http"))
     ip = pods.plane.get("service", "web", "-n", pods.namespace)["spec"]["clusterIP"]
     for name in ("first", "second"):
@@ -270,8 +272,8 @@ time.sleep(1000)
 def test_a_failed_liveness_probe_restarts_the_container_and_a_startup_probe_holds_it_back(
     pods: Pods, node: RunningNode
 ) -> None:
-    """The first life never becomes alive, the second does: the file that the probe asks for outlives the
-    container.
+    """The first life never becomes alive and the second does, because the file that the probe asks for
+    outlives the container.
     """
     mount = [{"name": "shared", "mountPath": "/shared"}]
     script = "if [ -e /shared/lives ]; then touch /shared/alive; fi; touch /shared/lives; trap 'exit 7' TERM; while true; do sleep 0.1; done"
@@ -343,8 +345,8 @@ def test_a_pod_that_runs_to_its_end_succeeds_or_fails(pods: Pods) -> None:
 def test_nothing_outlives_a_test_run_that_is_killed(
     cluster_tools: ClusterTools, tmp_path: Path, namespace: str
 ) -> None:
-    """The test looks from outside for its processes, containers included, its network namespaces and its
-    mounts.
+    """From outside, the test looks for the node's processes (containers included), its network namespaces and
+    its mounts.
     """
     launcher = textwrap.dedent(f"""
         import sys

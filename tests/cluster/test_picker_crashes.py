@@ -1,5 +1,5 @@
-"""A picker that crashes again and again in every pod of the gateway: Envoy serves, the pods stay Ready, and
-no request fails.
+"""A picker crashes again and again in every pod of the gateway. Envoy serves, the pods stay Ready, and no
+request fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytest_plugins = ["tests.cluster_env.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.envoy, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 CRASHES: Final = 9
-"""The pauses between the crashes sum up to 37 s: a liveness probe that asks for a picker at any moment would
+"""The pauses between the crashes sum up to 37 s. A liveness probe that needs a picker at every moment would
 end the container after 30 s.
 """
 
@@ -88,7 +88,7 @@ async def more_answers(statuses: Counter[int]) -> None:
 
 
 async def killed(node: RunningNode, pod: str) -> None:
-    """Kill the picker as soon as there is one."""
+    """Kill the picker as soon as it runs."""
 
     def done() -> bool:
         try:

@@ -1,5 +1,5 @@
-"""The gateway's life in a cluster, by the charts, under load: it is installed, used, re-programmed, scaled,
-harmed and upgraded, its API server goes away, and it is removed.
+"""The gateway's life in a cluster, by the charts, under load: it is installed and used, its policy changes,
+it is scaled, harmed and upgraded, its API server goes away, and it is removed.
 The control plane, helm, kubectl, Envoy, the picker and the model servers are real; a stand-in kubelet runs
 the pods. This is one test, because each chapter continues from the one before; each chapter is a function.
 No request may fail in any of them.
@@ -93,7 +93,7 @@ async def service_url(site: Installed) -> str:
 
 
 async def cold_answers(node: RunningNode, url: str, prompt: str, *, count: int) -> int:
-    """Return how many of the equal prompts, sent one after the other, were new to the server that
+    """Return how many of the equal prompts, which are sent one after the other, were new to the server that
     answered.
     """
     cold = 0
@@ -106,8 +106,8 @@ async def cold_answers(node: RunningNode, url: str, prompt: str, *, count: int) 
 
 
 async def requests_find_warm_servers(node: RunningNode, url: str) -> None:
-    """Each of the two pickers may teach one server.
-    A busy machine may be too slow for a pick: then the test tries again.
+    """Each of the two pickers may teach one server. On a busy machine a pick may come too late, and then the
+    test tries again.
     """
     seen: list[int] = []
 
@@ -124,7 +124,7 @@ async def a_policy_changes_routing(site: Installed, node: RunningNode, url: str)
     await site.wait_policy("routing", "Programmed", status="True")
     seen: list[int] = []
 
-    async def by_turns() -> bool:  # the second picker applies it by itself, and is heard of by what it does
+    async def by_turns() -> bool:  # the second picker applies the policy by itself, and its picks show it
         seen.append(await cold_answers(node, url, f"turn {len(seen)} " * 200, count=12))
         return seen[-1] == 3
 
@@ -138,7 +138,7 @@ async def a_policy_changes_routing(site: Installed, node: RunningNode, url: str)
 
 
 async def bad_policies_are_refused(site: Installed) -> None:
-    """The API server refuses what a schema can express; the status of the object names all other faults."""
+    """The API server refuses what a schema can express. The status of the object names all other faults."""
     said = await site.refused(await site.policy("other", rule="fastest"))
     assert 'Unsupported value: "fastest"' in said
     said = await site.refused(await site.policy("other", chunks={"sizeBytes": 1024, "laterSizeBytes": 256}))
@@ -234,9 +234,8 @@ async def the_gateway_is_renewed(site: Installed, load: SteadyLoad) -> None:
 
 
 async def the_api_server_is_away(site: Installed, node: RunningNode, load: SteadyLoad) -> str:
-    """While the API server is away nothing can be changed, and nothing else changes; afterwards changes work
-    again.
-    Return what the pickers cost in that quiet time.
+    """While the API server is away nothing can be changed, and nothing else changes. Afterwards changes work
+    again. Return what the pickers cost in that quiet time.
     """
     pickers = [
         f"{NAMESPACE}/{pod['metadata']['name']}" for pod in await site.pods("gateway", component="gateway")

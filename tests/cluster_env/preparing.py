@@ -16,8 +16,8 @@ def install_inference_pool(plane: ControlPlane) -> None:
 
 
 def create_namespace(plane: ControlPlane, name: str, *, timeout_s: float = 60.0) -> None:
-    """Create a namespace; return once its default service account exists, without which no pod is
-    admitted.
+    """Create a namespace. Return once its default service account exists, because no pod is admitted without
+    it.
     """
     plane.kubectl("create", "namespace", name)
     deadline = time.monotonic() + timeout_s

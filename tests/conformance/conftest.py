@@ -1,4 +1,4 @@
-"""Options of the conformance run, the picker it is about, and the table of rows at its end."""
+"""The options of a conformance run, the picker under test, and the table of rows at the end of the run."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _option(config: pytest.Config, name: str) -> str:
-    """Return the value of an option; empty if the options are unknown: pytest reads this file too late when
-    it runs every test of the project.
+    """Return the value of an option. The value is empty if the options are unknown, because pytest reads this
+    file too late when it runs every test of the project.
     """
     return str(config.getoption(name, default="") or "")
 
@@ -63,7 +63,9 @@ async def picker(
     tmp_path_factory: pytest.TempPathFactory,
     both_transports: None,  # noqa: F811 - the fixture
 ) -> AsyncIterator[PickerUnderTest]:
-    """The picker under test as its users run it: no optional feature is on, unless the run asks for it."""
+    """Return the picker under test as its users run it. No optional feature is on, unless the run asks for
+    it.
+    """
     if _option(request.config, "--picker") and transport() != "http2":
         pytest.skip("a picker given by address has one transport")
     if not _option(request.config, "--picker"):
@@ -83,7 +85,7 @@ async def flagged(
     tmp_path_factory: pytest.TempPathFactory,
     both_transports: None,  # noqa: F811 - the fixture
 ) -> AsyncIterator[PickerUnderTest]:
-    """The picker under test with every optional feature switched on."""
+    """Return the picker under test with every optional feature switched on."""
     if _option(request.config, "--picker"):
         yield request.getfixturevalue("picker")
         return
@@ -94,7 +96,7 @@ async def flagged(
 
 @pytest.fixture(scope="module")
 def controllable(request: pytest.FixtureRequest) -> None:
-    """Skip, visibly, if the run cannot control the picker."""
+    """Skip with a message if the run cannot control the picker."""
     if _option(request.config, "--picker"):
         pytest.skip(_CONTROL)
 
@@ -105,7 +107,9 @@ async def ours(
     tmp_path_factory: pytest.TempPathFactory,
     both_transports: None,  # noqa: F811 - the fixture
 ) -> AsyncIterator[OwnPicker]:
-    """Our own picker with its admin address, shared by a module's tests; each leaves it as it was."""
+    """Return our own picker with its admin address. The tests of a module share it, and each test leaves it
+    as it was.
+    """
     async with own_picker(tmp_path_factory.mktemp("ours")) as running:
         yield running
 

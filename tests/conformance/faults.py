@@ -35,7 +35,9 @@ class Fault:
     answer: Callable[[Any], Any] = _as_it_is
     end: grpc.StatusCode = grpc.StatusCode.OK
     healthy: bool = True
-    """True: the health service is the picker's. False: the health service knows no names and cannot watch."""
+    """True: the health service is the picker's own. False: the health service knows no names and cannot
+    watch.
+    """
 
 
 def _mutation(answer: Any) -> Any:
@@ -46,7 +48,7 @@ def _mutation(answer: Any) -> Any:
 
 
 def _streamed(answer: Any, direction: str) -> Any:
-    """Return the echoed piece in an answer; None if it holds none."""
+    """Return the echoed piece in an answer, or None if the answer holds none."""
     if answer.WhichOneof("response") != f"{direction}_body":
         return None
     mutation = getattr(answer, f"{direction}_body").response.body_mutation

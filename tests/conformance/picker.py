@@ -76,7 +76,7 @@ class PickerUnderTest:
         return int(answer.status)
 
     def needs(self, feature: str, *, on: bool = True) -> None:
-        """Skip, visibly, if the picker was started without these features."""
+        """Skip with a message if the picker was started without these features."""
         if (feature in self.has) != on:
             pytest.skip(f"needs a picker {'with' if on else 'without'} {feature} (--picker-has)")
 

@@ -50,7 +50,7 @@ async def test_row_03_a_subset_in_one_comma_string_binds(
 
 
 async def test_row_03_the_port_counts(picker: PickerUnderTest) -> None:
-    """Servers on one address differ by port, and a port where no server listens matches none."""
+    """Servers on one address differ by port. A port where no server listens matches none of them."""
     hosts = [endpoint.rpartition(":")[0] for endpoint in picker.endpoints]
     for endpoint, host in zip(picker.endpoints, hosts, strict=True):
         routed = await picker.route(BUFFERED, BODY, subset=[endpoint])
@@ -60,8 +60,9 @@ async def test_row_03_the_port_counts(picker: PickerUnderTest) -> None:
 
 
 async def test_row_03_ipv6_addresses_match_in_brackets(picker: PickerUnderTest) -> None:
-    """An IPv6 endpoint is written in brackets in the hint and in the answer,
-    and is found however it is spelled."""
+    """The hint and the answer write an IPv6 endpoint in brackets. The picker finds the endpoint in every
+    spelling.
+    """
     ipv6 = [endpoint for endpoint in picker.endpoints if endpoint.startswith("[")]
     if not ipv6:
         pytest.skip("none of --picker-endpoints is IPv6")
@@ -101,8 +102,9 @@ async def test_row_03_nobody_eligible_is_503(
 async def test_row_04_header_and_metadata_say_the_same(
     picker: PickerUnderTest, mode: Mode, body: bytes | None
 ) -> None:
-    """Data planes read one or the other:
-    the pick is in the request header and in the dynamic metadata, equal."""
+    """Some data planes read the header and others the metadata. The pick is in the request header and in the
+    dynamic metadata, and both are equal.
+    """
     routed = await picker.route(mode, body)
     assert routed.metadata_destination == routed.destination
 
@@ -130,7 +132,9 @@ async def test_row_05_the_pick_is_a_list_of_different_endpoints(
 
 
 async def test_row_05_fallbacks_stay_within_the_subset(picker: PickerUnderTest) -> None:
-    """A fallback is a pick too: two allowed give both, one allowed gives one."""
+    """A fallback is a pick too: if two endpoints are allowed the pick has both, if one is allowed it
+    has one.
+    """
     two = list(picker.endpoints[:2])
     assert sorted((await picker.route(BUFFERED, BODY, subset=two)).destinations) == sorted(two)
     assert (await picker.route(BUFFERED, BODY, subset=two[1:])).destinations == two[1:]
@@ -240,8 +244,8 @@ async def test_row_11_a_refused_request_goes_nowhere(picker: PickerUnderTest, mo
 async def test_row_16_a_request_id_is_kept_or_made(
     picker: PickerUnderTest, mode: Mode, body: bytes | None
 ) -> None:
-    """The picker keeps the caller's id as it came; a request without an id gets a new one, different for each
-    request.
+    """The picker keeps the caller's id as it came. A request without an id gets a new one, and no two
+    requests get the same.
     """
     kept = await picker.route(mode, body, headers=[("x-request-id", "from-the-caller")])
     assert kept.request.values("x-request-id") == ["from-the-caller"]

@@ -85,7 +85,7 @@ async def test_row_02_a_streamed_answer_passes_through_the_picker_unchanged(dupl
 
 
 async def test_row_01_requests_without_a_body_pass(duplex: Gateway) -> None:
-    """Without a body there is nothing to stream; the picker decides by the headers alone."""
+    """Without a body there is nothing to stream, so the picker decides by the headers alone."""
     for method in ("GET", "POST", "HEAD"):
         assert (await duplex.client.request(method, "/v1/models")).status == 200
 

@@ -161,8 +161,8 @@ async def test_row_07_as_picked_nothing_moves(ours: OwnPicker, *, attribute: boo
 
 
 async def test_row_07_a_server_that_is_not_ours_leaves_no_booking(ours: OwnPicker) -> None:
-    """The data plane may have sent the request anywhere. An address that is not ours, or not an address, is
-    counted and forgotten.
+    """The data plane may have sent the request anywhere. The picker counts and forgets an address that is not
+    ours, and text that is no address.
     """
     for served in ("203.0.113.7:1", "no address", "[2001:db8::1]:80"):
         async with ours.exchange() as exchange:
@@ -173,7 +173,9 @@ async def test_row_07_a_server_that_is_not_ours_leaves_no_booking(ours: OwnPicke
 
 
 async def test_row_07_the_prompt_is_expected_where_it_was_served(picker: PickerUnderTest) -> None:
-    """Seen from outside: after another endpoint served a prompt, the same prompt goes to that endpoint."""
+    """The test looks from outside: after another endpoint served a prompt, the same prompt goes to that
+    endpoint.
+    """
     for n in range(3):
         body = prompt(f"served elsewhere {n}")
         async with picker.exchange() as exchange:
@@ -216,7 +218,9 @@ async def test_row_09_the_servers_metrics_are_understood(
 async def test_row_09_load_that_a_server_tells_steers_the_pick(
     mixed: dict[str, tuple[OwnPicker, PagedBackend]], kind: str
 ) -> None:
-    """The picker chooses the only endpoint whose queue is empty, whoever sent the others their load."""
+    """The picker chooses the only endpoint whose queue is empty, whoever sent the requests that wait at the
+    others.
+    """
     picker, idle = mixed[kind]
     busy = {backend: PAGES[name].replace(" 2", " 500") for name, (_, backend) in mixed.items()}
     try:

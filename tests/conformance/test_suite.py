@@ -28,7 +28,7 @@ Check = Callable[[PickerUnderTest], Awaitable[None]]
 
 async def reads_the_body(picker: PickerUnderTest) -> None:
     pinned = modes.Pinned()
-    for mode in (BUFFERED, EARLY, DUPLEX):  # one alone could find every prompt's endpoint by chance
+    for mode in (BUFFERED, EARLY, DUPLEX):  # one fault alone could find every prompt's endpoint by chance
         await modes.test_row_17_every_body_mode_finds_the_same_endpoint(picker, pinned, mode)
 
 

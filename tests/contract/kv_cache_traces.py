@@ -42,7 +42,7 @@ class Prompt(NamedTuple):
 class Admit(NamedTuple):
     prompt: Prompt
     budget_tokens: int
-    """The most tokens outside the cache that the first chunk may hold."""
+    """The largest number of tokens outside the cache that the first chunk may hold."""
 
 
 class Go(NamedTuple):
@@ -76,7 +76,9 @@ class Trace(NamedTuple):
     steps: list[Step]
     outcomes: list[Outcome]
     last_hashes: list[str]
-    """For each admission, the first 8 hex digits of its last full block's hash, '' for a shorter prompt."""
+    """For each admission, the first 8 hex digits of the hash of the last full block. The text is empty for a
+    shorter prompt.
+    """
 
 
 def order_digest(block_ids: Iterable[int]) -> int:

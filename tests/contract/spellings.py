@@ -1,5 +1,5 @@
-"""Other ways to write a path, for tests that no spelling of it gets through.
-`single` gives each disguise of a path once; `combined` stacks several, as drawn by a seeded generator.
+"""Other ways to write a path, for tests that no spelling of a blocked path gets through. `single` gives each
+disguise of a path once. `combined` stacks several disguises, drawn by a seeded generator.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The behaviour of each gateway, as its source has it: Envoy's configuration for gateways that are Envoys,
+"""The behaviour of each gateway, taken from its source: Envoy's configuration for gateways that are Envoys,
 and what clients of each gateway see.
 """
 

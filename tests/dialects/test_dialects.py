@@ -328,8 +328,8 @@ async def test_the_picker_hears_who_served_where_the_gateway_tells(setup: Setup)
 
 
 async def test_a_killed_picker_is_as_the_gateway_has_it_and_is_found_again(setup: Setup) -> None:
-    """If answers do not pass the picker, they go on, and new requests are served too.
-    If they do, the gateway fails closed.
+    """If answers do not pass the picker, they go on, and new requests are served too. If they pass the
+    picker, the gateway fails closed.
     """
     for backend in setup.backends:
         backend.behaviour.before_last.shut()

@@ -2,8 +2,8 @@
 
 As with the vLLM environment, whose builder does the work, the folder is named after a hash of what decides
 its content, a folder under its final name is complete, and one process builds at a time. Torch comes without
-its CUDA packages: for tests and for `make run` on machines without a GPU; elsewhere users install
-`prefix-gateway[engine]` the usual way.
+its CUDA packages. The environment is for tests and for `make run` on machines without a GPU. On other
+machines users install `prefix-gateway[engine]` in the usual way.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ LOCK_FILE = shared.REQUIREMENTS / "engine.txt"
 _PYPROJECT = shared.REQUIREMENTS.parent / "pyproject.toml"
 
 _VARIABLES = {"OMP_NUM_THREADS": "1", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
-"""The second keeps oneDNN from AMX, which some virtual machines announce and then refuse:
-bfloat16 ends the process there."""
+"""The second setting keeps oneDNN from AMX. Some virtual machines announce AMX and then refuse it, and
+bfloat16 ends the process there.
+"""
 _RECIPE = b"1"
-"""Raise it when `build` comes to leave something else behind."""
+"""Raise this number when a change to `build` changes the files that it leaves."""
 _SMOKE_TEST = (
     "import torch, transformers, gguf; (torch.ones(8, 8) @ torch.ones(8, 8)).sum();"
     "print('torch', torch.__version__, 'and transformers', transformers.__version__, 'work')"
@@ -44,7 +45,7 @@ _SMOKE_TEST = (
 
 @dataclass(frozen=True, slots=True)
 class EngineEnvironment:
-    """Where a complete environment is."""
+    """The paths of a complete environment."""
 
     folder: Path
 
@@ -58,7 +59,7 @@ class EngineEnvironment:
 
 
 def locate() -> EngineEnvironment:
-    """Where the environment for this checkout and this Python is, or would be."""
+    """Return the place of the environment for this checkout and this Python, whether it exists or not."""
     interpreter = f"{platform.machine()} {sys.version} {sys.base_prefix}"
     standins = Path(cuda_standins.__file__).read_bytes()
     name = content_key(_RECIPE, interpreter.encode(), LOCK_FILE.read_bytes(), standins)
@@ -66,7 +67,7 @@ def locate() -> EngineEnvironment:
 
 
 def build(*, progress: Callable[[str], None]) -> EngineEnvironment:
-    """Make the environment, telling `progress` each step; at once where it is there."""
+    """Build the environment if it is missing, and tell `progress` each step."""
     environment = locate()
     if environment.ready:
         return environment
@@ -81,7 +82,7 @@ def build(*, progress: Callable[[str], None]) -> EngineEnvironment:
 
 
 def require() -> EngineEnvironment:
-    """The environment, complete. VllmEnvironmentError where it has not been built."""
+    """Return the complete environment. Raise VllmEnvironmentError if it has not been built."""
     environment = locate()
     if not environment.ready:
         raise shared.VllmEnvironmentError(
@@ -91,8 +92,9 @@ def require() -> EngineEnvironment:
 
 
 def become_python(*arguments: str) -> NoReturn:
-    """This process goes on as the environment's Python, with one thread for torch:
-    more of them wait for each other."""
+    """Let this process continue as the environment's Python, with one thread for torch. Several threads would
+    wait for each other.
+    """
     python = require().python
     os.execve(python, [str(python), *arguments], {**_VARIABLES, **os.environ})
 

@@ -34,7 +34,7 @@ METRICS: Final = {
 }
 
 PICKER: Final = "prefix-gateway-epp"
-"""The user agent of a picker's own requests."""
+"""The user agent of the requests that a picker itself sends."""
 
 GENERATED: Final = "vllm:generation_tokens_total"
 """A metric that grows with each answer, if a test has given it to the backend."""
@@ -95,7 +95,7 @@ class Behaviour:
     before_headers: Gate = field(default_factory=Gate)
     before_body: Gate = field(default_factory=Gate)
     before_last: Gate = field(default_factory=Gate)
-    """Comes before the last piece. While it is shut, an answer is in flight."""
+    """The gate before the last piece. While it is shut, an answer is in flight."""
     headers_pause_s: float = 0.0
     chunk_pause_s: float = 0.0
     reset: bool = False
@@ -305,6 +305,6 @@ async def running_backend(
 
 @asynccontextmanager
 async def running_backends(count: int) -> AsyncIterator[list[Backend]]:
-    """`count` backends named s0, s1, ..."""
+    """Run `count` backends named s0, s1, ..."""
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(running_backend(f"s{n}")) for n in range(count)]

@@ -33,7 +33,7 @@ def cache_folder() -> Path:
 
 
 def content_key(*parts: bytes) -> str:
-    """A name that depends only on `parts`."""
+    """Return a name that depends only on `parts`."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8) + part)
@@ -42,7 +42,7 @@ def content_key(*parts: bytes) -> str:
 
 @contextlib.contextmanager
 def only_builder(kind: str, *, progress: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of this kind of build. Waits until it is free."""
+    """Hold the lock of this kind of build. Wait until the lock is free."""
     cache_folder().mkdir(parents=True, exist_ok=True)
     with (cache_folder() / f"{kind}.lock").open("w") as file:
         # Installers inherit the lock. If this process is killed,
@@ -58,7 +58,7 @@ def only_builder(kind: str, *, progress: Callable[[str], None]) -> Iterator[None
 
 @contextlib.contextmanager
 def built_elsewhere(final: Path) -> Iterator[Path]:
-    """A folder to build in. It is renamed to `final` on success and removed on failure."""
+    """Yield a folder to build in. It is renamed to `final` on success and removed on failure."""
     folder = Path(tempfile.mkdtemp(prefix=f"{final.name}{UNFINISHED}", dir=final.parent))
     folder.chmod(0o755)
     try:
@@ -70,14 +70,16 @@ def built_elsewhere(final: Path) -> Iterator[Path]:
 
 
 def remove_unfinished(kinds: Sequence[str], *, progress: Callable[[str], None]) -> None:
-    """Called with the lock held, so a folder that still has a temporary name was left by a killed build."""
+    """Remove folders that still have a temporary name. The caller holds the lock, so a killed build has left
+    them.
+    """
     for folder in sorted(found for kind in kinds for found in cache_folder().glob(f"{kind}-*{UNFINISHED}*")):
         progress(f"removing {folder.name}, which an interrupted build left behind")
         shutil.rmtree(folder)
 
 
 def run(*command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
-    """Run one command of a build and show its output. BuildFailedError: it failed."""
+    """Run one command of a build and show its output. Raise BuildFailedError if the command fails."""
     started_at = time.monotonic()
     # A child closes all files except inheritable ones, and only the lock is inheritable.
     status = subprocess.run(
@@ -94,5 +96,5 @@ def run(*command: str | Path, cwd: Path | None = None, env: Mapping[str, str] | 
 
 
 def folder_bytes(folder: Path) -> int:
-    """The disk space of `folder`, even if another cache shares its files."""
+    """Return the disk space of `folder`, even if another cache shares its files."""
     return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))

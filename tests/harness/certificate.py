@@ -33,7 +33,7 @@ unfb4CtJA7BybIgSymQZKZ2yjnTbhKgZZ6/L/9VopjrUWfINVC2Oi4Nn
 
 
 def write_tls(directory: Path, *, mutual: bool = False) -> Tls:
-    """Write the pair to files in `directory`. Returns the configuration that names them."""
+    """Write the pair to files in `directory`. Return the configuration that names them."""
     cert, key = directory / "tls.crt", directory / "tls.key"
     cert.write_text(CERTIFICATE)
     key.write_text(PRIVATE_KEY)

@@ -24,11 +24,11 @@ class Reply:
     headers: Mapping[str, str]
     body: bytes
     seconds: float
-    """From the request's start to the answer's end."""
+    """Seconds from the request's start to the answer's end."""
 
     @property
     def served_by(self) -> str:
-        """Name of the backend. Empty: Envoy or the picker answered."""
+        """Return the name of the backend. The name is empty if Envoy or the picker answered."""
         return self.headers.get(SERVED_BY, "")
 
     def json(self) -> Any:
@@ -48,21 +48,23 @@ class OpenReply:
         """Time to the first byte of the body, the TTFT of a streamed answer."""
 
     async def piece(self) -> bytes:
-        """The next piece. Empty at the end. aiohttp.ClientError: the answer was cut."""
+        """Return the next piece, which is empty at the end. Raise aiohttp.ClientError if the answer
+        was cut.
+        """
         data = await self._response.content.readany()
         if self.first_piece_s is None:
             self.first_piece_s = time.monotonic() - self._started
         return data
 
     async def rest(self) -> bytes:
-        """Everything that is still to come. aiohttp.ClientError: the answer was cut."""
+        """Return everything that is still to come. Raise aiohttp.ClientError if the answer was cut."""
         pieces = []
         while data := await self.piece():
             pieces.append(data)
         return b"".join(pieces)
 
     def abort(self) -> None:
-        """Close its connection."""
+        """Close the answer's connection."""
         self._response.close()
 
 
@@ -95,7 +97,7 @@ class Client:
     async def complete(
         self, prompt: str = "hello", *, headers: Mapping[str, str] | None = None, **fields: Any
     ) -> Reply:
-        """POST /v1/completions."""
+        """Send POST /v1/completions."""
         return await self.request(
             "POST", "/v1/completions", body=_completion(prompt, fields), headers=_json_headers(headers)
         )
@@ -104,7 +106,7 @@ class Client:
     async def stream(
         self, prompt: str = "hello", *, headers: Mapping[str, str] | None = None, **fields: Any
     ) -> AsyncIterator[OpenReply]:
-        """POST /v1/completions with `stream`. Returns after the answer's headers."""
+        """Send POST /v1/completions with `stream`. Return after the answer's headers."""
         started = time.monotonic()
         body = _completion(prompt, {"stream": True, **fields})
         async with self._session.post(

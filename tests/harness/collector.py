@@ -26,12 +26,12 @@ from tests.harness.processes import connects, managed_process, wait_until
 
 _SOURCES: Final = Path(__file__).parent / "collector_go"
 _REQUIRE: Final = "PREFIX_GATEWAY_REQUIRE_CLUSTER"
-"""Set where CI runs everything."""
+"""The variable that is set where CI runs everything."""
 
 
 def collector_program() -> Path:
-    """Return the program's path. The program is built first if it is not cached. Skips the test if no Go
-    is installed.
+    """Return the program's path. Build the program first if it is not cached. Skip the test if no Go is
+    installed.
     """
     files = ("go.mod", "go.sum", "main.go")
     final = cache_folder() / f"collector-{content_key(*((_SOURCES / name).read_bytes() for name in files))}"
@@ -69,7 +69,7 @@ class Collector:
     http_port: int
     spans: list[Span] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
-    """Everything that it forwarded, as bytes."""
+    """Everything that the collector forwarded, as bytes."""
 
     def named(self, name: str) -> list[Span]:
         return [span for span in self.spans if span.name == name]

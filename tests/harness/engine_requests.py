@@ -21,9 +21,9 @@ def request_of(
     arrival_s: float = 0.0,
     ignore_eos: bool = False,
 ) -> Request:
-    """`prompt` is its tokens, or a number of tokens that count up from `first`. If `first` is None, they
-    count from a number that no other request has. Without a name the request gets one that no other
-    request has.
+    """Return a request. `prompt` is its tokens, or a number of tokens that count up from `first`. If `first`
+    is None, they count from a number that no other request has. Without a name the request gets one that
+    no other request has.
     """
     number = next(_numbers)
     start = 10_000 * (number + 1) if first is None else first

@@ -37,7 +37,7 @@ class EnvoyProcess:
         self._session = session
 
     async def stats(self, prefix: str = "") -> dict[str, int]:
-        """Counters and gauges whose names begin in this way."""
+        """Return the counters and gauges whose names begin in this way."""
         document = await self._get_json("/stats", format="json", type="All")
         found: dict[str, int] = {}
         for stat in document["stats"]:
@@ -46,7 +46,7 @@ class EnvoyProcess:
         return found
 
     async def stat(self, name: str) -> int:
-        """One counter or gauge by its full name. 0: Envoy has not made it yet."""
+        """Return one counter or gauge by its full name. 0 means that Envoy has not made it yet."""
         return (await self.stats(name)).get(name, 0)
 
     async def wait_stat(self, name: str, *, at_least: int, timeout_s: float = 60.0) -> None:
@@ -62,7 +62,7 @@ class EnvoyProcess:
         await wait_until(equal, what=f"{name} == {value}", timeout_s=timeout_s)
 
     async def endpoints(self, cluster: str = "model-servers") -> set[str]:
-        """The endpoints of a cluster, `ip:port` or `unix:/path`."""
+        """Return the endpoints of a cluster, as `ip:port` or `unix:/path`."""
         document = await self._get_json("/clusters", format="json")
         found: set[str] = set()
         for status in document["cluster_statuses"]:
@@ -86,8 +86,8 @@ class EnvoyProcess:
         return await self.stat(f"{EXT_PROC}failure_mode_allowed")
 
     def access_log(self) -> list[dict[str, Any]]:
-        """The access log so far, one entry for each finished request. It is written some 50
-        ms after the end.
+        """Return the access log so far, one entry for each finished request. Envoy writes an entry some 50 ms
+        after the end.
         """
         lines = self.process.stdout.read_text().splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
@@ -107,9 +107,10 @@ async def running_envoy(
     concurrency: int = 1,
     wait_healthy_pickers: int | None = None,
 ) -> AsyncIterator[EnvoyProcess]:
-    """Envoy with the bootstrap of `config`, or with `document` made from it, ready for requests.
+    """Run Envoy with the bootstrap of `config`, or with `document` made from it, until it is ready for requests.
 
-    `wait_healthy_pickers`: number of the picker's workers that must pass their health check first. None: all.
+    `wait_healthy_pickers` is the number of the picker's workers that must pass their health check first.
+    None means all.
     """
     path = directory / "envoy.json"
     path.write_text(json.dumps(document) if document is not None else bootstrap(config, output="json"))
@@ -136,13 +137,13 @@ async def running_envoy(
 
 
 def bootstrap_document(config: Config) -> dict[str, Any]:
-    """The bootstrap as a dictionary, for tests that need a slightly different Envoy."""
+    """Return the bootstrap as a dictionary, for tests that need a slightly different Envoy."""
     document: dict[str, Any] = json.loads(bootstrap(config, output="json"))
     return document
 
 
 def connection_manager(document: dict[str, Any]) -> dict[str, Any]:
-    """The HTTP connection manager inside a bootstrap document."""
+    """Return the HTTP connection manager inside a bootstrap document."""
     manager: dict[str, Any] = document["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0][
         "typed_config"
     ]
@@ -150,6 +151,6 @@ def connection_manager(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def cluster(document: dict[str, Any], name: str) -> dict[str, Any]:
-    """One cluster inside a bootstrap document."""
+    """Return one cluster inside a bootstrap document."""
     found: dict[str, Any] = next(c for c in document["static_resources"]["clusters"] if c["name"] == name)
     return found

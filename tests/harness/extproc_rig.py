@@ -39,7 +39,7 @@ MODES: dict[str, dict[str, Any]] = {
     "none": {"request_body_mode": "NONE", "response_body_mode": "BUFFERED"},
 }
 READS_BODY = ["buffered", "buffered_partial", "streamed_early", "full_duplex", "full_duplex_request"]
-"""Modes in which the pick can know the prompt."""
+"""The modes in which the pick can know the prompt."""
 BUFFER_LIMIT_BYTES = 2 * 2**20
 MAX_BODY_BYTES = 6 * 2**20
 
@@ -69,7 +69,9 @@ TOLD = web.AppKey("told", asyncio.Event)
 
 
 async def serve_upstream(request: web.Request) -> web.StreamResponse:
-    """Reports what reached it: its port, the size and both ends of the body, the headers that matter."""
+    """Report what reached the server: its port, the size and both ends of the body, the headers that
+    matter.
+    """
     body = await request.read()
     port = request.transport.get_extra_info("sockname")[1] if request.transport else 0
     told = {

@@ -36,9 +36,9 @@ class Exchange:
     served: str = ""
     """`upstream.address` as it came with the response headers."""
     response_pieces: int = 0
-    """Body messages of the answer."""
+    """The body messages of the answer."""
     ended: bool = False
-    """Whether its gRPC stream is over."""
+    """True when its gRPC stream is over."""
 
 
 class FakePicker:
@@ -86,7 +86,7 @@ class FakePicker:
         self._server = server
 
     async def stop(self) -> None:
-        """Like a killed worker: streams are cut, and the address is closed."""
+        """Act as a killed worker: cut the streams and close the address."""
         if self._server:
             server, self._server = self._server, None
             await server.stop(grace=None)

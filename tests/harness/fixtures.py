@@ -14,20 +14,22 @@ from tests.harness.gateway import Bench, Gateway, running_bootstrap, running_gat
 
 @pytest.fixture(scope="session", autouse=True)
 def many_open_files() -> None:
-    """Allow as many as this user may have: thousands of streams held at once need a socket or two each."""
+    """Allow as many open files as this user may have: thousands of streams that are held at once need a
+    socket or two each.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @pytest_asyncio.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    """Envoy between two backends and a fake picker."""
+    """Run Envoy between two backends and a fake picker."""
     async with running_bootstrap(tmp_path) as running:
         yield running
 
 
 @pytest_asyncio.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
-    """The real picker, Envoy and three backends."""
+    """Run the real picker, Envoy and three backends."""
     async with running_gateway(tmp_path) as running:
         yield running

@@ -30,8 +30,8 @@ class Follower:
 async def following_picker(
     endpoints: Sequence[Endpoint], settings: ModelSettings, *, topic: str = ""
 ) -> AsyncIterator[Follower]:
-    """The endpoints' `kv_events` and `kv_replay` say where to listen. Checks the integrity of all parts at
-    the end.
+    """Run a picker. The endpoints' `kv_events` and `kv_replay` say where to listen. At the end the integrity
+    of all parts is checked.
     """
     queue = RoutedPrompts(max_prompts=100, max_bytes=10**7)
     picker = Picker(DEFAULT_POLICY, rng=random.Random(1))

@@ -100,11 +100,13 @@ class PickerProcess:
         self._several = config.workers > 1
 
     def worker_pids(self) -> list[int]:
-        """The oldest first. With a single worker: the process itself."""
+        """Return the workers' process ids, the oldest first. With a single worker, return the id of the
+        process itself.
+        """
         return self.process.children() if self._several else [self.process.pid]
 
     async def ready(self) -> bool:
-        """Whether every worker is ready."""
+        """Tell whether every worker is ready."""
         for url in self.admin_urls:
             try:
                 async with self._session.get(f"{url}/readyz") as response:
@@ -115,7 +117,7 @@ class PickerProcess:
         return True
 
     async def decision(self, request_id: str) -> dict[str, Any] | None:
-        """The decision about a request, from the worker that made it."""
+        """Return the decision about a request, from the worker that made it."""
         for url in self.admin_urls:
             async with self._session.get(f"{url}/decisions/{request_id}") as response:
                 if response.status == 200:
@@ -124,7 +126,7 @@ class PickerProcess:
         return None
 
     async def metrics(self) -> str:
-        """The metric pages of all workers, one after the other."""
+        """Return the metrics pages of all workers, one after the other."""
         pages = []
         for url in self.admin_urls:
             async with self._session.get(f"{url}/metrics") as response:
@@ -132,7 +134,7 @@ class PickerProcess:
         return "\n".join(pages)
 
     async def metric(self, name: str, **labels: str) -> float:
-        """Sum of a metric's samples with these labels, over all workers."""
+        """Return the sum of a metric's samples with these labels, over all workers."""
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         total = 0.0
         for line in (await self.metrics()).splitlines():
@@ -146,7 +148,9 @@ class PickerProcess:
 async def running_picker(
     config: Config, *, directory: Path, name: str = "picker"
 ) -> AsyncIterator[PickerProcess]:
-    """The real picker with `config`, which `config_in` wrote to `directory`; ready."""
+    """Run the real picker with `config`, which `config_in` wrote to `directory`. Yield it once it is
+    ready.
+    """
     args = [sys.executable, "-m", "epp", "serve", "--config", str(directory / "config.yaml")]
     async with (
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session,
@@ -172,7 +176,7 @@ class Gateway:
         return next(b for b in self.backends if str(b.address) == address)
 
     async def set_backends(self, backends: Iterable[Backend]) -> None:
-        """Rewrite the endpoints file and wait until Envoy has exactly these."""
+        """Rewrite the endpoints file and wait until Envoy has exactly these endpoints."""
         listed = list(backends)
         write_endpoints(self.config, listed)
         await self.envoy.wait_endpoints({str(b.address) for b in listed})
@@ -188,7 +192,7 @@ async def running_gateway(
     edit: Edit | None = None,
     **fields: Any,
 ) -> AsyncIterator[Gateway]:
-    """Everything, with the real picker. `fields` go to `config_in`. `edit` changes Envoy's bootstrap."""
+    """Run everything, with the real picker. `fields` go to `config_in`. `edit` changes Envoy's bootstrap."""
     if policy is not None:
         fields["policyFile"] = str(directory / "policy.yaml")
     config = config_in(directory, workers=workers, **fields)
@@ -225,7 +229,7 @@ class Bench:
         return self.pickers[0]
 
     async def set_endpoints(self, addresses: Iterable[Address]) -> None:
-        """Write the file that Envoy watches, and wait until Envoy has exactly these."""
+        """Write the file that Envoy watches, and wait until Envoy has exactly these endpoints."""
         listed = list(addresses)
         self.eds.write(as_endpoints(listed))
         await self.envoy.wait_endpoints({str(address) for address in listed})
@@ -245,7 +249,7 @@ async def running_bootstrap(
     edit: Edit | None = None,
     **fields: Any,
 ) -> AsyncIterator[Bench]:
-    """Envoy with our bootstrap, fake pickers at its workers' addresses, `backends`, and `extra` dead
+    """Run Envoy with our bootstrap, fake pickers at its workers' addresses, `backends`, and `extra` dead
     endpoints.
     """
     config = config_in(directory, workers=workers, **fields)

@@ -18,12 +18,14 @@ from tests.harness.cached_builds import built_elsewhere, cache_folder, only_buil
 VERSION: Final = "v2.2.1+incompatible"
 _MODULE: Final = "github.com/summerwind/h2spec/cmd/h2spec"
 _REQUIRE: Final = "PREFIX_GATEWAY_REQUIRE_CLUSTER"
-"""Set where CI runs everything. The command that builds the control plane also builds this."""
+"""The variable that is set where CI runs everything. The command that builds the control plane also builds
+this program.
+"""
 
 
 def h2spec_program() -> Path:
-    """Return the program's path. The program is built first if it is not cached. Skips the test if no Go
-    is installed.
+    """Return the program's path. Build the program first if it is not cached. Skip the test if no Go is
+    installed.
     """
     final = cache_folder() / f"h2spec-{VERSION}"
     if (final / "h2spec").exists():
@@ -41,7 +43,9 @@ def h2spec_program() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One case of a report: its section, its text, and why it failed. Empty: it passed."""
+    """One case of a report: its section, its text, and the reason why it failed. The reason is empty if the
+    case passed.
+    """
 
     section: str
     text: str

@@ -36,7 +36,7 @@ async def busy(directory: Path, flow: dict[str, Any] | None = None, **fields: An
         held.shut()
         async with gateway.client.stream("first " * 40) as first:
             await held.wait_waiting(1)
-            backend.behaviour = Behaviour()  # later requests are answered at once
+            backend.behaviour = Behaviour()  # the picker answers later requests at once
             yield gateway
             held.open()
             await first.rest()

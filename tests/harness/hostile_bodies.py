@@ -113,11 +113,11 @@ class Shape:
     path: str
     start: str
     unit: str
-    """Repeated. `N` stands for a name that differs each time."""
+    """The piece that is repeated. `N` stands for a name that differs each time."""
     end: str
 
     def body(self, size_bytes: int) -> bytes:
-        """A body of about this size."""
+        """Return a body of about this size."""
         length = len(self.unit.encode())
         count = max(1, (size_bytes - len(self.start) - len(self.end)) // length)
         if '"N"' in self.unit:
@@ -130,14 +130,14 @@ class Shape:
 
 
 def _in_object(start: str) -> bool:
-    """Whether a key comes next."""
+    """Tell whether a key comes next."""
     return start.endswith("{") or (
         start.endswith(",") and start.rindex("{") > start.rindex("[") if "[" in start else True
     )
 
 
 def plain(size_bytes: int) -> bytes:
-    """A chat of plain text of this size, with which all others are compared."""
+    """Return a chat of plain text of this size. All other bodies are compared with it."""
     return Shape(
         CHAT, '{"model":"m","messages":[{"role":"user","content":"', "tell me about foxes ", '"}]}'
     ).body(size_bytes)
@@ -161,7 +161,7 @@ def shapes(rng: random.Random) -> Iterator[Shape]:
 
 
 def every_shape() -> Iterator[Shape]:
-    """Each single piece in each place."""
+    """Return a shape for each single piece in each place."""
     for path, places in _PLACES.items():
         for start, end in places:
             choices = _LETTERS if start.endswith('"') else _KEYS if _in_object(start) else _ATOMS

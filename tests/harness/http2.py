@@ -28,13 +28,13 @@ class Http2Stream:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytearray = field(default_factory=bytearray)
     error: str = ""
-    """Why it was cut. Empty: it was not."""
+    """The reason why the stream was cut, or an empty text."""
     headers_came: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def status(self) -> int:
-        """0 until its headers came."""
+        """The status of the answer. It is 0 until the answer's headers came."""
         return int(self.headers.get(":status", "0"))
 
 
@@ -78,7 +78,7 @@ class Http2Client:
         self._flush()
 
     async def ping_every(self, interval_s: float) -> None:
-        """Runs for ever."""
+        """Send pings for ever."""
         while True:
             self.ping()
             await asyncio.sleep(interval_s)
@@ -126,7 +126,7 @@ class Http2Client:
 
 @asynccontextmanager
 async def http2_client(address: str) -> AsyncIterator[Http2Client]:
-    """Connected to `ip:port`."""
+    """Yield a client that is connected to `ip:port`."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     client = Http2Client(reader, writer, authority=address)

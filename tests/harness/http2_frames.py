@@ -28,11 +28,11 @@ CALL: Final = (
     ("te", "trailers"),
 )
 NO_TABLE: Final = b"\x20"
-"""Goes before a header block: the sender's table has size 0 from now on."""
+"""Goes before a header block. It says that the sender's table has size 0 from now on."""
 
 
 def block(fields: Iterable[tuple[str, str]] = CALL, *, replace: Iterable[tuple[str, str]] = ()) -> bytes:
-    """A header block without indexing. `replace` overwrites or adds fields."""
+    """Return a header block without indexing. `replace` overwrites or adds fields."""
     wanted = dict(fields) | dict(replace)
     never = [NeverIndexedHeaderTuple(name.encode(), value.encode()) for name, value in wanted.items()]
     return Encoder().encode(never, huffman=False)
@@ -56,7 +56,7 @@ def data(number: int, payload: bytes = b"", *, ends: bool = False, padding: int 
 
 
 def messages_in(part: bytes) -> list[bytes] | None:
-    """The messages in a frame. None: they are not whole."""
+    """Return the messages in a frame, or None if they are not whole."""
     found = []
     while part:
         size = int.from_bytes(part[1:5])
@@ -68,7 +68,7 @@ def messages_in(part: bytes) -> list[bytes] | None:
 
 
 def grpc(message: bytes, *, compressed: int = 0) -> bytes:
-    """One message with its prefix."""
+    """Return one message with its prefix."""
     return bytes((compressed,)) + len(message).to_bytes(4) + message
 
 
@@ -85,7 +85,7 @@ def ping(payload: bytes = b"12345678", *, ack: bool = False) -> bytes:
 
 
 def hello(*, window: int | None = None, ack: bool = True) -> bytes:
-    """Preface, settings, and the acknowledgement of the server's settings."""
+    """Return preface, settings, and the acknowledgement of the server's settings."""
     values = [] if window is None else [(Setting.INITIAL_WINDOW_SIZE, window)]
     return PREFACE + settings(values) + (frame(Kind.SETTINGS, flags=Flag.ACK) if ack else b"")
 
@@ -103,12 +103,12 @@ class Frame:
 
     @property
     def code(self) -> int:
-        """The code of RST_STREAM and GOAWAY."""
+        """Return the code of RST_STREAM or GOAWAY."""
         return int.from_bytes(self.payload[:4] if self.kind == Kind.RST_STREAM else self.payload[4:8])
 
 
 def split(wire: bytes) -> Iterator[Frame]:
-    """The whole frames in a server's bytes."""
+    """Return the whole frames in a server's bytes."""
     at = 0
     while at < len(wire):
         high, low, kind, flags, number = struct.unpack_from(">HBBBL", wire, at)
@@ -132,7 +132,7 @@ class CallerSide:
         self.greeting = self.sent()
 
     def opened(self, *, window: int | None = None) -> CallerSide:
-        """A connection after the settings of both sides."""
+        """Return a connection after the settings of both sides."""
         assert self.feed(hello(window=window)) == []
         assert [f.kind for f in self.sent()] == [Kind.SETTINGS]
         return self
@@ -150,14 +150,14 @@ class CallerSide:
         return events
 
     def sent(self) -> list[Frame]:
-        """The server's frames since the last call."""
+        """Return the server's frames since the last call."""
         return list(split(self.connection.data_to_send()))
 
     def fields(self, answer: Frame) -> dict[str, str]:
-        """The headers of a HEADERS frame. To be called once for each frame, in order."""
+        """Return the headers of a HEADERS frame. Call it once for each frame, in order."""
         return {str(name): str(value) for name, value in self._decoder.decode(answer.payload)}
 
     def status(self, answers: Sequence[Frame]) -> tuple[int, str]:
-        """The end of a call: gRPC's status and its text, from the last HEADERS frame."""
+        """Return the end of a call: gRPC's status and its text, from the last HEADERS frame."""
         found = [self.fields(f) for f in answers if f.kind == Kind.HEADERS]
         return int(found[-1]["grpc-status"]), found[-1].get("grpc-message", "")

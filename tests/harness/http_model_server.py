@@ -80,7 +80,7 @@ Start = Callable[..., Awaitable[Running]]
 
 @asynccontextmanager
 async def starting() -> AsyncIterator[Start]:
-    """Starts any number of servers. All end with the block."""
+    """Starts any number of servers. All of them end with the block."""
     async with AsyncExitStack() as stack:
 
         async def started(**changes: Any) -> Running:

@@ -40,7 +40,7 @@ def a_board(
 
 @dataclass
 class Scene:
-    """The content of the page. `turn` moves the endpoints' numbers."""
+    """Returns the content of the page. `turn` moves the endpoints' numbers."""
 
     count: int
     ring: DecisionRing

@@ -35,7 +35,7 @@ class ModelServer:
         return f"http://{self.address}"
 
     async def forget_prefixes(self, session: aiohttp.ClientSession) -> None:
-        """Empty its prefix cache."""
+        """Empty the server's prefix cache."""
         async with session.post(f"{self.url}/reset_prefix_cache") as response:
             response.raise_for_status()
 
@@ -44,7 +44,7 @@ class ModelServer:
 async def running_model_servers(
     directory: Path, *, count: int, flags: Sequence[str] = ()
 ) -> AsyncIterator[list[ModelServer]]:
-    """`server-0` and so on, started together."""
+    """Run `server-0` and so on. They start together."""
     async with AsyncExitStack() as stack:
         ports = [directory / f"server-{n}.port" for n in range(count)]
         processes = [

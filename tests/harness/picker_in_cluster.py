@@ -1,7 +1,6 @@
-"""A picker that follows a real API server over a connection that can be cut, and what can go wrong there:
-each fault and its repair.
-
-It is in exact mode. The test plays its one pod, and the KV events of the pod's server.
+"""A picker that follows a real API server over a connection that can be cut, and the faults that can occur
+there, each with its repair. The picker is in exact mode. The test plays the only pod, and the KV events of
+the pod's server.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ _TOKENS: Final = list(range(16))
 
 @dataclass(slots=True)
 class Events:
-    """The KV events of the pod's server: the same block again and again, named from the seed that the server
-    was started with.
+    """The KV events of the pod's server. They report the same block again and again, under a name that comes
+    from the server's seed.
     """
 
     socket: zmq.Socket[bytes]
@@ -79,7 +78,7 @@ class Events:
 
 @dataclass(slots=True)
 class PickerInCluster:
-    """Made by `running_picker_in_cluster`."""
+    """The picker and its cluster. Made by `running_picker_in_cluster`."""
 
     plane: ControlPlane
     namespace: str
@@ -95,16 +94,18 @@ class PickerInCluster:
 
     @property
     def address(self) -> str:
-        """The address of its metrics page."""
+        """Return the address of its metrics page."""
         return self.picker.admin_urls[0].removeprefix("http://")
 
     async def let_in(self) -> None:
-        """Write the certificate. Returns when the picker is ready."""
+        """Write the certificate. Return when the picker is ready."""
         shutil.copy(self.plane.ca_file, self.ca_file)
         await self.picker.process.wait_ready(self.picker.ready)
 
     async def break_much(self) -> None:
-        """A refused policy, a role without the Lease, and a server that names blocks in another way."""
+        """Cause three faults: a refused policy, a role without the Lease, and a server that names blocks in
+        another way.
+        """
         self.policies.apply("p", sessionHeader="host")
         self._allow(lease=False)
         await self._restart_server(_OTHER_HASH_SEED)
@@ -132,7 +133,7 @@ class PickerInCluster:
 async def running_picker_in_cluster(
     plane: ControlPlane, namespace: str, folder: Path
 ) -> AsyncIterator[PickerInCluster]:
-    """It runs and is not ready, since it cannot reach the cluster until `let_in`."""
+    """Run the picker. It is not ready, because it cannot reach the cluster until `let_in`."""
     install_policy_crd(plane)
     host, _, port = plane.url.removeprefix("https://").rpartition(":")
     ca_file, events_port = folder / "ca.crt", free_port()
@@ -168,7 +169,7 @@ async def running_picker_in_cluster(
 
 
 def _through(relay: Relay, account: Path, *, ca_file: Path, folder: Path) -> Path:
-    """The same account by way of the relay."""
+    """Return the same account with the address of the relay."""
     document: dict[str, Any] = json.loads(account.read_text())
     document["clusters"][0]["cluster"] = {
         "server": f"https://127.0.0.1:{relay.port}",

@@ -16,7 +16,7 @@ Built = TypeVar("Built")
 
 
 def prepared(require: Callable[[], Built], *, required_by: str) -> Built:
-    """The result of `require`. If it is not built, the test is skipped, or fails if the variable
+    """Return the result of `require`. If the thing is not built, skip the test, or fail it if the variable
     `required_by` is 1.
     """
     try:

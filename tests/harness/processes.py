@@ -23,13 +23,13 @@ _TAIL_LINES: Final = 40
 
 
 class ProcessFailedError(AssertionError):
-    """The process ended, or was not ready in time. The message has the end of its output."""
+    """The process ended, or was not ready in time. The message has the end of the process's output."""
 
 
 async def wait_until(
     condition: Callable[[], bool | Awaitable[bool]], *, what: str, timeout_s: float = 60.0
 ) -> None:
-    """Poll until `condition` holds. AssertionError naming `what`: it did not hold in time."""
+    """Poll until `condition` holds. Raise an AssertionError that names `what` if it does not hold in time."""
     deadline = time.monotonic() + timeout_s
     while True:
         answer = condition()
@@ -40,7 +40,7 @@ async def wait_until(
 
 
 async def connects(host: str, port: int) -> bool:
-    """Whether something accepts TCP connections there."""
+    """Tell whether something accepts TCP connections there."""
     try:
         _, writer = await asyncio.open_connection(host, port)
     except OSError:
@@ -66,11 +66,13 @@ class ManagedProcess:
 
     @property
     def status(self) -> int | None:
-        """Exit status. None: it runs. Negative: the signal that ended it."""
+        """The exit status. None means that the process runs. A negative number is the signal that
+        ended it.
+        """
         return self._popen.poll()
 
     def children(self) -> list[int]:
-        """Process ids of its direct children, oldest first."""
+        """Return the process ids of its direct children, the oldest first."""
         text = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
         return sorted(int(pid) for pid in text.split())
 
@@ -79,23 +81,23 @@ class ManagedProcess:
         self._popen.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL to the whole group."""
+        """Send SIGKILL to the whole group."""
         self._signal_group(signals.SIGKILL)
 
     def freeze(self) -> None:
-        """SIGSTOP to the whole group: it keeps its connections and answers nothing."""
+        """Send SIGSTOP to the whole group. The group keeps its connections and answers nothing."""
         self._signal_group(signals.SIGSTOP)
 
     def thaw(self) -> None:
         self._signal_group(signals.SIGCONT)
 
     async def wait(self, *, timeout_s: float = 60.0) -> int:
-        """Wait for its exit status."""
+        """Wait for the exit status of the process."""
         await wait_until(lambda: self.status is not None, what=f"{self.name} ends", timeout_s=timeout_s)
         return self._popen.returncode
 
     async def terminate(self, *, timeout_s: float = 60.0) -> int:
-        """Send SIGTERM and wait for the exit status. SIGKILL if this takes too long."""
+        """Send SIGTERM and wait for the exit status. Send SIGKILL if this takes too long."""
         if self.status is None:
             self.signal(signals.SIGTERM)
         try:
@@ -107,7 +109,7 @@ class ManagedProcess:
     async def wait_ready(
         self, probe: Callable[[], bool | Awaitable[bool]], *, what: str = "ready", timeout_s: float = 60.0
     ) -> None:
-        """Poll `probe`. If the process ends first, fails at once with the end of its log."""
+        """Poll `probe` until it succeeds. If the process ends first, fail at once with the end of its log."""
 
         async def ready() -> bool:
             if self.status is not None:
@@ -123,7 +125,7 @@ class ManagedProcess:
             raise ProcessFailedError(f"{error}\n{self.tail()}") from error
 
     def tail(self, *, lines: int = _TAIL_LINES) -> str:
-        """The end of its output."""
+        """Return the end of its output."""
         text = self.stderr.read_text(errors="replace") + self.stdout.read_text(errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 

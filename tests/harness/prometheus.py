@@ -28,12 +28,14 @@ from tests.harness.processes import managed_process, wait_until
 
 _PACKAGE: Final = "prometheus"
 _REQUIRE: Final = "PREFIX_GATEWAY_REQUIRE_CLUSTER"
-"""Set where CI runs everything."""
+"""The variable that is set where CI runs everything."""
 _DURATION: Final = re.compile(r"\[\d+[smhd]\]")
 
 
 def programs() -> Path:
-    """The folder of `prometheus` and `promtool`. Skips the test if Debian's archive cannot be reached."""
+    """Return the folder of `prometheus` and `promtool`. Skip the test if Debian's archive cannot be
+    reached.
+    """
     if shutil.which("apt-get") is None:
         said = "Prometheus is taken from Debian's archive, and this is no Debian"
         pytest.fail(said) if os.environ.get(_REQUIRE) else pytest.skip(said)
@@ -49,8 +51,8 @@ def programs() -> Path:
 
 
 def _version() -> str:
-    """The version in the archive, as part of a file's name. The archive's list is fetched if there is none
-    yet.
+    """Return the version in the archive, as part of a file's name. The archive's list is fetched if there is
+    none yet.
     """
     for fetch in (False, True):
         if fetch:
@@ -65,8 +67,8 @@ def _version() -> str:
 
 
 def shortened(rules: Sequence[Mapping[str, Any]], other: Mapping[str, str], *, window: str) -> dict[str, Any]:
-    """A PrometheusRule's groups, with every range `window` long and each `for:` one second.
-    other: texts to replace in expressions.
+    """Return a PrometheusRule's groups with every range `window` long and each `for:` one second. `other` are
+    texts to replace in expressions.
     """
 
     def expression(text: str) -> str:
@@ -91,8 +93,8 @@ def shortened(rules: Sequence[Mapping[str, Any]], other: Mapping[str, str], *, w
 def scrape_of(
     monitor: Mapping[str, Any], targets: Mapping[str, Mapping[str, str]], *, namespace: str, service: str
 ) -> list[dict[str, Any]]:
-    """A ServiceMonitor in the form in which the operator writes it for Prometheus.
-    targets: by port name, pods and the addresses of that port.
+    """Return a ServiceMonitor in the form in which the operator writes it for Prometheus. `targets` are, by
+    port name, pods and the addresses of that port.
     """
     return [
         {
@@ -133,14 +135,14 @@ def _relabeling(told: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Prometheus:
-    """A running one."""
+    """A Prometheus that runs."""
 
     url: str
     session: aiohttp.ClientSession
 
     async def query(self, expression: str) -> list[dict[str, Any]]:
-        """The series of an instant query. AssertionError with Prometheus's own message: it does not
-        understand the query.
+        """Return the series of an instant query. Raise an AssertionError with Prometheus's own message if
+        Prometheus does not understand the query.
         """
         async with self.session.get(f"{self.url}/api/v1/query", params={"query": expression}) as response:
             document = await response.json()
@@ -149,7 +151,7 @@ class Prometheus:
         return result
 
     async def firing(self) -> set[str]:
-        """Names of the alerts that fire now."""
+        """Return the names of the alerts that fire now."""
         async with self.session.get(f"{self.url}/api/v1/alerts") as response:
             alerts = (await response.json())["data"]["alerts"]
         return {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
@@ -157,7 +159,7 @@ class Prometheus:
     async def wait_firing(
         self, wanted: set[str], *, while_: Callable[[], None] = lambda: None, timeout_s: float = 90.0
     ) -> set[str]:
-        """Wait until each of `wanted` has fired at some time. Returns all alerts that fired meanwhile."""
+        """Wait until each of `wanted` has fired at some time. Return all alerts that fired meanwhile."""
         seen: set[str] = set()
 
         async def all_seen() -> bool:
@@ -187,7 +189,7 @@ class Prometheus:
 
 
 def checked_rules(rules: Mapping[str, Any], path: Path) -> None:
-    """Write `rules` to `path`; promtool must find nothing wrong with them."""
+    """Write `rules` to `path`. promtool must find nothing wrong with them."""
     path.write_text(yaml.safe_dump(dict(rules)))
     done = subprocess.run(
         [str(programs() / "promtool"), "check", "rules", str(path)],

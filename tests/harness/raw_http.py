@@ -14,14 +14,16 @@ from epp.types import Address
 
 @dataclass(frozen=True, slots=True)
 class RawReply:
-    """What came until the answer was whole or the connection closed. Status 0: no answer."""
+    """The bytes that came until the answer was whole or the connection closed. Status 0 means that there was
+    no answer.
+    """
 
     status: int
     head: str
     body: bytes
 
     def error(self) -> dict[str, Any]:
-        """The `error` of a JSON body."""
+        """Return the `error` of a JSON body."""
         found: dict[str, Any] = json.loads(self.body)["error"]
         return found
 
@@ -32,7 +34,7 @@ async def connection(address: Address) -> AsyncIterator[tuple[asyncio.StreamRead
     try:
         yield reader, writer
     finally:
-        writer.transport.abort()  # without waiting until everything is sent
+        writer.transport.abort()  # The writer does not wait until everything is sent.
 
 
 async def read_reply(reader: asyncio.StreamReader, *, timeout_s: float = 60.0) -> RawReply:

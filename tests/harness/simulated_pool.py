@@ -1,9 +1,7 @@
-"""Pods that a test plays by itself, on a real API server:
-made, reported Ready, restarted and deleted as a kubelet would.
-
-Their servers are one loopback address each, all answered by one process with a metrics page, so a picker
-finds and scrapes as many as a test wants. `Policies` applies and reads PrefixRoutingPolicies;
-`picker_account` is what the chart gives a picker.
+"""Pods that a test plays by itself, on a real API server. It makes them, reports them Ready, restarts and
+deletes them as a kubelet would. Each pod's server has its own loopback address. One process answers at all
+addresses with a metrics page, so a picker can find and scrape as many servers as a test wants. `Policies`
+applies and reads PrefixRoutingPolicies; `picker_account` is what the chart gives a picker.
 """
 
 from __future__ import annotations
@@ -35,7 +33,9 @@ _CREATED: Final = "2026-01-01T00:00:00Z"
 
 
 def install_policy_crd(plane: ControlPlane) -> None:
-    """Apply the CRD of the policy and wait until it is served: a moment longer than until it says so."""
+    """Apply the CRD of the policy and wait until the API server serves it, which is a moment later than the
+    CRD's status says.
+    """
     plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=crd_yaml())
     name = next(yaml.safe_load_all(crd_yaml()))["metadata"]["name"]
     plane.kubectl("wait", "--for=condition=Established", "--timeout=120s", f"crd/{name}")
@@ -54,7 +54,7 @@ def install_policy_crd(plane: ControlPlane) -> None:
 def picker_account(
     plane: ControlPlane, namespace: str, *, name: str = "picker", pools: Sequence[str] = (POOL,)
 ) -> Path:
-    """A service account with the picker's rules and no others; its kubeconfig."""
+    """Make a service account with the picker's rules and no others. Return its kubeconfig."""
     role = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
@@ -71,9 +71,10 @@ def picker_account(
 
 
 class Servers:
-    """Model servers as far as scrapes go: one address each, 127.1.x.y, all with the same page.
+    """Model servers as scrapes see them. Each has its own address, 127.1.x.y, and all have the same page.
 
-    `models`: by address, what it lists at `/v1/models`; the others do not answer there.
+    `models` holds, by address, the models that a server lists at `/v1/models`. The other servers do not
+    answer there.
     """
 
     def __init__(self, port: int) -> None:
@@ -82,7 +83,7 @@ class Servers:
         self.queries = 0.0
         self.hits = 0.0
         self.growth = (0.0, 0.0)
-        """What each read of a page adds to queries and hits."""
+        """The numbers that each read of a page adds to queries and hits."""
         self.running = 0
         """The number of running requests that each page reports."""
         self.looks = 0
@@ -128,7 +129,7 @@ async def running_servers(count: int) -> AsyncIterator[Servers]:
 
 
 class SimulatedPool:
-    """InferencePools, mostly one, and pods in a namespace. Made by `simulated_pool`."""
+    """One or more InferencePools with pods, in a namespace. Made by `simulated_pool`."""
 
     def __init__(self, api: Api, *, namespace: str) -> None:
         self.api = api
@@ -140,7 +141,7 @@ class SimulatedPool:
     async def create(
         self, *, ports: Iterable[int], labels: Mapping[str, str] | None = None, name: str = POOL
     ) -> None:
-        """The InferencePool."""
+        """Create the InferencePool."""
         body = {
             "apiVersion": "inference.networking.k8s.io/v1",
             "kind": "InferencePool",
@@ -154,7 +155,7 @@ class SimulatedPool:
         await self.api.request("POST", self._pools, body=body)
 
     async def change(self, spec: Mapping[str, Any]) -> None:
-        """Merge `spec` into the InferencePool's."""
+        """Merge `spec` into the InferencePool's spec."""
         await self.api.request(
             "PATCH", f"{self._pools}/{POOL}", body={"spec": spec}, content_type="application/merge-patch+json"
         )
@@ -163,22 +164,24 @@ class SimulatedPool:
         await self.api.request("DELETE", f"{self._pools}/{name}")
 
     async def add(self, hosts: Mapping[str, str], *, labels: Mapping[str, str] | None = None) -> None:
-        """Pods by name, Ready at their addresses."""
+        """Add pods by name, Ready at their addresses."""
         await self.make(hosts, labels=labels)
         await self.report(hosts)
 
     async def make(self, names: Iterable[str], *, labels: Mapping[str, str] | None = None) -> None:
-        """Pods that nobody has reported on yet."""
+        """Make pods that nobody has reported on yet."""
         await _each(
             names, lambda name: self.api.request("POST", f"{self._core}/pods", body=self._pod(name, labels))
         )
 
     async def report(self, hosts: Mapping[str, str], *, ready: bool = True) -> None:
-        """What a kubelet says of running pods."""
+        """Report the status that a kubelet reports of running pods."""
         await _each(hosts, lambda name: self._report(name, hosts[name], ready=ready))
 
     async def restart(self, name: str, host: str) -> None:
-        """Its container has ended and runs again, without a moment of not being Ready that anybody saw."""
+        """Report that the pod's container has ended and runs again. The pod was Ready in every status that
+        anybody saw.
+        """
         self._restarts[name] = self._restarts.get(name, 0) + 1
         await self._report(name, host, ready=True)
 
@@ -187,7 +190,7 @@ class SimulatedPool:
         await _each(names, lambda name: self.api.request("DELETE", f"{self._core}/pods/{name}", query=query))
 
     def _pod(self, name: str, labels: Mapping[str, str] | None) -> Mapping[str, Any]:
-        """As large as a model server's pod usually is, for the sake of figures."""
+        """Return a pod of the usual size of a model server's pod, so that measured figures are realistic."""
         return {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -246,7 +249,7 @@ class SimulatedPool:
 
 
 async def _each(names: Iterable[str], act: Any) -> None:
-    """A few dozen at a time, as many kubelets would."""
+    """Call `act` for a few dozen pods at a time, as many kubelets would."""
     turns = asyncio.Semaphore(_AT_ONCE)
 
     async def one(name: str) -> None:
@@ -260,7 +263,7 @@ async def _each(names: Iterable[str], act: Any) -> None:
 
 @asynccontextmanager
 async def simulated_pool(plane: ControlPlane, namespace: str) -> AsyncIterator[SimulatedPool]:
-    """As the administrator; without the InferencePool itself as yet."""
+    """Make the pool as the administrator. The InferencePool itself does not exist yet."""
     api = await Api.connect(Kubernetes(pool=POOL, kubeconfig=str(plane.kubeconfig)))
     try:
         yield SimulatedPool(api, namespace=namespace)
@@ -269,7 +272,7 @@ async def simulated_pool(plane: ControlPlane, namespace: str) -> AsyncIterator[S
 
 
 def policy_document(name: str, **spec: Any) -> str:
-    """A PrefixRoutingPolicy for the pool, for kubectl."""
+    """Return a PrefixRoutingPolicy for the pool, for kubectl."""
     return json.dumps(
         {
             "apiVersion": API_VERSION,
@@ -289,7 +292,7 @@ class Policies:
         self._path = f"/apis/{API_VERSION}/namespaces/{pool.namespace}/{PLURAL}"
 
     def apply(self, name: str, **spec: Any) -> str:
-        """With kubectl."""
+        """Apply the policy with kubectl."""
         return self._plane.kubectl(
             "apply", "-n", self._pool.namespace, "-f", "-", stdin=policy_document(name, **spec)
         )
@@ -302,8 +305,9 @@ class Policies:
         await self._pool.api.request("DELETE", f"{self._path}/{name}")
 
     async def told(self, name: str) -> tuple[str, ...]:
-        """Its conditions in words, `Accepted=True/Accepted@2`;
-        none where there is no status, or no object."""
+        """Return its conditions in words, such as `Accepted=True/Accepted@2`. Return none if there is no
+        status or no object.
+        """
         try:
             status = (await self.read(name)).get("status", {})
         except ApiError:
@@ -314,7 +318,7 @@ class Policies:
         )
 
     async def wait_told(self, name: str, *words: str) -> None:
-        """Until its conditions are these."""
+        """Wait until its conditions are these."""
         seen: tuple[str, ...] = ()
 
         async def so() -> bool:

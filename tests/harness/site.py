@@ -1,6 +1,6 @@
 """A picker process in a cluster, with the rights that the chart gives it, beside pods that a test plays.
 
-`running_site` starts all of it in one namespace; further replicas come by `Site.replica`.
+`running_site` starts everything in one namespace, and `Site.replica` starts further replicas.
 """
 
 from __future__ import annotations
@@ -120,10 +120,10 @@ async def running_site(
     pools: Sequence[str] = (),
     **fields: Any,
 ) -> AsyncIterator[Site]:
-    """`servers`: addresses to give to pods; `pods`: made and Ready from the start; `fields`:
-    of the configuration.
+    """Run a site. `servers` is a number of addresses for pods. `pods` are Ready from the start.
+    `fields` belong to the configuration.
 
-    `pools`: several in place of one, each of the pods with its own label `pool`.
+    `pools` are several pools in place of one. Each pod then has its pool's label `pool`.
     """
     install_policy_crd(plane)
     account = picker_account(plane, namespace, pools=pools or (POOL,))

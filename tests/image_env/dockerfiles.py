@@ -22,17 +22,19 @@ _KNOWN: Final = {"FROM", "ENV", "WORKDIR", "COPY", "RUN", "USER", "LABEL", "EXPO
 @dataclass(slots=True)
 class Stage:
     image: str
-    """Its base: an ARG by its default."""
+    """Its base. A base that is an ARG has the default of the ARG."""
     name: str = ""
     steps: list[tuple[str, str]] = field(default_factory=list)
-    """Instruction and the rest of its line."""
+    """The instructions, each with the rest of its line."""
 
     def all(self, instruction: str) -> list[str]:
         return [rest for found, rest in self.steps if found == instruction]
 
 
 def read(path: Path) -> list[Stage]:
-    """Its stages. AssertionError on an instruction that is not known here."""
+    """Return the stages of a Dockerfile. Raise AssertionError on an instruction that this module does not
+    know.
+    """
     stages: list[Stage] = []
     arguments: dict[str, str] = {}
     for line in path.read_text().replace("\\\n", " ").splitlines():
@@ -54,14 +56,15 @@ def read(path: Path) -> list[Stage]:
 
 
 def sources(stage: Stage) -> list[tuple[list[str], str]]:
-    """What it copies from the build's context, and where to."""
+    """Return what the stage copies from the build's context, and where to."""
     copies = [shlex.split(rest) for rest in stage.all("COPY") if not rest.startswith("--from")]
     return [(words[:-1], words[-1]) for words in copies]
 
 
 def context_files(path: Path) -> Sequence[Path]:
-    """The Dockerfile, and every file of the repository that it copies:
-    tracked, or new and not ignored by git."""
+    """Return the Dockerfile and every file of the repository that it copies. The files are tracked, or new
+    and not ignored by git.
+    """
     wanted = sorted({file for stage in read(path) for files, _ in sources(stage) for file in files})
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *wanted],
@@ -75,7 +78,9 @@ def context_files(path: Path) -> Sequence[Path]:
 
 
 def ignored(path: str) -> str:
-    """The line of .dockerignore that hides `path` or a folder above it; empty: none."""
+    """Return the line of .dockerignore that hides `path` or a folder above it. The line is empty if none
+    does.
+    """
     lines = [
         line for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line and line[0] != "#"
     ]

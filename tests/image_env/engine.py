@@ -1,8 +1,8 @@
-"""buildah as the tests use it: storage of its own in the cache folder, no daemon,
-no network but pip's and Debian's.
+"""buildah as the tests use it. It has its own storage in the cache folder and no daemon. Only pip and
+Debian's package manager use the network.
 
-What the machine's pip configuration says (an index, certificates) is given to builds as a mounted file,
-so that nothing of it gets into an image. Called by `environment`.
+Builds get the machine's pip configuration (an index, certificates) as a mounted file, so that no part of it
+gets into an image. Called by `environment`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.harness.cached_builds import BuildFailedError, run
 PACKAGES: Final = ("buildah", "mmdebstrap", "docker-registry")
 _PIP_FILE: Final = "/etc/pip.conf"
 _PATHS: Final = ("cert", "client-cert", "find-links")
-"""Settings of pip that name files of this machine."""
+"""The settings of pip that name files of this machine."""
 
 
 class Engine:
@@ -46,7 +46,7 @@ class Engine:
         """As the Makefile's ENGINE takes it."""
 
     def import_base(self, tarball: Path, name: str) -> None:
-        """An image of one layer. Nothing is done where it is there."""
+        """Import an image of one layer, unless it exists."""
         if self._said("images", "--quiet", "--filter", f"reference={name}"):
             return
         container = self._said("from", "scratch")
@@ -54,8 +54,9 @@ class Engine:
         run(*self.command, "commit", "--quiet", "--rm", container, name)
 
     def build_flags(self) -> Sequence[str]:
-        """What a build needs on this machine:
-        isolation without a daemon, the network, and pip's configuration."""
+        """Return the flags that a build needs on this machine: isolation without a daemon, the network, and
+        pip's configuration.
+        """
         mounts = [*self._pip_mounts(), (Path("/etc/resolv.conf"), "/etc/resolv.conf")]
         return (
             *("--layers", "--isolation", "chroot", "--network", "host", "--pull-never"),
@@ -64,7 +65,7 @@ class Engine:
 
     @contextmanager
     def container(self, image: str) -> Iterator[tuple[str, Path]]:
-        """A container of an image, and its root folder while the block runs."""
+        """Make a container of an image, and yield its root folder."""
         name = self._said("from", "--pull-never", image)
         try:
             yield name, Path(self._said("mount", name))
@@ -72,12 +73,12 @@ class Engine:
             run(*self.command, "rm", name)
 
     def run_in(self, container: str, *words: str, mounts: Sequence[tuple[Path, str]] = ()) -> str:
-        """A command in a container, as the image's user; what it printed."""
+        """Run a command in a container as the image's user. Return its output."""
         volumes = [w for source, target in mounts for w in ("--volume", f"{source}:{target}:ro")]
         return self._said("run", "--isolation", "chroot", *volumes, container, "--", *words)
 
     def config(self, image: str) -> dict[str, Any]:
-        """The image's own settings: Entrypoint, Cmd, Env, User."""
+        """Return the image's own settings: Entrypoint, Cmd, Env, User."""
         found: dict[str, Any] = json.loads(self._said("inspect", "--type", "image", image))
         config: dict[str, Any] = found["OCIv1"]["config"]
         return config
@@ -97,8 +98,9 @@ class Engine:
 
 
 def pip_settings() -> dict[str, str]:
-    """What pip on this machine is told by its files and by variables, which win.
-    Only settings of every command."""
+    """Return the settings that pip on this machine reads from its files and from variables. Variables win.
+    Settings of single commands are left out.
+    """
     said = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True
     ).stdout
@@ -107,8 +109,9 @@ def pip_settings() -> dict[str, str]:
 
 
 def require_packages(progress: Any) -> None:
-    """Install Debian's packages of the engine where they are missing.
-    BuildFailedError says how, where that is not possible."""
+    """Install the engine's Debian packages that are missing. If this is not possible, raise BuildFailedError
+    with advice.
+    """
     missing = [name for name in PACKAGES if shutil.which(name) is None]
     if not missing:
         return

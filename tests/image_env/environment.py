@@ -1,10 +1,10 @@
 """Owns the built images of deploy/docker:
 for each a root folder, its settings and its bills of materials, in the cache.
 
-The bases are made by mmdebstrap from Debian's packages; their key is their recipe. An image's key is that and
-every file that its Dockerfile copies, so that an unchanged image costs nothing, and a changed source file
-only the steps after it: buildah keeps the layers of earlier builds. The images are built by `make images`, as
-a user builds them.
+mmdebstrap makes the bases from Debian's packages, and the key of a base is its recipe. An image's key is its
+base's recipe and every file that its Dockerfile copies. So an unchanged image is not built again. After a
+change of one source file only the later steps run, because buildah keeps the layers of earlier builds. The
+images are built by `make images`, as a user builds them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.image_env.engine import Engine, require_packages
 BUILD_COMMAND: Final = "make image-env"
 NAMES: Final = tuple(sorted(path.stem for path in FOLDER.glob("*.Dockerfile")))
 _RECIPE: Final = b"1"
-"""Raise it when a base or the content of a built folder comes to be made in another way."""
+"""Raise this number when a base or the content of a built folder is made in another way."""
 _SUITE: Final = "bookworm"
 _RUN_PACKAGES: Final = ("python3", "python-is-python3", "ca-certificates")
 _BUILD_PACKAGES: Final = (*_RUN_PACKAGES, "python3-venv", "python3-dev", "gcc", "libc6-dev")
@@ -45,7 +45,7 @@ _REGISTRY: Final = "localhost"
 _STORAGE_LIMIT_BYTES: Final = 8_000_000_000
 _TOOLS_LOCK: Final = REPOSITORY / "requirements" / "images.txt"
 _KEPT: Final = 2
-"""Built folders of each image that stay: that of this checkout, and one more."""
+"""The number of built folders that stay for each image: this checkout's, and one more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +61,17 @@ class BuiltImage:
 
     @property
     def root(self) -> Path:
-        """Its root folder, to be changed by nobody."""
+        """Its root folder. Nobody may change the folder."""
         return self.folder / "root"
 
     @property
     def config(self) -> dict[str, Any]:
-        """Entrypoint, Cmd, Env, User."""
+        """Its Entrypoint, Cmd, Env and User."""
         found: dict[str, Any] = json.loads((self.folder / "config.json").read_text())
         return found
 
     def materials(self, of: str) -> dict[str, Any]:
-        """Its bill of materials in CycloneDX: `python` or `debian`."""
+        """Return its bill of materials in CycloneDX. `kind` is `python` or `debian`."""
         found: dict[str, Any] = json.loads((self.folder / f"{of}.cdx.json").read_text())
         return found
 
@@ -81,7 +81,7 @@ class BuiltImage:
 
     @property
     def own_bytes(self) -> int:
-        """What the Dockerfile puts on its base."""
+        """Return the number of bytes that the Dockerfile adds to its base."""
         return sum(folder_bytes(self.root / name) for name in ("opt", "app") if (self.root / name).is_dir())
 
 
@@ -92,7 +92,7 @@ def base_key() -> str:
 
 
 def locate(name: str) -> BuiltImage:
-    """Where the image of this checkout is, or would be."""
+    """Return the place of this checkout's image, whether it exists or not."""
     files = context_files(FOLDER / f"{name}.Dockerfile")
     contents = [part for f in files for part in (str(f.relative_to(REPOSITORY)).encode(), f.read_bytes())]
     key = content_key(base_key().encode(), _TOOLS_LOCK.read_bytes(), *contents)
@@ -100,7 +100,7 @@ def locate(name: str) -> BuiltImage:
 
 
 def require() -> dict[str, BuiltImage]:
-    """All images of this checkout by name. BuildFailedError where they have not been built."""
+    """Return all images of this checkout by name. Raise BuildFailedError if they have not been built."""
     found = {name: locate(name) for name in NAMES}
     missing = [name for name, image in found.items() if not image.ready]
     if missing:
@@ -111,7 +111,7 @@ def require() -> dict[str, BuiltImage]:
 
 
 def build(*, progress: Callable[[str], None]) -> dict[str, BuiltImage]:
-    """Build the images that are missing, telling `progress` each step."""
+    """Build the images that are missing, and tell `progress` each step."""
     found = {name: locate(name) for name in NAMES}
     require_packages(progress)
     if all(image.ready for image in found.values()):
@@ -130,13 +130,13 @@ def build(*, progress: Callable[[str], None]) -> dict[str, BuiltImage]:
 
 
 def prepared_engine(*, progress: Callable[[str], None]) -> Engine:
-    """With both bases, and the layers of earlier builds. Called with the lock held."""
+    """Return the engine with both bases and the layers of earlier builds. The caller holds the lock."""
     folder = cache_folder() / f"images-engine-{base_key()}"
     _unmount(folder)
     whole = all((folder / f"{name}.tar").is_file() for name in ("run", "build"))
     if folder.is_dir() and (not whole or folder_bytes(folder) > _STORAGE_LIMIT_BYTES):
         progress("the layers of earlier builds have grown too many, or are not whole: starting anew")
-        # Under a temporary name at once, so that nobody takes what is half removed for the engine.
+        # The folder gets a temporary name first, so that nobody takes a half removed folder for the engine.
         shutil.rmtree(folder.rename(folder.with_name(f"{folder.name}{UNFINISHED}old")))
     if not folder.is_dir():
         with built_elsewhere(folder) as made:
@@ -150,7 +150,9 @@ def prepared_engine(*, progress: Callable[[str], None]) -> Engine:
 
 
 def _unmount(folder: Path) -> None:
-    """What a killed build left mounted, the deepest first: it can be neither counted nor removed."""
+    """Unmount everything that a killed build left mounted, the deepest first. Mounted folders can be neither
+    counted nor removed.
+    """
     mounted = [Path(line.split()[1]) for line in Path("/proc/self/mounts").read_text().splitlines()]
     for place in sorted((place for place in mounted if folder in place.parents), reverse=True):
         run("umount", "--lazy", place)
@@ -161,7 +163,7 @@ def _base(name: str) -> str:
 
 
 def base_arguments() -> Sequence[str]:
-    """Of a build: the bases in place of the official ones."""
+    """Return the arguments of a build that replace the official bases by ours."""
     return ("--build-arg", f"BASE={_base('run')}", "--build-arg", f"BUILD_BASE={_base('build')}")
 
 
@@ -174,7 +176,9 @@ def _make_base(tarball: Path, packages: tuple[str, ...]) -> None:
 
 
 def make_image(name: str, engine: Engine) -> None:
-    """By `make images`, in the engine's own store; quick where its layers are there from an earlier build."""
+    """Build an image by `make images`, in the engine's own store. This is quick if an earlier build left the
+    layers there.
+    """
     run(
         *("make", "--no-print-directory", "images", f"IMAGES={name}", f"REGISTRY={_REGISTRY}"),
         *(f"BASE={_base('run')}", f"BUILD_BASE={_base('build')}", f"ENGINE={shlex.join(engine.command)}"),
@@ -200,7 +204,7 @@ def _take_out(engine: Engine, name: str, folder: Path, *, tools: Path) -> None:
 
 
 def _tools(progress: Callable[[str], None]) -> Path:
-    """The programs that write bills of materials."""
+    """Return the programs that write bills of materials."""
     folder = cache_folder() / f"images-tools-{content_key(_TOOLS_LOCK.read_bytes())}"
     if not folder.is_dir():
         progress("installing the programs that write bills of materials")
@@ -213,7 +217,7 @@ def _tools(progress: Callable[[str], None]) -> Path:
 
 
 def version() -> str:
-    """That of the charts, which the images are tagged with."""
+    """Return the charts' version, with which the images are tagged."""
     chart = (REPOSITORY / "deploy" / "helm" / "prefix-gateway" / "Chart.yaml").read_text()
     return next(line.split()[1] for line in chart.splitlines() if line.startswith("appVersion:"))
 
@@ -238,7 +242,7 @@ def lock() -> None:
 
 
 def _forget_older(image: BuiltImage) -> None:
-    """Folders of earlier states of this image, but for the newest ones."""
+    """Remove the folders of earlier states of this image, except the newest ones."""
     found = [f for f in image.folder.parent.glob(f"image-{image.name}-*") if f != image.folder]
     for folder in sorted(found, key=lambda f: f.stat().st_mtime, reverse=True)[_KEPT - 1 :]:
         shutil.rmtree(folder, ignore_errors=True)

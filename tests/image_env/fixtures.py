@@ -1,8 +1,6 @@
-"""The built images for tests, as `pytest_plugins = ["tests.image_env.fixtures"]` brings them;
-such tests are marked `cluster`.
-
-Where they are not built the tests are skipped with the command that builds them,
-or fail if PREFIX_GATEWAY_REQUIRE_CLUSTER=1.
+"""The fixture of the built images, for `pytest_plugins = ["tests.image_env.fixtures"]`. Tests that use it are
+marked `cluster`. If the images are not built, these tests are skipped and name the command that builds
+them, or fail if PREFIX_GATEWAY_REQUIRE_CLUSTER=1.
 """
 
 from __future__ import annotations
@@ -18,5 +16,5 @@ from tests.image_env.environment import BuiltImage
 
 @pytest.fixture(scope="session")
 def built_images() -> Mapping[str, BuiltImage]:
-    """By name: picker, model-server, load."""
+    """Return the images by name: picker, model-server, load."""
     return prepared(environment.require, required_by="PREFIX_GATEWAY_REQUIRE_CLUSTER")

@@ -1,4 +1,4 @@
-"""Connections that are accepted and then fail, over real sockets."""
+"""Connections fail after they were accepted, over real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of the admin address clients can hold that never finish a request, over real sockets."""
+"""How much of the admin address clients can hold with requests that they never finish, over real sockets."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def running_admin() -> AsyncIterator[Address]:
 
 
 def hostile(rng: random.Random) -> bytes:
-    """Make about 10 KB: a request of which parts are replaced, or any bytes."""
+    """Return about 10 KB: a request of which parts are replaced, or any bytes."""
     noise = rng.randbytes(rng.randrange(1, 20_000))
     form = rng.randrange(5)
     if form == 0:

@@ -1,4 +1,4 @@
-"""`python -m bench.demo` as a user starts it: its table, its live phase, every way to end it, and its
+"""`python -m bench.demo` as a user starts it: its table, its live phase, every way in which it ends, and its
 messages when it cannot go on.
 """
 
@@ -114,7 +114,7 @@ def test_the_same_work_by_both_rules_fails_nowhere_and_hits_more_by_least_cost(
     with demo(*options, tmp=short_tmp) as running:
         running.read_until("Ready after")
         children = running.children()
-        assert len(children) == 4  # two servers, the picker, Envoy
+        assert len(children) == 4  # These are two servers, the picker and Envoy.
         assert running.end() == 0, running.said
     assert not [pid for pid in children if alive(pid)]
     assert not list(short_tmp.iterdir())

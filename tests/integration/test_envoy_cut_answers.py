@@ -1,5 +1,5 @@
 """A model server begins its answers well and cuts them midway, while its health and its metrics are fine.
-Only Envoy sees the cut. It tells the picker in its access log.
+Only Envoy sees the cut, and its access log reports the cut to the picker.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ async def test_an_error_that_nobody_foresaw_turns_exact_mode_off_and_says_so(
         assert ["exact mode failed and starts again" in r.getMessage() for r in logged] == [True]
         assert logged[0].exc_info is not None
 
-        for n in range(20):  # the picker goes on, and keeps no prompts that nobody will use
+        for n in range(20):  # The picker goes on, and keeps no prompts that nobody will use.
             parts.pick(f"{n} and so on " * 40)
         assert (len(parts.queue), parts.queue.held_bytes, parts.service.dropped) == (0, 0, 0)
         assert parts.picker.table.match(

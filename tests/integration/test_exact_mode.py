@@ -194,7 +194,7 @@ async def test_what_a_server_holds_from_before_is_credited_once_its_prompt_is_ro
         await running.chat(text("old"), only=b)
         await wait_until(lambda: running.believed(text("old")).keys() == {a, b}, what="both are credited")
         chunks = running.believed(text("old"))
-        assert chunks[a] >= chunks[b] - 1  # up to the block in which the two prompts differ
+        assert chunks[a] >= chunks[b] - 1  # This is the part up to the block in which the two prompts differ.
 
 
 async def test_a_server_that_resets_its_cache_is_forgotten() -> None:
@@ -332,7 +332,7 @@ async def test_the_gateway_with_the_section_follows_its_server(tmp_path: Path) -
         await said("epp_exact_model", state="on")
         await said("epp_exact_endpoint", state="following")
         await said("epp_exact_endpoint_chunks", at_least=9)
-        for seed in range(2, 6):  # past its capacity
+        for seed in range(2, 6):  # This is more than the capacity.
             await complete(seed)
         await said("epp_exact_corrections_total", kind="forgotten")
         assert await picker.metric("epp_exact_prompts_total", result="missed") == 0

@@ -174,7 +174,7 @@ async def test_a_body_cut_into_chunks_as_it_comes_gets_the_same_pick(rig: Rig, m
     ("mode", "size_bytes", "kind"),
     [
         ("buffered", BUFFER_LIMIT_BYTES - 65_536, "completions"),
-        ("buffered_partial", BUFFER_LIMIT_BYTES + 2**20, ""),  # Envoy had read this much of the body by then.
+        ("buffered_partial", BUFFER_LIMIT_BYTES + 2**20, ""),  # By then Envoy had read this much of the body.
         ("streamed", BUFFER_LIMIT_BYTES + 2**20, "other"),
         ("streamed_early", BUFFER_LIMIT_BYTES + 2**20, "other"),
         ("full_duplex", BUFFER_LIMIT_BYTES + 2**20, "completions"),
@@ -247,8 +247,8 @@ async def test_a_dead_server_is_told_as_failed(rig: Rig, mode: str) -> None:
     rig.picker.set_endpoints([dead], now=time.monotonic())
     try:
         async with rig.client.post(rig.url(mode), data=completion(50, tag="dead")) as response:
-            # Envoy does not know the address. So its fallback policy chooses the server, and Envoy tells
-            # which server it was.
+            # Envoy does not know the address. So Envoy's fallback policy chooses the server, and Envoy
+            # reports which server it was.
             assert response.status == 200
         await rig.settled()
         assert rig.seen.over[-1].decision.served != dead.address

@@ -55,7 +55,7 @@ def by_file(token: Path) -> dict[str, Any]:
 
 
 def by_command(token: Path) -> dict[str, Any]:
-    """The token comes from a command, as cloud providers do it."""
+    """Return credentials whose token comes from a command, as with cloud providers."""
     script = token.with_name("plugin.py")
     script.write_text(
         f"import json, pathlib\ntoken = pathlib.Path({str(token)!r}).read_text()\n"
@@ -66,7 +66,7 @@ def by_command(token: Path) -> dict[str, Any]:
 
 @pytest.fixture(params=[by_file, by_command], ids=lambda way: way.__name__)
 def kubeconfig(request: pytest.FixtureRequest, server: Server, tmp_path: Path) -> tuple[Kubernetes, Path]:
-    """Return the settings, and the file that the token comes from."""
+    """Return the settings, and the file from which the token comes."""
     way: Callable[[Path], dict[str, Any]] = request.param
     token, path = tmp_path / "token", tmp_path / "kubeconfig"
     token.write_text("first")

@@ -187,7 +187,7 @@ ANSWERS: Final = (
     whole(GOOD),
     CHUNKED + chunk(GOOD) + b"0\r\n\r\n",
     whole(b"busy", status="503 Service Unavailable"),
-    CHUNKED + chunk(TOKEN),  # the connection ends here
+    CHUNKED + chunk(TOKEN),  # The connection ends here.
     whole(TOKEN),  # the HTTP answer is whole, but [DONE] is missing
     b"",
     whole(b"data: {nonsense}\n\n" + GOOD),
@@ -233,7 +233,7 @@ async def test_every_kind_of_failure_has_its_class_and_fails_the_command(tmp_pat
 
     async def handle(writer: asyncio.StreamWriter) -> None:
         if writer_is_last():
-            server.close()  # before the client has its answer and comes again
+            server.close()  # This is before the client has its answer and comes again.
         writer.write(next(answers))
 
     left = len(ANSWERS)

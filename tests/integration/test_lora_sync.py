@@ -178,7 +178,7 @@ async def test_a_file_that_cannot_be_used_changes_nothing_and_is_told(
         site.file.write_text(text)
     site.server.models.unload("sql")
     await site.sync.sync()
-    assert site.served()["sql"] == "/sql"  # the last good file is in force
+    assert site.served()["sql"] == "/sql"  # the last good file stays in force
     assert message in site.sync.status()["file_error"]
     assert not site.sync.in_sync
     site.want(sql="/sql")

@@ -1,4 +1,4 @@
-"""The picker asks servers for their models over real HTTP. Some servers behave well, others do not."""
+"""The picker asks servers for their models over real HTTP. Some servers behave well, and others do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model server over HTTP: what is refused, and what happens when something breaks."""
+"""The model server over HTTP: which requests it refuses, and what happens when something breaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scraper reads real servers over real HTTP. Some servers behave well, others do not."""
+"""The scraper reads real servers over real HTTP. Some servers behave well, and others do not."""
 
 from __future__ import annotations
 
@@ -332,7 +332,7 @@ async def test_endpoints_set_before_the_start_are_read() -> None:
 
 async def test_a_server_that_closes_its_connection_between_two_pages_has_no_failed_scrape() -> None:
     async def answer_and_leave(head: str, reader: Reader, writer: Writer) -> None:
-        """As a server that ends idle connections: the answer does not say so."""
+        """Answer and close the connection without saying so, as a server does that ends idle connections."""
         writer.write(http(PAGE))
         await writer.drain()
         raise ConnectionResetError

@@ -60,8 +60,9 @@ def test_the_documents_example_keeps_chunk_b_where_vllms_policies_keep_a(answers
 
 
 def test_chunks_leave_in_the_order_of_the_score_and_a_prompt_from_its_tail(answers: dict[str, Any]) -> None:
-    """w1 0 x 2, w0 1 x 2, y 5 x 2, x 4 x 3, new0 32 x 1;
-    z0 and z1, of which nothing was said, 32 x 2, stay."""
+    """The scores are important tokens x uses: w1 0 x 2, w0 1 x 2, y 5 x 2, x 4 x 3, new0 32 x 1. The hints
+    do not mention z0 and z1, so these have 32 x 2 and stay.
+    """
     assert answers["order"] == ["w1", "w0", "y", "x", "new0"]
 
 
@@ -150,7 +151,8 @@ def for_main_memory(args: list[str]) -> list[str]:
 def server(
     vllm_environment: VllmEnvironment, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[vllm.VllmServer]:
-    # The launcher's own arguments come first, and vLLM takes the last one. The launcher chooses the port.
+    # The launcher's own arguments come first, and vLLM takes the last one of two. The launcher chooses the
+    # port.
     _, _, _, *rest = for_main_memory(arguments(offloading()))
     options = vllm.ServerOptions(
         cache_blocks=4 * PROMPT_CHUNKS,

@@ -25,7 +25,7 @@ def tokenize(server: VllmServer, text: str) -> list[int]:
 
 
 def complete(server: VllmServer, prompt: str, *, model: str = MODEL_NAME, **fields: object) -> int:
-    """Send one completion; return its cached prompt tokens."""
+    """Send one completion. Return its cached prompt tokens."""
     body = {"model": model, "prompt": prompt, "max_tokens": 2, "temperature": 0, **fields}
     answer = server.post("/v1/completions", body)
     assert answer.status == 200, answer.body
@@ -37,7 +37,9 @@ def complete(server: VllmServer, prompt: str, *, model: str = MODEL_NAME, **fiel
 
 
 def full_blocks(tokens: int) -> int:
-    """The part of `tokens` that fills whole blocks; vLLM always computes at least the prompt's last token."""
+    """Return the part of `tokens` that fills whole blocks. vLLM always computes at least the prompt's last
+    token.
+    """
     return tokens // BLOCK_TOKENS * BLOCK_TOKENS
 
 

@@ -78,7 +78,8 @@ def started(vllm_environment: VllmEnvironment, tmp_path_factory: pytest.TempPath
     adapters = vllm_environment.model_folder
     profile = read(profile_text(folder, adapters))
     assert problems(profile) == []
-    # The launcher's own arguments come first, and vLLM takes the last one. The launcher chooses the port.
+    # The launcher's own arguments come first, and vLLM takes the last one of two. The launcher chooses the
+    # port.
     model, _, _, *rest = arguments(profile)
     assert model == tiny_model.MODEL
     options = vllm.ServerOptions(

@@ -22,7 +22,7 @@ COMPILER = (sysconfig.get_config_var("CC") or "cc").split()[0]
 
 
 def runtime(name: str) -> str:
-    """Where the compiler has a library of its own; as given where it has none."""
+    """Return the sanitizer's library if the compiler has its own, and the given name otherwise."""
     found = subprocess.run([COMPILER, f"-print-file-name={name}"], capture_output=True, text=True, check=True)
     return found.stdout.strip()
 
@@ -41,7 +41,7 @@ def run(
     )
     environment = os.environ | {
         "LD_PRELOAD": f"{runtime('libasan.so')} {runtime('libubsan.so')}",
-        "ASAN_OPTIONS": "detect_leaks=0",  # Python keeps what it has until the end
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python keeps its memory until the end
         "PYTHONMALLOC": "malloc",
     }
     command = [sys.executable, "-m", "tests.harness.sanitized_c", str(built), SEED, megabytes]

@@ -1,10 +1,10 @@
-"""Runs a scenario: a text file of commands to a picker, each followed by what it must answer.
+"""Runs a scenario: a text file of commands to a picker, each followed by the answer that it must give.
 
 A file is a sequence of blocks, separated by empty lines. A block is any number of comment lines (`#`),
 command lines, a line `----`, and the output of those commands. Sizes of prompts are in tokens (four bytes
-each, as a fresh picker assumes); `system:1000+user:200` is 1,000 tokens of one text and 200 of another.
-Endpoints are named by one word each. Names with `model=` and the like are options; the commands are the
-methods `do_...` below.
+each, as a fresh picker assumes). `system:1000+user:200` is 1,000 tokens of one text and 200 tokens of
+another. An endpoint's name is one word. Words such as `model=m` are options. The commands are the methods
+`do_...` below.
 """
 
 from __future__ import annotations
@@ -71,13 +71,16 @@ class World:
     # -- the world -------------------------------------------------------------------------------------------
 
     def do_policy(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`policy rule=affinity gain.minMatchTokens=64`:
-        the fields of the spec that differ from the defaults."""
+        """`policy rule=affinity gain.minMatchTokens=64`: route by a spec in which these fields differ from
+        the defaults.
+        """
         self.picker.set_policy(_policy(options), now=self.now)
         yield "ok"
 
     def do_endpoints(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`endpoints a b model=m adapters=x,y`: the whole list, all with the same model and adapters."""
+        """`endpoints a b model=m adapters=x,y`: set the whole list. All endpoints have the same model and
+        adapters.
+        """
         for name in names:
             self.known.setdefault(name, Address(f"10.0.0.{len(self.known) + 1}", 8000))
         adapters = frozenset(filter(None, options.get("adapters", "").split(",")))
@@ -99,13 +102,13 @@ class World:
         yield "ok"
 
     def do_advance(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`advance 1.5s`"""
+        """`advance 1.5s`: let time pass."""
         self.now += float(names[0].removesuffix("s"))
         yield f"at {self.now:g}s"
 
     def do_scrape(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`scrape a b waiting=3 kv_usage=0.5`: one good page from each. `scrape a failed=3`: three pages
-        that could not be read.
+        """`scrape a b waiting=3 kv_usage=0.5`: take in one good page from each. `scrape a failed=3`: three
+        pages could not be read.
         """
         failed = int(options.pop("failed", 0))
         values: dict[str, Any] = {"running": 0, "waiting": 0, "kv_usage": 0.0}  # as an idle server says
@@ -124,7 +127,9 @@ class World:
     # -- requests --------------------------------------------------------------------------------------------
 
     def do_pick(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`pick r1 prompt=system:1000+user:200 model=m salt=s session=u stream=yes subset=a,b`"""
+        """`pick r1 prompt=system:1000+user:200 model=m salt=s session=u stream=yes subset=a,b`: pick for one
+        request.
+        """
         try:
             pick = self._pick(options)
         except (NoEndpointError, SaturatedError) as error:
@@ -185,13 +190,13 @@ class World:
         yield from told or ["nothing"]
 
     def do_leave(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`leave r1`: the client of a request that waits is gone."""
+        """`leave r1`: the client of a waiting request leaves."""
         for name in names:
             self.gate.leave(self.waiting.pop(name))
         yield f"{self.gate.waiting} wait"
 
     def do_try(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`try flow.mode=Hold`: a policy in dry run beside the one in force."""
+        """`try flow.mode=Hold`: put a policy into dry run beside the policy in force."""
         self.picker.set_dry_run(_policy(options))
         yield "ok"
 
@@ -223,7 +228,7 @@ class World:
         yield " ".join(f"{name}={counts[name]}" for name in sorted(self.endpoints))
 
     def do_respond(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`respond r1 status=200 served=b`: response headers came."""
+        """`respond r1 status=200 served=b`: the response headers came."""
         served = self.known[options["served"]] if "served" in options else None
         status = int(options.get("status", 200))
         moved = self.picker.on_response_headers(
@@ -232,22 +237,23 @@ class World:
         yield "moved" if moved else "ok"
 
     def do_sampled(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`sampled r1 answer=a1:300`: the answer was streamed to the picker."""
+        """`sampled r1 answer=a1:300`: the picker saw the streamed answer."""
         text = _text(options["answer"]).decode()
         told = ResponseFeedback(first_token_at=self.now, text=text, complete=True)
         self.picker.on_feedback(self.requests[names[0]], told, now=self.now)
         yield "ok"
 
     def do_end(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`end r1 outcome=failed`; `end all`."""
+        """`end r1 outcome=failed`: end one request. `end all`: end all."""
         outcome: Any = options.get("outcome", "ended")
         for name in list(self.requests) if names == ["all"] else names:
             self.picker.end(self.requests.pop(name), outcome=outcome, now=self.now)
         yield "ok"
 
     def do_serve(self, names: list[str], options: dict[str, str]) -> Iterator[str]:
-        """`serve prompt=... [times=3]`:
-        whole requests, one after another, answered by their first choice at once."""
+        """`serve prompt=... [times=3]`: send whole requests, one after another. Their first choice answers at
+        once.
+        """
         chosen = []
         for _ in range(int(options.pop("times", 1))):
             pick = self._pick(options)

@@ -1,4 +1,4 @@
-"""Ports that the tests hand out."""
+"""The ports that the harness hands out to tests."""
 
 from __future__ import annotations
 

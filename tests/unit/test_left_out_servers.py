@@ -30,7 +30,7 @@ def fail(picker: Picker, name: str, *, times: int, now: float) -> None:
 
 
 def started(incarnation: str = "") -> Picker:
-    """With four servers and 24 requests open, `a` of them the one that something happens to."""
+    """Return a picker of four servers. `incarnation` names the process of server `a`."""
     picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
     picker.set_endpoints(four(incarnation), now=0.0)
     return picker
@@ -165,7 +165,7 @@ def test_requests_that_break_with_a_removed_server_are_held_against_nobody() -> 
     picker.set_endpoints(four()[1:], now=1.0)
     for pick in picks:
         picker.end(pick, outcome="failed" if pick.decision.chosen == "a" else "ended", now=1.1)
-    picker.housekeep(now=60.0)  # what never answered is looked for as well
+    picker.housekeep(now=60.0)  # servers that never answered are looked for as well
     assert not picker.probes_due(now=60.0)
     chosen: Counter[tuple[str, str]] = Counter()
     for n in range(300):

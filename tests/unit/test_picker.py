@@ -52,7 +52,7 @@ def test_a_prompt_is_never_predicted_cached_to_its_last_token_and_only_in_whole_
     picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=0.5, block_size=16), now=0.5)
     serve(
         picker, ask(text("p", 8192)), now=1.0
-    )  # 2,048 tokens are 128 blocks: only whole chunks and whole blocks
+    )  # 2,048 tokens are 128 blocks. Only whole chunks and whole blocks count.
     assert picker.pick(ask(text("p", 8192)), now=2.0).decision.matched_tokens == 2032
 
 
@@ -275,7 +275,9 @@ def test_chance_decides_between_equals() -> None:
 
 def test_where_equal_prompts_come_eight_at_once_the_first_counts_an_eighth_of_its_stall_price() -> None:
     def stalled_share(pick: Pick) -> float:
-        """The stall price that counted, as a part of the whole one, at the worst candidate."""
+        """Return the part of the stall price that counted, as a share of the whole price, at the worst
+        candidate.
+        """
         seen = pick.decision.candidates[-1]
         whole_s = 0.15 * seen.in_flight * seen.uncached_tokens / seen.prefill_tokens_per_s
         return seen.parts_s["stall"] / whole_s

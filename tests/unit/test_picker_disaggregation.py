@@ -37,8 +37,8 @@ from tests.unit.picker_questions import (
 )
 
 LONG = 80_000
-"""In bytes: 20,000 tokens, which take 2.5 s of prefill at the rate of the policy. To move their KV cache
-takes 0.27 s.
+"""The size in bytes of 20,000 tokens. At the policy's rate their prefill takes 2.5 s, and to move their KV
+cache takes 0.27 s.
 """
 SHORT = 800
 
@@ -48,13 +48,13 @@ def fleet(roles: Mapping[str, Role]) -> list[Endpoint]:
 
 
 def split(spec: PolicySpec = PolicySpec()) -> Picker:  # noqa: B008 - frozen
-    """Two servers that answer, and two that only compute prompts."""
+    """Return two servers that answer and two servers that only compute prompts."""
     roles = {"a": Role.DECODE, "b": Role.UNSAID, "c": Role.PREFILL, "d": Role.PREFILL}
     return a_picker(spec, on=fleet(roles))
 
 
 def busy(picker: Picker, name: str, *, running: int, now: float) -> None:
-    """So many answers run on that server. A prefill would delay them."""
+    """Let so many answers run on that server. A prefill would delay them."""
     page = EndpointMetrics(scraped_at=now, running=running, waiting=0)
     picker.observe(EndpointName(name), page, now=now)
 

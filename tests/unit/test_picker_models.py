@@ -1,4 +1,4 @@
-"""What a picker keeps of base models: no more models than it has servers, and a few that are gone."""
+"""What a picker keeps of base models: no more models than it has servers, and a few models that are gone."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def test_a_server_that_names_itself_anew_all_the_time_leaves_nothing_behind() ->
     rename(picker, "b", "m", now=0.0)
     sizes = []
     for n in range(2100):
-        if n in (1050, 2099):  # each time as many models leave as may be kept
+        if n in (1050, 2099):  # each time as many models leave as the picker may keep
             sizes.append(blocks())
         rename(picker, "a", f"base-{n}", now=float(n))
-    assert sizes[1] - sizes[0] < 2500  # before the limit there were 17 for each name
+    assert sizes[1] - sizes[0] < 2500  # without the limit there were 17 for each name
     assert picker.learned("m") is picker.learned("m")
 
 

@@ -16,7 +16,7 @@ FRONT, OTHER = Address("10.0.0.1", 8000), Address("10.0.0.2", 8000)
 
 
 def ranks() -> list[Endpoint]:
-    """Two servers of two ranks each."""
+    """Return two servers of two ranks each."""
     return [
         Endpoint(EndpointName(f"{front.host}/{n}"), Address(front.host, 8001 + n), rank=n, behind=front)
         for front in (FRONT, OTHER)

@@ -1,4 +1,4 @@
-"""What the picker can tell of a prompt's size without a tokenizer."""
+"""The picker's estimates of a prompt's size without a tokenizer."""
 
 from __future__ import annotations
 

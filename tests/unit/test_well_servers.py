@@ -1,4 +1,4 @@
-"""The requests of clients cannot get a well server left out, and cannot bring a sick one back."""
+"""Clients' requests can neither get a well server left out nor bring a sick server back."""
 
 from __future__ import annotations
 

@@ -50,9 +50,8 @@ def _two_servers(
 def vllm_servers(
     _two_servers: tuple[server.VllmServer, server.VllmServer],
 ) -> tuple[server.VllmServer, server.VllmServer]:
-    """Two servers that run; a server that an earlier test killed runs again.
-    Their caches hold what earlier tests sent.
-    They publish KV events on the topic `kv-events`.
+    """Return two servers that run. A server that an earlier test killed runs again. Their caches hold the
+    prompts of earlier tests. They publish KV events on the topic `kv-events`.
     """
     dead = [one for one in _two_servers if not one.running]
     server.start_all(dead)
@@ -61,8 +60,8 @@ def vllm_servers(
 
 @pytest.fixture
 def figure(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
-    """A function that takes a line about a measurement; the lines of all tests stand at the end
-    of the run.
+    """Return a function that takes a line about a measurement. The lines of all tests stand at the end of the
+    run.
     """
     return lambda line: record_property(_FIGURE, line)
 

@@ -34,7 +34,7 @@ HITS = "vllm:prefix_cache_hits_total"
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One answer: what the client received, and what the picker decided."""
+    """One answer: the client's part of it, and the picker's decision."""
 
     text: str
     prompt_tokens: int
@@ -116,7 +116,7 @@ class VllmGateway:
         return found
 
     async def wait_endpoint(self, name: str, *, what: str, timeout_s: float = 60.0, **values: Any) -> None:
-        """Until the picker shows these values for an endpoint."""
+        """Wait until the picker shows these values for an endpoint."""
 
         async def shown() -> bool:
             endpoint = await self.endpoint(name)

@@ -1,9 +1,10 @@
-"""vLLM's own offload tier with a worker for its CPU backend, which has none:
-between main memory and main memory.
+"""vLLM's own offload tier with a worker for its CPU backend, which has no worker of its own. The worker
+copies between main memory and main memory.
 
 vLLM's connector, scheduler side, manager and cache policy are the real ones; only the copies, which vLLM
-makes with CUDA streams, are plain ones here. So a real server can be seen to use a cache policy on a machine
-without a GPU. Loaded by vLLM itself (`spec_module_path`), in the vLLM environment; nothing else imports it.
+makes with CUDA streams, are plain ones here. So a test can see a real server use a cache policy on a machine
+without a GPU. vLLM itself loads this module (`spec_module_path`) in the vLLM environment. Nothing else
+imports it.
 """
 
 from __future__ import annotations

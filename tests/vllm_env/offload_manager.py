@@ -1,8 +1,8 @@
-"""Drives vLLM's own offload manager as its scheduler does, without an engine:
-run in the vLLM environment, writes JSON.
+"""Drives vLLM's own offload manager as its scheduler does, without an engine. It runs in the vLLM environment
+and writes JSON.
 
 `python -m tests.vllm_env.offload_manager` answers every question below at once, since importing vLLM takes
-longest. The tests read the answers; what must hold at each step of a history is asserted here.
+longest. The tests read the answers. This module asserts the invariants at each step of a history.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ POLICIES = ("lru", "arc", OURS)
 CHUNK_TOKENS = 32
 
 BARE = "bare score"
-"""Our policy without the rule that a chunk is worth what stands behind it."""
+"""Our policy without the rule that a chunk is worth as much as the chunks behind it."""
 
 Prompt = Sequence[str]
 """A prompt is the names of its chunks, head first. As with block hashes, a name implies all
@@ -113,8 +113,8 @@ def order_of_eviction() -> list[str]:
 
 
 def what_is_in_flight() -> dict[str, object]:
-    """Of three chunks the first is being read and another is asked for again: the tier has no room for two,
-    and nothing changes.
+    """Read the first of three chunks, and ask for another one of them again. The tier then has no room for
+    two chunks, and nothing changes.
     """
     manager = manager_with(OURS, num_chunks=3)
     for name in ("read", "again", "idle"):
@@ -226,8 +226,8 @@ def zipf(*, seed: int, prefixes: int, requests: int, drift: bool) -> Iterator[tu
 
 
 def trace(policy: str, *, drift: bool, hints: bool) -> dict[str, float]:
-    """Return prompts with a shared prefix of 8 to 32 chunks and 2 chunks of their own, in a tier that holds a
-    tenth of the prefixes.
+    """Return prompts in a tier that holds a tenth of the prefixes. Each prompt has a shared prefix of 8 to 32
+    chunks and 2 chunks of its own.
     """
     rng = random.Random(5)
     prefixes = 120
@@ -255,7 +255,7 @@ def trace(policy: str, *, drift: bool, hints: bool) -> dict[str, float]:
 
 
 def traces(*, drift: bool) -> dict[str, dict[str, float]]:
-    """vLLM's policies ignore hints."""
+    """Return the traces. vLLM's policies ignore hints."""
     silent = {policy: trace(policy, drift=drift, hints=False) for policy in POLICIES}
     return silent | {f"{policy}, told": trace(policy, drift=drift, hints=True) for policy in (OURS, BARE)}
 

@@ -23,7 +23,7 @@ WORDS = tuple(_TEXT.split())
 
 
 def prose(seed: str, *, words: int) -> str:
-    """Sentences of about `words` words, the same for the same `seed`, ending in a newline."""
+    """Return sentences of about `words` words, which end in a newline. Equal seeds give equal sentences."""
     choose = random.Random(seed)
     sentences: list[str] = []
     left = words

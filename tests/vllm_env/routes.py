@@ -1,7 +1,6 @@
-"""Every route that this vLLM can serve, as patterns of its own router.
-
-Runs inside the vLLM environment, not in ours: it builds vLLM's application with every task and mode on,
-without an engine, and prints a JSON list of {path, pattern} on its last line.
+"""Prints every route that this vLLM can serve, as patterns of its own router. It runs inside the vLLM
+environment, not in ours. It builds vLLM's application with every task and mode on, without an engine, and
+prints a JSON list of {path, pattern} on its last line.
 `tests/contract/data/routes.json` is that list, for runs without vLLM. Called by `recording`.
 """
 
@@ -24,7 +23,7 @@ FLAGS = {
 def all_routes() -> list[dict[str, str]]:
     """Return the routes, sorted, each once."""
     os.environ.update(MODES)
-    # Imported only here, since our own environment imports this folder too.
+    # The import stands here, because our own environment imports this folder too.
     from vllm.config import ProfilerConfig  # noqa: PLC0415
     from vllm.entrypoints.launchers.app import build_app  # noqa: PLC0415
     from vllm.entrypoints.launchers.cli_args import make_arg_parser  # noqa: PLC0415

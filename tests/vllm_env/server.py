@@ -124,7 +124,7 @@ class VllmServer:
         free port.
         """
         assert not self.running, f"{self.name} runs already"
-        self.kill()  # kills what a dead leader left of its group
+        self.kill()  # This kills what a dead leader left of its group.
         self.port = _free_port(self.host) if port is None else port
         self.ready_after_s = None
         self._started_at = time.monotonic()
@@ -137,7 +137,7 @@ class VllmServer:
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command(),
-                cwd=self._environment.model_folder,  # every path that it can report is then relative
+                cwd=self._environment.model_folder,  # Then every path that the server can report is relative.
                 env={**_variables(self._environment), **own, **self.options.variables},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -181,7 +181,7 @@ class VllmServer:
     def kill(self) -> None:
         """Send SIGKILL to every process of the server, as a crash would. Harmless if none runs."""
         if self._process is None or self._guard is None or self._sockets is None:
-            return  # ended already: another group may have its number by now
+            return  # The group has ended, and another group may have its number by now.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

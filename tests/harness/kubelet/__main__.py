@@ -37,7 +37,7 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class KubeletConfig(msgspec.Struct, frozen=True):
-    """What `running` writes for it."""
+    """The configuration that `running` writes for the kubelet."""
 
     node: str
     node_kubeconfig: str
@@ -71,7 +71,7 @@ class Kubelet:
         self._plugged = 0
 
     async def run(self) -> None:
-        """Runs for ever."""
+        """Run the node until the process ends."""
         self.network.ip(
             "link set lo up",
             f"link add {_BRIDGE} type bridge",
@@ -91,11 +91,11 @@ class Kubelet:
 
     def plug(self, pod: NetworkNamespace) -> str:
         self._plugged += 1
-        number = self._plugged + 255  # 10.244.1.0 and on
+        number = self._plugged + 255  # The ranges begin with 10.244.1.0.
         address = f"10.244.{number >> 8}.{number & 255}"
         link(self.network, pod, name=f"pod{self._plugged}", address=f"{address}/16", bridge=_BRIDGE)
         pod.ip(f"route add default via {self.address}")
-        # As container runtimes set it, so that who is not root can listen on port 80.
+        # Container runtimes set this value, so that users other than root can listen on port 80.
         pod.set("net/ipv4/ip_unprivileged_port_start", "0")
         return address
 
@@ -103,7 +103,7 @@ class Kubelet:
         name = self.config.node
         labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", **self.config.labels}
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
-        with contextlib.suppress(ApiError):  # it may be left from an earlier life
+        with contextlib.suppress(ApiError):  # the file may be left from an earlier life
             await self.api.create("/api/v1/nodes", node)
         stamp = _micro_time().partition(".")[0] + "Z"
         good = {"reason": "KubeletReady", "lastHeartbeatTime": stamp, "lastTransitionTime": stamp}
@@ -167,7 +167,7 @@ class Kubelet:
         task.add_done_callback(over)
 
     async def _forget(self, namespace: str, name: str) -> None:
-        """Remove what an earlier life of this node left."""
+        """Remove everything that an earlier life of this node left."""
         with contextlib.suppress(ApiError):
             await self.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}", {"gracePeriodSeconds": 0})
 
@@ -187,7 +187,7 @@ class Kubelet:
         app.add_routes([web.get("/", self._show), web.post("/signal", self._signal)])
         runner = web.AppRunner(app)
         await runner.setup()
-        # By rename, so that a process that sees it can connect to it.
+        # The file comes by rename, so that a process that sees it can connect to it.
         await web.UnixSite(runner, "control.part").start()
         (self.folder / "control.part").rename(self.folder / "control.sock")
 
@@ -211,7 +211,7 @@ class Kubelet:
 
 
 def _usage(pid: int) -> dict[str, float]:
-    """CPU and memory of a container's first process and of the processes that it started."""
+    """Return CPU and memory of a container's first process and of the processes that it started."""
     cpu_s, rss_bytes = 0.0, 0
     pending = [pid]
     while pending:
@@ -229,7 +229,9 @@ def _children(pid: int) -> list[int]:
 
 
 def _signal_children(pid: int, command: str, number: int) -> web.Response:
-    """Those of a process whose command line, words separated by spaces, has `command` in it."""
+    """Send a signal to the children of a process whose command line contains `command`. Words of the command
+    line are separated by spaces.
+    """
     hit = []
     for child in _children(pid):
         with contextlib.suppress(OSError):
@@ -255,7 +257,7 @@ def main() -> int:
     parser.add_argument("--config", type=Path, required=True)
     path: Path = parser.parse_args().config
     config = msgspec.json.decode(path.read_bytes(), type=KubeletConfig)
-    os.chdir(path.parent)  # a socket's name may have 107 bytes only, and this folder's may be long
+    os.chdir(path.parent)  # a socket's name may have only 107 bytes, and the path of this folder may be long
     asyncio.run(_main(config, folder=path.parent))
     return 0
 

@@ -23,7 +23,7 @@ _TIMEOUT: Final = aiohttp.ClientTimeout(total=15)
 
 
 class ApiError(Exception):
-    """The API server refused, or could not be reached (status 0)."""
+    """The API server refused the request, or could not be reached (status 0)."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
@@ -59,14 +59,14 @@ class Api:
         return await self._call("POST", path, document)
 
     async def merge(self, path: str, document: Mapping[str, Any]) -> JsonObject:
-        """JSON merge patch."""
+        """Apply a JSON merge patch."""
         return await self._call("PATCH", path, document, kind="application/merge-patch+json")
 
     async def delete(self, path: str, options: Mapping[str, Any]) -> None:
         await self._call("DELETE", path, options)
 
     async def follow(self, path: str, **params: str) -> AsyncIterator[dict[str, JsonObject]]:
-        """All objects by uid: at once, and again after each change."""
+        """Yield all objects by uid, at once and again after each change."""
         while True:
             try:
                 listed = await self.get(path, **params)
@@ -88,7 +88,7 @@ class Api:
 
     async def _watch(self, path: str, version: str, params: Mapping[str, str]) -> AsyncIterator[JsonObject]:
         query = {**params, "watch": "1", "resourceVersion": version, "timeoutSeconds": str(_WATCH_S)}
-        # A silent connection must not be trusted for ever, nor a server that stops slowly.
+        # Neither a silent connection nor a server that stops slowly may be trusted for ever.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=_WATCH_S + 30)
         async with self._session.get(path, params=query, timeout=timeout) as response:
             if response.status != 200:

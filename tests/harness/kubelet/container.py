@@ -43,7 +43,7 @@ class Process:
 
     shim: asyncio.subprocess.Process
     pid: int
-    """In the kubelet's PID namespace."""
+    """The process id in the kubelet's PID namespace."""
     container_id: str
     started_at: str
     variables: dict[str, str]
@@ -61,7 +61,8 @@ class Surroundings:
     image: Image | None
     image_name: str
     plan: Callable[[], Awaitable[dict[str, Any]]]
-    """The input of `launch`, made again for each start. ConfigError: something is missing."""
+    """Returns the input of `launch`, made again for each start. Raises ConfigError if something is missing.
+    """
     target: Callable[[Callable[[Sequence[str]], Awaitable[bool]]], probes.Target]
     changed: Callable[[], None]
     grace_s: float
@@ -99,7 +100,9 @@ class Container:
 
     @property
     def started(self) -> bool:
-        """Whether the containers after it may start: its startup probe passed, or it has none and runs."""
+        """Tell whether the containers after it may start: its startup probe passed, or it has no startup
+        probe and runs.
+        """
         return self._readiness.started
 
     @property
@@ -115,7 +118,7 @@ class Container:
         return self._process.pid if self._process is not None else None
 
     def status(self) -> JsonObject:
-        """Its entry in the pod's containerStatuses."""
+        """Return its entry in the pod's containerStatuses."""
         return {
             "name": self.name,
             "image": self._around.image_name,
@@ -129,7 +132,7 @@ class Container:
         }
 
     async def run(self) -> None:
-        """Run it, again and again by its restart policy, until it is stopped."""
+        """Run the container, again and again by its restart policy, until it is stopped."""
         backoff_s = 0.0
         while not self._stopping:
             began_at = time.monotonic()
@@ -164,7 +167,7 @@ class Container:
                 os.kill(self._process.pid, number)
 
     async def execute(self, command: Sequence[str]) -> bool:
-        """Run a command inside it. Returns whether it exited with 0."""
+        """Run a command inside the container. Return whether the command exited with 0."""
         process = self._process
         if process is None:
             return False
@@ -183,7 +186,7 @@ class Container:
                 await child.wait()
 
     async def _start(self) -> bool:
-        """Whether it runs now. If not, its state says why."""
+        """Start the process. Return whether it runs now. If not, the state of the container says why."""
         if self._around.image is None:
             message = f"no such image in the table: {self._around.image_name}"
             self._show({"waiting": {"reason": "ErrImagePull", "message": message}})
@@ -291,7 +294,7 @@ class Container:
         )
 
     async def _until(self, probe: JsonObject, target: probes.Target, *, wanted: bool) -> None:
-        """Probe until it passes (`wanted`), or has failed so often in a row that the container must be
+        """Probe until the probe passes (`wanted`), or has failed so often in a row that the container must be
         restarted.
         """
         failures, passes = 0, 0
@@ -309,7 +312,9 @@ class Container:
             await asyncio.sleep(probe.get("periodSeconds", 10))
 
     async def _keep_ready(self, probe: JsonObject, target: probes.Target) -> None:
-        """As long as it runs, including its end: a container that is being stopped may still be ready."""
+        """Probe readiness as long as the container runs, also while it is being stopped, when it may still be
+        ready.
+        """
         failures, passes = 0, 0
         await asyncio.sleep(probe.get("initialDelaySeconds", 0))
         while True:
@@ -322,7 +327,7 @@ class Container:
                 self._readiness.ready = False
             if self._readiness.ready != before:
                 self._around.changed()
-            # As in the kubelet, where a slow period does not delay the first success.
+            # The kubelet does the same: a slow period does not delay the first success.
             await asyncio.sleep(
                 probe.get("periodSeconds", 10) if before or passed else min(1, probe.get("periodSeconds", 10))
             )
@@ -362,7 +367,7 @@ def _signal(process: Process, number: int) -> None:
 
 
 async def _read_all(fd: int) -> bytes:
-    """Everything that is written into a pipe. The pipe is closed here."""
+    """Read everything that is written into a pipe, and close the pipe."""
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(fd, "rb", buffering=0)

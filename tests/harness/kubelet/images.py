@@ -22,7 +22,7 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
 
     entrypoint: tuple[str, ...]
     command: tuple[str, ...] = ()
-    """Arguments, if the pod names neither command nor args."""
+    """Its arguments, if the pod names neither command nor args."""
     folders: tuple[str, ...] = ()
     """Folders of this machine that are shown at the same place, read-only."""
     root: str = ""
@@ -39,7 +39,7 @@ class ImageTable(msgspec.Struct, frozen=True):
     images: Mapping[str, Image]
 
     def pull(self, name: str) -> Image | None:
-        """The image by its full name. None: it cannot be pulled."""
+        """Return the image by its full name, or None if it cannot be pulled."""
         without_digest = name.partition("@")[0]
         repository, colon, tag = without_digest.rpartition(":")
         if not colon or "/" in tag:
@@ -49,7 +49,7 @@ class ImageTable(msgspec.Struct, frozen=True):
 
 
 def built_image(root: Path, config: Mapping[str, Any]) -> Image:
-    """An image that was built. `config` is the image's own, in OCI format."""
+    """Return an image that was built. `config` is the image's own configuration, in OCI format."""
     variables = dict(entry.split("=", 1) for entry in config.get("Env", []))
     return Image(
         entrypoint=tuple(config["Entrypoint"]),
@@ -62,7 +62,9 @@ def built_image(root: Path, config: Mapping[str, Any]) -> Image:
 
 
 def python_image(*program: str, tags: tuple[str, ...] = ()) -> Image:
-    """An image that contains this checkout and its virtual environment, and starts a program of it."""
+    """Return an image that contains this checkout and its virtual environment, and starts a program of the
+    checkout.
+    """
     binaries = REPOSITORY / ".venv" / "bin"
     return Image(
         entrypoint=program,

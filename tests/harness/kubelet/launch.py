@@ -47,7 +47,7 @@ def main(path: str) -> int:
     _call(_library.unshare, _NEW_MOUNT | _NEW_PID | _NEW_IPC | _NEW_HOST_NAME)
     started = spec["started_fd"]
     for fd in (started, spec["network_fd"]):
-        os.set_inheritable(fd, False)  # the command must not have these, and its start closes `started`
+        os.set_inheritable(fd, False)  # the command must not inherit these, and its start closes `started`
     child = os.fork()
     if child == 0:
         try:
@@ -144,7 +144,9 @@ def _take_user(spec: dict[str, Any]) -> None:
 
 
 def _inside(root: Path, target: str) -> Path:
-    """The place of `target` in the container: a link there, such as /var/run, means a place below `root`."""
+    """Return the place of `target` in the container. A link there, such as /var/run, means a place below
+    `root`.
+    """
     place = root
     for name in Path(target).parts[1:]:
         place /= name

@@ -25,18 +25,18 @@ class NetworkNamespace:
     """A namespace that lives as long as this object or anything in it, and a thread that has entered it."""
 
     def __init__(self, *, existing: Path | None = None) -> None:
-        """A new one, or the one that `existing` (a file of /proc) names."""
+        """Make a new namespace, or enter the one that `existing` (a file of /proc) names."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="network-namespace")
         self.fd: Final = self._thread.submit(_enter, existing).result()
 
     def socket(self, family: int = AF_INET, kind: int = SOCK_STREAM) -> Socket:
-        """A socket in the namespace, not blocking."""
+        """Return a socket in the namespace that does not block."""
         made = self._thread.submit(Socket, family, kind).result()
         made.setblocking(False)
         return made
 
     def listen(self, host: str, port: int) -> Socket:
-        """A listening socket in the namespace."""
+        """Return a listening socket in the namespace."""
         made = self.socket()
         try:
             made.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
@@ -48,7 +48,7 @@ class NetworkNamespace:
         return made
 
     def ip(self, *commands: str) -> None:
-        """Run commands of `ip` in the namespace. All succeed, or it is an error."""
+        """Run commands of `ip` in the namespace. A command that fails is an error."""
         finished = subprocess.run(
             ["nsenter", f"--net=/proc/self/fd/{self.fd}", "ip", "-batch", "-"],
             input="".join(f"{command}\n" for command in commands).encode(),
@@ -64,7 +64,7 @@ class NetworkNamespace:
         self._thread.submit(Path("/proc/sys", name).write_text, value).result()
 
     def close(self) -> None:
-        """Release it. Its sockets and processes keep it alive."""
+        """Release the namespace. Its sockets and processes keep it alive."""
         with contextlib.suppress(OSError):
             os.close(self.fd)
         self._thread.shutdown()

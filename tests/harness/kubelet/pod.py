@@ -43,7 +43,7 @@ class Node(Protocol):
     def hosts(self, namespace: str) -> str: ...
 
     def plug(self, pod: NetworkNamespace) -> str:
-        """Connect a pod's namespace. Returns its address."""
+        """Connect a pod's namespace. Return the pod's address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +106,15 @@ class Pod:
         return [*self._init, *self._main]
 
     def update(self, document: JsonObject) -> None:
-        """Take in the API server's current object."""
+        """Take in the API server's current version of the pod."""
         self.document = document
         self._volumes.changed(self._described())
         if document["metadata"].get("deletionTimestamp"):
             self._terminating.set()
 
     async def run(self) -> None:
-        """Run until it is deleted and over. If cancelled, it has disappeared from the API server, and is
-        killed.
+        """Run the pod until it is deleted and has ended. If this task is cancelled, the pod has disappeared
+        from the API server and is killed.
         """
         self._address = self._node.plug(self._network)
         self.write_hosts()
@@ -136,7 +136,7 @@ class Pod:
             self._network.close()
 
     def write_hosts(self) -> None:
-        """Written in place, since the containers see this very file."""
+        """Write the hosts file in place, because the containers see this very file."""
         metadata = self.document["metadata"]
         text = f"127.0.0.1 localhost\n{self._address} {metadata['name']}\n{self._node.hosts(metadata['namespace'])}"
         path = self._folder / "hosts"
@@ -176,7 +176,7 @@ class Pod:
                 try:
                     await self._volumes.prepare()
                 except (ConfigError, ApiError):
-                    continue  # existing content stays, as with a kubelet
+                    continue  # existing files stay, as with a kubelet
 
     async def _terminate(self, running: asyncio.Task[None]) -> None:
         until = time.monotonic() + self._grace_s()
@@ -205,8 +205,8 @@ class Pod:
                 await asyncio.sleep(_RETRY_S)
 
     async def _report(self) -> None:
-        """Write the status after each change, and if something else changed it. A failed write is repeated
-        later.
+        """Write the status after each change of it, and again if something else changed it. A write that
+        failed is repeated later.
         """
         metadata = self.document["metadata"]
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
@@ -228,14 +228,14 @@ class Pod:
                     await self._change_since(seen)
 
     def _contradicted(self) -> bool:
-        """Whether the API server says otherwise, as after the node controller did not hear of this node for a
-        while.
+        """Tell whether the API server has another status, for example because the node controller did not
+        hear of this node for a while.
         """
         said = {c["type"]: c["status"] for c in self.document["status"].get("conditions", [])}
         return any(said.get(kind, own["status"]) != own["status"] for kind, own in self._conditions.items())
 
     def status(self) -> JsonObject:
-        """The status as a kubelet reports it."""
+        """Return the status as a kubelet reports it."""
         phase = self._phase()
         initialized = all(c.started if c in self._sidecars else c.exit_code == 0 for c in self._init)
         ready = initialized and phase == "Running" and all(c.ready for c in [*self._main, *self._sidecars])
@@ -290,7 +290,7 @@ class Pod:
         self._changed = asyncio.Event()
 
     async def _change_since(self, seen: int) -> int:
-        """Wait while the count of changes is still `seen`. Returns the count."""
+        """Wait while the count of changes is still `seen`. Return the count."""
         if self._changes == seen:
             await self._changed.wait()
         return self._changes
@@ -301,7 +301,7 @@ class Pod:
         return _DEFAULT_GRACE_S if chosen is None else float(chosen)
 
     def _described(self) -> JsonObject:
-        """The document, with the addresses that the API server may not have yet."""
+        """Return the document, with the addresses that the API server may not have yet."""
         addresses = {
             "hostIP": self._node.address,
             "podIP": self._address,
@@ -372,8 +372,8 @@ class Pod:
         }
 
     def _binds(self, entry: JsonObject, image: Image) -> list[JsonObject]:
-        """The folders that the container sees, outer ones first, as container runtimes do: a volume at /tmp
-        hides nothing below it.
+        """Return the folders that the container sees. As in container runtimes outer folders come first: a
+        volume at /tmp hides nothing below it.
         """
         binds = [
             *({"source": f, "target": f, "read_only": True} for f in image.folders),
@@ -393,13 +393,15 @@ class Pod:
 
 
 def _of_init(policy: str) -> str:
-    """An init container that failed runs again unless the pod's policy is Never."""
+    """Return the restart policy of an init container. One that failed runs again unless the pod's policy is
+    Never.
+    """
     return "Never" if policy == "Never" else "OnFailure"
 
 
 def _command(entry: JsonObject, image: Image, resolved: Mapping[str, str]) -> list[str]:
-    """The pod's command replaces the image's entrypoint and arguments. Its args replace
-    only the arguments.
+    """Return the command of the container. The pod's command replaces the image's entrypoint and arguments.
+    Its args replace only the arguments.
     """
     command: Sequence[str] = entry.get("command") or []
     arguments: Sequence[str] = entry.get("args") or []

@@ -27,16 +27,16 @@ class Target:
     """The node's network, since kubelets probe from outside the pod."""
     address: str
     ports: dict[str, int]
-    """Named container ports."""
+    """The container's ports by name."""
     execute: Callable[[Sequence[str]], Awaitable[bool]]
-    """Run a command in the container. Returns whether it exited with 0."""
+    """Runs a command in the container. Returns whether the command exited with 0."""
 
     def port(self, value: int | str) -> int:
         return value if isinstance(value, int) else self.ports[value]
 
 
 async def act(action: JsonObject, target: Target, *, timeout_s: float) -> bool:
-    """Run a probe or a hook once. False: it failed or took too long."""
+    """Run a probe or a hook once. Return False if it failed or took too long."""
     try:
         async with asyncio.timeout(timeout_s):
             if "exec" in action:
@@ -61,7 +61,7 @@ async def _connect(
     try:
         await asyncio.get_running_loop().sock_connect(sock, (address, port))
         context = None
-        if tls:  # kubelets do not verify
+        if tls:  # kubelets do not verify certificates
             context = ssl.create_default_context()
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
@@ -97,7 +97,7 @@ async def _tcp(spec: JsonObject, target: Target) -> bool:
 
 
 async def _grpc(spec: JsonObject, target: Target) -> bool:
-    """grpc.health.v1.Health/Check by hand: a gRPC channel cannot be told to use our socket."""
+    """Ask grpc.health.v1.Health/Check by hand, because a gRPC channel cannot be told to use our socket."""
     reader, writer = await _connect(target, spec["port"])
     service = (spec.get("service") or "").encode()
     message = b"\x0a" + bytes([len(service)]) + service if service else b""

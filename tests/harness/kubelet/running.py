@@ -41,7 +41,9 @@ class NodeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The usage of one container: its first process and all processes that this started."""
+    """The usage of one container: the sum of its first process and of all processes that this process
+    started.
+    """
 
     pid: int
     cpu_s: float
@@ -57,39 +59,43 @@ class RunningNode:
         self._network = network
 
     def connector(self, **options: Any) -> aiohttp.TCPConnector:
-        """For an aiohttp session that reaches pods and ClusterIPs like a client in the cluster."""
+        """Return a connector for an aiohttp session that reaches pods and ClusterIPs like a client in the
+        cluster.
+        """
         return aiohttp.TCPConnector(
             socket_factory=lambda info: self._network.socket(info[0], info[1]), **options
         )
 
     def socket(self) -> socket.socket:
-        """A TCP socket in the node's network, not blocking."""
+        """Return a TCP socket in the node's network that does not block."""
         return self._network.socket()
 
     def usage(self, pod: str, container: str) -> Usage:
-        """`pod`: namespace/name. KeyError: it does not run."""
+        """Return the usage of each container. `pod` is namespace/name. Raise KeyError if the pod does not
+        run.
+        """
         return msgspec.convert(_control(self.folder, "GET", "/")["pods"][pod][container], Usage)
 
     def running(self) -> dict[str, list[str]]:
-        """Containers with a process, by namespace/name of their pod."""
+        """Return the containers that have a process, by namespace/name of their pod."""
         return {
             pod: sorted(containers) for pod, containers in _control(self.folder, "GET", "/")["pods"].items()
         }
 
     def signal(self, pod: str, container: str, number: int) -> None:
-        """Send a signal to the first process of a container of namespace/name, from outside."""
+        """Send a signal to the first process of a container from outside. `pod` is namespace/name."""
         query = urlencode({"pod": pod, "container": container, "number": number})
         _control(self.folder, "POST", f"/signal?{query}")
 
     def signal_child(self, pod: str, container: str, number: int, *, command: str) -> None:
-        """Send it to those children of the first process whose command line contains `command`. KeyError:
-        there are none.
+        """Send a signal to those children of the first process whose command line contains `command`. Raise
+        KeyError if there are none.
         """
         query = urlencode({"pod": pod, "container": container, "number": number, "child": command})
         _control(self.folder, "POST", f"/signal?{query}")
 
     def log(self, pod: str, container: str) -> str:
-        """The output of a container of namespace/name, over all its runs."""
+        """Return the output of a container over all its runs. `pod` is namespace/name."""
         path = self.folder / "logs" / f"{pod.replace('/', '_')}_{container}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -101,7 +107,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        # Relative to its folder, since a socket's name may have only 107 bytes.
+        # The path is relative to the folder, because a socket's name may have only 107 bytes.
         folder = os.open(self._path.parent, os.O_PATH)
         try:
             self.sock.connect(f"/proc/self/fd/{folder}/{self._path.name}")
@@ -118,8 +124,8 @@ def running_node(
     name: str = "node-1",
     labels: Mapping[str, str] | None = None,
 ) -> Iterator[RunningNode]:
-    """A node of `plane` until the block ends. `folder` receives logs and the pods' files. NodeError: it
-    cannot be started.
+    """Run a node of `plane` until the block ends. `folder` receives logs and the pods' files. Raise NodeError
+    if the node cannot be started.
     """
     _check_machine()
     folder.mkdir(parents=True, exist_ok=True)

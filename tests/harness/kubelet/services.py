@@ -39,7 +39,7 @@ class Services:
     def __init__(
         self, api: Api, *, network: NetworkNamespace, api_server: Address, names_changed: Callable[[], None]
     ) -> None:
-        """`api_server`: the target of the Service `kubernetes`, outside the namespace."""
+        """`api_server` is the target of the Service `kubernetes`, outside the namespace."""
         self._api = api
         self._network = network
         self._api_server = api_server
@@ -59,10 +59,10 @@ class Services:
             )
 
     def hosts(self, namespace: str) -> str:
-        """Lines of a hosts file for a pod of this namespace."""
+        """Return the lines of a hosts file for a pod of this namespace."""
         lines = []
         for address, name, of in self._names:
-            # With the dot at the end, because some programs ask for the fully qualified name.
+            # The name ends with a dot, because some programs ask for the fully qualified name.
             full = [f"{name}.{of}.{_ZONE}", f"{name}.{of}.{_ZONE}.", f"{name}.{of}.svc", f"{name}.{of}"]
             lines.append(f"{address} {' '.join(full + [name] * (of == namespace))}\n")
         return "".join(lines)
@@ -102,7 +102,7 @@ class Services:
             self._names_changed()
 
     def _endpoints(self, service: JsonObject, *, port: JsonObject | None) -> list[Address]:
-        """The endpoints of one port. Of no port: the ports are then 0."""
+        """Return the endpoints of one port. Without a port, the ports of the endpoints are 0."""
         name, namespace = service["metadata"]["name"], service["metadata"]["namespace"]
         ready: list[Address] = []
         serving: list[Address] = []
@@ -145,7 +145,7 @@ class Services:
     async def _relay(
         self, place: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Relay one connection, both ways, until both sides have ended."""
+        """Relay one connection in both directions until both sides have ended."""
         try:
             to_reader, to_writer = await self._connect(place)
         except OSError:

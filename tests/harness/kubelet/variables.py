@@ -31,7 +31,7 @@ class ConfigError(Exception):
 
 
 class Sources(Protocol):
-    """Reads ConfigMaps and Secrets: decoded values by key. None: the object does not exist."""
+    """Reads ConfigMaps and Secrets: decoded values by key, or None if the object does not exist."""
 
     async def config_map(self, name: str) -> Mapping[str, bytes] | None: ...
 
@@ -41,8 +41,8 @@ class Sources(Protocol):
 async def resolve(
     container: JsonObject, *, pod: JsonObject, sources: Sources, given: Mapping[str, str]
 ) -> dict[str, str]:
-    """The variables, in the order in which Kubernetes lets one refer to another. `given`: the image's
-    variables.
+    """Return the variables, in the order in which Kubernetes lets one refer to another. `given` are the
+    image's variables.
     """
     variables = dict(given)
     for source in container.get("envFrom", []):
@@ -59,7 +59,7 @@ async def resolve(
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Replace $(NAME). An unknown name stays as it is, and $$ is a dollar."""
+    """Replace $(NAME). An unknown name stays as it is, and $$ becomes a dollar."""
 
     def replaced(match: re.Match[str]) -> str:
         if match[0] == "$$":
@@ -70,7 +70,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def field(path: str, pod: JsonObject) -> str:
-    """The value of the downward API's fieldRef."""
+    """Return the value of the downward API's fieldRef."""
     metadata, spec, status = pod["metadata"], pod["spec"], pod["status"]
     if keyed := _KEYED.fullmatch(path):
         return str((metadata.get(keyed[1]) or {}).get(keyed[2], ""))
@@ -93,7 +93,7 @@ def field(path: str, pod: JsonObject) -> str:
 
 
 def resource(reference: JsonObject, container: JsonObject) -> str:
-    """The value of the downward API's resourceFieldRef, rounded up as in the kubelet."""
+    """Return the value of the downward API's resourceFieldRef, rounded up as in the kubelet."""
     kind, _, name = reference["resource"].partition(".")
     resources = container.get("resources", {})
     chosen = resources.get(kind, {}).get(name)
@@ -104,7 +104,7 @@ def resource(reference: JsonObject, container: JsonObject) -> str:
 
 
 def quantity(text: str) -> float:
-    """A Kubernetes quantity as a number."""
+    """Return a Kubernetes quantity as a number."""
     for suffix, factor in _UNITS.items():
         if str(text).endswith(suffix):
             return float(str(text).removesuffix(suffix)) * factor
@@ -112,12 +112,12 @@ def quantity(text: str) -> float:
 
 
 def decoded(document: JsonObject) -> dict[str, bytes]:
-    """The values of a Secret."""
+    """Return the values of a Secret."""
     return {key: base64.b64decode(value) for key, value in (document.get("data") or {}).items()}
 
 
 def plain(document: JsonObject) -> dict[str, bytes]:
-    """The values of a ConfigMap."""
+    """Return the values of a ConfigMap."""
     texts = {key: value.encode() for key, value in (document.get("data") or {}).items()}
     return texts | {key: base64.b64decode(value) for key, value in (document.get("binaryData") or {}).items()}
 

@@ -40,7 +40,7 @@ class PodVolumes:
         return self._folder / name
 
     async def prepare(self) -> None:
-        """Make or refresh every volume. ConfigError: one cannot be made."""
+        """Make or refresh every volume. Raise ConfigError if a volume cannot be made."""
         for volume in self._pod["spec"].get("volumes", []):
             path = self.path(volume["name"])
             if "emptyDir" in volume:
@@ -51,11 +51,11 @@ class PodVolumes:
                 self._write(path, await self._content(volume))
 
     def changed(self, pod: JsonObject) -> None:
-        """The pod's labels or annotations may have changed."""
+        """Note that the pod's labels or annotations may have changed."""
         self._pod = pod
 
     async def _content(self, volume: JsonObject) -> dict[str, tuple[bytes, int]]:
-        """Relative path -> content and mode."""
+        """Return content and mode by relative path."""
         for kind in ("configMap", "secret", "downwardAPI", "projected"):
             if kind in volume:
                 source = volume[kind]
@@ -157,7 +157,7 @@ class PodVolumes:
 
 
 def _only(source: JsonObject) -> tuple[str, JsonObject]:
-    """A projected source names exactly one kind."""
+    """Return kind and details of a projected source, which has exactly one kind."""
     ((kind, details),) = source.items()
     return kind, details
 

@@ -1,5 +1,5 @@
-"""README, the pages of docs and those of the charts, cut into the parts that the tests of this folder
-check: links, commands, names.
+"""README, the pages of docs and the pages of the charts. They are cut into the parts that the tests of this
+folder check: links, commands, names.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Page:
 
     @cached_property
     def prose(self) -> str:
-        """The page without its fenced blocks."""
+        """Return the page without its fenced blocks."""
         return _FENCE.sub("", self.text)
 
     @cached_property
@@ -49,7 +49,7 @@ class Page:
 
     @cached_property
     def links(self) -> list[str]:
-        """Return the targets of links without those to the web."""
+        """Return the targets of links, except links to the web."""
         without_code = _CODE.sub("", self.prose)
         return [target for target in _LINK.findall(without_code) if "://" not in target]
 

@@ -123,7 +123,7 @@ def test_modules_that_the_architecture_names_beside_their_package_exist() -> Non
 
 
 def braces(path: str) -> list[str]:
-    """`a/{b,c}.py` is two paths."""
+    """Return the paths that a pattern stands for: `a/{b,c}.py` stands for two."""
     inside = re.search(r"\{([^}]*)\}", path)
     if inside is None:
         return [path]

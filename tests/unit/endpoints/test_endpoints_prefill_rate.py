@@ -211,7 +211,7 @@ def test_where_most_servers_become_faster_the_line_follows() -> None:
 
 
 def _pages(*counters: tuple[float, float, float]) -> list[EndpointMetrics]:
-    """Of each page: its time, its prompt tokens, and how many of them were cached."""
+    """Return for each page its time, its prompt tokens, and how many of them were cached."""
     return [
         EndpointMetrics(scraped_at=at, prompt_tokens=prompt, cached_prompt_tokens=cached)
         for at, prompt, cached in counters
@@ -249,7 +249,7 @@ def test_before_any_answer_has_ended_no_server_alone_moves_the_rate_far() -> Non
 
 
 def _answering(rates: Sequence[float], *, seconds: int, waiting_tokens: float = 0.0) -> list[PrefillRate]:
-    """Servers of one model that begin two answers a second. Each prompt has 2,000 tokens."""
+    """Run servers of one model that begin two answers a second. Each prompt has 2,000 tokens."""
     model = ModelRate(start=8000.0)
     servers = [PrefillRate(model) for _ in rates]
     for at in range(seconds):

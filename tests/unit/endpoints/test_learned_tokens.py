@@ -76,7 +76,9 @@ def test_a_change_of_language_shows_within_some_hundred_requests() -> None:
 
 
 ENGLISH, CODE = 0.24, 0.31
-"""Tokens to a byte; of Chinese below to three bytes, of a picture for each."""
+"""The number of tokens for each byte. The kinds are Chinese, whose characters have three bytes, and
+pictures.
+"""
 CHINESE, PICTURE = 0.9, 1100
 
 

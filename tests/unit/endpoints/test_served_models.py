@@ -1,4 +1,4 @@
-"""Which servers are asked for a model: by what the source declares, and by what servers list themselves."""
+"""Which servers are asked for a model. The source declares models, and servers list models themselves."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def golden_config() -> Config:
         endpoints_file="/etc/prefix-gateway/endpoints.yaml",
         listen=Listen(address="unix:/run/prefix-gateway/picker.sock"),
         workers=2,
-        # Two are enough: each has 500 lines that are mostly equal.
+        # Two settings are enough: each result has 500 lines that are mostly equal.
         blocked_paths=("/metrics", "/v1/load_lora_adapter"),
         envoy=Envoy(eds_file="/run/prefix-gateway/eds.json"),
     )
@@ -77,7 +77,7 @@ def test_text_is_the_golden_one() -> None:
 
 
 def parsed(text: str) -> Bootstrap:
-    """The bootstrap by Envoy's own types. A field that they do not have is an error."""
+    """Return the bootstrap as Envoy's own types. A field that these types do not have is an error."""
     for package in set(re.findall(r"type\.googleapis\.com/([a-z0-9_.]+)\.[A-Z]", text)):
         importlib.import_module(f"envoy_data_plane.{package}")  # `Any` knows only types that were imported
     return Bootstrap.from_dict(yaml.safe_load(text))

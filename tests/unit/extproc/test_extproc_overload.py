@@ -14,11 +14,11 @@ from epp.extproc.overload import TARGET_S, Overload
 HEAD_S, BODY_S, UNREAD_S = 100e-6, 200e-6, 90e-6
 HURRIED_BODY_S = 80e-6
 ANSWER_S = 50e-6
-"""For the answer's headers. They come only for requests that were read, since the stream of any other has
-ended.
+"""The time until an answer's headers come. They come only for requests that were read, because the stream of
+any other request has ended.
 """
 CAPACITY = 1 / (HEAD_S + BODY_S + ANSWER_S)
-"""How many requests can be read in a second."""
+"""The number of requests that can be read in a second."""
 TO_THE_PROXY_AND_BACK_S = 0.0005
 TO_THE_SERVER_AND_BACK_S = 0.001
 

@@ -54,7 +54,7 @@ class Queue:
         return self.gate.offer(request, Claim(), decided, size_bytes=10, longest_s=3600.0, now=1.0)
 
     def pump(self) -> None:
-        """As often as the gate asks for."""
+        """Call flow control as often as it asks for."""
         while self.gate.due_at <= 1.0:
             self.gate.pump(now=1.0)
             self.gate.check_integrity()

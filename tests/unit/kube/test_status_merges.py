@@ -21,7 +21,7 @@ EMPTY_MAPS: Json = {"ttlByPriority": {}, "objectives": {}, "models": {}, "paths"
 
 
 def merged(old: Any, change: Any) -> Any:
-    """RFC 7396."""
+    """Merge a patch by RFC 7396."""
     if not isinstance(change, dict):
         return change
     kept = dict(old) if isinstance(old, dict) else {}

@@ -103,7 +103,7 @@ def removed(tokens: Sequence[int], *, first: int = 0, medium: str = "GPU") -> di
 @pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"])
 def test_the_algorithm_is_learned_from_the_first_event(algorithm: Algorithm) -> None:
     fleet, tokens = Fleet(ModelSettings(language=None, seed="42")), prompt_of(1)
-    fleet.route(A, tokens)  # waits for it
+    fleet.route(A, tokens)  # the block waits for it
     fleet.tell(A, stored(tokens, algorithm=algorithm, seed="42"))
     assert fleet.held(tokens) == {A: len(fleet.chain(tokens))}
     status = fleet.exact.models()[""]
@@ -172,7 +172,7 @@ def test_prompts_that_never_turn_up_turn_the_model_off_and_one_that_does_turns_i
     assert "tokenizer, chat template" in status.reason
 
     fleet.tell(A, stored(prompt_of(9)))
-    for _ in range(16):  # one in so many prompts is still checked
+    for _ in range(16):  # one prompt in so many is still checked
         fleet.route(A, prompt_of(9))
     fleet.held(prompt_of(9))
     status = fleet.exact.models()[""]
@@ -299,7 +299,7 @@ def test_tokens_of_no_whole_blocks_and_layers_that_see_a_part_tell_nothing_of_na
 
 
 def test_once_the_last_server_that_named_blocks_so_has_gone_the_others_are_heard_anew() -> None:
-    """A rolling upgrade to servers that name blocks in another way."""
+    """This happens in a rolling upgrade to servers that name blocks in another way."""
     fleet, tokens = Fleet(), prompt_of(1)
     fleet.tell(A, stored(prompt_of(0)))
     fleet.tell(B, stored(tokens, algorithm="sha256_cbor"))

@@ -1,5 +1,5 @@
-"""The picker names blocks as the servers do. Recorded events of vLLM 0.32 show it, and the rule written
-again here.
+"""The picker names blocks as the servers do. The test compares the names with recorded events of vLLM 0.32,
+and with the rule written a second time here.
 """
 
 from __future__ import annotations

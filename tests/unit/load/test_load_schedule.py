@@ -43,7 +43,7 @@ def test_a_generator_that_slept_sends_all_it_missed_at_once_and_each_is_late_by_
 
 
 def test_a_server_that_stands_still_is_seen_by_every_request_that_was_due_meanwhile() -> None:
-    """There is one request each 100 ms. Answers take 10 ms except during a stop from 1.0 to 2.0. A closed
+    """One request is due every 100 ms. Answers take 10 ms, except during a stop from 1.0 to 2.0. A closed
     loop of one user would see the stop once.
     """
     schedule = Schedule(calls(*(0.1 * n for n in range(30))), started_at=0.0)

@@ -1,4 +1,4 @@
-"""Why prompt tokens were missed: one test for each cause, with the real picker."""
+"""The reasons why prompt tokens were missed: one test for each cause, with the real picker."""
 
 from __future__ import annotations
 
@@ -239,5 +239,5 @@ def test_prompts_that_many_send_at_once_are_explained_for_little_more_than_their
             picker.pick(ask(prompt, subset=frozenset([address])), now=1.0)
     picks_ns, began_ns = time.thread_time_ns() - began_ns, time.thread_time_ns()
     assert "late" not in missed(misses)
-    # before it cost 90 times as much, and now twice
+    # earlier it cost 90 times as much as the picks, and now it costs twice as much
     assert time.thread_time_ns() - began_ns < 20 * picks_ns

@@ -15,7 +15,7 @@ def manager_of(num_blocks: int, *, block_size: int = 16, caching: bool = True) -
 
 
 def admit(manager: KVCacheManager, request: Request) -> int:
-    """Admit with the whole prompt at once and return the tokens found in the cache."""
+    """Admit with the whole prompt at once. Return the tokens found in the cache."""
     computed = manager.get_computed(request)
     hit_tokens = computed.num_tokens
     assert manager.allocate(request, computed, num_new_tokens=len(request.token_ids) - hit_tokens)

@@ -1,4 +1,4 @@
-"""What the least-cost rule prefers, and the parts of its price. `test_rules` has the other rules."""
+"""The preferences of the least-cost rule, and the parts of its price. `test_rules` has the other rules."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_popular_prefix_gets_a_copy_once_its_holder_writes_many_answers() -> N
 
 
 def one_in(others: int, *ago_s: float) -> Earlier:
-    """Earlier requests for a prefix, one in so many of all requests."""
+    """Return the earlier requests for a prefix, which were one in so many of all requests."""
     demand = Demand()
     for ago in ago_s:
         demand.asked(1, now=100.0 - ago)

@@ -1,5 +1,5 @@
-"""Every rule puts all candidates in order, and chooses among equals by chance. What each rule but
-the least-cost rule prefers.
+"""Every rule puts all candidates in order, and chooses among equals by chance.
+The tests also check the preferences of each rule except the least-cost rule.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One decision: the gain threshold, the load thresholds, which candidates are left, and that there is
+"""One decision: the gain threshold, the load thresholds, the candidates that are left, and that there is
 always one.
 """
 

@@ -1,4 +1,4 @@
-"""What it costs that other pickers have sent requests which are not known here yet."""
+"""The cost of a pick when other pickers have sent requests that are not known here yet."""
 
 from __future__ import annotations
 

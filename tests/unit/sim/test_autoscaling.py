@@ -77,9 +77,9 @@ def test_a_server_that_is_taken_away_ends_what_it_has_and_gets_nothing_new() -> 
 
 
 DAY = Day(calm_per_s=1.6, peak_per_s=5.4, calm_s=300, rise_s=900, peak_s=300, fall_s=300, end_s=1500)
-"""Of servers that do 1.4 prompts a second each that share nothing."""
+"""The load of servers that do 1.4 prompts a second each. The prompts share nothing."""
 SHARING = replace(DAY, calm_per_s=0.9, peak_per_s=3.2)
-"""Of servers that do 0.8 requests a second each: long prompts that begin alike, and long answers."""
+"""The load of servers that do 0.8 requests a second each. Long prompts begin alike, and answers are long."""
 
 
 @pytest.mark.slow

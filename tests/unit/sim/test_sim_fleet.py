@@ -17,7 +17,7 @@ SHAPE = EngineShape(num_blocks=200, block_tokens=16)
 
 
 class InTurn:
-    """Round robin that notes all it is told."""
+    """Routes round robin, and notes everything that it hears."""
 
     def __init__(self) -> None:
         self.servers: list[str] = []
@@ -157,7 +157,8 @@ def test_prompts_share_blocks_as_far_as_their_segments_do() -> None:
 
 def test_pages_count_what_the_records_say() -> None:
     plan = FleetPlan(shape=SHAPE, num_servers=1, scrape_interval_s=0.05)
-    # The pages stop at the last end, so a late request has time for one more page after all the others.
+    # The pages stop at the last end, so only a request that comes after all others has time for one more
+    # page.
     outcome, router = run(plan, Steady(count=8, gap_s=1.0))
     last_ended = max(record.ended_s or 0.0 for record in outcome.records[:-1])
     page = next(page for _, _, page, now in router.pages if now > last_ended)

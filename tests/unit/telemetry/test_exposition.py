@@ -1,4 +1,4 @@
-"""A field with a metric beside it is on the page. Plain numbers show the same page as the counters of
+"""A field that has a metric beside it is on the page. Plain numbers give the same page as the counters of
 prometheus_client.
 """
 

@@ -1,4 +1,4 @@
-"""Which picks have a span, the parent of the span, and its content."""
+"""The picks that have a span, the parent of the span, and its content."""
 
 from __future__ import annotations
 

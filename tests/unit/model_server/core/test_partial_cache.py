@@ -28,7 +28,7 @@ def manager_of(num_blocks: int = 100, *, block_size: int = 16) -> PartialKVCache
 
 
 def admit(manager: KVCacheManager, request: Request) -> int:
-    """Admit, compute the whole prompt, and return the tokens found in the cache."""
+    """Admit the request, compute its whole prompt, and return the tokens found in the cache."""
     prefix = manager.get_computed(request)
     assert manager.allocate(request, prefix, num_new_tokens=len(request.token_ids) - prefix.num_tokens)
     request.num_computed_tokens = len(request.token_ids)
@@ -67,8 +67,7 @@ def test_000_2_a_partial_block_is_rekeyed_as_it_grows_and_a_new_one_follows_a_fu
     assert key_of(manager, request, end=46) == []
     assert key_of(manager, request, end=47) == [table[2]]
 
-    decode(manager, request, 901)  # full
-    decode(manager, request, 902)  # this is the first token of a new partial block
+    decode(manager, request, 901)  # A full block makes this the first token of a new partial block.
     assert key_of(manager, request, end=47) == []
     assert key_of(manager, request, end=48) == [table[2]]
     fourth = manager.table(request.request_id)[3].block_id
@@ -202,7 +201,7 @@ def test_an_aborted_step_leaves_no_wrong_key_on_a_block_that_is_continued() -> N
     assert manager.allocate(first, prefix, num_new_tokens=10)
     first.num_computed_tokens = 10
     manager.computed(first)
-    assert manager.append(first, num_new_tokens=6)  # the block has its full key now
+    assert manager.append(first, num_new_tokens=6)  # the block now has its full key
     manager.free(first)  # the step is never finished
     second = request_of([*range(10), *range(50, 60)])
     assert admit(manager, second) == 10
@@ -229,7 +228,7 @@ def test_eviction_and_reset_take_listings_along() -> None:
     admit(manager, first)
     manager.free(first)
     other = request_of(list(range(1000, 1040)))
-    admit(manager, other)  # evicts from the tail
+    admit(manager, other)  # This evicts from the tail.
     manager.check_integrity()
     assert manager.get_computed(request_of(list(range(40)))).num_tokens == 16
     manager.reset_prefix_cache()
