@@ -107,7 +107,7 @@ async def running_envoy(
     concurrency: int = 1,
     wait_healthy_pickers: int | None = None,
 ) -> AsyncIterator[EnvoyProcess]:
-    """Run Envoy with the bootstrap of `config`, or with `document` made from it, until it is ready for requests.
+    """Run Envoy with the bootstrap of `config`, or with `document` made from it. Return when it is ready.
 
     `wait_healthy_pickers` is the number of the picker's workers that must pass their health check first.
     None means all.
