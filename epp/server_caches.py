@@ -7,7 +7,7 @@ and belongs to one picker, its only caller.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 import msgspec
@@ -22,7 +22,7 @@ from epp.prefix_index.eviction import charge
 from epp.prefix_index.hashing import ChunkSchedule, Roots, continued_chain, hash_chain
 from epp.prefix_index.reported import ReportedCaches
 from epp.prefix_index.secret import HashSecret
-from epp.prefix_index.table import PrefixTable, Recorded
+from epp.prefix_index.table import Mirror, PrefixTable, Recorded
 from epp.request.canonical import OPAQUE
 from epp.request.jsontext import continued
 from epp.request.response import next_turn_prompt
@@ -70,13 +70,12 @@ class Slots:
     after the last.
     """
 
-    def __init__(self, names: Sequence[EndpointName], bits: Mapping[EndpointName, int]) -> None:
+    def __init__(self, names: Sequence[EndpointName], mirrors: Sequence[Mirror | None]) -> None:
+        """mirrors: in the order of their bits. The slots are valid until a server comes or goes."""
         self._names = names
         slot_of = {name: slot for slot, name in enumerate(names)}
-        self._by_bit: Ints = np.full(max(bits.values(), default=-1) + 1, len(names), dtype=np.int64)
-        for name, bit in bits.items():
-            self._by_bit[bit] = slot_of.get(name, len(names))
-        self._slots: list[int] = self._by_bit.tolist()
+        self._slots = [slot_of.get(mirror.name, len(names)) if mirror else len(names) for mirror in mirrors]
+        self._by_bit: Ints = np.array(self._slots, dtype=np.int64)
 
     def of(self, mask: int) -> int | Ints:
         """Return the slots of the servers in a mask. A single slot is returned as a number."""
@@ -102,7 +101,7 @@ class ServerCaches:
         """When each prefix was last asked for."""
         self.at_once = AtOnce()
         """How many requests come at once with the same prompt."""
-        self._slots = Slots((), {})
+        self._slots = Slots((), ())
         self.nothing: Floats = NO_SERVERS
         """The `cached_tokens` of a prompt that no server holds any part of. No code writes to this array."""
         self.reported = ReportedCaches()
@@ -222,7 +221,7 @@ class ServerCaches:
 
     def align(self, names: Sequence[EndpointName]) -> None:
         """Follow the fleet's slots after servers came or went, or after the table started again."""
-        self._slots = Slots(names, self.table.bits())
+        self._slots = Slots(names, self.table.by_bit)
 
     def record(
         self, state: EndpointState, prompt: Prompt, *, cached_tokens: int, now: float

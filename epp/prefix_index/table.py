@@ -201,12 +201,6 @@ class PrefixTable:
         mirror.capacity_bytes = _capacity(capacity_bytes)
         self.over[mirror] = None
 
-    def bits(self) -> dict[EndpointName, int]:
-        """Return the number of each server's bit in the masks of `holders`. Valid until a server comes or
-        goes.
-        """
-        return {name: mirror.bit.bit_length() - 1 for name, mirror in self.mirrors.items()}
-
     def taking(self, name: EndpointName) -> Mirror | None:
         """None: the server has left, or its mirror is still being emptied."""
         mirror = self.mirrors.get(name)
@@ -223,8 +217,8 @@ class PrefixTable:
         }
 
     def holders(self, chain: Sequence[ChunkHash]) -> list[tuple[int, int]]:
-        """Return the same as `match`, grouped: a mask of `bits`, and the number of leading chunks that each
-        server in the mask holds. The most chunks come first.
+        """Return the same as `match`, grouped: a mask of mirrors' bits, and the number of leading chunks that
+        each server in the mask holds. The most chunks come first.
         """
         runs, covered = self.path(chain)
         found = []

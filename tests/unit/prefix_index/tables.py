@@ -1,0 +1,23 @@
+"""Small prefix tables for tests. Chunks are one byte each, so sizes are easy to follow."""
+
+from __future__ import annotations
+
+from epp.prefix_index.hashing import ChunkSchedule, hash_chain
+from epp.prefix_index.table import PrefixTable
+from epp.types import ChunkHash, EndpointName
+
+SCHEDULE = ChunkSchedule(chunk_bytes=1, later_chunk_bytes=1, later_from_bytes=0)
+A, B, C = EndpointName("a"), EndpointName("b"), EndpointName("c")
+
+
+def chain(text: str) -> list[ChunkHash]:
+    return hash_chain(text.encode(), seed=1, schedule=SCHEDULE)
+
+
+def new_table(
+    *names: EndpointName, capacity_bytes: int = 1000, max_entries: int = 1000, ttl_s: float = 1000.0
+) -> PrefixTable:
+    table = PrefixTable(schedule=SCHEDULE, max_entries=max_entries, ttl_s=ttl_s)
+    for name in names:
+        table.add_endpoint(name, capacity_bytes=capacity_bytes)
+    return table
