@@ -35,7 +35,7 @@ from epp.types import ApiKind, InferenceRequest
 from tests.fuzz.behind import SMALL, one_pick, small_picker
 from tests.fuzz.trees import as_json
 from tests.unit.kube.objects import pod, policy, pool
-from tests.unit.kube.test_model_rewrites import rewrite, rule
+from tests.unit.kube.test_rewrites import rewrite, rule
 
 
 class ClusterObjects:

@@ -14,7 +14,7 @@ from epp.picker import Picker
 from epp.picker_events import Cut, PickerEvent
 from epp.types import Address, Endpoint, EndpointName
 from tests.unit.sick_servers import RULES, SICK, Traffic, begins
-from tests.unit.test_left_out_servers import ask
+from tests.unit.endpoints.test_failures import ask
 
 A = Address("10.0.0.1", 1)
 
