@@ -13,8 +13,8 @@ from epp.config.routing import Failures
 from epp.picker import Picker
 from epp.picker_events import Cut, PickerEvent
 from epp.types import Address, Endpoint, EndpointName
-from tests.unit.sick_servers import RULES, SICK, Traffic, begins
 from tests.unit.endpoints.test_failures import ask
+from tests.unit.sick_servers import RULES, SICK, Traffic, begins
 
 A = Address("10.0.0.1", 1)
 
