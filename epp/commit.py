@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from epp.config.policy import Policy, PolicySpec
-from epp.decision import DIRECT, Decision, Outcome, PickRequest, Queued, WouldPick
+from epp.decision import DIRECT, SHOWN_CHARS, Decision, Outcome, PickRequest, Queued, WouldPick
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.state import Booking, EndpointState
 from epp.picker_events import (
@@ -30,17 +30,16 @@ from epp.picker_events import (
     Phase,
     Pick,
     PrefillBegan,
-    PrefillEnded,
     is_fault,
 )
-from epp.prefilling import Prefilling, PrefillJob
+from epp.prefilling import Helper, Prefilling
 from epp.prefix_index.removal import undo
 from epp.request.response import ResponseFeedback
-from epp.scheduling.record import decision_of
-from epp.scheduling.schedule import Choice
-from epp.scheduling.snapshot import SchedulingRequest, Snapshot
+from epp.scheduling.candidates import Shown
+from epp.scheduling.schedule import MOST, Choice, only_ranked
+from epp.scheduling.snapshot import Floats, SchedulingRequest, Snapshot
 from epp.server_caches import Prompt, ServerCaches
-from epp.types import PREFILLER, RANK, RANK_ADDRESS, Address, Endpoint, EndpointName
+from epp.types import RANK, RANK_ADDRESS, Address, Endpoint, EndpointName
 
 _ENDS: Final[Mapping[Outcome, Phase]] = {
     "ended": Phase.ENDED,
@@ -83,7 +82,7 @@ class Commits:
         self._listeners = listeners
         self._rng = rng
         self._unix_offset_s = unix_offset_s
-        self._prefilling = Prefilling(fleet, caches, rng)
+        self._prefilling = Prefilling(fleet, caches, listeners, rng)
         self.apply(policy)
 
     def apply(self, policy: Policy) -> None:
@@ -103,17 +102,8 @@ class Commits:
     ) -> Pick:
         """Book and record a choice. Nothing may have changed since it was considered."""
         request, prompt, adapter, snapshot, asked, choice = considered
-        decision = decision_of(
-            choice,
-            snapshot,
-            asked,
-            request=request,
-            prompt_chunks=len(prompt.chain),
-            adapter=adapter,
-            policy=self._policy,
-            would_pick=would_pick,
-            at_unix_s=now + self._unix_offset_s,
-        )
+        decision = _decision(considered, self._policy, at_unix_s=now + self._unix_offset_s)
+        decision.dry_run = would_pick
         if queued is not DIRECT:
             decision.waited_s, decision.priority = queued.waited_s, queued.priority
             decision.tenant = queued.tenant
@@ -126,45 +116,41 @@ class Commits:
         self._caches.at_once.came(prompt.whole, tokens=least, now=now)
         ahead_tokens = snapshot.undone_tokens.item(chosen) + choice.uncached_tokens.item(chosen)
         decision.predicted_s = ahead_tokens / snapshot.rate.item(chosen)
+        helper = None
         if self._fleet.disaggregated:
-            return self._commit_disaggregated(considered, state, decision, now=now)
-        return self.send(state, decision, request=request, prompt=prompt, now=now)
+            helper = self._prefilling.choose(
+                request.inference,
+                prompt,
+                choice,
+                snapshot,
+                subset=request.subset,
+                adapter=adapter,
+                spec=self._spec,
+                now=now,
+            )
+        return self.send(state, decision, request=request, prompt=prompt, helper=helper, now=now)
 
     def send(
-        self, state: EndpointState, decision: Decision, *, request: PickRequest, prompt: Prompt, now: float
+        self,
+        state: EndpointState,
+        decision: Decision,
+        *,
+        request: PickRequest,
+        prompt: Prompt,
+        helper: Helper | None = None,
+        now: float,
     ) -> Pick:
-        """Book the work, record the prompt, and send the event to the listeners."""
+        """Book the work, record the prompt, and send the event to the listeners.
+        helper: the server that computes the prompt. None: the chosen server computes it.
+        """
+        if helper is not None:
+            decision.prefill, decision.predicted_s = helper.why, helper.why.predicted_s
         routed = self._book(state, decision, request=request, prompt=prompt, now=now)
+        if helper is not None:
+            self._prefilling.book(routed, helper, spec=self._spec, now=now)
         self._listeners.send(Began(now, routed, request))
-        return routed
-
-    def _commit_disaggregated(
-        self, considered: Considered, state: EndpointState, decision: Decision, *, now: float
-    ) -> Pick:
-        """`commit` for a fleet in which some endpoints compute prompts for others."""
-        request, prompt, adapter, snapshot, _, choice = considered
-        found = self._prefilling.choose(
-            request.inference,
-            prompt,
-            choice,
-            snapshot,
-            subset=request.subset,
-            adapter=adapter,
-            spec=self._spec,
-            now=now,
-        )
-        if found is None:
-            return self.send(state, decision, request=request, prompt=prompt, now=now)
-        helper, chosen = found
-        decision.prefill = chosen
-        decision.predicted_s = chosen.predicted_s
-        routed = self._book(state, decision, request=request, prompt=prompt, now=now)
-        routed.prefill = self._prefilling.book(
-            helper, chosen, prompt, adapter=adapter, spec=self._spec, now=now
-        )
-        routed.set_headers = (*routed.set_headers, (PREFILLER, chosen.address))
-        self._listeners.send(Began(now, routed, request))
-        self._listeners.send(PrefillBegan(now, routed.prefill, prompt.chain, adapter))
+        if routed.prefill is not None:
+            self._listeners.send(PrefillBegan(now, routed.prefill, prompt.chain, decision.adapter))
         return routed
 
     # -- the response and the end ----------------------------------------------------------------------------
@@ -193,7 +179,7 @@ class Commits:
         if status >= 400:
             self._forget_prefix(routed)
         if routed.prefill is not None:
-            self._prefilled(routed.prefill, status=status, now=now)
+            self._prefilling.answered(routed.prefill, status=status, now=now)
         if not routed.streams:
             # The headers of an answer that is not streamed come when the answer is finished;
             # those of a streamed answer come before it begins.
@@ -233,8 +219,8 @@ class Commits:
         if outcome == "failed" and phase is not Phase.DECLINED:
             self._failed(routed, now=now)  # the answer broke off
         routed.state.release(routed.booking, computed=routed.computed, now=now)
-        if routed.prefill is not None and self._prefilling.release(routed.prefill, computed=False, now=now):
-            self._listeners.send(PrefillEnded(now, routed.prefill, "lost"))
+        if routed.prefill is not None:
+            self._prefilling.lost(routed.prefill, now=now)
         if routed.computed:
             self._fleet.failures.ended(routed.state, now=now)
             if routed.prompt.teaches:
@@ -257,8 +243,8 @@ class Commits:
             routed.wait.over = True
             routed.decision.outcome = "detached"
             routed.state.detach()
-            if routed.prefill is not None and self._prefilling.detach(routed.prefill):
-                self._listeners.send(PrefillEnded(now, routed.prefill, "detached"))
+            if routed.prefill is not None:
+                self._prefilling.detach(routed.prefill, now=now)
             self._listeners.send(Ended(now, routed))
 
     # -- parts -----------------------------------------------------------------------------------------------
@@ -346,17 +332,6 @@ class Commits:
         elif status < 400 and routed.asks:
             failures.served_model(routed.state, model, path_hash=routed.path_hash, now=now)
 
-    def _prefilled(self, job: PrefillJob, *, status: int, now: float) -> None:
-        """Called when the answer begins, so the prefill endpoint has finished. After an error this is not
-        known.
-        """
-        computed = status < 400
-        if self._prefilling.release(job, computed=computed, now=now):
-            outcome: Literal["computed", "lost"] = "computed" if computed else "lost"
-            self._listeners.send(PrefillEnded(now, job, outcome, failed=is_fault(status)))
-        if computed and self._fleet.failures.known and self._prefilling.holds(job):
-            self._fleet.failures.answered(job.state, failed=False, now=now)
-
     def _mirrored(self, routed: Pick) -> bool:
         """Return whether the table still has this request's chunks for the same server.
 
@@ -397,3 +372,37 @@ class Commits:
             state, routed.prompt, cached=cached, adapter=routed.decision.adapter, now=now
         )
         self._listeners.send(Moved(now, routed))
+
+
+def _decision(considered: Considered, policy: Policy, *, at_unix_s: float) -> Decision:
+    """Return the record of a choice. The first of its places gets the request."""
+    request, prompt, adapter, snapshot, asked, choice = considered
+    inference, spec, roster, places = request.inference, policy.spec, snapshot.roster, choice.places
+    slots = [
+        snapshot.slots[place] for place in places[: min(spec.max_destinations, request.max_destinations)]
+    ]
+    return Decision(
+        request_id=request.request_id,
+        at_unix_s=at_unix_s,
+        kind=inference.kind,
+        model=inference.model[:SHOWN_CHARS],
+        adapter=adapter,
+        rule=spec.rule,
+        policy=policy.metadata.name,
+        prompt_tokens=asked.prompt_tokens,
+        prompt_chunks=len(prompt.chain),
+        matched_tokens=int(asked.cached_tokens.item(places[0])),
+        reason=choice.reason,
+        chosen=roster.names[slots[0]],
+        destinations=tuple([roster.addresses[slot] for slot in slots]),
+        candidates=_candidates(choice, snapshot, asked.cached_tokens, spec=spec),
+        unread=inference.unread,
+    )
+
+
+def _candidates(choice: Choice, snapshot: Snapshot, cached_tokens: Floats, *, spec: PolicySpec) -> Shown:
+    """Return the candidates for people. Of many candidates only the numbers of the best are kept."""
+    best = int(cached_tokens.item(cached_tokens.argmax()))
+    if len(snapshot.slots) > MOST:
+        choice, snapshot, cached_tokens = only_ranked(choice, snapshot, cached_tokens)
+    return Shown(choice, snapshot, cached_tokens, spec, best)

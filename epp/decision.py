@@ -6,7 +6,7 @@ people see. The edges report events through an `Observer`, which counts them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Final, Literal, Protocol
 
 from msgspec import Struct
@@ -14,6 +14,9 @@ from msgspec import Struct
 from epp.config.dialects import MOST_DESTINATIONS
 from epp.errors import PickError
 from epp.types import Address, EndpointName, InferenceRequest
+
+SHOWN_CHARS: Final = 256
+"""Longest part of a model's name that a decision keeps: clients choose it, and decisions stay in memory."""
 
 
 class PickRequest(Struct, frozen=True, gc=False):
@@ -77,6 +80,14 @@ class Candidate(Struct, frozen=True):
     undone). Empty: it was considered."""
 
 
+class Candidates(Protocol):
+    """The best candidates, best first. Most decisions make them when somebody reads them."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Candidate]: ...
+    def __getitem__(self, index: int, /) -> Candidate: ...
+
+
 class WouldPick(Struct, frozen=True):
     """The pick of the policy in dry run."""
 
@@ -134,7 +145,7 @@ class Decision(Struct, gc=False):
     that was left out)."""
     chosen: EndpointName
     destinations: tuple[Address, ...]
-    candidates: Sequence[Candidate]
+    candidates: Candidates
     """The chosen endpoint first, then the others by score, then those that were left out; at most ten. They
     may be formatted only when they are read.
     """

@@ -9,10 +9,9 @@ import random
 from collections.abc import Sequence
 
 from epp.config.policy import Policy
-from epp.decision import Decision, PickRequest
+from epp.decision import SHOWN_CHARS, Decision, PickRequest
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.state import EndpointState
-from epp.scheduling.record import hurried_decision
 from epp.server_caches import Prompt, ServerCaches
 
 
@@ -38,13 +37,22 @@ def choose_hurriedly(
         few.sort(key=lambda state: round(failures.share(state, now=now), 1))
     state = few[0]
     prompt = caches.prompt(inference, base_model=state.model, body_bytes=request.body_bytes)
-    decision = hurried_decision(
-        request,
-        [each.endpoint for each in few[:most]],
-        prompt_tokens=prompt.tokens,
-        adapter=adapter,
-        policy=policy,
+    decision = Decision(
+        request_id=request.request_id,
         at_unix_s=at_unix_s,
+        kind=inference.kind,
+        model=inference.model[:SHOWN_CHARS],
+        adapter=adapter,
+        rule=spec.rule,
+        policy=policy.metadata.name,
+        prompt_tokens=prompt.tokens,
+        prompt_chunks=0,
+        matched_tokens=0,
+        reason="overload",
+        chosen=state.endpoint.name,
+        destinations=tuple([each.endpoint.destination for each in few[:most]]),
+        candidates=(),
+        unread=inference.unread,
     )
     return state, decision, prompt
 

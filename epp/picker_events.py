@@ -14,12 +14,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import islice
 from typing import Final, Literal
 
 from epp.decision import Decision, PickRequest
 from epp.endpoints.state import Booking, EndpointState
 from epp.endpoints.symptoms import Wait
-from epp.prefilling import PrefillJob
 from epp.prefix_index.table import PrefixTable, Recorded
 from epp.server_caches import Prompt
 from epp.types import Address, ChunkHash, Entry, Facts, InferenceRequest
@@ -54,6 +54,17 @@ FOLLOWS: Final[Mapping[Phase, AbstractSet[Phase]]] = {
     **dict.fromkeys(OVER, frozenset()),
 }
 """The phases that may follow each phase."""
+
+
+class PrefillJob(Entry):
+    """The work of a prefill endpoint for one request."""
+
+    state: EndpointState
+    process: int
+    booking: Booking
+    recorded: Recorded | None
+    table: PrefixTable
+    over: bool = False
 
 
 class Pick(Entry):
@@ -103,7 +114,9 @@ class Pick(Entry):
     def explanation(self) -> str:
         """The decision in one line of printable ASCII, for a response header."""
         d = self.decision
-        scores = " ".join(f"{c.name}={c.score_s * 1000:.1f}ms/{c.matched_tokens}" for c in d.candidates[:4])
+        scores = " ".join(
+            f"{c.name}={c.score_s * 1000:.1f}ms/{c.matched_tokens}" for c in islice(d.candidates, 4)
+        )
         unread = f" unread={d.unread}" if d.unread else ""
         text = f"rule={d.rule} reason={d.reason}{unread} chosen={d.chosen} matched={d.matched_tokens}/{d.prompt_tokens} {scores}"
         return text.encode("ascii", "replace").decode().replace("\n", " ").replace("\r", " ").strip()

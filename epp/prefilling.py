@@ -1,50 +1,45 @@
 """Prompts that one server computes for another server that answers (P/D): chooses the prefill server, and
 books the work there until the answer begins.
 
-The rule chooses the answering server as usual. This module is called afterwards, and only if some endpoint
-has a role that prefills. Synchronous, like all of the picker, which owns this object and is its only caller.
-Each booking is released exactly once.
+The rule chooses the answering server as usual. `commit` calls this module afterwards, and only if some
+endpoint has a role that prefills. Synchronous, like all of the picker. Each booking is released exactly once,
+and one event is sent then.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Set as AbstractSet
-from typing import Final
-
-from msgspec import Struct
+from typing import Final, NamedTuple
 
 from epp.config.policy import PolicySpec
 from epp.decision import Prefill
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.state import Booking, EndpointState
+from epp.picker_events import Listeners, Pick, PrefillEnded, PrefillJob, is_fault
 from epp.prefix_index.removal import undo
-from epp.prefix_index.table import PrefixTable, Recorded
 from epp.scheduling.disaggregation import Elsewhere, computed_elsewhere
 from epp.scheduling.schedule import Choice
 from epp.scheduling.snapshot import SchedulingRequest, Snapshot
 from epp.server_caches import Prompt, ServerCaches
-from epp.types import Address, ApiKind, InferenceRequest
+from epp.types import PREFILLER, Address, ApiKind, InferenceRequest
 
 _KINDS: Final = frozenset({ApiKind.COMPLETIONS, ApiKind.CHAT, ApiKind.RESPONSES})
 """APIs whose answers are written token by token after the prompt."""
 
 
-class PrefillJob(Struct, eq=False, gc=False):
-    """The work of a prefill endpoint for one request."""
+class Helper(NamedTuple):
+    """The server that should compute a prompt for another one, and why."""
 
     state: EndpointState
-    process: int
-    booking: Booking
-    recorded: Recorded | None
-    table: PrefixTable
-    over: bool = False
+    why: Prefill
 
 
 class Prefilling:
-    def __init__(self, fleet: Fleet, caches: ServerCaches, rng: random.Random) -> None:
+    def __init__(self, fleet: Fleet, caches: ServerCaches, listeners: Listeners, rng: random.Random) -> None:
         self._fleet = fleet
         self._caches = caches
+        self._listeners = listeners
         self._rng = rng
 
     def choose(
@@ -58,7 +53,7 @@ class Prefilling:
         adapter: str,
         spec: PolicySpec,
         now: float,
-    ) -> tuple[EndpointState, Prefill] | None:
+    ) -> Helper | None:
         """Return the server that should compute the prompt for the first server of `choice`. None: that
         server should compute it itself.
         """
@@ -79,57 +74,54 @@ class Prefilling:
         state = fleet.in_slot(seen.slots[found.place])
         if found.trial:
             fleet.failures.tried(state, inference.model, now=now)
-        return state, _record(found, seen, matched=int(cached[found.place]))
+        return Helper(state, _record(found, seen, matched=int(cached[found.place])))
 
-    def book(
-        self,
-        state: EndpointState,
-        chosen: Prefill,
-        prompt: Prompt,
-        *,
-        adapter: str,
-        spec: PolicySpec,
-        now: float,
-    ) -> PrefillJob:
-        """Book the prompt on the prefill server, which from now on is believed to hold it."""
+    def book(self, routed: Pick, helper: Helper, *, spec: PolicySpec, now: float) -> None:
+        """Book the prompt on the prefill server, which from now on is believed to hold it, and name this
+        server in the request.
+        """
+        state, chosen = helper
+        prompt, adapter = routed.prompt, routed.decision.adapter
         booking = Booking(tokens=prompt.tokens - chosen.matched_tokens, booked_at=now)
         state.book(booking, now=now)
         if adapter:
             booking.loads = state.use_adapter(adapter, spec=spec, now=now)
         recorded = self._caches.record(state, prompt, cached_tokens=chosen.matched_tokens, now=now)
-        return PrefillJob(state, state.process, booking, recorded, self._caches.table)
+        routed.prefill = PrefillJob(state, state.process, booking, recorded, self._caches.table)
+        routed.set_headers = (*routed.set_headers, (PREFILLER, chosen.address))
 
-    def release(self, job: PrefillJob, *, computed: bool, now: float) -> bool:
-        """Called when the answer has begun, or will not begin.
+    def answered(self, job: PrefillJob, *, status: int, now: float) -> None:
+        """Called when the answer begins, so the prefill endpoint has finished. After an error this is not
+        known.
+        """
+        computed = status < 400
+        self._release(job, computed=computed, failed=is_fault(status), now=now)
+        if computed and self._fleet.failures.known and self._mirrored(job):
+            self._fleet.failures.answered(job.state, failed=False, now=now)
 
-        computed: the prefill endpoint did its part, as far as is known. Returns False if the work was already
-        released.
+    def lost(self, job: PrefillJob, *, now: float) -> None:
+        """Called when the request is over. If its answer has not begun, it will not begin."""
+        self._release(job, computed=False, failed=False, now=now)
+
+    def detach(self, job: PrefillJob, *, now: float) -> None:
+        """Called when the beginning of the answer will not be reported. From now on scrapes count the prompt,
+        and its booking drains.
         """
         if job.over:
-            return False
+            return
+        job.over = True
+        job.state.detach()
+        self._listeners.send(PrefillEnded(now, job, "detached"))
+
+    def _release(self, job: PrefillJob, *, computed: bool, failed: bool, now: float) -> None:
+        """computed: the prefill endpoint did its part, as far as is known."""
+        if job.over:
+            return
         job.over = True
         job.state.release(job.booking, computed=computed, now=now)
         if not computed and job.recorded is not None and self._mirrored(job):
             undo(job.table, job.recorded)
-        return True
-
-    def detach(self, job: PrefillJob) -> bool:
-        """Called when the beginning of the answer will not be reported. From now on scrapes count the prompt,
-        and its booking drains.
-
-        Returns False if the work was already released.
-        """
-        if job.over:
-            return False
-        job.over = True
-        job.state.detach()
-        return True
-
-    def holds(self, job: PrefillJob) -> bool:
-        """Return whether the prefill endpoint computed the prompt, as far as known, and kept its cache
-        since.
-        """
-        return job.over and self._mirrored(job)
+        self._listeners.send(PrefillEnded(now, job, "computed" if computed else "lost", failed=failed))
 
     def _mirrored(self, job: PrefillJob) -> bool:
         """Return whether the table still has the recorded entries for the same server."""

@@ -35,7 +35,7 @@ from epp.misses.seen import Seen, Sent
 from epp.picker import Picker
 from epp.picker_events import Began, Pick, PickerEvent
 from epp.prefix_index.hashing import ChunkSchedule
-from epp.scheduling.record import Shown
+from epp.scheduling.candidates import Shown
 from epp.types import ChunkHash, EndpointName, InferenceRequest
 
 _MOST_WAITING: Final = 1000

@@ -92,6 +92,21 @@ def excluded(left_out: Mapping[str, Bools], place: int) -> str:
     return next((name for name, over in left_out.items() if over[place]), "")
 
 
+def only_ranked(choice: Choice, snapshot: Snapshot, cached: Floats) -> tuple[Choice, Snapshot, Floats]:
+    """Return choice, snapshot and cached tokens of the candidates in `choice.places` alone, in this order."""
+    index = np.array(choice.places)
+    among = Choice(
+        list(range(len(index))),
+        choice.reason,
+        choice.uncached_tokens[index],
+        None if choice.score_s is None else choice.score_s[index],
+        None if choice.load_s is None else choice.load_s[index],
+        {name: over[index] for name, over in choice.left_out.items()},
+        choice.saturated,
+    )
+    return among, snapshot.narrowed(index), cached[index]
+
+
 def over_limits(load: Load, snapshot: Snapshot) -> dict[str, Bools]:
     """Return the candidates over each load threshold. Thresholds that no candidate exceeds are missing.
     Unknown load exceeds no threshold.

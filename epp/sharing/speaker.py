@@ -18,7 +18,6 @@ from typing import Final, Literal
 
 from xxhash import xxh3_64_intdigest
 
-from epp import prefilling
 from epp.endpoints.state import EndpointState
 from epp.gate import Gate
 from epp.picker_events import (
@@ -34,6 +33,7 @@ from epp.picker_events import (
     PickerEvent,
     PrefillBegan,
     PrefillEnded,
+    PrefillJob,
     Restarted,
 )
 from epp.sharing import batches
@@ -100,7 +100,7 @@ class Speaker:
         self._limit_bytes = limit_bytes
         self._rows: deque[_Row] = deque()
         self._bytes = 0
-        self._numbers: dict[Pick | prefilling.PrefillJob, int] = {}
+        self._numbers: dict[Pick | PrefillJob, int] = {}
         """The work of a prefill server for a request has its own number: to other pickers it is a request to
         that server."""
         self._newest = 0
@@ -163,7 +163,7 @@ class Speaker:
             self._flow_rows.clear()
             self._fresh = True
 
-    def _give_number(self, work: Pick | prefilling.PrefillJob) -> int:
+    def _give_number(self, work: Pick | PrefillJob) -> int:
         self._newest += 1
         self._numbers[work] = self._newest
         return self._newest

@@ -8,6 +8,7 @@ from epp.config.observing import Sampling
 from epp.config.policy import PolicySpec
 from epp.config.prefix import Chunks, Table
 from epp.request.response import ResponseFeedback
+from epp.scheduling.candidates import Shown
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 from tests.unit.picker_questions import A, a_picker, ask, check, endpoints, in_flight, policy_of, serve, text
 
@@ -85,7 +86,8 @@ def test_a_decision_says_what_was_known_and_why() -> None:
 def test_a_decision_shows_at_most_ten_candidates_the_chosen_first() -> None:
     many = [Endpoint(EndpointName(f"e{i}"), Address("10.1.0.1", 8000 + i)) for i in range(30)]
     decision = a_picker(on=many).pick(ask(text("p")), now=1.0).decision
-    assert len(decision.candidates) == 10
+    assert isinstance(decision.candidates, Shown)
+    assert len(decision.candidates) == len(decision.candidates.cached_tokens) == 10
     assert decision.candidates[0].name == decision.chosen
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from epp.config.policy import PolicySpec
 from epp.config.routing import Load, Lora
+from epp.scheduling.candidates import Shown
 from epp.scheduling.demand import Demand, Earlier
-from epp.scheduling.record import Shown
 from epp.scheduling.rules import RULES
-from epp.scheduling.schedule import Scheduler
+from epp.scheduling.schedule import Scheduler, only_ranked
 from epp.scheduling.snapshot import Snapshot
 from epp.types import Address
 from tests.unit.scheduling.snapshots import UNKNOWN, Seen, request, snapshot
@@ -28,7 +28,8 @@ def shown(
 ) -> Shown:
     asked, look = request(seen, earlier=earlier), look or snapshot(seen, adapter=adapter)
     choice = Scheduler(SPEC, RULES[SPEC.rule](SPEC, random.Random(0))).schedule(asked, look)
-    return Shown(choice, look, asked, spec=SPEC)
+    best = int(asked.cached_tokens.max())
+    return Shown(*only_ranked(choice, look, asked.cached_tokens), SPEC, best)
 
 
 def test_a_candidate_says_what_the_rule_saw_of_its_endpoint() -> None:
@@ -77,16 +78,17 @@ def test_the_parts_sum_to_the_score_where_a_copy_stalls_at_half_the_price() -> N
 
 
 @pytest.mark.parametrize("count", [3, 12])
-def test_candidates_can_be_counted_sliced_and_gone_through_and_stay_the_same_ones(count: int) -> None:
+def test_candidates_can_be_counted_and_gone_through_and_stay_the_same_ones(count: int) -> None:
     candidates = shown([Seen(f"e{n:02}", in_flight=n) for n in range(count)])
     names = [f"e{n:02}" for n in range(min(count, 10))]
     assert len(candidates) == len(names)
     assert [c.name for c in candidates] == names
-    assert [c.in_flight for c in candidates[:3]] == [0, 1, 2]
+    assert [candidates[n].in_flight for n in range(3)] == [0, 1, 2]
     assert candidates[-1].name == names[-1]
     assert candidates[0] is next(iter(candidates))
 
 
-def test_of_many_candidates_only_those_that_are_shown_are_kept() -> None:
+def test_of_many_candidates_only_those_that_are_ranked_are_kept() -> None:
     candidates = shown([Seen(f"e{n:03}", in_flight=n) for n in range(500)])
-    assert {len(column) for column in candidates._numbers if column is not None} == {10}
+    assert len(candidates.cached_tokens) == len(candidates.snapshot) == len(candidates.snapshot.rate) == 10
+    assert len(candidates.choice.uncached_tokens) == 10
