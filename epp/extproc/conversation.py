@@ -22,7 +22,7 @@ from epp.decision import Observer
 from epp.extproc.access_log import AccessLog
 from epp.extproc.codec import decode, echo_of, echoes_in, encode
 from epp.extproc.events import Action, StreamProtocolError
-from epp.extproc.overload import Overload
+from epp.extproc.overload import TARGET_S, Overload
 from epp.extproc.peer import Handler
 from epp.extproc.phases import Phase
 from epp.extproc.reading import RESPONSE_NAMES, bounded_trace, request_names
@@ -192,7 +192,9 @@ class Conversation(Handler):
         call, streams = self._call, self._streams
         if not call.is_open:
             return None
-        unread = streams.overload.skips(waited_s=call.waited_s(), now=now)
+        overload, waited_s = streams.overload, call.waited_s()
+        counts = waited_s > TARGET_S or not overload.quiet
+        unread = counts and overload.skips(waited_s=waited_s, now=now)
         if unread and (answer := streams.answer_unread(data, now=now)) is not None:
             call.send(answer)
             call.end(OK)
@@ -219,7 +221,7 @@ class Conversation(Handler):
         if not self._call.is_open:
             return False
         overload = self._streams.overload
-        if overload.is_on(now=now) and overload.gives_up(waited_s=self._call.waited_s(), now=now):
+        if not overload.quiet and overload.gives_up(waited_s=self._call.waited_s(), now=now):
             stream.hurry()
         return True
 

@@ -126,6 +126,8 @@ class Lateness:
 
 class Overload:
     def __init__(self) -> None:
+        self.quiet = True
+        """No request is late, and there is no overload. So the requests in time need not be counted."""
         self._late = 0
         self._late_since = self._late_at = 0.0
         self._until = 0.0
@@ -139,13 +141,14 @@ class Overload:
     def skips(self, *, waited_s: float, now: float) -> bool:
         """Return whether a new request is routed by load, unread.
 
-        waited_s: how long its first message has waited for this process.
+        waited_s: how long its first message has waited for this process. Call this for each request that was
+        late, and for all while it is not `quiet`.
         """
-        skipped = self._is_late(now=now) if waited_s > TARGET_S else False
+        skipped = waited_s > TARGET_S and self._is_late(now=now)
         if skipped:
             self._until = now + _CALM_S
         elif waited_s <= TARGET_S:
-            self._late = 0
+            self._late, self.quiet = 0, now >= self._until
         if now < self._until:
             self._count(skipped=skipped, now=now)
         return skipped
@@ -154,13 +157,9 @@ class Overload:
         """Called when a request waited too long. Returns whether that is an overload."""
         if self._late == 0 or now - self._late_at > _GAP_S:
             self._late, self._late_since = 0, now
-        self._late += 1
+        self._late, self.quiet = self._late + 1, False
         self._late_at = now
         return now < self._until or (self._late >= _IN_A_ROW and now - self._late_since >= _PATIENCE_S)
-
-    def is_on(self, *, now: float) -> bool:
-        """Return whether there is an overload, or there was one a moment ago."""
-        return now < self._until
 
     def gives_up(self, *, waited_s: float, now: float) -> bool:
         """Return whether a body that should be read is now left unread."""

@@ -63,7 +63,8 @@ class Queue:
             del self.pauses[0]
         waited_s = self.now - at
         if what == "head":
-            unread = self.overload.skips(waited_s=waited_s, now=self.now)
+            counts = waited_s > TARGET_S or not self.overload.quiet
+            unread = counts and self.overload.skips(waited_s=waited_s, now=self.now)
             self.now += self.slowness * (UNREAD_S if unread else HEAD_S)
             if not unread:
                 self.send(self.now + TO_THE_PROXY_AND_BACK_S, "body", came)
@@ -147,3 +148,14 @@ def test_requests_that_are_late_one_by_one_are_no_overload() -> None:
     overload = Overload()
     assert not any(overload.skips(waited_s=0.03, now=n * 0.2) for n in range(100))
     assert not overload.gives_up(waited_s=0.03, now=20.0)
+
+
+def test_requests_in_time_are_counted_only_after_a_late_one() -> None:
+    overload = Overload()
+    assert overload.quiet
+    assert [overload.skips(waited_s=1.0, now=n * 0.01) for n in range(17)][-1]
+    assert not overload.quiet
+    assert not overload.skips(waited_s=0.0, now=0.3)
+    assert not overload.quiet, "the overload lasts"
+    assert not overload.skips(waited_s=0.0, now=0.7)
+    assert overload.quiet
