@@ -29,10 +29,11 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from bench.bench_pick import a_picker
 from epp import process
 from epp.config.listening import Listen
+from epp.extproc.calls import Handler
 from epp.extproc.conversation import Streams
 from epp.extproc.health import Health
 from epp.extproc.over_http2 import Http2Transport
-from epp.extproc.peer import Call, Handler, Peer
+from epp.extproc.peer import Call, Peer
 from epp.extproc.response import StreamSettings
 from epp.http2.frames import PREFACE, Code, Flag, Kind, Setting, frame, head, reset, settings, window_update
 from epp.http2.headers import encode

@@ -20,10 +20,11 @@ import uvloop
 from grpc_health.v1 import health_pb2
 
 from bench.dataplane.floor import PLAIN, REQUEST_BODY, destination
+from epp.extproc.calls import Handler
 from epp.extproc.codec import SERVICE
 from epp.extproc.events import Slot
 from epp.extproc.http2_server import Http2Server
-from epp.extproc.peer import Call, Handler
+from epp.extproc.peer import Call
 from epp.http2.limits import Limits
 from epp.process import tune
 

@@ -14,40 +14,27 @@ import dataclasses
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from epp.config.flow import Flow
 from epp.config.policy import Policy
 from epp.decision import Observer
 from epp.extproc.access_log import AccessLog
+from epp.extproc.calls import Caller, Handler
 from epp.extproc.codec import decode, echo_of, echoes_in, encode
 from epp.extproc.events import Action, StreamProtocolError
 from epp.extproc.overload import TARGET_S, Overload
-from epp.extproc.peer import Handler
 from epp.extproc.phases import Phase
 from epp.extproc.reading import RESPONSE_NAMES, bounded_trace, request_names
 from epp.extproc.response import StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.extproc.unread import Unread
 from epp.gate import Gate
-from epp.http2.messages import INVALID_ARGUMENT, OK, Reply
+from epp.http2.messages import INVALID_ARGUMENT, OK
 from epp.picker import Picker
 
 MESSAGE_SLACK_BYTES: Final = 2**20
 """Bytes for the fields around a body in its message."""
-
-
-class Caller(Protocol):
-    """What a transport lets us do with a call of the data plane. `epp.extproc.peer.Call` is one."""
-
-    @property
-    def is_open(self) -> bool: ...
-    @property
-    def trace(self) -> str: ...
-    def waited_s(self) -> float: ...
-    def send(self, message: bytes) -> None: ...
-    def reply(self, reply: Reply) -> None: ...
-    def end(self, status: int = OK, details: str = "") -> None: ...
 
 
 class Streams:

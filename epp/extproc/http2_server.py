@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from epp.accepting import Acceptor
-from epp.extproc.overload import Lateness
-from epp.extproc.peer import Peer, Service
+from epp.extproc.peer import Lateness, Peer, Service
 from epp.http2.limits import HeldBytes, Limits
 
 _TICK_S: Final = 0.5

@@ -178,7 +178,7 @@ class GrpcioTransport:
 
 
 class _Call:
-    """One call as a `conversation.Caller`. What is sent while a message is handled is written afterwards."""
+    """One call as a `calls.Caller`. What is sent while a message is handled is written afterwards."""
 
     def __init__(
         self,

@@ -16,13 +16,14 @@ from grpc_health.v1 import health_pb2
 
 from epp.config.listening import Listen
 from epp.extproc import access_log
+from epp.extproc.calls import Handler
 from epp.extproc.certificates import Certificates, ssl_context
 from epp.extproc.codec import SERVICE
 from epp.extproc.conversation import Conversation, Streams
 from epp.extproc.health import Health
 from epp.extproc.http2_server import Http2Server
 from epp.extproc.listening import bound, max_peers
-from epp.extproc.peer import Call, Handler, Service
+from epp.extproc.peer import Call, Service
 from epp.http2.limits import Limits
 from epp.http2.messages import INTERNAL, OK, RESOURCE_EXHAUSTED
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from epp.extproc.overload import Lateness
+from epp.extproc.peer import Lateness
 
 NEVER = -2
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from epp.extproc import peer as peer_module
-from epp.extproc.overload import Lateness
-from epp.extproc.peer import Call, Handler, Peer, Service
+from epp.extproc.calls import Handler
+from epp.extproc.peer import Call, Lateness, Peer, Service
 from epp.http2.limits import HeldBytes, Limits
 from tests.harness.http2_frames import PATH, data, grpc, headers, hello, reset
 
