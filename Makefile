@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 # A test whose environment is missing fails instead of being skipped.
 FAST := not envoy and not vllm and not cluster and not slow and not processes
+# All tests there start processes.
+UNCOLLECTED := $(addprefix --ignore=tests/,integration conformance fuzz)
 REQUIRED := PREFIX_GATEWAY_REQUIRE_VLLM=1 PREFIX_GATEWAY_REQUIRE_CLUSTER=1
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
@@ -30,7 +32,7 @@ check: $(VENV)/.dev ## format, lint, types, import layers
 	$(BIN)/lint-imports --no-cache
 
 test-fast: $(VENV)/.dev ## the tests without processes of their own, on all cores: under three minutes
-	$(PYTEST) -n auto --dist loadfile -m "$(FAST)" $(ARGS)
+	$(PYTEST) -n auto --dist loadfile -m "$(FAST)" $(UNCOLLECTED) $(ARGS)
 
 test-vllm: vllm-env ## the tests on real vLLM alone
 	$(REQUIRED) $(PYTEST) -m vllm $(ARGS)

@@ -42,12 +42,17 @@ class Part:
 
 _FAST = "not envoy and not vllm and not cluster and not slow and not processes"
 _PROTOCOL = ("tests/conformance", "tests/fuzz")
+_WITHOUT_PROTOCOL = tuple(f"--ignore={folder}" for folder in _PROTOCOL)
 
 PARTS = (
     Part(
         name="fast",
         about="no processes of their own; on all cores",
-        command=(_PYTHON, "-m", "pytest", "-n", "auto", "--dist", "loadfile", "-m", _FAST),
+        command=(
+            *(_PYTHON, "-m", "pytest", "-n", "auto", "--dist", "loadfile", "-m", _FAST),
+            # All tests there start processes.
+            *("--ignore=tests/integration", *_WITHOUT_PROTOCOL),
+        ),
         alone=True,
     ),
     Part(
@@ -55,7 +60,7 @@ PARTS = (
         about="real Envoy, Redis, Valkey and vLLM; what takes long",
         command=(
             *(_PYTHON, "-m", "pytest", "-m", "(envoy or vllm or slow or processes) and not cluster"),
-            *(f"--ignore={folder}" for folder in _PROTOCOL),
+            *_WITHOUT_PROTOCOL,
         ),
         needs="vllm-env engine-env",
     ),
