@@ -4,6 +4,7 @@ machine was.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 from collections.abc import Generator
 from pathlib import Path
@@ -30,6 +31,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(folder in item.path.parents for folder in _WITH_PROCESSES):
             item.add_marker(pytest.mark.processes)
+
+
+def pytest_collection_finish() -> None:
+    """A collection of garbage, which many tests ask for, need not look at the modules of all tests."""
+    gc.collect()
+    gc.freeze()
 
 
 if importlib.util.find_spec("hypothesis") is not None:  # the engine's own environment may go without it
