@@ -18,6 +18,7 @@ JSONTEXT, WIRE = ROOT / "request" / "_jsontext.c", ROOT / "extproc" / "_wire.c"
 CHAIN = ROOT / "prefix_index" / "_chain.c"
 SEED = os.environ.get("PREFIX_GATEWAY_SANITIZER_SEED", "1")
 MEGABYTES = os.environ.get("PREFIX_GATEWAY_SANITIZER_MEGABYTES", "10")
+pytestmark = pytest.mark.processes  # compiles C and runs it
 COMPILER = (sysconfig.get_config_var("CC") or "cc").split()[0]
 
 
