@@ -155,7 +155,7 @@ class KnowledgeMachine(RuleBasedStateMachine):
 
 
 TestKnowledge = KnowledgeMachine.TestCase
-TestKnowledge.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestKnowledge.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 def test_what_is_lost_while_it_is_on_its_way_is_told_when_it_has_not_come_for_long() -> None:

@@ -84,13 +84,13 @@ def check(raw: bytes) -> None:
         job.cache_salt.encode()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(content=body)
 def test_any_json_is_a_job_or_a_typed_error(content: dict[str, Any]) -> None:
     check(json.dumps(content).encode())
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(content=body, data=st.data())
 def test_damaged_bytes_are_a_job_or_a_typed_error(content: dict[str, Any], data: st.DataObject) -> None:
     check(mutated(data, json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")))

@@ -304,4 +304,4 @@ def policy_of(spec: PolicySpec) -> Policy:
 
 
 TestPickerMachine = PickerMachine.TestCase
-TestPickerMachine.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestPickerMachine.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)

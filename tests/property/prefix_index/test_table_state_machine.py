@@ -341,4 +341,4 @@ class TableMachine(RuleBasedStateMachine):
 
 
 TestTable = TableMachine.TestCase
-TestTable.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestTable.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)

@@ -102,12 +102,14 @@ def test_where_the_key_is_escaped_the_fields_are_written_anew_with_their_values_
 
 
 JSON = st.recursive(
-    st.none() | st.integers() | st.text(), lambda c: st.lists(c) | st.dictionaries(st.text(), c)
+    st.none() | st.integers() | st.text(),
+    lambda c: st.lists(c) | st.dictionaries(st.text(), c),
+    max_leaves=8,
 )
 
 
 @given(
-    fields=st.dictionaries(st.text(), JSON),
+    fields=st.dictionaries(st.text(), JSON, max_size=5),
     model=st.text(min_size=1),
     after=st.text(),
     ascii_only=st.booleans(),

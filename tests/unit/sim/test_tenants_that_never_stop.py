@@ -33,7 +33,8 @@ class Users:
     whatever the answer was.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, until_s: float) -> None:
+        self._until_s = until_s
         self._numbers = itertools.count()
         self._users: dict[int, int] = {}
         self._rng = random.Random(1)
@@ -43,7 +44,7 @@ class Users:
 
     def after(self, record: Record, *, now: float) -> Iterable[tuple[float, SimRequest]]:
         user = self._users[record.request.request_id]
-        return [(now + self._rng.uniform(0.5, 1.5), self._request(user))] if now < _UNTIL_S else []
+        return [(now + self._rng.uniform(0.5, 1.5), self._request(user))] if now < self._until_s else []
 
     def _request(self, user: int) -> SimRequest:
         number = next(self._numbers)
@@ -68,18 +69,18 @@ class _Counting(FlowRouter):
         return server
 
 
-def _run(flow: Flow, *, pickers: int) -> tuple[_Counting, list[Record]]:
+def _run(flow: Flow, *, pickers: int, until_s: float) -> tuple[_Counting, list[Record]]:
     policy = replace(DEFAULT_POLICY, spec=replace(DEFAULT_POLICY.spec, flow=flow))
     router = _Counting(policy, seed=1, replicas=pickers, share_delay_s=0.05 if pickers > 1 else None)
     shape = EngineShape(num_blocks=2048, block_tokens=16)
     plan = FleetPlan(shape=shape, num_servers=2, num_scrapers=pickers)
-    fleet = Fleet(plan, router=router, workload=Users(), rng=random.Random(1), gate=router)
+    fleet = Fleet(plan, router=router, workload=Users(until_s=until_s), rng=random.Random(1), gate=router)
     return router, fleet.run().records
 
 
 @pytest.fixture(scope="module", params=[1, 4], ids=["one picker", "four pickers"])
 def records(request: pytest.FixtureRequest) -> list[Record]:
-    return _run(_FLOW, pickers=request.param)[1]
+    return _run(_FLOW, pickers=request.param, until_s=_UNTIL_S)[1]
 
 
 def test_each_tenant_gets_its_max_min_share_within_a_tenth(records: list[Record]) -> None:
@@ -107,6 +108,6 @@ def test_the_higher_priority_is_hardly_ever_refused(records: list[Record]) -> No
 
 def test_a_bound_holds_for_four_pickers_together_within_a_tenth() -> None:
     bound = Waiting(max_requests=60, max_bytes=2**30)
-    router, records = _run(Flow(mode="Hold", ttl_seconds=3600, in_all=bound), pickers=4)
+    router, records = _run(Flow(mode="Hold", ttl_seconds=3600, in_all=bound), pickers=4, until_s=30.0)
     assert 54 <= router.most_waiting <= 66
     assert any(not record.server for record in records)
