@@ -167,7 +167,7 @@ def main() -> None:
         ("the same, 0.5 ms", 0.0005, True),
     )
     found: dict[str, list[tuple[float, float]]] = {}
-    for _ in range(_ROUNDS):  # in turns, since other work on the machine comes and goes
+    for _ in range(_ROUNDS):  # The cases run in turns, because other work on the machine comes and goes.
         for label, switch_s, busy in ways:
             times = delay_of_picks(language, switch_s=switch_s, busy=busy)
             middle, late = times[len(times) // 2], times[int(0.99 * len(times))]

@@ -74,8 +74,8 @@ def main() -> None:
 
 
 def beside(flow: Flow, claims: list[Claim], *, rounds: int, picks: int) -> tuple[float, float]:
-    """Return the microseconds of a pick without flow control and with it: medians of single picks that are
-    made in turns.
+    """Return the microseconds of a pick without flow control and with it. Both are medians of single picks,
+    which are made in turns.
     """
     sides: list[tuple[Picker, Gate | None]] = [(a_picker(SERVERS), None), a_gate(flow)]
     work = requests(PROMPT_BYTES, count=picks, seed=1)
@@ -132,9 +132,8 @@ def profile(picks: int) -> None:
 
 async def waits(count: int, seconds: float, *, ends_per_s: int) -> tuple[float, int]:
     """Return the share of a core that this number of waiting requests takes, and how often the timer
-    considered them. ends_per_s: other requests that end each second, each of which may free a server.
-
-    The loop that simulates these ends is counted too.
+    considered them. `ends_per_s` other requests end each second, and each of them may free a server. The
+    loop that simulates these ends is counted too.
     """
     flow, claims = SETTINGS["two priorities, four tenants, a deadline"]
     picker, gate = a_gate(

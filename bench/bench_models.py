@@ -71,8 +71,8 @@ def _round_us(picker: Picker, models: int, seed: int) -> float:
 
 
 def _change_ms(picker: Picker, pools: int, n: int) -> tuple[float, float]:
-    """Return the milliseconds for two changes: a server lists another adapter than before; a pod leaves or
-    joins.
+    """Return the milliseconds for two changes. In the first a server lists another adapter than before. In
+    the second a pod leaves or joins.
     """
     begun = time.process_time()
     model = ModelCard(f"m{n % 10}")

@@ -115,7 +115,7 @@ _SPENT: Final = _Spent()
 
 @dataclass(frozen=True, slots=True)
 class _Shares:
-    """Shares of a core during one period."""
+    """The shares of a core in one period."""
 
     all: float
     page: float

@@ -32,7 +32,7 @@ from epp.telemetry.state import PickerStatus
 
 _ROUNDS = 60
 _REQUESTS = 20
-"""Number of requests in a round. A round of one request would measure the clock."""
+"""The number of requests in a round. A round of one request would measure the clock."""
 _REQUEST = (
     (":authority", "gateway"),
     (":path", "/v1/chat/completions"),

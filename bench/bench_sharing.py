@@ -31,7 +31,7 @@ FLUSH_S = Sharing().flush_interval_seconds
 
 
 def prompts(size: int, *, count: int, seed: int) -> list[bytes]:
-    """Yield turns of conversations. Each conversation has one of 8 system prompts, a quarter of the size. A
+    """Return turns of conversations. Each conversation has one of 8 system prompts, a quarter of the size. A
     tenth of the prompt is new in each turn.
     """
     rng = random.Random(seed)

@@ -70,19 +70,19 @@ _RESPONSE = (
     ("server", "envoy"),
 )
 _NO_TABLE = b"\x20"
-"""Stands before the first header block. It says that the data plane has reduced its table to size 0, as the
-picker's settings ask.
+"""This goes before the first header block. It says that the data plane has reduced its table to size 0, as
+the picker's settings ask.
 """
 _NUMBER = b"012345678901"
 _WINDOW_BYTES = 2**30
 _STEP_BYTES = 2**20
 _PER_S = 4000
-"""Number of streams that begin in a second of the picker's time."""
+"""The number of streams that begin in a second of the picker's time."""
 _ENDPOINTS = 4
 
 
 class _Info(ctypes.Structure):
-    """Glibc's mallinfo2."""
+    """The structure of glibc's mallinfo2."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)

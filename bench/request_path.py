@@ -46,9 +46,9 @@ class Walk:
     functions: dict[str, list[str]] = field(default_factory=dict)
     """The functions of each module, in the order of their first calls."""
     answered: list[str] = field(default_factory=list)
-    """Modules that had run when the answer with the destinations was written."""
+    """The modules that had run when the answer with the destinations was written."""
     back_up: set[tuple[str, str]] = field(default_factory=set)
-    """Calls to a higher layer: from where, to where."""
+    """The calls to a higher layer: from where, to where."""
     told: set[tuple[str, str]] = field(default_factory=set)
     """The calls of listeners, which are to higher layers too."""
 

@@ -55,8 +55,8 @@ class Autoscaler:
     _removed: list[tuple[float, int]] = field(default_factory=list)
 
     def servers(self, value: float | None, *, now_there: int, ready: int, now: float) -> int:
-        """Return the wanted number of servers. now_there: servers that were requested; ready: those of them
-        that already serve; value: the metric, None if it is unknown.
+        """Return the wanted number of servers. `now_there` servers were requested, and `ready` of them
+        already serve. `value` is the metric, or None if it is unknown.
         """
         if value is None:
             return now_there

@@ -110,7 +110,7 @@ class Course:
     ttft_p90_s: float
     ttft_p99_s: float
     late: float
-    """Share of all requests whose first token took longer than the goal."""
+    """The share of all requests whose first token took longer than the goal."""
     goal_s: float
 
     @property

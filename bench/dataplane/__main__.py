@@ -139,7 +139,7 @@ def _machine() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after the tables, 1 if an answer was wrong, 130 after Ctrl-C."""
+    """Return the exit status: 0 after the tables, 1 if an answer was wrong, 130 after Ctrl-C."""
     args = _parser().parse_args(argv)
     if args.against and not (args.against / "epp").is_dir():
         print(f"{args.against} holds no checkout: there is no epp/ in it", file=sys.stderr)

@@ -7,9 +7,9 @@ messages in the same order, on streams that are held until the HTTP request ends
 in turn. Bodies of FULL_DUPLEX_STREAMED are echoed unchanged: the bytes inside a body message are the same in
 both directions, only the fields around them differ.
 
-It runs on the defaults of gRPC, allocator and collector. With `--tuned` it uses the picker's own settings of
-allocator and collector. The settings of gRPC are in the environment, which the caller sets. The difference
-between the two shows what the settings alone are worth.
+It runs on the defaults of gRPC, of the memory allocator and of the garbage collector. With `--tuned` it uses
+the picker's own settings of allocator and collector. The settings of gRPC are in the environment, which the
+caller sets. The difference between the two shows the effect of the settings alone.
 """
 
 from __future__ import annotations

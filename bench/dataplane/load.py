@@ -30,8 +30,8 @@ class BadAnswerError(Exception):
 
 
 class Prompts:
-    """Chat requests whose bodies are `size_bytes` long. `cold`: all of them differ from their first bytes on.
-    `warm`: they differ at the end.
+    """Chat requests whose bodies are `size_bytes` long. `cold` requests all differ from their first bytes on.
+    `warm` requests differ at the end.
     """
 
     def __init__(self, *, size_bytes: int, chunks: int, kind: PromptKind, seed: int) -> None:

@@ -20,9 +20,11 @@ from bench.dataplane.rig import VARIANTS, Process, Rig, Variant, VariantName
 _WARM_UP_S: Final = 0.15
 _SPREAD_S: Final = 0.4
 _ENDS_S: Final = 0.03
-"""The ends of streams reach the pickers within this time after the last answer. They belong to the turn."""
+"""The ends of streams reach the pickers within this time after the last answer. Their CPU belongs to the
+turn.
+"""
 _ACCOUNTS_S: Final = 0.25
-"""After this time a picker has done the work that it puts off, too, such as its account of misses."""
+"""After this time a picker has also done the work that it puts off, such as its account of misses."""
 _SERVING: Final = frozenset(("envoy", "upstream", "client"))
 """The processes that serve in the turn of every variant."""
 """Streamed answers begin spread over this time, not all at once."""
@@ -40,8 +42,9 @@ class Cell:
     endpoints: int = 4
     in_flight: int = 4
     scrapes_count: bool = False
-    """Whether the pickers scrape so much that its cost on a busy machine matters: the CPU without requests is
-    that of the turns of the same round in which other pickers served."""
+    """True if the pickers scrape so much that the cost on a busy machine matters. The CPU without requests
+    then comes from the turns of the same round in which other pickers served.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class Turn:
     first_bytes_s: Sequence[float]
 
     def each_ms(self, process: Process) -> float:
-        """CPU milliseconds for each request."""
+        """Return the CPU milliseconds for each request."""
         return self.cpu_s[process] / self.requests * 1000
 
 
@@ -194,8 +197,8 @@ def _describe(cell: Cell) -> str:
 def turns_of(
     cell: Cell, laps: Mapping[VariantName, Lap], idle_cores: Mapping[str, float]
 ) -> dict[VariantName, Turn]:
-    """Return the turns of one round, without the CPU that each process uses without requests.
-    idle_cores: the share of a core that each process used while it served no requests.
+    """Return the turns of one round, without the CPU that each process uses without requests. `idle_cores` is
+    the share of a core that each process used while it served no requests.
     """
     if cell.scrapes_count:
         idle_cores = {name: _resting_cores(name, laps, idle=share) for name, share in idle_cores.items()}

@@ -84,12 +84,12 @@ async def _counter(config: Config, name: str) -> float:
 @dataclass(frozen=True, slots=True)
 class Trial:
     capacity: float
-    """Requests a second, all of them read."""
+    """Requests a second, of which all were read."""
     took_s: Sequence[float]
     read: float
     passed_by: int
     afterwards: float
-    """Of the requests that came afterwards, within the picker's capacity, the share that was read."""
+    """The share that was read of the requests that came afterwards, within the picker's capacity."""
 
     def text(self, *, seconds: float) -> str:
         cuts = statistics.quantiles(self.took_s, n=100)
@@ -102,7 +102,9 @@ class Trial:
 
 
 async def _trial(config: Config, envoy: EnvoyProcess, args: argparse.Namespace, *, counted: bool) -> Trial:
-    """counted: the server has metrics that show how many requests were not read."""
+    """Make one trial. `counted` says that the server has metrics that show how many requests were not
+    read.
+    """
     port = int(config.envoy.listen.rpartition(":")[2])
     prompts = Prompts(size_bytes=int(args.kb * 1000), chunks=1, kind="cold", seed=1)
     client = Client(port)
@@ -140,7 +142,7 @@ async def _bypassed(envoy: EnvoyProcess) -> int:
 async def _running(
     name: str, config: Config, addresses: Sequence[Address], *, directory: Path
 ) -> AsyncIterator[ManagedProcess]:
-    """`epp serve`, or the floor instead of it."""
+    """Run `epp serve`, or the floor instead of it."""
     path = Path(config.listen.address.removeprefix("unix:"))
     path.unlink(missing_ok=True)
     if name != "constant":

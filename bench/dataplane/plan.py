@@ -1,4 +1,6 @@
-"""Which loads are measured, and how often: the full run of some seven minutes, and the quick run."""
+"""The loads that are measured, and how often. The full run takes some seven minutes, and there is a quick
+run.
+"""
 
 from __future__ import annotations
 

@@ -14,16 +14,16 @@ from bench.dataplane.measure import CellResult, Results, Turn
 from bench.dataplane.rig import VARIANTS, Process, Variant, VariantName
 
 TARGETS: Final = {(1, 1): 0.75, (1, 100): 0.7, (1, 1000): 0.7, (400, 1): 1.0}
-"""The most that our picker may cost, as a multiple of the floor, by size of prompt in KB and chunks of the
-answer.
+"""The most that our picker may cost, as a multiple of the floor, by size of the prompt in KB and number of
+chunks of the answer.
 """
 
 TARGET_CHUNK_US: Final = 25.0
 """The most microseconds that a chunk may cost our picker in full duplex."""
 
 TARGET_ADDED_MS: Final = 1.0
-"""The most milliseconds to the first byte that Envoy and our picker may add at 1 KB, one request
-at a time.
+"""The most milliseconds to the first byte that Envoy and our picker may add at 1 KB, with one request at a
+time.
 """
 
 _HEADER: Final = (
@@ -257,7 +257,7 @@ def _percentile(values: Sequence[float], share: float) -> float:
 
 
 def _markdown(header: Row, rows: Iterable[Row]) -> str:
-    """Aligned, so that the table can be read on a terminal, too."""
+    """Return an aligned table, which can be read on a terminal too."""
     lines = [header, *rows]
     widths = [max(len(line[n]) for line in lines) for n in range(len(header))]
     pad: Callable[[Row], str] = lambda line: (  # noqa: E731 - two uses, three lines

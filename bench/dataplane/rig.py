@@ -83,7 +83,7 @@ class Variant:
     name: VariantName
     label: str
     picker: Process | None = None
-    """The process that answers Envoy's ext_proc messages. None: there is no ext_proc."""
+    """The process that answers Envoy's ext_proc messages. None means that there is no ext_proc."""
     duplex: bool = False
 
 
@@ -148,9 +148,9 @@ async def running_rig(
     compiled: Path | None = None,
     profile: Path | None = None,
 ) -> AsyncIterator[Rig]:
-    """`other`: a second checkout, whose picker takes part as a variant. `compiled`: the folder of this
-    checkout's compiled package (`tests.compiled_env`), which then takes part. `profile`: the file for
-    cProfile's output of our picker.
+    """Run the rig. `other` is a second checkout, whose picker takes part as a variant. `compiled` is the
+    folder of this checkout's compiled package (`tests.compiled_env`), which then takes part. `profile` is
+    the file for cProfile's output of our picker.
     """
     port = free_port()
     # All addresses of 127/8 are on this machine, so one port is enough for all of them.
@@ -215,7 +215,7 @@ async def _start(
     profile: Path | None,
     collector: int,
 ) -> dict[Process, Path]:
-    """Start pickers and floors. Returns where each listens. collector: the port that accepts spans."""
+    """Start pickers and floors. Return where each listens. `collector` is the port that accepts spans."""
     envs = {name: _traced(share, collector=collector) for name, share in _SHARES.items()}
     if compiled is not None:
         envs["compiled"] = variables(compiled)
@@ -265,7 +265,9 @@ def _written_pickers(
 
 
 def _traced(share: float, *, collector: int) -> Mapping[str, str]:
-    """Spans go over HTTP to a model server, which accepts and forgets them as a collector would."""
+    """Return a configuration with traces. Spans go over HTTP to a model server, which accepts and forgets
+    them as a collector would.
+    """
     return {
         "OTEL_TRACES_SAMPLER": "traceidratio",
         "OTEL_TRACES_SAMPLER_ARG": str(share),
@@ -299,7 +301,7 @@ def written_config(
 
 
 def _forget_transport(path: Path) -> None:
-    """An older checkout has no setting for the transport."""
+    """Remove the setting for the transport, which an older checkout does not have."""
     document = yaml.safe_load(path.read_text())
     del document["listen"]["transport"], document["tracing"]
     path.write_text(yaml.safe_dump(document))
@@ -325,7 +327,7 @@ async def running_picker(
     profile: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[ManagedProcess]:
-    """`epp serve`, of this checkout or of another one."""
+    """Run `epp serve` of this checkout or of another one."""
     profiler: list[str | Path] = ["-m", "cProfile", "-o", profile] if profile else []
     args: list[str | Path] = [
         sys.executable,
@@ -361,7 +363,7 @@ def _document(
     ports: dict[VariantName, int],
     sockets: dict[Process, Path],
 ) -> dict[str, Any]:
-    """Our own bootstrap, with one listener for each variant and a picker cluster for each picker."""
+    """Return our own bootstrap, with one listener for each variant and a picker cluster for each picker."""
     document = bootstrap_document(config)
     resources = document["static_resources"]
     original = copy.deepcopy(cluster(document, "picker"))

@@ -24,7 +24,7 @@ _FIRST_NICE: Final = -20
 
 
 def apart() -> None:
-    """Run this process and its children with a higher priority than others, and off the last core. A busy
+    """Run this process and its children with a higher priority than others, and not on the last core. A busy
     machine then changes the result little.
     """
     cpus = os.sched_getaffinity(0)
@@ -76,7 +76,7 @@ def by_quota(core: float, pid: int) -> Iterator[None]:
 
 
 def _own_group(*, old: bool) -> Path:
-    """Return the cgroup of this process. old: a cgroup of the first version."""
+    """Return the cgroup of this process. `old` asks for a cgroup of the first version."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if ("cpu" in controllers.split(",")) if old else not controllers:

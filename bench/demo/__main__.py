@@ -97,10 +97,8 @@ def _rules(text: str) -> Sequence[RuleName]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after the table or a Ctrl-C, 1 if a part of the demo failed, 2 for a mistake in the
-    options.
-
-    With --once a signal before the table gives 128 plus the number of the signal.
+    """Return the exit status: 0 after the table or a Ctrl-C, 1 if a part of the demo failed, 2 for a mistake
+    in the options. With --once a signal before the table gives 128 plus the number of the signal.
     """
     parser = _parser()
     args = parser.parse_args(argv)
@@ -139,7 +137,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _until_signal(options: Options) -> int:
-    """A signal ends the demo at any time, together with everything that the demo started."""
+    """Run until a signal comes. A signal ends the demo at any time, together with everything that the demo
+    started.
+    """
     demo = asyncio.create_task(run_demo(options), name="demo")
     told: list[int] = []
 

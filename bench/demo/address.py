@@ -32,8 +32,8 @@ class Place:
 
 @contextmanager
 def announced(place: Place, *, directory: Path = DIRECTORY) -> Iterator[None]:
-    """Until the block ends, other programs can find `place`. In a checkout that cannot be written to, they
-    cannot.
+    """Announce `place`, so that other programs can find it until the block ends. In a checkout that cannot be
+    written to, they cannot find it.
     """
     file = directory / f"{place.pid}.json"
     with contextlib.suppress(OSError):
@@ -55,7 +55,7 @@ def running(*, directory: Path = DIRECTORY) -> list[Place]:
 
 
 def _read(file: Path) -> Place | None:
-    """None: the demo has ended."""
+    """Return the addresses in a file, or None if the demo has ended."""
     try:
         place = Place(**json.loads(file.read_text()))
         os.kill(place.pid, 0)

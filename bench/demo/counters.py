@@ -28,8 +28,8 @@ class ServerCounters:
 
 
 def read_counters(page: str) -> ServerCounters:
-    """Read the counters from a metrics page. ValueError: a counter is missing. To read it as 0 would give a
-    wrong figure.
+    """Read the counters from a metrics page. Raise ValueError if a counter is missing, because 0 in its place
+    would give a wrong figure.
     """
     return ServerCounters(
         queried_tokens=_total(page, "vllm:prefix_cache_queries_total"),
@@ -61,10 +61,8 @@ async def scrape(session: aiohttp.ClientSession, urls: Sequence[str]) -> list[Se
 
 class CpuMeter:
     """Measures the CPU time of one process from a moment on, for all threads together, in nanoseconds (`stat`
-    has steps of 10 ms).
-
-    The time of threads that have ended is lost, but the picker's threads do not end. nan: the kernel does not
-    state the time.
+    has steps of 10 ms). The time of threads that have ended is lost, but the picker's threads do not end.
+    The result is nan if the kernel does not state the time.
     """
 
     def __init__(self, pid: int) -> None:

@@ -54,7 +54,9 @@ class Options:
 
 
 async def run_demo(options: Options) -> None:
-    """Run until cancelled, or with `once` until the table is printed. DemoError: the demo cannot go on."""
+    """Run until cancelled, or with `once` until the table is printed. Raise DemoError if the demo cannot go
+    on.
+    """
     began = time.monotonic()
     with _directory(keep=options.keep_logs) as directory:
         what = f" with {options.serving.model}" if options.serving.model else ""
@@ -178,7 +180,7 @@ async def _shown(rule: str, run: Run) -> AsyncIterator[None]:
 
 
 async def _guarded(fleet: Fleet, work: Coroutine[None, None, _T]) -> _T:
-    """Return the outcome of `work`. DemoError: a process of the fleet has ended."""
+    """Return the outcome of `work`. Raise DemoError if a process of the fleet ends first."""
     working = asyncio.create_task(work, name="demo")
     guard = asyncio.create_task(fleet.guard(), name="guard")
     try:

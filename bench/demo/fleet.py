@@ -33,7 +33,7 @@ _READY_WITHIN_S: Final = 60.0
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the message says why, and what to do next."""
+    """The demo cannot go on. The message says why, and what to do next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Fleet:
 
     @property
     def admin_url(self) -> str:
-        """The address of the picker's admin pages."""
+        """Return the address of the picker's admin pages."""
         return self.picker.admin_urls[0]
 
     async def use_rule(self, rule: str) -> None:
@@ -100,8 +100,8 @@ async def running_fleet(
     envoy: Path,
     recording: Path,
 ) -> AsyncIterator[Fleet]:
-    """Start all processes in `directory`, with `rule` in the policy. End them with the block. Port 0: any
-    free port.
+    """Start all processes in `directory`, with `rule` in the policy. End them with the block. Port 0 means
+    any free port.
     """
     _check(directory, envoy)
     async with AsyncExitStack() as stack:

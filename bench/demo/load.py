@@ -46,13 +46,13 @@ class Answer:
     """One finished request."""
 
     ttft_s: float
-    """From sending to the first piece of the body. This piece has the first token; the headers come long
-    before.
+    """Seconds from sending to the first piece of the body. This piece has the first token. The headers come
+    long before.
     """
     text: str
     request_id: str
     failure: str = ""
-    """Why the request failed. Empty: it did not fail."""
+    """The reason why the request failed. It is empty if the request did not fail."""
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ _BAR: Final = 24
 
 
 class Progress:
-    """Call `show` as often as every `interval_s`."""
+    """Shows the progress. Call `show` every `interval_s`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

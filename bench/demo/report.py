@@ -48,7 +48,7 @@ class RuleFigures:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that a `share` of all values do not exceed. nan: there are no values."""
+    """Return the smallest value that a `share` of all values do not exceed, or nan if there are no values."""
     if not values:
         return math.nan
     ordered = sorted(values)
@@ -61,7 +61,7 @@ class _Row:
     value: Callable[[RuleFigures], float]
     show: Callable[[float], str]
     compare: bool = True
-    """Whether the table shows a ratio to the first rule for this figure."""
+    """True if the table shows a ratio to the first rule for this figure."""
 
 
 def _ms(value: float) -> str:
@@ -93,7 +93,9 @@ def _ratio(value: float, base: float) -> str:
 
 
 def table(figures: Sequence[RuleFigures]) -> str:
-    """Return a table with a column for each rule. Each rule but the first also has its ratio to the first."""
+    """Return a table with a column for each rule. Each rule except the first also has its ratio to the
+    first.
+    """
     first = figures[0]
     rows = [["", *_header(figures)]]
     for row in _ROWS:

@@ -30,7 +30,7 @@ _REAL_READY_WITHIN_S: Final = 300.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
     model: str
-    """Empty: the model is made up."""
+    """The name of the real model. Empty means that the model is made up."""
     python: Path
     flags: Sequence[str]
     num_blocks: int

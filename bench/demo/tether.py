@@ -24,7 +24,7 @@ def tethered(command: list[str]) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-    """Become the command. 126: the parent is gone already."""
+    """Become the command. Exit with 126 if the parent is already gone."""
     parent, command = int(argv[0]), argv[1:]
     # Only Linux has this call. On other systems the demo ends its children itself, unless it gets SIGKILL.
     if sys.platform == "linux":

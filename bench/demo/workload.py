@@ -10,11 +10,11 @@ Every user has a fixed number of requests, and every answer a fixed length, so e
 work.
 
 The sizes (see `Shape`) are those of ordinary chat over documents, with the model server's default costs: an
-8B model on one data-centre GPU, with a cache cut to what is left beside the weights on a small card. They
+8B model on one data-centre GPU, with a cache of the size that a small card has left beside the weights. They
 were chosen so that
 - the prefixes in use at one time (system prompts, documents, conversations) need much more than the cache of
-  one server, and much less than the caches of four servers together. If routed blindly, each server keeps
-  evicting prefixes that it needs next;
+  one server, and much less than the caches of four servers together. A router that
+  does not consider prefixes then makes each server evict prefixes that it needs next;
 - by round robin the servers are busy but not overloaded: a queue that only grows would make any comparison
   look good.
 """
@@ -60,7 +60,7 @@ class Shape:
     turns: tuple[int, int] = (3, 6)
     think_s: tuple[float, float] = (1.0, 3.0)
     arrivals_per_s: float = 5.0
-    """Number of users that begin in each second. Few services see all users begin at once."""
+    """The number of users that begin in each second. Few services see all users begin at once."""
 
     @property
     def requests(self) -> int:

@@ -39,7 +39,7 @@ DONE, FAILED, OUT_OF_TIME, NOT_POSSIBLE, LEFT = (
     "not run",
 )
 Run = Callable[[Step, list[str]], tuple[int | None, str]]
-"""Runs a step's command. Returns its exit status (None: it ran out of time) and its output."""
+"""Runs a step's command. Returns its exit status, or None if it ran out of time, and its output."""
 _TO_END_S = 10.0
 """The time that a step gets to end its own processes after it was asked to end."""
 
@@ -92,7 +92,7 @@ def main() -> int:
 
 
 def _gpu(device: str) -> str:
-    """Return the name of the GPU. Empty: torch is not installed or sees no GPU."""
+    """Return the name of the GPU. The name is empty if torch is not installed or sees no GPU."""
     if importlib.util.find_spec("torch") is None:
         return ""
     import torch  # noqa: PLC0415 - not every Python that runs the tiny steps has it

@@ -75,7 +75,8 @@ def main() -> int:
 async def _runs(device: str, *, seconds: float, folder: Path) -> list[VllmRun]:
     task = asyncio.current_task()
     assert task is not None
-    # `make bench-gpu` ends a step that takes too long in this way. Then no server, Envoy or picker is left.
+    # `make bench-gpu` sends this signal to a step that takes too long. Then no server, Envoy or picker is
+    # left.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     if device == "cpu":
         found, setting = environment.require(), TINY

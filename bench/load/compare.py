@@ -34,19 +34,19 @@ _LOOK_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """What a comparison needs to know about a gateway."""
+    """The addresses and files of a gateway that a comparison needs."""
 
     url: str
     admin: str
     """The picker's admin address, which shows the rule in use."""
     policy_file: Path
     servers: Sequence[str]
-    """Model servers whose caches are emptied. Without any, only the salts keep the runs apart."""
+    """The model servers whose caches are emptied. If there are none, only the salts keep the runs apart."""
 
 
 def compare(plan: Plan, gateway: Gateway, *, rules: Sequence[str]) -> list[RunRecord]:
-    """Run `plan` by each rule, in this order, with one report in its directory. LoadError: a rule does not
-    come into use.
+    """Run `plan` by each rule, in this order, with one report in its directory. Raise LoadError if a rule
+    does not come into use.
     """
     records = []
     with _policy(gateway.policy_file) as document:
@@ -115,7 +115,7 @@ def _forget(servers: Sequence[str]) -> None:
 
 
 def _write(file: Path, text: str) -> None:
-    """Written by rename, so the picker never reads half of it."""
+    """Write by rename, so that the picker never reads half of the file."""
     fresh = file.with_suffix(".load")
     fresh.write_text(text)
     fresh.replace(file)

@@ -32,11 +32,12 @@ class Figures:
     cached_tokens: int = 0
     output_tokens: int = 0
     uncounted: int = 0
-    """Answers without usage: their events count as tokens."""
+    """Answers without usage. Their events count as tokens."""
     first_at: float = math.inf
     last_at: float = -math.inf
-    """When the last answer ended; `first_at`: when the first request was sent. By the machine's monotonic
-    clock, which its processes share."""
+    """The time when the last answer ended. `first_at` is the time when the first request was sent. Both are
+    times of the machine's monotonic clock, which its processes share.
+    """
     measures: dict[str, Samples] = field(default_factory=lambda: {name: Samples() for name in MEASURES})
     health: Health = field(default_factory=Health)
 
@@ -46,7 +47,7 @@ class Figures:
 
     @property
     def unfinished(self) -> int:
-        """Requests that were sent and not answered when the run ended."""
+        """Return the number of requests that were sent and not answered when the run ended."""
         return self.asked - self.answered - self.failed
 
     @property
@@ -55,7 +56,7 @@ class Figures:
 
     @property
     def verdict(self) -> list[str]:
-        """Why the generator was the bottleneck. Empty: it was not."""
+        """Return the reasons why the generator was the bottleneck. The list is empty if it was not."""
         return self.health.verdict(median_ttft_s=self.measures["ttft_s"].quantile(0.5))
 
     def fail(self, kind: str, detail: str) -> None:

@@ -34,11 +34,11 @@ class Health:
     """Seconds in which the process used more than nine tenths of a core."""
     cpu_s: float = 0.0
     waited_s: float = 0.0
-    """Time when it was ready to run and another program had the core."""
+    """Seconds in which the process was ready to run and another program had the core."""
     wall_s: float = 0.0
     lag_s: Samples = field(default_factory=Samples)
     lateness_s: Samples = field(default_factory=Samples)
-    """Time from a request's due moment to its sending. For open loops only."""
+    """Seconds from a request's due moment to its sending, for open loops only."""
 
     def note_window(self, *, wall_s: float, cpu_s: float, waited_s: float) -> None:
         """Add about a second of the process's life."""
@@ -72,7 +72,9 @@ class Health:
         self.lateness_s.merge(other.lateness_s)
 
     def verdict(self, *, median_ttft_s: float) -> list[str]:
-        """Return why the figures are not the server's alone. Empty: they are. nan: no answer came."""
+        """Return the reasons why the figures are not the server's alone. The list is empty if they are.
+        `median_ttft_s` is nan if no answer came.
+        """
         tolerance_s = _LEAST_TOLERANCE_S
         if not math.isnan(median_ttft_s):
             tolerance_s = max(tolerance_s, _TOLERANCE_OF_TTFT * median_ttft_s)

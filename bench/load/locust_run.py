@@ -40,7 +40,7 @@ _SCHEDSTAT: Final = Path("/proc/self/schedstat")
 
 
 class LoadRun:
-    """The state of this process. Made once, before the users."""
+    """The state of this process. It is made once, before the users."""
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
@@ -71,7 +71,7 @@ class LoadRun:
         return self.recorder.figures
 
     def start(self) -> None:
-        """Called at the start of the test, before the users. Ends the test if the gateway does not answer."""
+        """Start the run, before the users. End the test if the gateway does not answer."""
         self.done = False
         self._budget = -(-self.options.requests // self.options.generators)
         self.recorder.figures = Figures()
@@ -88,7 +88,7 @@ class LoadRun:
             self._trace = self._trace_file()
 
     def stop(self) -> None:
-        """Called when the test has ended. The process may run another one."""
+        """End the run when the test has ended. The process may run another test."""
         self._watching = False
         if self._trace is not None:
             self._trace.close()
@@ -97,9 +97,9 @@ class LoadRun:
     def ask(
         self, name: str, body: dict[str, Any], *, due_at: float | None = None, headers: str = ""
     ) -> Answer | None:
-        """Send and record one request. None: it failed. StopUser: the run is over."""
+        """Send and record one request. Return None if it failed. Raise StopUser if the run is over."""
         self._spend()
-        if not self.recorder.figures.asked:  # not earlier: reading a trace blocks the loop, and no request
+        if not self.recorder.figures.asked:  # reading a trace blocked the loop, which delayed none
             gevent.spawn(self._watch)
         began_at = time.monotonic()
         self.recorder.ask()
@@ -141,11 +141,11 @@ class LoadRun:
         self._budget -= 1
 
     def report(self, data: dict[str, Any]) -> None:
-        """Called when a worker puts its figures into a message to the master."""
+        """Put this worker's figures into a message to the master."""
         data[_MESSAGE] = {"figures": self.recorder.figures.document(), "done": self.done}
 
     def hear(self, client_id: str, data: dict[str, Any]) -> None:
-        """Called when the master adds a worker's figures to its own."""
+        """Add a worker's figures to the master's own."""
         if _MESSAGE not in data:
             return
         self._from_workers[client_id] = data[_MESSAGE]
@@ -202,7 +202,7 @@ class LoadRun:
                 self.end()
 
     def end(self) -> None:
-        """Called when everything is sent and answered."""
+        """Note that everything is sent and answered."""
         self.done = True
         runner = self.environment.runner
         if runner is not None and not isinstance(runner, WorkerRunner):
@@ -210,7 +210,7 @@ class LoadRun:
 
 
 def _write_csv(environment: Environment, prefix: Path) -> None:
-    """locust's statistics at the end."""
+    """Write locust's statistics at the end."""
     final = StatsCSV(environment, PERCENTILES_TO_REPORT)
     parts = {"stats": final.requests_csv, "failures": final.failures_csv, "exceptions": final.exceptions_csv}
     for name, write in parts.items():
@@ -219,8 +219,8 @@ def _write_csv(environment: Environment, prefix: Path) -> None:
 
 
 def _spent() -> tuple[float, float, float]:
-    """Return the time now; the CPU time of this process; the time when it was ready and had no core (0 if the
-    kernel does not say).
+    """Return the time now, the CPU time of this process, and the time when the process was ready and had no
+    core. The last is 0 if the kernel does not state it.
     """
     try:
         waited_s = int(_SCHEDSTAT.read_text().split()[1]) / 1e9

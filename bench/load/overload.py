@@ -92,8 +92,8 @@ async def _overload(directory: Path, args: argparse.Namespace) -> None:
 
 
 def _shares(recording: bytes) -> str:
-    """Tenants appear as hashes. Requests after a tenant's last request are left out, since the tenants no
-    longer compete then.
+    """Return the share of each tenant. Tenants appear as hashes. Requests after a tenant's last request are
+    left out, because the tenants no longer compete then.
     """
     lines = [decode(line) for line in recording.splitlines()]
     asked = [

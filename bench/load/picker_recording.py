@@ -21,7 +21,7 @@ from typing import Final
 _EVERY_S: Final = 1.0
 _WITHIN_S: Final = 8.0
 _MOST_BYTES: Final = 256 * 2**20
-"""Largest file. Later lines are left out."""
+"""The size of the largest file. Later lines are left out."""
 _HEAD_LINES: Final = 2
 """Every answer begins with lines about the picker's policy and its servers."""
 
@@ -39,8 +39,8 @@ class PickerRecording:
         """Why the recording ended before the run, or never began."""
 
     def fetch(self, *, last: bool = False) -> None:
-        """Write the requests that ended since the last call. last: the picker stops recording. A failure is
-        kept, and ends the recording.
+        """Write the requests that ended since the last call. With `last` the picker stops recording. A
+        failure is kept, and ends the recording.
         """
         if self.fault:
             return
@@ -83,8 +83,8 @@ class PickerRecording:
 
 @contextmanager
 def recorded(admin: str, path: Path) -> Iterator[None]:
-    """Record the requests that the picker routes meanwhile in `path`; a message at the end gives the result.
-    Without an admin address nothing is recorded.
+    """Record in `path` the requests that the picker routes during the block. A message at the end gives the
+    result. Without an admin address nothing is recorded.
     """
     if not admin:
         yield

@@ -62,8 +62,8 @@ def chat(model: str, messages: Sequence[Message], *, answer_tokens: int, salt: s
 
 
 def block_text(block: int, tokens: int, *, whole_tokens: int, seed: int) -> str:
-    """Return the text of one block of a trace. If the block is the prompt's short last one: the beginning
-    of this text.
+    """Return the text of one block of a trace. For the prompt's short last block, return the beginning of
+    this text.
     """
     whole = shared_text(f"{seed} block {block}", whole_tokens)
     if tokens >= whole_tokens:

@@ -1,4 +1,5 @@
-"""Turns answers into rows of locust's statistics and into figures. One for each process of the generator.
+"""Turns answers into rows of locust's statistics and into figures. Each process of the generator has one
+recorder.
 
 Requests are events of locust's own (`ANSWER` rows), so its totals count answers. The other measures are rows
 beside them and stay out of the totals: a time to first token added to a number of tokens a second would be
@@ -23,7 +24,9 @@ ROWS: Final = {
     "longest_gap_s": ("LONGEST-GAP", 1000.0),
     "tokens_per_s": ("TOKENS/S", 1.0),
 }
-"""Row of each measure, and what locust shows as milliseconds: times as such, tokens a second as they are."""
+"""The row of each measure, and the number that locust shows as milliseconds. Times are shown as milliseconds,
+and tokens a second unchanged.
+"""
 
 
 class Recorder:
@@ -36,7 +39,7 @@ class Recorder:
         self.figures.first_at = min(self.figures.first_at, time.monotonic())
 
     def answer(self, name: str, answer: Answer, *, began_at: float, ended_at: float, size_bytes: int) -> None:
-        """Record a whole answer. `began_at`: when it was sent, or due."""
+        """Record a whole answer. `began_at` is the time when the request was sent or due."""
         figures = self.figures
         figures.answered += 1
         figures.last_at = max(figures.last_at, time.monotonic())

@@ -1,5 +1,5 @@
-"""Writes the sent requests as a trace in Mooncake's format, for `epp replay`. One file for each process of
-the generator.
+"""Writes the sent requests as a trace in Mooncake's format, for `epp replay`. Each process of the generator
+writes one file.
 
 Four bytes of the messages' text count as a token. Blocks of 512 tokens are named by a chained hash, so no
 text is written. `locust_run` calls it for each answer.

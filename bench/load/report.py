@@ -19,7 +19,7 @@ _COLOURS: Final = ("#8a8f98", "#0b6bcb", "#c2410c", "#15803d")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the table. `value` returns nan if there is nothing to show."""
+    """One line of the table. `value` returns nan if there is no value to show."""
 
     name: str
     value: Callable[[Figures], float]
@@ -73,7 +73,7 @@ LINES: Final[Sequence[Line]] = (
 
 
 def cells(runs: Sequence[RunRecord]) -> list[list[str]]:
-    """Return the table: a heading, then a row for each line. With two or more runs, each run but the first
+    """Return the table: a heading, then a row for each line. With two or more runs, each run except the first
     has a ratio.
     """
     rows = [["", *(run.label for run in runs), *(f"{run.label} / {runs[0].label}" for run in runs[1:])]]
@@ -145,8 +145,8 @@ td:first-child,th:first-child{text-align:left}th{background:#f6f8fa}
 
 
 def page(runs: Sequence[RunRecord], *, title: str, links: Sequence[tuple[str, str]] = ()) -> str:
-    """Return one HTML document that needs no other file. `links`: (text, address) of other files of the
-    run.
+    """Return one HTML document that needs no other file. `links` are pairs (text, address) of other files of
+    the run.
     """
     head, *rows = cells(runs)
     table = "".join(_html_row(row, "td") for row in rows)
@@ -260,8 +260,8 @@ def _grid(x: Callable[[float], float], y: Callable[[float], float], low: float, 
 
 
 def _marks(least: float, most: float) -> list[float]:
-    """Round numbers between the two: 1, 2, 5 of each power of ten, or even steps if these
-    would be too few.
+    """Return round numbers between the two: 1, 2, 5 of each power of ten, or even steps if these would be too
+    few.
     """
     powers = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
     wide = most / least > 300

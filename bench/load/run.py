@@ -30,13 +30,13 @@ SCENARIOS: Final = {
     "replay": ("replay_locustfile.py", "ReplayUser"),
 }
 _STOP_WITHIN_S: Final = 60
-"""At the end, unfinished answers get this long."""
+"""The time that unfinished answers get at the end."""
 _TAIL_LINES: Final = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One run. `time_s` 0: until `requests` or the trace are finished."""
+    """One run. If `time_s` is 0, it lasts until `requests` or the trace are finished."""
 
     scenario: str
     host: str
@@ -50,7 +50,9 @@ class Plan:
     options: Sequence[str]
     """Further options of the locust file or of locust itself."""
     admin: str = ""
-    """The picker's admin address; the picker then records the run. Empty: not known."""
+    """The picker's admin address. The picker then records the run. Empty means that the address is not
+    known.
+    """
 
     def command(self) -> list[str]:
         file, name = SCENARIOS[self.scenario]
@@ -105,7 +107,7 @@ def _own_port() -> list[str]:
 
 
 def run(plan: Plan) -> RunRecord:
-    """Run it to its end. LoadError: it left no figures."""
+    """Make the run to its end. Raise LoadError if it left no figures."""
     plan.directory.mkdir(parents=True, exist_ok=True)
     plan.figures_file.unlink(missing_ok=True)
     with recorded(plan.admin, plan.recording_file):
@@ -131,7 +133,8 @@ def run(plan: Plan) -> RunRecord:
 def _to_its_end(plan: Plan) -> int:
     """Run locust to its end. Return its exit status."""
     with plan.log_file.open("wb") as log:
-        # The same process group: Ctrl-C reaches locust too, which then ends the run and writes what it has.
+        # Locust stays in the same process group. So Ctrl-C reaches locust too, which then ends the run and
+        # writes its files.
         popen = subprocess.Popen(plan.command(), cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             status = popen.wait()

@@ -47,11 +47,11 @@ class Samples:
 
     @property
     def mean(self) -> float:
-        """nan if there are no values."""
+        """Return the mean, or nan if there are no values."""
         return self.total / self.count if self.count else math.nan
 
     def quantile(self, share: float) -> float:
-        """Return the least value that a `share` of all values do not exceed; nan if there are none."""
+        """Return the least value that a `share` of all values do not exceed, or nan if there are none."""
         if not self.count:
             return math.nan
         rank = max(1, math.ceil(share * self.count))
@@ -61,7 +61,7 @@ class Samples:
         return self.most
 
     def curve(self) -> list[tuple[float, float]]:
-        """(value, share of all values that do not exceed it), in ascending order."""
+        """Return pairs (value, share of all values that do not exceed it), in ascending order."""
         points = []
         seen = 0
         for bucket in sorted(self._buckets):

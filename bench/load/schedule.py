@@ -32,7 +32,7 @@ class Schedule:
 
     @property
     def finished(self) -> bool:
-        """Whether all calls have been returned."""
+        """Tell whether all calls have been returned."""
         return self._next == len(self._calls)
 
     def take(self, *, now: float) -> list[Due]:
@@ -44,7 +44,7 @@ class Schedule:
         return due
 
     def wait_s(self, *, now: float) -> float:
-        """Return the time until the next call is due. Not to be called when finished."""
+        """Return the time until the next call is due. Do not call this when the schedule is finished."""
         return max(0.0, self._due_at(self._next) - now)
 
     def _due_at(self, number: int) -> float:

@@ -79,26 +79,27 @@ class Answer:
     first_token_at: float
     last_token_at: float
     longest_gap_s: float
-    """The longest time between two pieces with tokens. 0: there is only one piece."""
+    """The longest time between two pieces with tokens. It is 0 if there is only one piece."""
     output_tokens: int
     tokens_counted: bool
-    """Whether the server counted the tokens. False: no usage came, and `output_tokens` is the number of
-    events, at most that of the tokens."""
+    """True if the server counted the tokens. Without usage, `output_tokens` is the number of events, which is
+    at most the number of tokens.
+    """
     prompt_tokens: int
     cached_tokens: int
     text: str
 
     @property
     def inter_token_s(self) -> float | None:
-        """Mean time from one token to the next. None: there is only one token."""
+        """Return the mean time from one token to the next, or None if there is only one token."""
         if self.output_tokens < 2:
             return None
         return (self.last_token_at - self.first_token_at) / (self.output_tokens - 1)
 
 
 def read_answer(pieces: Sequence[tuple[float, bytes]]) -> Answer:
-    """`pieces`: (arrived at, bytes) in order, of a body that was complete by HTTP. AnswerError: the answer is
-    not complete.
+    """Read an answer. `pieces` are pairs (arrived at, bytes) in order, of a body that was complete by HTTP.
+    Raise AnswerError if the answer is not complete.
     """
     body = b"".join(piece for _, piece in pieces)
     ends = list(accumulate(len(piece) for _, piece in pieces))
@@ -133,7 +134,7 @@ def _event(data: bytes, *, last: bool) -> _Event:
     try:
         event = _EVENT.decode(data)
     except msgspec.MsgspecError as error:
-        if last:  # not malformed: the rest is missing
+        if last:  # The event is not malformed: its rest is missing.
             raise AnswerError("cut", "the body ended within an event") from error
         raise AnswerError("malformed", f"an event is not what the API sends: {error}") from error
     if event.error is not None:

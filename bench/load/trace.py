@@ -1,5 +1,5 @@
-"""Traces: the times and sizes of requests, and which beginnings they share. Read from files, or made up from
-a seed. Pure except `read`.
+"""Traces: the times and sizes of requests, and which beginnings they share. They are read from files, or made
+up from a seed. Everything except `read` is pure.
 
 Formats, plain or gzip, recognized by their content:
 - JSON lines of Mooncake's kind: `timestamp` (ms), `input_length`, `output_length` (tokens), `hash_ids`, one
@@ -41,15 +41,15 @@ class Call:
     """One request of a trace."""
 
     at_s: float
-    """Seconds since the first one."""
+    """Seconds since the first request."""
     blocks: tuple[int, ...]
-    """Ids of its prompt's pieces. The last piece may be short."""
+    """The ids of its prompt's pieces. The last piece may be short."""
     prompt_tokens: int
     output_tokens: int
 
 
 def read(path: Path) -> list[Call]:
-    """Return the calls in order of time, beginning at 0. TraceError: it is no trace."""
+    """Return the calls in order of time, beginning at 0. Raise TraceError if the file is no trace."""
     try:
         raw = path.read_bytes()
         text = (gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw).decode()

@@ -1,5 +1,5 @@
-"""Many requests that flow control holds, behind a real Envoy: what they cost while nothing happens, and what
-becomes of them when the picker ends.
+"""Many requests that flow control holds, behind a real Envoy: their cost while nothing happens, and their
+results when the picker ends.
 
     python -m bench.load.waiting --requests 5000 --end SIGTERM
 
@@ -24,7 +24,9 @@ from tests.harness.gateway import Gateway
 from tests.harness.held_requests import busy, wait_for, waiting
 
 _AT_ONCE = 50
-"""Requests that are sent together. More would be an overload, in which some requests are not read."""
+"""The number of requests that are sent together. More would be an overload, in which some requests are not
+read.
+"""
 _BETWEEN_S = 0.2
 _MOST_S = 300
 

@@ -91,7 +91,7 @@ async def measure(args: argparse.Namespace) -> Measured:
 
 
 def lines(measured: Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]]) -> list[list[Cell]]:
-    """Medians of the repeats. Each ratio is the median of the ratios within the repeats."""
+    """Return lines with medians of the repeats. Each ratio is the median of the ratios within the repeats."""
     rows: list[list[Cell]] = []
     for name, sides in measured.items():
         row: list[Cell] = [name]

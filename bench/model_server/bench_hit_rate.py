@@ -39,7 +39,7 @@ POOLS = (400, 600, 800, 1200, 1600, 2400)
 
 
 def figure_1(answer_tokens: tuple[int, int] = ANSWER_TOKENS) -> list[tuple[float, float, float]]:
-    """(p, share of prompts found, share of prompt tokens found) for p from 0.1 to 1."""
+    """Return (p, share of prompts found, share of prompt tokens found) for p from 0.1 to 1."""
     points = []
     for tenth in range(1, 11):
         found = run(
@@ -98,7 +98,7 @@ def answers_for_the_reported_rate(prompt_tokens: int) -> tuple[float, float]:
 def identical_prompts(
     *, prompt_tokens: int = 6, answer_tokens: tuple[int, int] = (64, 64)
 ) -> dict[str, float]:
-    """Measure row 000-6: "What is your name?", 1,000 times."""
+    """Measure row 000-6: "What is your name?" is asked 1,000 times."""
     found = run(
         ([100 + i for i in range(prompt_tokens)] for _ in range(NUM_REQUESTS)),
         num_blocks=PLENTY,
@@ -116,7 +116,7 @@ def identical_prompts(
 
 
 def sweep_of_the_bound(p: float = 0.8, *, bounds: tuple[int, ...] = BOUNDS) -> list[tuple[int, float]]:
-    """(K, share of prompts found)."""
+    """Return pairs (K, share of prompts found)."""
     rates = []
     for bound in bounds:
         options = CacheOptions(partial_blocks=True, eviction="last-touch", max_unused_blocks=bound)

@@ -34,7 +34,7 @@ _DEFAULT_COSTS = CostModel()
 
 
 class OneServer:
-    """Every request goes to the only server."""
+    """Sends every request to the only server."""
 
     def set_servers(self, names: Sequence[str], *, restarted: str, now: float) -> None:
         [self._name] = names
@@ -95,8 +95,8 @@ def hit_share(records: Sequence[Record]) -> float:
 def rows(
     rates: Sequence[float], *, seeds: Sequence[int], costs: CostModel = _DEFAULT_COSTS
 ) -> list[list[float]]:
-    """Return, for each rate: hits, TTFT with and without the cache and their ratio, and the same for TPOT;
-    means over the seeds.
+    """Return for each rate the hits, TTFT with and without the cache and their ratio, and the same for TPOT.
+    All values are means over the seeds.
     """
     told = []
     for rate in rates:

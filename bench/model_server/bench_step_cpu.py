@@ -34,7 +34,9 @@ class Instant:
 
 
 def serve(algorithm: HashAlgorithm | None) -> tuple[float, int]:
-    """CPU milliseconds and steps for all requests. None: without the cache."""
+    """Return CPU milliseconds and steps for all requests. None in place of options means: without the
+    cache.
+    """
     config = EngineConfig(
         num_blocks=4096,
         block_size_tokens=16,

@@ -24,7 +24,7 @@ Pictures = dict[str, str]
 
 
 def of_hit_rates(content: Content) -> Pictures:
-    """From bench_hit_rate: rows 000-5, the bound K, 000-8."""
+    """Draw the pictures of bench_hit_rate: rows 000-5, the bound K, 000-8."""
     figure, policies = content["000-5"], content["000-8"]
     points = figure["points"]
     slope, intercept = figure["slope"], figure["intercept"]
@@ -62,11 +62,13 @@ def of_hit_rates(content: Content) -> Pictures:
 
 
 def of_engine(content: Content) -> Pictures:
-    """From bench-engine: the time of each row with the cache, as a share of the time without."""
+    """Draw the picture of bench-engine: the time of each row with the cache, as a share of the time
+    without.
+    """
     groups = []
     for row in content["rows"]:
         if row["row"] in ("000-figure-2", "001-7") or row["row"].endswith("-by-answer"):
-            continue  # has its own picture and table
+            continue  # this row has its own picture and table
         for line in row["rows"]:
             label, share = _share(row["row"], line)
             groups.append(Bars(label, (1.0, share)))
@@ -108,7 +110,9 @@ def of_engine(content: Content) -> Pictures:
 
 
 def of_peers(content: Content) -> Pictures:
-    """From bench-peers: CPU seconds of each engine, on the rows timed as a whole and to the first token."""
+    """Draw the picture of bench-peers: CPU seconds of each engine, for the rows timed as a whole and for the
+    rows timed to the first token.
+    """
     rows = {name: Recorded.read(kept) for name, kept in content["rows"].items()}
     pictures = {}
     whole = [

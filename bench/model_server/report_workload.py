@@ -57,7 +57,9 @@ class Found:
 
 
 def prompts(p: float, *, seed: int, num_requests: int = NUM_REQUESTS) -> Iterator[list[int]]:
-    """The report's generator: with probability p one of a few frequent sequences, otherwise random tokens."""
+    """Yield the prompts of the report's generator. With probability p a prompt is one of a few frequent
+    sequences, otherwise it is random tokens.
+    """
     rng = random.Random(seed)
     frequent = [_random_tokens(rng, PROMPT_TOKENS) for _ in range(FREQUENT_SEQUENCES)]
     for _ in range(num_requests):
@@ -65,12 +67,10 @@ def prompts(p: float, *, seed: int, num_requests: int = NUM_REQUESTS) -> Iterato
 
 
 def mixed_trace(*, seed: int, num_requests: int, drift_every: int | None = None) -> Iterator[list[int]]:
-    """Longer prompts: one of 60 beginnings, of which a few are frequent, and its own end. A third of the
-    prompts are never used again.
-
-    A burst of prompts that share nothing comes now and then, as from a crawler or a batch job. With
-    `drift_every`, the six most frequent beginnings are replaced by new ones after each such number of
-    requests.
+    """Yield longer prompts. Each has one of 60 beginnings, of which a few are frequent, and its own end. A
+    third of the prompts are never used again. A burst of prompts that share nothing comes now and then, as
+    from a crawler or a batch job. With `drift_every`, the six most frequent beginnings are replaced by new
+    ones after each such number of requests.
     """
     rng = random.Random(seed)
     beginnings = [_random_tokens(rng, rng.randrange(64, 320)) for _ in range(60)]
@@ -97,7 +97,9 @@ def run(
     concurrency: int = 1,
     seed: int = 0,
 ) -> Found:
-    """Serve each prompt. `concurrency` requests overlap; each is grown to its end before it makes room."""
+    """Serve each prompt. `concurrency` requests overlap. Each request grows to its end before it makes
+    room.
+    """
     rng = random.Random(seed)
     manager = make_manager(
         num_blocks=num_blocks, block_size_tokens=BLOCK_TOKENS, enable_prefix_caching=True, options=options
@@ -116,7 +118,7 @@ def run(
             _decode(manager, request, rng.randrange(VOCABULARY))
         found.all_tokens += len(request.token_ids)
         if len(live) == concurrency:
-            # All requests end in one step, as those of a batch of equal lengths do.
+            # All requests end in one step, like the requests of a batch of equal lengths.
             for ended in live:
                 manager.free(ended)
             live.clear()
@@ -142,7 +144,7 @@ def expected_rate(p: float, *, bound: int, answer_tokens: tuple[int, int]) -> fl
 
 
 def linear_fit(points: list[tuple[float, float]]) -> tuple[float, float, float]:
-    """Slope, intercept and R squared of the least-squares line."""
+    """Return slope, intercept and R squared of the least-squares line."""
     n = len(points)
     mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
     var_x = sum((x - mean_x) ** 2 for x, _ in points)

@@ -33,7 +33,7 @@ def turn(seconds: Sequence[float], *, hits: int = 0, answers: Sequence[Sequence[
 
 
 def recorded(**seconds: Sequence[float]) -> Recorded:
-    """One repeat: the seconds of each engine with the cache, and ten times as many without."""
+    """Return one repeat: the seconds of each engine with the cache, and ten times as many without."""
     sides = {f"{engine} with": turn(s, hits=5) for engine, s in seconds.items()}
     sides |= {f"{engine} without": turn([10 * x for x in s]) for engine, s in seconds.items()}
     return Recorded(prompt_tokens=20, answer_tokens=6, repeats=[sides])
@@ -53,8 +53,8 @@ def test_a_row_repeats_as_many_prompt_tokens_as_its_document_says(row: str, hit_
 
 
 def serve_twice(*, cache: bool) -> tuple[float, float]:
-    """001-6 by an engine over the cost model: modelled seconds of the whole run, and hits as a share of all
-    prompt tokens.
+    """Serve row 001-6 by an engine over the cost model. Return the modelled seconds of the whole run, and
+    hits as a share of all prompt tokens.
     """
     runner = CostRunner(CostModel(), max_loras=1, next_token=lambda _: TokenId(7))
     config = EngineConfig(

@@ -46,16 +46,15 @@ class Setting:
     """The factor for the number of requests."""
     replicas: int = 1
     share_delay_s: float | None = None
-    """The time until the other replicas of our picker know what one of them did. None: they share nothing.
-
-    Other rules never share.
+    """The time until the other replicas of our picker know what one of them did. None means that they share
+    nothing. Other rules never share.
     """
     scrape_interval_s: float = 1.0
     scrape_lag_s: float = 0.0
     slow: float = 1.0
     """The speed of the first server, as a share of the others' speed."""
     restart: bool = False
-    """One server dies half-way and comes back with an empty cache."""
+    """True: one server dies half-way and comes back with an empty cache."""
     grow: int = 0
     """The number of servers that join half-way."""
     unlike: int = 0
@@ -72,9 +71,9 @@ class Run:
     seed: int
     setting: Setting = field(default_factory=Setting)
     capacity_per_s: float = 0.0
-    """Requests a second; for a closed loop, turns a second."""
+    """Requests a second. For a closed loop: turns a second."""
     unloaded_s: float = 0.0
-    """For a closed loop: the mean time of a turn (thinking and answer) on an idle fleet."""
+    """The mean time of a turn (thinking and answer) on an idle fleet, for a closed loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +100,7 @@ def shape_of(spec: Spec) -> EngineShape:
 
 
 def simulate(run: Run) -> Result:
-    """Make one run, with the time that it took."""
+    """Make one run. Return its result and the time that it took."""
     started = time.perf_counter()
     row = row_of(outcome_of(run))
     return Result(run=run, row=row, wall_s=time.perf_counter() - started)
@@ -174,12 +173,11 @@ def saturation(workload: str, setting: Setting) -> tuple[float, float]:
 def calibrate(
     workload: str, setting: Setting, *, in_flight: int = IN_FLIGHT_AT_CAPACITY
 ) -> tuple[float, float]:
-    """Return the rate of the fleet with this many requests in flight at each server: (requests a second, mean
-    seconds of an unloaded turn).
-
-    This is the rate at which requests end between a fifth and four fifths of the run, with this many always
-    in flight, routed by a cost rule with exact knowledge. Rules that find more in the caches can do more than
-    that, others less. All rules run at the same offered rates.
+    """Return the rate of the fleet with this many requests in flight at each server, as (requests a second,
+    mean seconds of an unloaded turn). This is the rate at which requests end between a fifth and four
+    fifths of the run, with this many always in flight, routed by a cost rule with exact knowledge. Rules
+    that find more in the caches can serve more than that, and others less. All rules run at the same
+    offered rates.
     """
     spec = spec_of(workload)
     rng = random.Random(f"{spec.name} calibration")

@@ -45,7 +45,7 @@ class Found:
     ttft_mean_s: float
     hit_ratio: float
     believed: float
-    """The size believed at the end, as a share of the true size; mean over the servers."""
+    """The size believed at the end, as a share of the true size. This is a mean over the servers."""
 
 
 def policy_believing(tokens: int, *, learn: bool) -> Policy:
@@ -111,11 +111,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def table_of(found: Sequence[Found]) -> str:
-    """Return a line for each workload, load and first belief: means over the seeds, without and with
-    learning.
-
-    The ratio is the mean TTFT divided by that with the right size and without learning, seed by seed; the
-    median of the seeds.
+    """Return a line for each workload, load and first belief, with means over the seeds, without and with
+    learning. The ratio is the mean TTFT divided by that with the right size and without learning. It is
+    the median of the seeds' ratios.
     """
     by_cell: dict[tuple[str, float, float, bool], list[Found]] = {}
     for one in found:

@@ -1,6 +1,5 @@
-"""Every rule that is compared: its documented default first, then the settings of a small sweep.
-
-A line is one configuration. Names with a plus are settings of the sweep. The real picker runs those that are
+"""Lists every rule that is compared: its documented default first, then the settings of a small sweep. Each
+line is one configuration. Names with a plus are settings of the sweep. The real picker runs those that are
 `ours`; `peer.PeerRouter` runs all others. Sources: the projects' own documentation, in our words in
 docs/bench-routing.md.
 """
@@ -42,11 +41,11 @@ class Config:
     """Values that the servers' pages leave out, so that the picker cannot learn from them."""
     pages_every_s: float | None = None
     """The interval at which the rule reads the servers' pages, if its project reads them more often than
-    others. None: the same interval as all others.
+    others. None means the same interval as all others.
     """
     busy_steps: float | None = None
     """Requests wait in front of the rule while every server has more prefill tokens than it computes in this
-    many steps. None: no request waits.
+    many steps. None means that no request waits.
     """
     default: bool = True
     """True: the documented default. False: a setting of the sweep."""
@@ -132,7 +131,7 @@ CONFIGS: tuple[Config, ...] = (
 
 BY_NAME = {config.name: config for config in CONFIGS}
 RIVALS = tuple(c.name for c in CONFIGS if c.default and c.ours is None)
-"""Every other project's rule as documented."""
+"""Other projects' rules with their documented settings."""
 SWEEPS = tuple(c.name for c in CONFIGS if not c.default and c.ours is None and c.rule is not cost.ExactCost)
 """Other projects' rules with other settings."""
 

@@ -42,7 +42,7 @@ COUNT = 1500
 
 
 class ApartRouter(PickerRouter):
-    """The picker in front of servers. The first `prefillers` servers only compute prompts."""
+    """Runs the picker in front of servers. The first `prefillers` servers only compute prompts."""
 
     def __init__(self, policy: Policy, *, seed: int, prefillers: int) -> None:
         super().__init__(policy, seed=seed)

@@ -65,9 +65,11 @@ class Found:
     ttft_p90_s: float
     hit_ratio: float
     precision: float
-    """Of the tokens that were predicted to be cached at the chosen server, the share that was cached."""
+    """The share of the predicted tokens that were cached. Predicted tokens are those expected in the cache of
+    the chosen server.
+    """
     recall: float
-    """Of the tokens that were cached, the share that was predicted."""
+    """The share of the cached tokens that were predicted."""
 
 
 class _ReportingPool(BlockPool):
@@ -300,7 +302,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def table_of(found: Sequence[Found]) -> str:
     """Return a line for each workload, load and place: means over the seeds, approximate and exact. Ratios
-    are taken seed by seed; their median is shown.
+    are taken for each seed, and their median is shown.
     """
     by_cell: dict[tuple[str, float, str], dict[bool, list[Found]]] = {}
     for one in found:

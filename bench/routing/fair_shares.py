@@ -28,9 +28,8 @@ def max_min(asked: Mapping[str, float], capacity: float) -> dict[str, float]:
 
 
 def of_max_min(records: Sequence[Record]) -> dict[str, float]:
-    """By tenant: the tokens computed for it, divided by its fair share of all tokens that were computed.
-
-    A request that was never computed counts as if it had no cached tokens.
+    """Return for each tenant the tokens computed for it, divided by its fair share of all tokens that were
+    computed. A request that was never computed counts as if it had no cached tokens.
     """
     until_s = max((record.arrived_s for record in records), default=0.0)
     asked: dict[str, float] = {}

@@ -56,7 +56,7 @@ _AS_GOOD = 1.02
 _NO_WORSE = 0.01
 _CLOSED_S = 300.0
 _DRAIN_S = 600.0
-"""The run goes on for this long after the last arrival: if nothing is refused, the last answers come late."""
+"""The run goes on for this long after the last arrival. If nothing is refused, the last answers come late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,8 +187,8 @@ def _print_ratios(
     rows: Mapping[tuple[str, float, str, int], Row],
     seeds: Sequence[int],
 ) -> None:
-    """For each setting and load: times divided by those of the first setting, and the places where the
-    setting loses against the first.
+    """Print, for each setting and load, the times divided by those of the first setting, and the places where
+    the setting loses against the first.
     """
     heads = ["flow", "load", "mean TTFT, times that of the first", "p90", "mean or p90 beyond 1.02 at"]
     heads.append("good is lower by more than 0.01 at")

@@ -28,7 +28,7 @@ class FlowRouter(PickerRouter):
         share_delay_s: float | None = None,
         adapters: frozenset[str] = frozenset(),
     ) -> None:
-        """policy: its flow.objectives give each priority a name, which is its number."""
+        """The policy's flow.objectives give each priority a name, which is its number."""
         self._gates: list[Gate] = []
         self._decided: list[tuple[int, str | None]] = []
         super().__init__(policy, seed=seed, replicas=replicas, share_delay_s=share_delay_s, adapters=adapters)
@@ -41,7 +41,7 @@ class FlowRouter(PickerRouter):
 
     @property
     def gates(self) -> Sequence[Gate]:
-        """The gates. Callers only read them."""
+        """Return the gates. Callers only read them."""
         return self._gates
 
     def route(self, request: SimRequest, *, now: float) -> str | None:

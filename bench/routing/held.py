@@ -36,7 +36,7 @@ class HoldingRouter(PeerRouter):
 
     @property
     def due_s(self) -> float:
-        """Infinity: no time is due, because a server gets room only with a first token or an end."""
+        """Return infinity. No time is due, because a server gets room only with a first token or an end."""
         return float("inf")
 
     def _all_busy(self) -> bool:

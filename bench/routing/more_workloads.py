@@ -204,7 +204,7 @@ def short(rng: random.Random, count: int, *, prompts: int = 20_000) -> list[Time
 
 
 def _in_turn(made: Sequence[tuple[float, SimRequest]]) -> list[Timed]:
-    """Requests at their times, as gaps with a mean of one."""
+    """Return requests at their times, as gaps with a mean of one."""
     ordered = sorted(made, key=lambda each: each[0])
     mean = ordered[-1][0] / len(ordered)
     times = [0.0, *(at for at, _ in ordered)]
@@ -241,7 +241,7 @@ MORE: Mapping[str, Spec] = {
 
 
 def two_priorities(timed: Sequence[Timed], rng: random.Random, *, share: float = 0.2) -> list[Timed]:
-    """Every fifth request, chosen at random, has the priority of a person."""
+    """Give the priority of a person to every fifth request, chosen at random."""
     return [
         replace(t, request=replace(t.request, priority=INTERACTIVE if rng.random() < share else 0, tenant=""))
         for t in timed

@@ -29,9 +29,9 @@ class Pod:
     name: str
     bit: int
     in_flight: int = 0
-    """L: requests that were sent there and have not ended."""
+    """L: the number of requests that were sent there and have not ended."""
     backlog_tokens: int = 0
-    """B: uncached prompt tokens that were sent there and whose first token has not come."""
+    """B: the number of uncached prompt tokens that were sent there and whose first token has not come."""
     backlog_work: float = 0.0
     """The same, but each token is weighted by its position, since prefill work grows with context."""
     page: Snapshot | None = None
@@ -82,8 +82,8 @@ def _head(request: SimRequest, first: int, num_chars: int) -> int:
 
 
 class Index:
-    """Which prompt blocks each pod is believed to hold: an LRU for each pod, tails first. capacity None:
-    nothing is evicted.
+    """Knows which prompt blocks each pod is believed to hold: an LRU for each pod, tails first. If `capacity`
+    is None, nothing is evicted.
     """
 
     def __init__(self, capacity_blocks: int | None) -> None:
@@ -120,7 +120,7 @@ class Index:
             return
         lru = self._lru.setdefault(pod.bit, OrderedDict())
         holders = self._holders
-        for name in reversed(names):  # so that the tail of a prompt is its oldest block
+        for name in reversed(names):  # Then the tail of a prompt is its oldest block.
             holders[name] = holders.get(name, 0) | pod.bit
             lru[name] = None
             lru.move_to_end(name)
@@ -160,7 +160,7 @@ class Rule(Protocol):
     index_capacity: float | None
 
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
-        """`depths`: the number of leading blocks that each pod holds, by the index."""
+        """Return a pod. `depths` is the number of leading blocks that each pod holds, by the index."""
 
     def placed(self, asked: Asked, pod: Pod, *, now: float) -> None:
         """Called when the request was sent to this pod."""
@@ -173,8 +173,8 @@ class SimpleRule:
     """A rule that keeps little or nothing between picks."""
 
     index_capacity: float | None = 1.0
-    """The capacity of the index, as a share of a server's cache. None: nothing is evicted. 0: there is no
-    index.
+    """The capacity of the index, as a share of a server's cache. None means that nothing is evicted, and 0
+    that there is no index.
     """
 
     def __init__(self, world: World) -> None:
@@ -185,10 +185,10 @@ class SimpleRule:
         return self.world.pods
 
     def placed(self, asked: Asked, pod: Pod, *, now: float) -> None:
-        """Nothing to remember."""
+        """Do nothing, because the rule remembers nothing."""
 
     def first_token(self, request_id: int, *, now: float) -> None:
-        """Nothing to learn."""
+        """Do nothing, because the rule learns nothing."""
 
     def matched(self, asked: Asked, depths: dict[str, int], pod: Pod) -> int:
         """Return the tokens of the prompt that the pod holds. The last token is always computed."""

@@ -38,7 +38,7 @@ class PickerRouter(picker_router.PickerRouter):
         bytes_per_token: float = 4.0,
         absent: Sequence[str] = (),
     ) -> None:
-        """absent: fields of `EndpointMetrics` that these servers' pages leave out."""
+        """`absent` are fields of `EndpointMetrics` that these servers' pages leave out."""
         pickers = [Picker(policy, rng=random.Random(seed * 1000 + n)) for n in range(replicas)]
         super().__init__(pickers, adapters=adapters)
         self._rng = random.Random(seed)
@@ -49,7 +49,7 @@ class PickerRouter(picker_router.PickerRouter):
         self._absent: dict[str, Any] = dict.fromkeys(absent)
 
     def _gates_of_pickers(self) -> Sequence[Gate]:
-        """Return the flow control of each picker. Called once, if the pickers share."""
+        """Return the flow control of each picker. This is called once, if the pickers share."""
         return ()
 
     def _advance(self, now: float) -> None:
@@ -61,7 +61,7 @@ class PickerRouter(picker_router.PickerRouter):
         return self._send(request, self._pick_request(request), self._picker_for(request), now=now)
 
     def _picker_for(self, _request: SimRequest) -> Picker:
-        """Return the picker that gets the request: any."""
+        """Return any picker. It gets the request."""
         return self.pickers[self._rng.randrange(len(self.pickers))]
 
     def _inference(self, request: SimRequest) -> InferenceRequest:

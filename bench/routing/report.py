@@ -16,7 +16,7 @@ from bench.routing.workloads import SPECS, label
 REFERENCE = "least-cost"
 _FIGURES = ("ttft_mean_s", "ttft_p90_s", "tpot_p90_s")
 _GOALS = (1.05, 1.15, 1.15)
-"""Of each figure, divided by that of the best other rule at a place."""
+"""Quantiles of each figure, divided by that of the best other rule at a place."""
 _LACKS = 0.03
 """A goodput that is lower than the best other rule's by this much counts as missed."""
 _COLUMNS = (
@@ -117,7 +117,7 @@ def _best(row: Sequence[Cell], figure: str) -> Cell:
 
 
 def _against_best(cells: Cells, rule: str, figure: str) -> tuple[float, float]:
-    """(geometric mean, largest) of the rule's figure divided by the best one at its place."""
+    """Return (geometric mean, largest) of the rule's figure divided by the best one at its place."""
     ratios = []
     for row in cells.values():
         best = getattr(_best(row, figure).mean, figure)
@@ -141,10 +141,9 @@ class Ratio:
 
 
 def goals(cells: Cells) -> str:
-    """Return the default rule against the best other rule at each place, by each figure; geometric means
-    last.
-
-    After each ratio stands its standard error over the seeds. A rule without runs of all seeds is left out.
+    """Return the default rule against the best other rule at each place, by each figure, with geometric means
+    last. After each ratio stands its standard error over the seeds. A rule without runs of all seeds is
+    left out.
     """
     lines = [
         (
@@ -198,14 +197,14 @@ def _geometric_mean(values: Iterable[float]) -> float:
 
 
 def _over_all(ratios: Sequence[Sequence[Ratio]], lacking: Sequence[float]) -> tuple[str, str]:
-    """Geometric means, and at how many places each goal is reached."""
+    """Return geometric means, and at how many places each goal is reached."""
     columns = list(zip(*ratios, strict=True))
     means = []
     for column in columns:
         by_seed = [_geometric_mean(seed) for seed in zip(*(each.by_seed for each in column), strict=False)]
         means.append(f"{_geometric_mean(each.ratio for each in column):.2f}{_error(by_seed)}")
     within = [
-        sum(each.ratio < limit + 0.005 for each in column)  # as printed: two digits
+        sum(each.ratio < limit + 0.005 for each in column)  # Ratios are compared as printed, with two digits.
         for column, limit in zip(columns, _GOALS, strict=True)
     ]
     over_all = f"| all | | | | | {means[0]} | | {means[1]} | | {means[2]} | | |"
@@ -218,7 +217,7 @@ def _over_all(ratios: Sequence[Sequence[Ratio]], lacking: Sequence[float]) -> tu
 
 
 def ablation(cells: Cells) -> str:
-    """Settings of our own rule side by side: mean TTFT in s and TPOT p90 in ms at each place."""
+    """Return settings of our own rule side by side: mean TTFT in s and TPOT p90 in ms at each place."""
     rules = [
         rule
         for rule in dict.fromkeys(cell.rule for row in cells.values() for cell in row)

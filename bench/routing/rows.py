@@ -16,7 +16,7 @@ GOOD_TPOT_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Figures of one run, or means over its seeds. Times in seconds."""
+    """The figures of one run, or means over its seeds. Times are in seconds."""
 
     ttft_mean_s: float
     ttft_p50_s: float
@@ -30,7 +30,7 @@ class Row:
     """Share of all requests that were answered within GOOD_TTFT_S and with GOOD_TPOT_S a token."""
     load_cov: float
     adapter_loads: float
-    """Number for each 1,000 requests."""
+    """The number for each 1,000 requests."""
     requests: float
 
 

@@ -8,7 +8,7 @@ from bench.routing.peer import Asked, Pod, SimpleRule, World, prefill_work
 
 
 class LeastWork(SimpleRule):
-    """LPWL: the least sum of backlog and own work. Ties go by load."""
+    """LPWL: the server with the least sum of backlog and own work. Ties go by load."""
 
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
         return self.world.least(
@@ -18,7 +18,9 @@ class LeastWork(SimpleRule):
 
 
 class LMetric(SimpleRule):
-    """The request's own uncached tokens times the load. The variant adds the backlog to the tokens."""
+    """The server with the least product of the request's own uncached tokens and the load. The variant adds
+    the backlog to the tokens.
+    """
 
     def __init__(self, world: World, *, with_backlog: bool = False) -> None:
         super().__init__(world)
@@ -33,11 +35,13 @@ class LMetric(SimpleRule):
 
 
 class Dynamo(SimpleRule):
-    """Prefill blocks minus the overlap, plus distinct active blocks, including those of this request."""
+    """The server with the least sum of prefill blocks minus the overlap, plus distinct active blocks,
+    including those of this request.
+    """
 
     def __init__(self, world: World, *, scale: float = 1.0, load_weight: float = 0.0) -> None:
-        """scale: its `prefill_load_scale`, the setting that its documents name. A credit above 1 is refused
-        there.
+        """`scale` is its `prefill_load_scale`, the setting that its documents name. A credit above 1 is
+        refused there.
         """
         super().__init__(world)
         self._scale, self._load_weight = scale, load_weight
@@ -59,7 +63,7 @@ class Dynamo(SimpleRule):
 
 
 class WeightedSum(SimpleRule):
-    """A 3:2:2 sum of match, queue and KV use. The latter two come from scrapes."""
+    """The server with the greatest 3:2:2 sum of match, queue and KV use. The latter two come from scrapes."""
 
     def __init__(self, world: World, *, prefix: float = 3.0, queue: float = 2.0, kv: float = 2.0) -> None:
         super().__init__(world)
@@ -78,7 +82,7 @@ class WeightedSum(SimpleRule):
 
 
 class LoadAware(SimpleRule):
-    """The match minus the load above the mean."""
+    """The server with the greatest match minus the load above the mean."""
 
     def __init__(self, world: World, *, beta: float = 1.0) -> None:
         super().__init__(world)
@@ -93,8 +97,8 @@ class LoadAware(SimpleRule):
 
 
 class PredictedTtft(SimpleRule):
-    """The prefill work that is not done yet plus the request's own, where a token's work grows with its
-    position.
+    """The server with the least prefill work that is not done yet plus the request's own, where a token's
+    work grows with its position.
     """
 
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
@@ -127,8 +131,8 @@ class AibrixPd(SimpleRule):
 
 
 class Conductor(AibrixPd):
-    """The load times the server's mean prefill, the transfer of the matching part, and the prefill of the
-    rest, in ms.
+    """The server with the least sum in ms of the load times the server's mean prefill, the transfer of the
+    matching part, and the prefill of the rest.
     """
 
     def _score(self, asked: Asked, depths: dict[str, int], pod: Pod) -> float:

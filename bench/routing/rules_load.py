@@ -69,7 +69,9 @@ class Ring:
 
 
 class Session(LoadRule):
-    """The ring, by the session. Without a session: the server with the fewest recent arrivals a second."""
+    """Uses the ring, by the session. A request without a session goes to the server with the fewest recent
+    arrivals a second.
+    """
 
     def __init__(self, world: World, *, window_s: float = 60.0) -> None:
         super().__init__(world)
@@ -114,7 +116,9 @@ class SimHash(LoadRule):
 
 
 class BoundedLoads(LoadRule):
-    """CHWBL: the ring position of the first user text. Servers over their share of the load are skipped."""
+    """CHWBL: uses the ring position of the first user text. Servers over their share of the load are
+    skipped.
+    """
 
     def __init__(self, world: World, *, num_chars: int = 100, bound: float = 1.25) -> None:
         super().__init__(world)

@@ -13,7 +13,7 @@ from model_server.core.hashing import BlockHash
 
 
 class HashTrie(SimpleRule):
-    """Any of the servers with the deepest match. It ignores load, and evicts nothing."""
+    """Takes any of the servers with the deepest match. It ignores load, and evicts nothing."""
 
     index_capacity: float | None = None
 
@@ -22,7 +22,7 @@ class HashTrie(SimpleRule):
 
 
 class KvAware(SimpleRule):
-    """The first listed holder of nearly the whole prompt; otherwise by session."""
+    """Takes the first listed holder of nearly the whole prompt. If there is none, it routes by session."""
 
     def __init__(self, world: World, *, threshold_tokens: int = 2000) -> None:
         super().__init__(world)

@@ -25,7 +25,7 @@ class Shared:
         flush_s: float = _SETTINGS.flush_interval_seconds,
         gates: Sequence[Gate] = (),
     ) -> None:
-        """gates: the flow control of each picker, if it has one."""
+        """`gates` are the flow control of each picker, if it has one."""
         self._exchanges = [
             Exchange(
                 picker,

@@ -53,7 +53,7 @@ class Store:
         return [run for run in runs if named(run) not in known]
 
     def keeping(self, results: Iterable[Result]) -> Iterator[Result]:
-        """Yield the same results; each is written to the file before it is passed on."""
+        """Yield the same results. Each is written to the file before it is passed on."""
         with self.path.open("a") as file:
             for result in results:
                 file.write(_line_of(result, code=self.code) + "\n")

@@ -56,7 +56,9 @@ def _timed(at_s: list[float], requests: list[SimRequest]) -> list[Timed]:
 
 
 class _Mooncake:
-    """The seed exchanges the requests within a second, so that seeds differ at all."""
+    """Reads a Mooncake trace. The seed exchanges the requests within a second, so that seeds differ at
+    all.
+    """
 
     def __init__(self, text: str) -> None:
         self._rows = [json.loads(line) for line in text.splitlines() if line.strip()]

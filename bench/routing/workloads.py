@@ -64,7 +64,7 @@ def label(workload: str) -> str:
 
 
 def length(rng: random.Random, *, mean: float, sigma: float, least: int, most: int) -> int:
-    """Log-normal, with about this mean."""
+    """Return a log-normal length with about this mean."""
     return int(
         min(most, max(least, rng.lognormvariate(0, sigma) * mean / 2.718281828 ** (sigma * sigma / 2)))
     )

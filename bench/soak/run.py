@@ -47,14 +47,14 @@ class Sample:
 
 @dataclass(slots=True)
 class Report:
-    """The results of a run. `faults` says what was wrong. Empty: nothing was wrong."""
+    """The results of a run. `faults` says what was wrong, and is empty if nothing was."""
 
     seen: Seen
     kills: int = 0
     flushes: int = 0
     samples: list[Sample] = field(default_factory=list)
     tasks: tuple[float, float] = (0.0, 0.0)
-    """Number of tasks of all workers, before the load and after it."""
+    """The number of tasks of all workers, before the load and after it."""
     faults: list[str] = field(default_factory=list)
 
     def grown_mib(self) -> dict[int, tuple[float, float]]:
@@ -131,7 +131,7 @@ async def _meddle(
         if at >= due["kill"]:
             due["kill"] += plan.kill_every_s
             pids = gateway.picker.worker_pids()
-            # Never all of them, because Envoy would then bypass the pickers. Another test covers this.
+            # Never all pickers die, because Envoy would then bypass them. Another test covers this.
             if len(pids) == _WORKERS:
                 os.kill(rng.choice(pids), signal.SIGKILL)
                 report.kills += 1
@@ -201,7 +201,7 @@ async def _metric(gateway: Gateway, name: str) -> float:
 
 
 def _rss_mib(pid: int) -> float:
-    """Return the memory of the process in MiB. 0: the process has ended."""
+    """Return the memory of the process in MiB, or 0 if the process has ended."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except OSError:

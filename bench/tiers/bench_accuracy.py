@@ -81,7 +81,9 @@ def choosers(
     rng: torch.Generator,
     packed: Sequence[torch.Tensor] = (),
 ) -> dict[str, Chooser]:
-    """`packed`: the chunk of each token, for each layer. Without it, no choice considers chunks."""
+    """Return the choices. `packed` is the chunk of each token, for each layer. Without it, no choice
+    considers chunks.
+    """
 
     def kept_of(seen: Seen) -> int:
         return settings.kept(seen.num_prefix_tokens)
@@ -98,8 +100,8 @@ def choosers(
         return Choice(torch.tensor([*range(first), *range(total - count + first, total)]))
 
     def union(seen: Seen) -> Choice:
-        """Half of the kept tokens are sinks and window. The other half are the probe's best of the remaining
-        tokens.
+        """Choose tokens in two halves. Half of the kept tokens are sinks and window. The other half are the
+        probe's best of the remaining tokens.
         """
         weights = head_weights(seen, num_heads=settings.probe_heads, group=group).mean(0).clone()
         recent = kept_of(seen) // 2 - _NUM_SINKS
@@ -200,8 +202,8 @@ def _packed(
 def equal_windows(
     found: Mapping[tuple[float, str], Measured], ours: str
 ) -> list[tuple[float, float | None, float | None]]:
-    """For each share that `ours` keeps: the least share that sinks + window need for as many same tokens, and
-    for as low a KL. None: more than was measured.
+    """Return for each share that `ours` keeps the least share that sinks + window need for as many same
+    tokens, and for as low a KL. None means more than was measured.
     """
     windows = sorted((share, cell.row()) for (share, name), cell in found.items() if name == SINKS)
     told = []

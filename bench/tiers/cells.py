@@ -22,7 +22,7 @@ _MEANS = ("bytes", "reads", "wanted_chunks", "chosen_tokens")
 
 
 def pooled(rows: Sequence[Row]) -> list[Row]:
-    """Runs of one cell and system become one row, over the requests of all these runs."""
+    """Pool the runs of one cell and system into one row, over the requests of all these runs."""
     runs: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         runs.setdefault(tuple(row[name] for name in _CELL), []).append(row)

@@ -55,9 +55,9 @@ class Patterns:
     """
 
     heads: torch.Tensor
-    """(prefix, request, layer, first heads, token), float16"""
+    """The shape is (prefix, request, layer, first heads, token), float16."""
     mean: torch.Tensor
-    """(prefix, request, layer, token), float16: over all heads"""
+    """The shape is (prefix, request, layer, token), float16, over all heads."""
 
     @property
     def num_prefixes(self) -> int:
@@ -156,7 +156,7 @@ def _few_shot(language: PretrainedLanguage, recipe: Recipe) -> list[tuple[list[i
 
 
 def _examples() -> list[tuple[str, str]]:
-    """Examples of functions and methods of the standard library: the question, and its answer."""
+    """Return examples of functions and methods of the standard library: the question, and its answer."""
     found: dict[str, tuple[str, str]] = {}
     for name in MODULES:
         module: Any = importlib.import_module(name)

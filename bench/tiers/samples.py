@@ -111,7 +111,9 @@ class Sequencer:
     def compute(
         self, token_ids: Sequence[int], *, start: int, view: KvView | None = None, num_logits: int = 0
     ) -> torch.Tensor:
-        """(num_logits or all, vocabulary) for the last of the positions [start, end of sequence)."""
+        """Return logits of shape (num_logits or all, vocabulary) for the last of the positions [start, end of
+        sequence).
+        """
         request = Request(RequestId("sample"), [TokenId(t) for t in token_ids], max_tokens=1, arrival_s=0.0)
         num_tokens = len(token_ids) - start
         memory = self.model.memory

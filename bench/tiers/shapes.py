@@ -62,7 +62,7 @@ class Compute(Protocol):
         ...
 
     def look(self, new_tokens: int, keys: torch.Tensor) -> None:
-        """The weights of the new tokens on the probed keys (tokens, head, dim)."""
+        """Compute the weights of the new tokens on the probed keys (tokens, head, dim)."""
         ...
 
     def finish(self) -> None:

@@ -41,8 +41,8 @@ CHUNK_SHARE = 0.98
 class System:
     name: str
     looks: str
-    """The choice looks at keys of three heads (`probe`), at keys of `all heads`, or at none: `window`,
-    `nothing` (everything is loaded), `recompute`.
+    """The keys at which the choice looks: those of three heads (`probe`), those of `all heads`, or none. The
+    last kind are `window`, `nothing` (everything is loaded) and `recompute`.
     """
     packed: bool = False
     score: Score = by_uses
@@ -256,10 +256,10 @@ def teach(
 class Measured:
     ttft_s: list[float] = field(default_factory=list)
     bytes_read: list[int] = field(default_factory=list)
-    """Bytes read from disk."""
+    """The bytes that were read from disk."""
     reads: list[int] = field(default_factory=list)
     wanted: list[int] = field(default_factory=list)
-    """Chunks that the request needed, wherever they were found, without probed keys."""
+    """The chunks that the request needed, wherever they were found, without probed keys."""
     chosen_tokens: list[int] = field(default_factory=list)
     """The number of tokens that attention was given, over all layers."""
 

@@ -94,7 +94,7 @@ async def sharing_over(
     secret: HashSecret = NO_SECRET,
     **fields: Any,
 ) -> AsyncIterator[Sharer]:
-    """Return a `sharing` section. `fields` are further fields of the settings."""
+    """Run a replica that shares over this Redis. `fields` are further fields of the settings."""
     settings = Sharing(pool=pool, redis=redis, flush_interval_seconds=flush_interval_seconds, **fields)
     async with sharing(RedisLink(redis), settings=settings, secret=secret) as sharer:
         yield sharer

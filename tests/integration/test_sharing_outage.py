@@ -64,7 +64,7 @@ async def usual(site: Site) -> Phase:
 
 
 async def through(site: Site, fault: Fault, *, seconds: float, usual_hits: float) -> None:
-    """Return the counts from the fault until hits are as before."""
+    """Cause the fault, and check the requests and the hits until hits are as before."""
     async with faulty(site.redis, fault, site.stack, directory=site.directory):
         with site.load.phase(fault) as meanwhile:
             began_at = time.monotonic()

@@ -110,7 +110,7 @@ def _say(line: str) -> None:
 
 
 def _kept(path: Path | None, *, model: str) -> runs.Kept:
-    """Return the content of the file. Empty: there is no file."""
+    """Return the content of the file. It is empty if there is no file."""
     if path is None or not path.exists():
         return runs.Kept({})
     content = json.loads(path.read_text())

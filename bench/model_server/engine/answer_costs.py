@@ -26,8 +26,8 @@ class AnswerCosts:
         return (self.first_without_s + further_s) / (self.first_with_s + further_s)
 
     def longest_for(self, gain: float) -> float:
-        """Return the longest answer, in tokens, with which the cache gains this much. Under 1: it never
-        does.
+        """Return the longest answer, in tokens, with which the cache gains this much. A value under 1 means
+        that no answer reaches this gain.
         """
         rest_s = (self.first_without_s - gain * self.first_with_s) / (gain - 1)
         return 1 + rest_s / self.further_s

@@ -25,7 +25,9 @@ leave more than K blocks behind.
 """
 IDENTICAL = ((1.0, 2), (1.0, 16), (0.1, 16))
 CURVE = tuple((n / 10, 2) for n in range(1, 11))
-"""(p, answer tokens): the points of the row itself, and of the report's second figure."""
+"""The number of answered tokens with which 8.14 % of all tokens were found, after the report's question of 5
+tokens.
+"""
 ANSWERS = (2, 4, 8, 16, 32, 56)
 """With 56 answered tokens after the report's question of 5 tokens, 8.14 % of all tokens were found."""
 GOAL = 1.10
@@ -33,7 +35,7 @@ GOAL = 1.10
 
 @dataclass(slots=True)
 class Waves:
-    """The waves of one side."""
+    """The waves of one side. A wave is a group of requests that are sent together."""
 
     spent: list[runs.Spent] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
@@ -44,27 +46,27 @@ class Waves:
 
     @property
     def later_s(self) -> float:
-        """The time without the first wave, which finds nothing. This wave has an eighth of these requests,
-        but less than a hundredth of the report's thousand.
+        """Return the time without the first wave, which finds nothing. This wave has an eighth of these
+        requests, but less than a hundredth of the report's thousand.
         """
         return sum(one.total_s for one in self.spent[1:])
 
     @property
     def found(self) -> float:
-        """The tokens of prompts that were found, divided by all tokens. The token that is computed anyway
-        counts as found.
+        """Return the tokens of prompts that were found, divided by all tokens. The token that is computed
+        anyway counts as found.
         """
         whole = [one for one in self.requests if one.num_cached_tokens == one.num_prompt_tokens - 1]
         return sum(one.num_prompt_tokens for one in whole) / sum(len(one.token_ids) for one in self.requests)
 
 
 def identical_prompts(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
-    """000-7: 64 prompts of 15 tokens, all of them equal, or one in ten."""
+    """Measure row 000-7: 64 prompts of 15 tokens. Either all of them are equal, or one in ten is."""
     return _items(bench, kept, repeats=repeats, say=say, row="000-7", points=IDENTICAL)
 
 
 def items_by_p(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
-    """Return the report's figure 2: like 000-7, for p from 0.1 to 1, with two answered tokens."""
+    """Measure the report's figure 2: like 000-7, for p from 0.1 to 1, with two answered tokens."""
     return _items(bench, kept, repeats=repeats, say=say, row="000-figure-2", points=CURVE)
 
 
@@ -100,7 +102,7 @@ def _items(
 
 
 def by_answer(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
-    """Return the 64 identical prompts of 15 tokens of 000-7, which were seen once before, by the number of
+    """Measure the 64 identical prompts of 15 tokens of 000-7, which were seen once before, by the number of
     answered tokens.
     """
     prompt = bench.text_of("same", SHORT_TOKENS)
@@ -108,7 +110,7 @@ def by_answer(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
 
 
 def question(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
-    """Return the question of 000-6, "What is your name?", 64 times, and once before. Answers are sampled
+    """Ask the question of 000-6, "What is your name?", 64 times after it was asked once. Answers are sampled
     at a temperature of 1, and so they differ.
     """
     drawn = SamplingParams(temperature=1.0)
@@ -165,7 +167,7 @@ def _waves(
     sampling: SamplingParams = GREEDY,
     seen: Sequence[Sequence[TokenId]] = (),
 ) -> dict[bool, Waves]:
-    """By whether the cache is on. The prompts of `seen` come before, and do not count."""
+    """Return the waves by whether the cache is on. The prompts of `seen` come before, and do not count."""
     engines = {
         True: runs.engine_of(bench, cache=True, options=REPORT),
         False: runs.engine_of(bench.twin(), cache=False),
@@ -185,9 +187,8 @@ def _waves(
 
 
 def _mixed(bench: Bench, p: float, *, count: int = 64) -> list[list[TokenId]]:
-    """With the share p, one and the same prompt; otherwise a prompt of its own.
-
-    All prompts begin with the same token, as with a BOS token.
+    """Return prompts. A share p of them is the same prompt, and each other prompt is new. All prompts begin
+    with the same token, as with a BOS token.
     """
     same = bench.text_of("same", SHORT_TOKENS)
     own = SHORT_TOKENS - 1

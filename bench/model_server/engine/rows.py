@@ -25,10 +25,9 @@ REQUESTS, DISTINCT, PROMPT_TOKENS, ANSWER_TOKENS = 64, 15, 856, 16
 
 
 def prompts_twice(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
-    """001-6: 20 prompts (200 on a GPU) of 256 to 512 tokens, each twice. The time of the whole run, with and
-    without the cache.
-
-    The third side also caches partial blocks, and so finds all of a prompt except its last token.
+    """Measure row 001-6: 20 prompts (200 on a GPU) of 256 to 512 tokens, each twice, with the time of the
+    whole run, with and without the cache. The third side also caches partial blocks, and so finds all of a
+    prompt except its last token.
     """
     count = bench.requests or (WHOLE_PROMPTS if bench.whole else PROMPTS)
     sizes = uneven_lengths(count)
@@ -67,8 +66,8 @@ def prompts_twice(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figure
 
 
 def uneven_lengths(count: int) -> list[int]:
-    """Lengths like those of people's prompts: log-normal about 360 tokens; lengths outside of 256 to 512 are
-    drawn again. The lengths are always the same.
+    """Return lengths like those of people's prompts: log-normal about 360 tokens. A length outside of 256 to
+    512 is drawn again. The lengths are always the same.
     """
     rng = random.Random("001-6")
     drawn = (round(rng.lognormvariate(math.log(360), 0.5)) for _ in itertools.count())
@@ -76,8 +75,8 @@ def uneven_lengths(count: int) -> list[int]:
 
 
 def unique_prompts(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
-    """001-8: seconds to the first token of prompts that were never sent before, with the cache divided by
-    without.
+    """Measure row 001-8: the seconds to the first token of prompts that were never sent before. The seconds
+    with the cache are divided by those without.
     """
 
     def serve(repeat: int, *, cache: bool) -> float:
@@ -122,8 +121,8 @@ class _ModeSide:
 
 
 def prompt_modes(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
-    """003-5: 64 requests of 856 tokens over 15 distinct prompts, 16 answered tokens; naive, offline and
-    online, with kept prompts and without.
+    """Measure row 003-5: 64 requests of 856 tokens over 15 distinct prompts, with 16 answered tokens, in the
+    modes naive, offline and online, with kept prompts and without.
     """
     requests = bench.requests or REQUESTS
     distinct = max(1, round(requests * DISTINCT / REQUESTS))
@@ -167,8 +166,8 @@ def prompt_modes(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures
 
 
 def _in_turns(bench: Bench, mode: str, *, requests: int, distinct: int) -> dict[str, _ModeSide]:
-    """Both sides do the same pieces of work. They take turns at each piece, not at each run, because within a
-    run a busy machine changes by more than the difference that the row looks for.
+    """Let both sides do the same pieces of work. They take turns at each piece, not at each run, because
+    within a run a busy machine changes by more than the difference that the row looks for.
     """
     prompts = [bench.text_of(f"distinct {n}", PROMPT_TOKENS) for n in range(distinct)]
 
@@ -192,7 +191,7 @@ def _in_turns(bench: Bench, mode: str, *, requests: int, distinct: int) -> dict[
 
 
 def _one_piece(bench: Bench, side: _ModeSide, pieces: Iterator[bool]) -> bool:
-    """Do the side's next piece of work, and count its time. True: no piece was left."""
+    """Do the side's next piece of work, and count its time. Return True if no piece was left."""
     started = bench.now_s()
     adding = next(pieces, None)
     if adding is None:

@@ -47,11 +47,11 @@ class Bench:
     name: str
     num_blocks: int
     text_of: Callable[[str, int], list[TokenId]]
-    """Text of exactly this many tokens; always the same for the same name."""
+    """Returns text of exactly this many tokens. The same name always gives the same text."""
     question: Sequence[TokenId]
     """`QUESTION` in the model's tokens, or as many random tokens."""
     whole: bool
-    """Use the documents' own numbers of prompts, because the machine is fast enough."""
+    """True: use the documents' own numbers of prompts, because the machine is fast enough."""
     requests: int | None = None
     """The number of prompts in 001-6 and of requests in 003-5, instead of the row's own number."""
     modes: Sequence[str] = MODES
@@ -72,7 +72,9 @@ class Bench:
 
 
 def prepare(*, layers: int = 0, num_blocks: int = 2048) -> Bench:
-    """SmolLM2 on one CPU thread. layers: use only this many of its 30 layers; 0: all."""
+    """Return a bench of SmolLM2 on one CPU thread. `layers` is the number of its 30 layers that are used, and
+    0 means all.
+    """
     torch.set_num_threads(1)
     folder = find(SMOLLM2, progress=print)
     module = hf.load(folder, device=torch.device("cpu"), dtype=torch.float32)
@@ -90,9 +92,8 @@ def prepare(*, layers: int = 0, num_blocks: int = 2048) -> Bench:
 
 
 def prepare_shape(shape: str, *, device_name: str, num_blocks: int) -> Bench:
-    """Random weights of one of `SHAPES`, made on the device. The texts are random tokens.
-
-    ModelError: there is no such device.
+    """Return a bench of random weights of one of `SHAPES`, made on the device. The texts are random tokens.
+    Raise ModelError if there is no such device.
     """
     torch.set_num_threads(1)
     device = hf.choose_device(device_name)
@@ -129,7 +130,7 @@ def request(
 def config_of(
     bench: Bench, *, cache: bool, options: CacheOptions | None = None, batch_tokens: int = 2048
 ) -> EngineConfig:
-    """`options`: those of the cache, if it is on."""
+    """Return the engine's configuration. `options` are the options of the cache, if it is on."""
     return EngineConfig(
         num_blocks=bench.num_blocks,
         block_size_tokens=BLOCK_TOKENS,
@@ -146,7 +147,7 @@ def engine_of(bench: Bench, *, cache: bool, options: CacheOptions | None = None)
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The seconds of a run: all of them, and those of the core, which is everything but the model."""
+    """The seconds of a run: the total, and the seconds of the core, which is everything except the model."""
 
     total_s: float
     core_s: float
@@ -169,14 +170,14 @@ def finish(bench: Bench, engine: Engine, requests: Sequence[Request]) -> Spent:
 
 
 def hit_share(requests: Sequence[Request]) -> float:
-    """Cached prompt tokens divided by all prompt tokens."""
+    """Return the cached prompt tokens divided by all prompt tokens."""
     return sum(r.num_cached_tokens or 0 for r in requests) / sum(r.num_prompt_tokens for r in requests)
 
 
 @dataclass(slots=True)
 class Kept:
-    """Measurements by name, in the order of the repeats: those of this run and the kept ones of
-    earlier runs.
+    """Measurements by name, in the order of the repeats. They contain this run's measurements and the kept
+    ones of earlier runs.
     """
 
     series: dict[str, list[float]]

@@ -39,8 +39,8 @@ class Outcome:
     prompt_tokens: int
     completion_tokens: int
     add_s: float | None
-    """Seconds for adding requests, which includes computing the prompts. None: the mode does not measure this
-    separately.
+    """Seconds for adding requests, which includes computing the prompts. None means that the mode does not
+    measure this separately.
     """
     total_s: float
 
@@ -134,7 +134,7 @@ def main() -> None:
 
 
 def _added(mode: str, engine: PromptEngine, made: Sequence[Request]) -> Callable[[], None]:
-    """Add all requests. The returned function decodes them."""
+    """Add all requests. Return a function that decodes them."""
     if mode == "offline":
         offline = OfflineScheduler(engine)
         for one in made:

@@ -36,7 +36,9 @@ SMALL = Arrivals(requests=24, shared_tokens=336, own_tokens=560, answer_tokens=8
 
 
 def serving(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> dict[str, Any]:
-    """001-7: how a shared start changes times and throughput when requests come at random times."""
+    """Measure row 001-7: how a shared start changes times and throughput when requests come at random
+    times.
+    """
     load = WHOLE if bench.whole else SMALL
 
     def serve(repeat: int, *, cache: bool) -> float:
@@ -87,7 +89,7 @@ def run(bench: Bench, load: Arrivals, *, cache: bool, seed: int) -> Run:
             time.sleep(max(0.0, waiting[-1][0] - (time.monotonic() - started)))
             continue
         outputs, _ = engine.step(now=time.monotonic())
-        bench.now_s()  # on a GPU: waits until the device has done its work
+        bench.now_s()  # On a GPU this waits until the device has done its work.
         now = time.monotonic() - started
         for output in outputs:
             request_id = output.request.request_id

@@ -31,4 +31,4 @@ SHAPES: dict[str, dict[str, int]] = {
         "vocab_size": 512,
     },
 }
-"""Llama's shape with 8 billion parameters; a shape of GPT-2's size; and one for tests."""
+"""The shape of Llama with 8 billion parameters, a shape of GPT-2's size, and a shape for tests."""

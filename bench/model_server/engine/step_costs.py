@@ -32,7 +32,7 @@ def fitted(*, whole_s: float, rest_s: float, decode_s: float) -> CostModel:
     cached.
     """
     whole = SHARED + OWN
-    # The time of a token of the own part, divided by that of a token of the whole prompt.
+    # This is the time of a token of the own part, divided by the time of a token of the whole prompt.
     later = rest_s / whole_s * whole / OWN
     middles = (whole / 2, SHARED + OWN / 2)
     knee = (middles[1] - middles[0] * later) / (later - 1) if later > 1 else math.inf
@@ -75,7 +75,9 @@ def counted(load: Load, costs: CostModel, *, cache: bool) -> tuple[float, float]
 def ratios(
     costs: CostModel, *, rate_per_s: float, requests: int, seeds: Sequence[int]
 ) -> tuple[float, float]:
-    """Return TTFT and TPOT with the cache, divided by those without; means over the seeds."""
+    """Return TTFT and TPOT with the cache, divided by the values without it. They are means over the
+    seeds.
+    """
     found = []
     for seed in seeds:
         load = Load(

@@ -1,4 +1,5 @@
-"""Makes tables from turns: each engine with its cache and without, and all of them against ours. Pure.
+"""Makes tables from turns: each engine with its cache and without, and all engines compared with ours. The
+module is pure.
 
 `Recorded` is the content of the JSON file: raw turns, so that several short runs make one table.
 """
@@ -133,8 +134,8 @@ def _hits_seen(turn: Turn) -> float:
 
 
 def _ratios(word: str, over: Sequence[float], under: Sequence[float]) -> Figures:
-    """Return the median of the ratios within the repeats under `word`; their mean and extremes under their
-    own names.
+    """Return the median of the ratios within the repeats under `word`, and their mean and extremes under
+    their own names.
     """
     ratios = [a / b for a, b in zip(over, under, strict=True)]
     return {

@@ -16,7 +16,7 @@ _WEIGHTS, _CONFIG = "model.safetensors", "config.json"
 
 
 def first_layers(folder: Path, *, count: int, into: Path) -> Path:
-    """Makes the folder `into`: the model in `folder` with this many layers, and its tokenizer, embeddings and
+    """Make the folder `into`: the model in `folder` with this many layers, and its tokenizer, embeddings and
     last norm.
     """
     into.mkdir()

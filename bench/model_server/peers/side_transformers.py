@@ -45,7 +45,7 @@ class Transformers:
             self._hits += found
             return found
 
-        self._cache.search_prefix_match = counted  # transformers does not report what it found
+        self._cache.search_prefix_match = counted  # transformers does not report how many tokens it found
 
     def forget(self) -> None:
         self._cache.evict_cached_blocks()

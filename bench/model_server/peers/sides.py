@@ -36,7 +36,7 @@ class SideError(Exception):
 
 class Side:
     def __init__(self, name: SideName, *, model: Path, num_blocks: int, logs: Path) -> None:
-        """Starts loading the engine. `version` waits for it."""
+        """Start loading the engine. `version` waits for it."""
         self.name = name
         self._log = logs / f"{name}.log"
         command = [str(_python(name.engine)), "-m", f"bench.model_server.peers.side_{name.engine}"]

@@ -15,11 +15,11 @@ from functools import partial
 
 Prompt = list[int]
 TextOf = Callable[[str, int], Prompt]
-"""Text of exactly this many tokens; always the same for the same name."""
+"""Returns text of exactly this many tokens. The same name always gives the same text."""
 
 ENGINES = ("ours", "transformers", "vllm")
 BLOCK_TOKENS = 32
-"""The block size of all engines: vLLM's CPU backend refuses 16, and with transformers' 256 less would be
+"""The block size of all engines. vLLM's CPU backend refuses 16, and with transformers' 256 less would be
 shared.
 """
 MAX_REQUESTS = 64
@@ -31,7 +31,7 @@ class Round:
     prompts: Sequence[Prompt]
     answer_tokens: int
     arrivals_s: Sequence[float] = ()
-    """When each prompt comes. Empty: all at once."""
+    """The times at which the prompts come. Empty means that all come at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Turn:
     round_hit_tokens: Sequence[int]
     answers: Sequence[Sequence[int]]
     token_s: Sequence[Sequence[float]] = ()
-    """For each request that came at a moment: the times of its tokens since that moment."""
+    """The times of the tokens of each request that came at a moment, counted from this moment."""
     elapsed_s: float = 0.0
     """The time of the round in which requests came at moments, including the time in which there was nothing
     to do.
@@ -51,22 +51,25 @@ class Turn:
 
 
 def twice(text_of: TextOf, repeat: int) -> list[Round]:
-    """001-6: 20 prompts of 256 to 512 tokens, and the same prompts again; 10 answered tokens."""
+    """Return row 001-6: 20 prompts of 256 to 512 tokens, and the same prompts again, with 10 answered
+    tokens.
+    """
     prompts = [text_of(f"{repeat} {n}", 256 + 256 * n // 19) for n in range(20)]
     return [Round(prompts, 10), Round(prompts, 10)]
 
 
 def few_distinct(text_of: TextOf, repeat: int) -> list[Round]:
-    """Return one half of 003-5: 32 requests of 856 tokens over 7 distinct prompts, 16 answered tokens."""
+    """Return one half of row 003-5: 32 requests of 856 tokens over 7 distinct prompts, with 16 answered
+    tokens.
+    """
     prompts = [text_of(f"{repeat} distinct {n}", 856) for n in range(7)]
     return [Round([prompts[n % 7] for n in range(32)], 16)]
 
 
 def alone(text_of: TextOf, repeat: int) -> list[Round]:
-    """Four prompts of 512 tokens, one after the other, with one answered token; then the same four again.
-
-    In between, all four are answered with two tokens, because transformers keeps nothing of a request that
-    ends with its prompt.
+    """Return four prompts of 512 tokens, one after the other, with one answered token, and then the same four
+    again. In between, all four are answered with two tokens, because transformers keeps nothing of a
+    request that ends with its prompt.
     """
     prompts = [text_of(f"{repeat} alone {n}", 512) for n in range(4)]
     single = [Round([prompt], 1) for prompt in prompts]
@@ -74,8 +77,8 @@ def alone(text_of: TextOf, repeat: int) -> list[Round]:
 
 
 def together(text_of: TextOf, repeat: int) -> list[Round]:
-    """Eight prompts of 512 tokens at once, with one answered token: the time until the last of them has its
-    first token. Then the same again.
+    """Return eight prompts of 512 tokens at once, with one answered token, and then the same again. The time
+    is that until the last of them has its first token.
     """
     prompts = [text_of(f"{repeat} together {n}", 512) for n in range(8)]
     return [Round(prompts, 1), Round(prompts, 2), Round(prompts, 1)]
@@ -91,8 +94,8 @@ def arriving(
     answer_tokens: int,
     requests: int,
 ) -> list[Round]:
-    """001-7 and 001-8: Poisson arrivals. One prompt comes first and alone, so that the shared part is cached,
-    as it is for 499 of the document's 500 requests.
+    """Return rows 001-7 and 001-8 with Poisson arrivals. One prompt comes first and alone, so that the shared
+    part is cached, as it is for 499 of the document's 500 requests.
     """
     shared = text_of(f"{repeat} shared", shared_tokens)
     prompts = [shared + text_of(f"{repeat} own {n}", own_tokens) for n in range(requests + 1)]
@@ -102,7 +105,9 @@ def arriving(
 
 
 def warm_up(text_of: TextOf) -> list[Round]:
-    """Work that each engine compiles or allocates at the first requests of a kind. It is not counted."""
+    """Return work that each engine compiles or allocates at the first requests of a kind. This work is not
+    counted.
+    """
     prompts = [text_of(f"warm {n}", 300) for n in range(8)]
     return [Round(prompts, 8), Round(prompts[:1], 1), Round(prompts, 1)]
 
@@ -123,7 +128,7 @@ ROWS: dict[str, Callable[[TextOf, int], list[Round]]] = {
     ),
 }
 TIMED = ("001-7", "001-7 above", "001-8")
-"""Only for ours and vLLM, since transformers computes in a thread of its own."""
+"""Rows for our engine and vLLM only, because transformers computes in a thread of its own."""
 FIRST_TOKENS = ("alone", "together")
 """Rows in which the cache does not know the rounds before the middle one, but knows those after it."""
 
@@ -137,7 +142,7 @@ def answer_tokens(rounds: Sequence[Round]) -> int:
 
 
 def num_blocks(rounds: Sequence[Round]) -> int:
-    """Enough blocks that nothing is ever evicted, whether blocks are shared or not."""
+    """Return enough blocks that nothing is ever evicted, whether blocks are shared or not."""
     return sum(
         -(-(len(prompt) + one.answer_tokens) // BLOCK_TOKENS) + 1 for one in rounds for prompt in one.prompts
     )

@@ -29,8 +29,8 @@ class PeerEngine(Protocol):
         """Empty the prefix cache. No request is running."""
 
     def answer(self, prompts: Sequence[Prompt], *, answer_tokens: int) -> tuple[list[list[int]], int]:
-        """Greedy answers of exactly this many tokens, in the order of the prompts, and how many prompt tokens
-        the cache had.
+        """Return greedy answers of exactly this many tokens, in the order of the prompts, and how many prompt
+        tokens the cache had.
         """
 
 
@@ -42,14 +42,16 @@ class SteppedEngine(Protocol):
         """Start a greedy request of exactly this many tokens."""
 
     def step(self) -> dict[int, list[int]]:
-        """Return the tokens that this step gave, by request. Empty dict: there was nothing to do."""
+        """Return the tokens that this step gave, by request. The dict is empty if there was nothing to do."""
 
     def hit_tokens(self, number: int) -> int:
-        """For an ended request: the prompt tokens that the cache had."""
+        """Return the prompt tokens of an ended request that the cache had."""
 
 
 def main(make: Callable[..., PeerEngine]) -> None:
-    """`make(folder, cache=..., num_blocks=...)`: the model in `folder`, in float32, on the CPU."""
+    """Run the engine. `make(folder, cache=..., num_blocks=...)` returns the model in `folder`, in float32, on
+    the CPU.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--num-blocks", type=int, required=True)
@@ -99,10 +101,9 @@ def run(engine: PeerEngine, rounds: Sequence[Round]) -> Turn:
 
 
 def _at_moments(engine: PeerEngine, one: Round) -> tuple[list[list[int]], int, list[list[float]], float]:
-    """Answers, hits, token times, and the whole time.
-
-    The clock is the CPU time of this process, and time in which there is nothing to compute is skipped. So
-    other programs on the machine delay no request.
+    """Return answers, hits, token times, and the whole time. The clock is the CPU time of this process, and
+    time in which there is nothing to compute is skipped. So other programs on the machine delay no
+    request.
     """
     if not isinstance(engine, SteppedEngine):
         raise TypeError(f"{type(engine).__name__} takes no requests while it works")
@@ -128,7 +129,7 @@ def _at_moments(engine: PeerEngine, one: Round) -> tuple[list[list[int]], int, l
 
 
 def _check_alone() -> None:
-    """The CPU time of other processes would not be counted."""
+    """Check that no other process computes, because the CPU time of other processes would not be counted."""
     tasks = Path("/proc/self/task").iterdir()
     children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
     if children:

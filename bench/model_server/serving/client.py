@@ -48,7 +48,7 @@ class Load:
         )
 
     def arrivals_s(self) -> list[float]:
-        """Poisson arrivals: the same times for every side."""
+        """Return Poisson arrivals. The times are the same for every side."""
         rng, now = random.Random(self.seed), 0.0
         return [now := now + rng.expovariate(self.rate_per_s) for _ in range(self.requests)]
 
@@ -110,9 +110,8 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 async def serve(url: str, model: str, load: Load, *, name: str, clock: Clock) -> Run:
-    """Send the load after one prompt that does not count, and wait for every answer.
-
-    RuntimeError: the server refused a request or cut it off.
+    """Send the load after one prompt that does not count, and wait for every answer. Raise RuntimeError if
+    the server refused a request or cut it off.
     """
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     connector = aiohttp.TCPConnector(limit=0)

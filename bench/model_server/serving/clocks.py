@@ -19,7 +19,7 @@ class Clock(Protocol):
     def now_s(self) -> float: ...
 
     async def until(self, at_s: float, *, busy: Callable[[], bool]) -> None:
-        """Return at that moment. `busy`: whether the server has a request to answer."""
+        """Return at that moment. `busy` says whether the server has a request to answer."""
 
 
 class WallClock:
@@ -32,9 +32,8 @@ class WallClock:
 
 
 class CpuClock:
-    """CPU seconds of some processes, with all their threads, plus the idle time that was skipped.
-
-    A server of several processes that compute at the same time looks slower by this clock than it is.
+    """The CPU seconds of some processes, with all their threads, plus the idle time that was skipped. A
+    server of several processes that compute at the same time looks slower by this clock than it is.
     """
 
     def __init__(self, pids: Sequence[int]) -> None:
@@ -53,5 +52,5 @@ class CpuClock:
 
 
 def _cpu_clock_of(pid: int) -> int:
-    """Linux's number for the clock of a process, as clock_getcpuclockid(3) makes it."""
+    """Return Linux's number for the clock of a process, as clock_getcpuclockid(3) makes it."""
     return (~pid << 3) | 2

@@ -23,7 +23,7 @@ _OF_REPEATS: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Line]]:
-    """Columns and lines. A ratio compares the two runs of one repeat."""
+    """Return columns and lines. A ratio compares the two runs of one repeat."""
     sides: defaultdict[tuple[Any, ...], dict[bool, dict[int, Mapping[str, float]]]] = defaultdict(
         lambda: {True: {}, False: {}}
     )
@@ -43,7 +43,7 @@ def table(runs: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Line]]:
 
 
 def _of_repeats(rows: Sequence[Mapping[str, float]], names: Sequence[str]) -> list[Line]:
-    """Return one line for a single repeat; otherwise one line for each of `_OF_REPEATS`."""
+    """Return one line for a single repeat, otherwise one line for each of `_OF_REPEATS`."""
     kinds = list(_OF_REPEATS)[: len(_OF_REPEATS) if len(rows) > 1 else len(rows)]
     return [
         [

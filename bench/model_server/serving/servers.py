@@ -42,7 +42,7 @@ class ServerPlan:
 
     @property
     def limits(self) -> list[str]:
-        """Flags that both servers know."""
+        """Return the flags that both servers know."""
         return [
             *("--max-num-seqs", str(self.max_requests)),
             *("--max-num-batched-tokens", str(self.batch_tokens)),
@@ -51,8 +51,8 @@ class ServerPlan:
 
 @contextlib.contextmanager
 def running(engine: str, plan: ServerPlan, *, log: Path) -> Iterator[Running]:
-    """Yields once the server answers. RuntimeError or VllmServerError, with the end of its log: it does not
-    start.
+    """Run a server, and yield it once it answers. If it does not start, raise RuntimeError or VllmServerError
+    with the end of its log.
     """
     with _ours(plan, log) if engine == "ours" else _vllm(plan, log) as server:
         yield server

@@ -28,10 +28,9 @@ def in_turns(args: argparse.Namespace, engine: str) -> Iterator[list[dict[str, A
 
 
 def at_once(args: argparse.Namespace, engine: str) -> Iterator[list[dict[str, Any]]]:
-    """Yield the runs of each start of all servers. Neighbours are those of the same requests.
-
-    Each repeat has a start of its own, in an order that turns around: of two processes that compute the same
-    one can be slower by a tenth for as long as both run.
+    """Yield the runs of each start of all servers. Neighbours have the same requests. Each repeat has its own
+    start, in an order that turns around, because of two processes that compute the same work one can be
+    slower by a tenth for as long as both run.
     """
     for seed in range(args.seed, args.seed + args.repeats):
         sides = sorted((name == "on" for name in args.caches), reverse=seed % 2 == 1)
@@ -43,7 +42,7 @@ def at_once(args: argparse.Namespace, engine: str) -> Iterator[list[dict[str, An
 
 
 def made(run: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Return whether that run, as a file has it, is the wanted one. Older files do not say `sides`."""
+    """Return whether a run in a file is the wanted run. Older files do not state `sides`."""
     return wanted.items() <= ({"sides": IN_TURNS} | dict(run)).items()
 
 

@@ -58,7 +58,7 @@ class Run(msgspec.Struct, frozen=True):
     followed: float
     """The share of the prompts that exact mode mapped."""
     late_s: float
-    """How late the generator's event loop was, p99."""
+    """The lateness of the generator's event loop, p99."""
     failures: int
 
 
@@ -181,7 +181,9 @@ async def _runs(cases: Sequence[Case], *, store: Path | None, most_s: float) -> 
 
 
 def table_of(found: Sequence[Run]) -> str:
-    """Pairs of runs with the same requests: approximate -> exact, means; and the ratio of each pair."""
+    """Return pairs of runs with the same requests (approximate -> exact, means), and the ratio of each
+    pair.
+    """
     lines = [
         "| workload | place | repeats | hits | predicted | mean TTFT s | TTFT ratio: median (least to most) | of p90 | late p99 s, most | failed |",
         "|---|---|---|---|---|---|---|---|---|---|",

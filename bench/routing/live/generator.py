@@ -1,4 +1,4 @@
-"""Sends a workload to a gateway on the real clock, and records what became of each request in the simulator's
+"""Sends a workload to a gateway on the real clock, and records the result of each request in the simulator's
 own records.
 
 The workload is the same object that a simulated fleet runs. So the same code decides when each request is
@@ -32,7 +32,7 @@ _ENCODE: Final = msgspec.json.Encoder().encode
 
 
 class RunClock:
-    """Seconds since the run began; 0 before."""
+    """Seconds since the run began, or 0 before."""
 
     def __init__(self) -> None:
         self._started_at: float | None = None
@@ -83,12 +83,9 @@ class Generator:
         encode: Callable[[str], Sequence[int]] | None = None,
         english: bool = False,
     ) -> None:
-        """`clock` starts with the run, and the watcher gets its times.
-
-        `encode`: prompts are sent as these token ids.
-
-        `english`: prompts are English words, for a real tokenizer. The tokenizer may make more or fewer
-        tokens of them than the workload says; the server's count is used.
+        """`clock` starts with the run, and the watcher gets its times. With `encode`, prompts are sent as
+        these token ids. With `english`, prompts are English words, for a real tokenizer. The tokenizer may
+        make more or fewer tokens of them than the workload says, and the server's count is used.
         """
         self._workload = workload
         self._url = f"{url}/v1/completions"

@@ -25,7 +25,9 @@ class Use:
 
 
 def use_of(pid: int) -> Use:
-    """Read from the kernel's accounts of its run queues. Threads that have ended are left out."""
+    """Return the use of a process, read from the kernel's accounts of its run queues. Threads that have ended
+    are left out.
+    """
     ran_ns = waited_ns = 0
     for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):

@@ -28,7 +28,7 @@ def is_late(result: Result) -> bool:
 
 
 def rows_of(results: Sequence[Result]) -> dict[str, dict[str, dict[Side, list[Row]]]]:
-    """By workload and rule. Seeds that only one side has run are left out."""
+    """Return the rows by workload and rule. Seeds that only one side has run are left out."""
     both = {r.key[:4] for r in results if r.side == "live"} & {
         r.key[:4] for r in results if r.side == "simulated"
     }
@@ -44,14 +44,14 @@ def rows_of(results: Sequence[Result]) -> dict[str, dict[str, dict[Side, list[Ro
 
 def kendall(one: Sequence[float], other: Sequence[float]) -> float:
     """Return the rank correlation: the pairs in the same order minus the pairs in the opposite order, as a
-    share of all pairs. nan: there is no pair.
+    share of all pairs. It is nan if there is no pair.
     """
     signs = [_sign(one[a] - one[b]) * _sign(other[a] - other[b]) for a, b in combinations(range(len(one)), 2)]
     return sum(signs) / len(signs) if signs else float("nan")
 
 
 def agreeing(one: Sequence[float], other: Sequence[float], *, apart: float) -> tuple[int, int]:
-    """(pairs in the same order, all pairs), of the pairs whose `one` differs by that share."""
+    """Return (pairs in the same order, all pairs) for the pairs whose `one` differs by that share."""
     pairs = [
         (a, b)
         for a, b in combinations(range(len(one)), 2)
@@ -108,8 +108,8 @@ def ranks(by_workload: Mapping[str, Rows]) -> str:
 
 
 def replicas(results: Sequence[Result]) -> str:
-    """Several pickers relative to one picker, by the same rule on the same requests. Empty: no such pair ran
-    on both sides.
+    """Return several pickers relative to one picker, by the same rule on the same requests. The list is empty
+    if no such pair ran on both sides.
     """
     rows = {result.key: result.row for result in results}
     places = sorted({(r.workload, r.rule) for r in results if _alone(r.rule) != r.rule})
@@ -172,7 +172,7 @@ def kept_up(results: Sequence[Result]) -> str:
 
 
 def report(all_results: Sequence[Result], *, late: bool = False) -> str:
-    """Return the report, of the runs whose generator was in time. `late`: of all runs."""
+    """Return the report of the runs whose generator was in time. `late` are all other runs."""
     results = [result for result in all_results if late or not is_late(result)]
     left_out = len(all_results) - len(results)
     by_workload = rows_of(results)

@@ -44,7 +44,7 @@ DEFAULTS: Final = (
 
 
 SHARE_DELAY_S: Final = 0.05
-"""In the simulator: the time from when one picker reports something until the others know it."""
+"""In the simulator, the time from one picker's report until the others know it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,9 @@ class Product:
 
 
 def product_of(name: str) -> Product | None:
-    """None: a rule of the benchmark. ValueError: there is no such rule."""
+    """Return the product's rule of this name, or None for a rule of the benchmark. Raise ValueError if there
+    is no such rule.
+    """
     match = re.fullmatch(r"([a-z-]+)(?:([*/])([1-9]))?", name)
     if match and match[1] in PRODUCT:
         return Product(PRODUCT[match[1]], int(match[3] or 1), shared=match[2] == "*")
@@ -67,7 +69,7 @@ def product_of(name: str) -> Product | None:
 
 
 def simulated_router(name: str, *, seed: int, adapters: frozenset[str]) -> Router:
-    """Return the product's own picker, or the benchmark's rule. ValueError: there is no such rule."""
+    """Return the product's own picker, or the benchmark's rule. Raise ValueError if there is no such rule."""
     product = product_of(name)
     if product is None:
         return router_of(name, shape=SHAPE, seed=seed, adapters=adapters)

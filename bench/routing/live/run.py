@@ -1,5 +1,5 @@
-"""One run of the comparison, simulated or live. Both use the same workload object, the same rule and the same
-shape of server.
+"""Makes one run of the comparison, simulated or live. Both use the same workload object, the same rule and
+the same shape of server.
 """
 
 from __future__ import annotations

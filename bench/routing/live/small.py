@@ -52,7 +52,7 @@ _THINKING: Final = 1 / 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Small:
-    """One workload. Open loop: `make` and a rate; closed loop: `sessions` and users."""
+    """One workload. An open loop has `make` and a rate. A closed loop has `sessions` and users."""
 
     name: str
     make: Callable[[random.Random, int], Sequence[Timed]] | None = None
@@ -62,7 +62,7 @@ class Small:
     adapters: tuple[str, ...] = ()
 
     def workload(self, *, seed: int, seconds: float) -> OpenLoop | ClosedLoop:
-        """Arrivals for about this long. The same arguments always give the same arrivals."""
+        """Return arrivals for about this long. The same arguments always give the same arrivals."""
         rng = random.Random(f"{self.name} {seed}")
         if self.make is not None:
             timed = self.make(rng, max(8, round(self.rate_per_s * seconds)))
@@ -88,7 +88,7 @@ def server_flags(*, num_blocks: int = SHAPE.num_blocks) -> list[str]:
         "interference": costs.interference,
         "lora-load-ms": 1000 * costs.lora_load_s,
         "speed": costs.speed,
-        # the first token always comes alone; so there are fewer later events to pass on
+        # The first token always comes alone, so there are fewer later events to pass on.
         "stream-interval": 8,
     }
     made = [str(part) for name, value in flags.items() for part in (f"--{name}", value)]

@@ -34,7 +34,7 @@ class StandIn:
     """Stands between Envoy, which asks with a request's id, and a router, which needs the request."""
 
     def __init__(self, router: Router, addresses: Mapping[str, str], *, clock: RunClock) -> None:
-        """`addresses`: by the server names that the router uses."""
+        """`addresses` are by the server names that the router uses."""
         self._router = router
         self._addresses = addresses
         self._clock = clock

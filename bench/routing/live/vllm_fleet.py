@@ -44,8 +44,8 @@ class Setting:
 
     servers: int = NUM_SERVERS
     cache_blocks: int = 160
-    """5,120 tokens: four caches together hold all conversations of the users, and one cache holds about half
-    of them.
+    """The size of a cache, 5,120 tokens. Four caches together hold all conversations of the users, and one
+    cache holds about half of them.
     """
     limits: SchedulerLimits = field(
         default_factory=lambda: SchedulerLimits(max_num_seqs=16, max_num_batched_tokens=512)
@@ -65,12 +65,12 @@ class Setting:
         return self.cache_blocks * BLOCK_TOKENS
 
     def workload(self, *, seed: int, seconds: float) -> ClosedLoop:
-        """The same arguments always give the same workload."""
+        """Return the workload. The same arguments always give the same workload."""
         talking = talks(random.Random(f"talks {seed}"), scale=self.scale)
         return ClosedLoop(talking, users=self.users, until_s=seconds, ramp_s=seconds / 6)
 
     def shape(self, speed: Speed) -> EngineShape:
-        """Servers for the simulator, with the speed that the real ones have together."""
+        """Return servers for the simulator, with the speed that the real ones have together."""
         costs = CostModel(
             prefill_tokens_per_s=speed.together_tokens_per_s,
             decode_step_s=speed.step_s,
@@ -99,9 +99,8 @@ class Setting:
 async def running_vllm_fleet(
     setting: Setting, found: VllmEnvironment, *, model: Path, folder: Path
 ) -> AsyncIterator[list[VllmServer]]:
-    """Servers named `vllm-0` and so on, with their logs in `folder`. `model`: a folder.
-
-    VllmServerError: a server does not start.
+    """Run servers named `vllm-0` and so on, with their logs in `folder`. `model` is a folder. Raise
+    VllmServerError if a server does not start.
     """
     servers = [
         VllmServer(found, name=f"vllm-{n}", folder=folder, options=setting.options(model))
@@ -119,8 +118,8 @@ async def running_vllm_fleet(
 
 
 def talks(rng: random.Random, *, scale: float) -> Iterator[Sequence[Turn]]:
-    """People who chat: one of four system prompts of 192 tokens, 3 to 7 turns, short answers, 6 s of
-    thinking.
+    """Yield the conversations of people who chat: one of four system prompts of 192 tokens, 3 to 7 turns,
+    short answers, 6 s of thinking.
     """
 
     def tokens(mean: float, *, least: float, most: float) -> int:
@@ -142,7 +141,9 @@ class Speed(msgspec.Struct, frozen=True):
     """The speed of the servers, as a client sees it."""
 
     alone_tokens_per_s: float
-    """Prefill rate for a new prompt while the other servers do nothing; the mean of the servers."""
+    """The prefill rate for a new prompt while the other servers do nothing. This is the mean of the
+    servers.
+    """
     together_tokens_per_s: float
     """The same for each server while all servers compute, since they may share the machine's cores."""
     step_s: float
@@ -195,7 +196,7 @@ def completion(prompt: str, *, answer_tokens: int) -> dict[str, Any]:
 
 
 async def forget(session: aiohttp.ClientSession, servers: Sequence[VllmServer]) -> None:
-    """Empty the caches as soon as no request is left. AssertionError: a server stays busy."""
+    """Empty the caches as soon as no request is left. Raise AssertionError if a server stays busy."""
 
     async def emptied(server: VllmServer) -> bool:
         async with session.post(f"http://{server.address}/reset_prefix_cache") as response:

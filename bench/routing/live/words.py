@@ -22,14 +22,14 @@ ENGLISH: Final = tuple(f" {word}" for word in prompts.WORDS)
 
 @functools.lru_cache(maxsize=2048)
 def _words(segment_id: int, num_tokens: int, words: tuple[str, ...]) -> str:
-    """A longer text of the same id begins with the shorter one."""
+    """Return so many words. A longer text of the same id begins with the shorter one."""
     return "".join(random.Random(segment_id).choices(words, k=num_tokens))
 
 
 def prompt_of(
     segments: Sequence[Segment], *, answers: Mapping[int, str], words: tuple[str, ...] = MADE_UP
 ) -> str:
-    """`answers`: the text that servers sent, by segment id."""
+    """Return the prompt of a request. `answers` is the text that servers sent, by segment id."""
     return "".join(
         answers.get(segment.segment_id) or _words(segment.segment_id, segment.num_tokens, words)
         for segment in segments
