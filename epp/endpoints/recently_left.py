@@ -2,7 +2,7 @@
 Ready for some seconds still has a warm cache.
 
 This works only if the source names the process (`incarnation`). If a file lists an endpoint again, the picker
-cannot know whether its process was restarted meanwhile. Called by `picker`, which keeps the share of the
+cannot know whether its process was restarted meanwhile. Called by `fleet_news`, which keeps the share of the
 table of an absent endpoint as long as this module remembers the endpoint.
 """
 

@@ -1,0 +1,246 @@
+"""Takes in what the sources say: endpoints, lists of models, scrapes, KV reports, failures and probes.
+
+Owns the fleet and the prefix table, and keeps them right between requests. `picker` chooses by them. Every
+method is synchronous and books nothing. No request runs this code. Callers: the composition root, and other
+pickers' events (`sharing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+from epp.config.policy import PolicySpec
+from epp.endpoints import pages
+from epp.endpoints.fleet import Fleet
+from epp.endpoints.growth import restarted
+from epp.endpoints.learned import Learned
+from epp.endpoints.marks import Probe, Verdict
+from epp.endpoints.recently_left import RecentlyLeft
+from epp.endpoints.state import EndpointState
+from epp.picker_events import Cut, Hangs, Listener, Listeners, Restarted
+from epp.prefix_index.hashing import Roots
+from epp.prefix_index.integrity import check_integrity
+from epp.prefix_index.kv_reports import KvReport
+from epp.prefix_index.removal import clear_endpoint, drop_endpoint
+from epp.prefix_index.secret import HashSecret
+from epp.prefix_index.table import PrefixTable
+from epp.request.rewriting import Rewrites
+from epp.server_caches import ServerCaches
+from epp.types import Address, Endpoint, EndpointMetrics, EndpointName, ModelList
+
+
+class FleetNews:
+    """See the module's docstring."""
+
+    def __init__(self, spec: PolicySpec, *, secret: HashSecret, refuses_unknown_models: bool) -> None:
+        """refuses_unknown_models: a model that no server lists is a 404, if every server's list is known."""
+        self._listeners = Listeners()
+        self.recorders = 0
+        """Listeners that record requests. While there is one, the header of tenants is read even if flow
+        control is off."""
+        self.fleet = Fleet(spec, refuses_unknown_models=refuses_unknown_models)
+        """The state of every endpoint. For reading, and for other pickers' events."""
+        self.rewrites: Rewrites | None = None
+        """The streams apply them before a prompt is hashed. None: there are none."""
+        self._recently_left = RecentlyLeft()
+        self.caches = ServerCaches(spec, secret=secret)
+
+    def subscribe(self, listener: Listener) -> None:
+        """Call `listener` with every later event, in order, before any other work is done."""
+        self._listeners.add(listener)
+
+    def unsubscribe(self, listener: Listener) -> None:
+        """Stop calling `listener`. Harmless if it is not subscribed, and while events are sent."""
+        self._listeners.remove(listener)
+
+    def learned(self, model: str) -> Learned:
+        """Return what was learned from the servers of a model. For reading."""
+        return self.caches.learned(model)
+
+    @property
+    def secret(self) -> HashSecret:
+        return self.caches.secret
+
+    def set_secret(self, secret: HashSecret) -> None:
+        """Use another secret for hashes from the next pick on. The table starts empty."""
+        self.caches.set_secret(secret, self.fleet.states())
+        self._recently_left.clear()
+        self._align()
+
+    @property
+    def roots(self) -> Roots:
+        """The seeds of hashes, for those who may share only with pickers that hash in the same way."""
+        return self.caches.roots
+
+    @property
+    def table(self) -> PrefixTable:
+        """The prefix table, for reading and for other pickers' events. It is replaced if prompts are cut or
+        hashed differently.
+        """
+        return self.caches.table
+
+    @property
+    def one_model(self) -> bool:
+        """Whether every endpoint serves the same models. A request can then be routed without knowing its
+        model.
+        """
+        return self.fleet.one_model and self.rewrites is None
+
+    def endpoints(self) -> list[Endpoint]:
+        return [s.endpoint for s in self.fleet.states()]
+
+    def set_endpoints(
+        self, endpoints: Sequence[Endpoint], *, now: float, pools: AbstractSet[str] = frozenset()
+    ) -> None:
+        """Follow the source's list of endpoints.
+        pools: the InferencePools that exist, with or without endpoints.
+        """
+        before = {state.endpoint.name: state.endpoint for state in self.fleet.states()}
+        change = self.fleet.set_endpoints(endpoints, now=now, pools=pools)
+        for name in change.removed:
+            self.caches.reported.forget_server(name)
+            if not self._recently_left.leave(before[name], now=now):
+                drop_endpoint(self.table, name)
+        for name in change.restarted:
+            clear_endpoint(self.table, name)
+        for name in change.added:
+            state = self._state(name)
+            same = self._recently_left.come_back(state.endpoint)
+            if same:
+                # Its mirror keeps its size until the server states one, because a guess must not evict
+                # anything.
+                continue
+            if same is not None:
+                drop_endpoint(self.table, name)
+            self.caches.add(state)
+        self.caches.forget_models(self.fleet.models)
+        self._align()
+
+    def take_lists(self, lists: Mapping[EndpointName, ModelList | None], *, now: float) -> None:
+        """Take in the servers' lists at `/v1/models`. None: the server was asked, but did not list its
+        models.
+        """
+        for name in self.fleet.take_lists(lists, now=now):
+            clear_endpoint(self.table, name)
+        for name in lists:
+            state = self.fleet.get(name)
+            if state is not None:
+                self.caches.fit(state)
+        self.caches.forget_models(self.fleet.models)
+
+    def set_rewrites(self, rewrites: Rewrites) -> None:
+        """Set the other names for models, from the next request on. They are listed with the servers' own
+        names.
+        """
+        self.rewrites = rewrites or None
+        self.fleet.set_aliases(rewrites.aliases)
+
+    def model_list(self, subset: frozenset[Address] | None = None) -> bytes | None:
+        """Return the answer to `GET /v1/models`; with addresses, for the servers at these addresses only.
+        None: no server has listed its models.
+        """
+        return self.fleet.model_list(subset)
+
+    def observe(self, name: EndpointName, metrics: EndpointMetrics | None, *, now: float) -> None:
+        """Take in one scrape. None: the scrape failed."""
+        state = self.fleet.get(name)
+        if state is None:
+            return
+        if metrics is None:
+            state.scrape_failed(now=now)
+            return
+        before = state.metrics
+        if before is not None and restarted(before, metrics):
+            state.forget_server(now=now)
+            self.fleet.failures.forget(state)
+            clear_endpoint(self.table, name)
+            before = None
+            self._listeners.send(Restarted(now, state))
+        if self.fleet.failures.page(state, before, metrics, now=now):
+            self._listeners.send(Hangs(now, state))
+        pages.take_in(state, metrics, now=now)
+        self.caches.observe(state, before, metrics, now=now)
+
+    def on_peer_answer(self, state: EndpointState, *, failed: bool, now: float) -> None:
+        """Another picker got an answer from this server, good or bad."""
+        if not failed:
+            self.fleet.failures.ended(state, now=now)
+        self.fleet.failures.answered(state, failed=failed, now=now)
+
+    def on_peer_hang(self, state: EndpointState, *, now: float) -> None:
+        self.fleet.failures.hangs(state, now=now)
+
+    def answer_cut(self, served: Address, *, now: float) -> bool:
+        """An answer that this endpoint began well broke off midway. False: no endpoint has this address, or
+        several ranks share the address, and any of them may have served the answer.
+        """
+        state = self.fleet.at(served)
+        if state is None or state.endpoint.rank is not None:
+            return False
+        self.on_cut(state, now=now)
+        self._listeners.send(Cut(now, state))
+        return True
+
+    def on_cut(self, state: EndpointState, *, now: float) -> None:
+        """Called when a server cut an answer midway, as reported to this picker or to another one."""
+        self.fleet.failures.answer_cut(state, now=now)
+
+    def take_in(self, findings: Sequence[KvReport]) -> None:
+        """Correct the table by the servers' own events about their caches."""
+        for name in self.caches.reported.take_in(findings, self.table):
+            state = self.fleet.get(name)
+            if state is None:
+                self.caches.reported.forget_server(name)
+            else:
+                self.caches.fit(state)
+
+    @property
+    def corrected(self) -> Mapping[str, int]:
+        """Corrections by exact mode so far: chains added because servers hold them, and entries removed
+        because servers do not.
+        """
+        return self.caches.reported.corrected
+
+    def left_out(self, *, now: float) -> Mapping[EndpointState, str]:
+        """Return servers that get only trial requests, and why."""
+        return self.fleet.failures.why(list(self.fleet.states()), now=now)
+
+    def probes_due(self, *, now: float) -> Sequence[Probe]:
+        """Return the probes to send now: requests of one token to servers that have failed."""
+        return self.fleet.failures.probes_due(now=now)
+
+    def probed(self, probe: Probe, verdict: Verdict, *, now: float) -> None:
+        self.fleet.failures.probed(probe, verdict, now=now)
+
+    def follow_policy(self, spec: PolicySpec) -> None:
+        """Use another policy. The table is kept, unless prompts are cut differently now."""
+        self.fleet.apply(spec)
+        if not self.caches.apply(spec, self.fleet.states()):
+            self._recently_left.clear()
+            self._align()
+
+    def give_up_left(self, *, now: float) -> None:
+        """Forget the caches of endpoints that have left and did not come back."""
+        for name in self._recently_left.give_up(now=now):
+            drop_endpoint(self.table, name)
+
+    def check_integrity(self) -> None:
+        """Assert that every part is valid, and that the table has a mirror for each endpoint and for each one
+        that may come back.
+        """
+        self.fleet.check_integrity()
+        check_integrity(self.table)
+        self._recently_left.check_integrity()
+        present = {state.endpoint.name for state in self.fleet.states()}
+        assert not present & self._recently_left.names()
+        assert set(self.table.mirrors) == present | self._recently_left.names()
+
+    def _align(self) -> None:
+        """Servers have come or gone, so the table's bits stand for other slots now."""
+        self.caches.align(self.fleet.columns.roster.names)
+
+    def _state(self, name: EndpointName) -> EndpointState:
+        state = self.fleet.get(name)
+        assert state is not None, "asked for an endpoint that the fleet does not hold"
+        return state
