@@ -231,10 +231,7 @@ class PrefixTable:
         return found
 
     def record(self, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> Recorded:
-        """From now on the server is assumed to hold the chain. A server that has left is ignored.
-
-        Evicts nothing, so the server may be over its capacity until `evict` is called.
-        """
+        """From now on the server is assumed to hold the chain. A server that has left is ignored."""
         mirror = self.taking(name)
         runs = self.whole_path(chain) if mirror is not None else []
         if mirror is None or not runs:

@@ -128,11 +128,20 @@ class LeastCost:
         return Ranked(places, "lora" if holds else "load", score_s)
 
     def _in_order(self, score_s: Floats, uncached: Floats, least: Numbers | None) -> list[int]:
-        """Return the best candidates. least: the smallest value in `uncached`; None: no candidate holds a
-        part of the prompt.
+        """Return the best candidates. Of those with nearly the least cost, the one with the fewest tokens to
+        compute comes first.
+
+        least: the smallest value in `uncached`; None: no candidate holds a part of the prompt.
         """
         places = fewest(score_s, self._rng)
-        return places if least is None else _holder_first(places, score_s, uncached, least)
+        first = places[0]
+        if least is None or uncached[first] <= least:
+            return places
+        near = np.flatnonzero(score_s <= _NEAR * score_s[first])
+        holder = int(near[np.lexsort((score_s[near], uncached[near]))[0]])
+        if uncached[holder] == uncached[first]:
+            return places
+        return [holder, *[place for place in places if place != holder]][:MOST]
 
     def _of_few(self, score_s: Floats, weighed: Weighed, first: int) -> Floats:
         """Return the scores when other pickers have sent many requests that this picker does not know of yet.
@@ -187,17 +196,3 @@ def _sharing(weighed: Weighed, least: Numbers) -> float:
         count, of_all = weighed.asked.earlier.between(AT_ONCE_S, wait_s)
         sharing = max(sharing, 1 + (count - of_all * holders / servers) / 2)
     return sharing
-
-
-def _holder_first(places: list[int], score_s: Floats, uncached: Floats, least: Numbers) -> list[int]:
-    """Return the best candidates. Of those with nearly the least cost, the one with the fewest tokens to
-    compute comes first.
-    """
-    first = places[0]
-    if uncached[first] <= least:
-        return places
-    near = np.flatnonzero(score_s <= _NEAR * score_s[first])
-    holder = int(near[np.lexsort((score_s[near], uncached[near]))[0]])
-    if uncached[holder] == uncached[first]:
-        return places
-    return [holder, *[place for place in places if place != holder]][:MOST]

@@ -64,12 +64,12 @@ def uses_of(table: PrefixTable, name: EndpointName) -> Iterator[tuple[Sequence[i
             yield _whole_chain(use.leaf), 0
 
 
-def _whole_chain(run: Run) -> array[int]:
+def _whole_chain(run: Run | None) -> array[int]:
     """Return the hashes from the chain's first chunk to the run's last."""
-    parts, above = [run.hashes], run.parent
-    while above is not None:
-        parts.append(above.hashes)
-        above = above.parent
+    parts = []
+    while run is not None:
+        parts.append(run.hashes)
+        run = run.parent
     whole = array("Q")
     for part in reversed(parts):
         whole += part
