@@ -290,14 +290,7 @@ class Commits:
                 now=now,
             ),
         )
-        if state.endpoint.rank is not None:
-            # The headers name one rank, so no other server could take the request.
-            routed.destinations = decision.destinations = decision.destinations[:1]
-            routed.set_headers = (
-                (RANK_ADDRESS, str(state.endpoint.address)),
-                (RANK, str(state.endpoint.rank)),
-            )
-        return routed
+        return routed if state.endpoint.rank is None else _to_rank(routed, state.endpoint)
 
     def _booked(
         self, state: EndpointState, prompt: Prompt, *, cached: int, adapter: str, now: float
@@ -372,6 +365,13 @@ class Commits:
             state, routed.prompt, cached=cached, adapter=routed.decision.adapter, now=now
         )
         self._listeners.send(Moved(now, routed))
+
+
+def _to_rank(routed: Pick, rank: Endpoint) -> Pick:
+    """Name one data parallel rank in the request, so that no other server can take it."""
+    routed.destinations = routed.decision.destinations = routed.destinations[:1]
+    routed.set_headers = ((RANK_ADDRESS, rank.address.text), (RANK, str(rank.rank)))
+    return routed
 
 
 def _decision(considered: Considered, policy: Policy, *, at_unix_s: float) -> Decision:
