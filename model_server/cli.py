@@ -52,7 +52,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point. 0: ended by a signal after draining; 2: settings that make no sense; 1:
+    """Run a command. Return 0 if a signal ended it after draining, 2 for settings that make no sense, 1 if
     the port is taken.
     """
     args = _parser().parse_args(argv)
@@ -72,7 +72,7 @@ def _serve(args: argparse.Namespace) -> int:
     except OSError as error:
         print(f"model-server: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:  # before the server listens
+    except KeyboardInterrupt:  # This happens before the server listens.
         return 130
     return 0
 

@@ -16,7 +16,7 @@ import msgspec
 from model_server.calibrate.probes import LATE_AFTER_TOKENS, Probe, Trace
 
 _TOKEN_IDS = range(100, 1000)
-"""Ordinary tokens in every vocabulary."""
+"""These tokens are ordinary ones in every vocabulary."""
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_read=600)
 
 
@@ -39,7 +39,7 @@ class ServerUnderTest:
         self._rng = rng
 
     async def observe(self, probe: Probe) -> list[Trace]:
-        """Raises CalibrationError or aiohttp.ClientError."""
+        """Send a probe and return the times of its tokens. Raise CalibrationError or aiohttp.ClientError."""
         times: list[list[float]] = [[] for _ in probe.together]
         ready = asyncio.Event()
 
@@ -58,7 +58,7 @@ class ServerUnderTest:
         return [task.result() for task in asked]
 
     async def ask(self, num_tokens: int, *, answer_tokens: int) -> Trace:
-        """Send one request by itself. Raises CalibrationError or aiohttp.ClientError."""
+        """Send one request by itself. Raise CalibrationError or aiohttp.ClientError."""
         return await self._ask(num_tokens, answer_tokens, [], lambda: None)
 
     async def _ask(self, num_tokens: int, answer_tokens: int, seen: list[float], came: Any) -> Trace:
@@ -94,7 +94,7 @@ class ServerUnderTest:
 
 
 async def find_model(http: aiohttp.ClientSession, wanted: str | None) -> tuple[str, int | None]:
-    """Return a model's name and, if the server states it, its greatest length. CalibrationError: the
+    """Return a model's name and, if the server states it, its greatest length. Raise CalibrationError if the
     server has no such model.
     """
     async with http.get("v1/models") as response:

@@ -38,11 +38,11 @@ class Quality:
 class Fit:
     costs: CostModel
     overhead_s: float
-    """Time of a request besides the server's computation. Not in the costs."""
+    """The time of a request besides the server's computation. It is not part of the costs."""
     prefill: Quality
     decode: Quality
     mixed: Quality | None
-    """None: no prompt was measured beside decoding requests, so `interference` has its default."""
+    """None means that no prompt was measured beside decoding requests, so `interference` has its default."""
 
 
 def fit(samples: Sequence[Sample]) -> Fit:

@@ -81,8 +81,8 @@ def plan(*, max_prompt_tokens: int, max_batch: int, repeats: int) -> list[Probe]
 
 
 def sample_of(probe: Probe, traces: Sequence[Trace]) -> Sample | None:
-    """`traces`: the requests sent together, then the late one. None: the requests did not run in the way that
-    the probe needs.
+    """Return the sample that a probe gives. `traces` are the requests sent together, then the late one.
+    Return None if the requests did not run in the way that the probe needs.
     """
     together = traces[: len(probe.together)]
     if probe.late_tokens is not None:
@@ -98,8 +98,8 @@ def fastest(measured: Mapping[Probe, Sequence[Sample]]) -> list[Sample]:
 
 
 def unrest(measured: Mapping[Probe, Sequence[Sample]]) -> float:
-    """Return how many times as long the slowest of equal probes took as the fastest; the median of all
-    probes. 1 on a quiet machine.
+    """Return how many times as long the slowest of equal probes took as the fastest, as the median of all
+    probes. The value is 1 on a quiet machine.
     """
     return median(
         max(map(_seconds, samples)) / min(map(_seconds, samples)) for samples in measured.values() if samples
@@ -122,7 +122,7 @@ def _decode(probe: Probe, together: Sequence[Trace]) -> DecodeSample | None:
 
 
 def _mixed(probe: Probe, together: Sequence[Trace], late: Trace) -> MixedSample | None:
-    """The late prompt is computed from the end of the step in which it came."""
+    """Return the sample of a late prompt, which is computed from the end of the step in which it came."""
     assert probe.late_tokens is not None
     times = together[0].token_s
     begin = next((time for time in times if time > late.sent_s), None)

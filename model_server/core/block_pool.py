@@ -31,7 +31,7 @@ __all__ = ["Block", "BlockId", "BlockPool"]
 
 
 def _nobody(block: Block) -> None:
-    """Do nothing: the default of `on_forget`."""
+    """Do nothing. This is the default of `on_forget`."""
 
 
 class BlockPool:
@@ -45,8 +45,8 @@ class BlockPool:
         max_unused_blocks: int | None = None,
         on_forget: Callable[[Block], None] = _nobody,
     ) -> None:
-        """`order`: order of eviction, by default `lru`.
-        `on_forget`: called just before a block loses its hash.
+        """`order` is the order of eviction, by default `lru`. `on_forget` is called just before a block loses
+        its hash.
         """
         if num_blocks < 1:
             raise ValueError(f"a pool needs at least one block, not {num_blocks}")
@@ -66,12 +66,12 @@ class BlockPool:
 
     @property
     def num_unused(self) -> int:
-        """Number of free blocks that can be found by their hash."""
+        """Return the number of free blocks that can be found by their hash."""
         return len(self._unused)
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that are held, 0 to 1."""
+        """Return the share of the blocks that are held, 0 to 1."""
         return 1 - self.num_free / len(self.blocks)
 
     def find(self, block_hash: BlockHash) -> Block | None:
@@ -107,9 +107,8 @@ class BlockPool:
         return taken
 
     def cache(self, block: Block, block_hash: BlockHash, *, prefix_blocks: int = 0) -> None:
-        """From now on a held block can be found under `block_hash`.
-
-        It ends a prefix of `prefix_blocks` blocks. Some policies use this number; `lru` does not.
+        """Let a held block be found under `block_hash` from now on. It ends a prefix of `prefix_blocks`
+        blocks. Some policies use this number; `lru` does not.
         """
         assert block.ref_count > 0, "only a held block gets content"
         assert block.block_hash is None, "a block has one hash at a time"
@@ -165,7 +164,7 @@ class BlockPool:
         self._cached.clear()
 
     def end_step(self) -> None:
-        """Called when a step of the engine is planned: the time of the eviction order advances."""
+        """Advance the time of the eviction order. This is called when a step of the engine is planned."""
         self._step += 1
         self._unused.end_step()
 

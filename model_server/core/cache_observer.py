@@ -14,13 +14,13 @@ from model_server.core.request import Request
 
 class CacheObserver(Protocol):
     def stored(self, request: Request, *, first: int, end: int) -> None:
-        """Called when the blocks [first, end) of the request can now be found under its `block_hashes`."""
+        """Note that the blocks [first, end) of the request can now be found under its `block_hashes`."""
 
     def removed(self, block_hash: BlockHash) -> None:
-        """Called when one block less can be found under this hash."""
+        """Note that one block less can be found under this hash."""
 
     def cleared(self) -> None:
-        """Called when no block can be found any more. `removed` may have been called for some of them just
+        """Note that no block can be found any more. `removed` may have been called for some of them just
         before.
         """
 

@@ -17,12 +17,13 @@ class CacheOptions:
     free_queue: QueueName = "linked"
     """The data structure of `lru`."""
     max_unused_blocks: int | None = None
-    """Most free blocks that keep cached content. None: all of them."""
+    """The most free blocks that keep cached content. None means all of them."""
     preallocated_blocks: int = 0
     """When a request needs a new block, it gets up to this many more empty blocks, if they are free."""
     partial_blocks: bool = False
-    """Whether blocks that are not full can be found too, token by token. False: full blocks
-    only, as in vLLM."""
+    """True: blocks that are not full can be found too, token by token. False: full blocks only, as in
+    vLLM.
+    """
 
     def __post_init__(self) -> None:
         for value, known in (

@@ -28,13 +28,15 @@ from model_server.core.scheduler import Scheduler, SchedulerLimits, StepPlan
 @dataclass(frozen=True, slots=True)
 class StepResult:
     token_ids: Sequence[TokenId | None]
-    """The next token for each chunk of the plan. None: the chunk samples no token."""
+    """The next token for each chunk of the plan. None means that the chunk samples no token."""
     duration_s: float
-    """How long the step takes besides the call itself. 0 for a runner that really computes."""
+    """How long the step takes besides the call itself. It is 0 for a runner that really computes."""
     logprobs: Sequence[TokenLogprobs | None] | None = None
-    """For each chunk, the log probabilities that its request asked for. None: no request asked."""
+    """For each chunk, the log probabilities that its request asked for. None means that no request asked."""
     last_logits: Sequence[object] | None = None
-    """For each chunk that `keeps_logits`, the logits of its next token. None: the runner has no logits."""
+    """For each chunk that `keeps_logits`, the logits of its next token. None means that the runner has no
+    logits.
+    """
 
 
 class Runner(Protocol):
@@ -50,7 +52,7 @@ class TokenOutput:
     request: Request
     token_id: TokenId
     previous_token_s: float | None
-    """When the token before it came. None: this is the first one."""
+    """The time when the token before it came. None means that this is the first token."""
     logprobs: TokenLogprobs | None = None
 
 
@@ -60,13 +62,14 @@ class EngineConfig:
     block_size_tokens: int = 16
     enable_prefix_caching: bool = True
     max_model_len_tokens: int | None = None
-    """Longest prompt plus answer. None: as many tokens as the blocks can hold."""
+    """The longest prompt plus answer. None means as many tokens as the blocks can hold."""
     eos_token_id: TokenId
     more_eos_token_ids: frozenset[TokenId] = frozenset()
     """Further tokens that end an answer, for models that have several."""
     prompt_cache_entries: int = 0
-    """Number of whole prompts that are kept with their logits, so that equal prompts need no prefill. 0:
-    none."""
+    """The number of whole prompts that are kept with their logits, so that equal prompts need no prefill. 0
+    means that none is kept.
+    """
     cache: CacheOptions = field(default_factory=CacheOptions)
     limits: SchedulerLimits = field(default_factory=SchedulerLimits)
 
@@ -122,13 +125,13 @@ class Engine:
 
     @property
     def can_step(self) -> bool:
-        """Whether a step would compute something, because some unfinished request does not
-        wait for a store.
+        """Tell whether a step would compute something, because some unfinished request does not wait for a
+        store.
         """
         return self.scheduler.has_work
 
     def add(self, request: Request) -> None:
-        """Queue a request. ValueError: its prompt leaves no room for a token, or its id is in use."""
+        """Queue a request. Raise ValueError if its prompt leaves no room for a token, or its id is in use."""
         if request.num_prompt_tokens >= self.config.max_len_tokens:
             raise ValueError(
                 f"the prompt has {request.num_prompt_tokens} tokens and the model takes "
@@ -140,7 +143,7 @@ class Engine:
         self.scheduler.add(request)
 
     def abort(self, request_id: RequestId) -> Request | None:
-        """End a request now and free its blocks. None: the request had already ended."""
+        """End a request now and free its blocks. Return None if the request had already ended."""
         request = self._requests.get(request_id)
         if request is not None:
             self._end(request, FinishReason.ABORT)

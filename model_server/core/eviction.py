@@ -39,7 +39,9 @@ _SLACK_ENTRIES = 64
 
 
 def make_order(eviction: EvictionName, *, queue: QueueName = "linked") -> FreeOrder:
-    """`queue`: the data structure of `lru`. ValueError: there is no such policy or queue."""
+    """Return the order of a policy. `queue` is the data structure of `lru`. Raise ValueError if there is no
+    such policy or queue.
+    """
     if queue not in QUEUES:
         raise ValueError(f"unknown free queue {queue!r}; choose one of {', '.join(QUEUES)}")
     match eviction:
@@ -49,15 +51,15 @@ def make_order(eviction: EvictionName, *, queue: QueueName = "linked") -> FreeOr
             return LastTouchThenLongest()
         case "lfu":
             return LeastFrequentlyUsed()
-        case _:  # from a command line or a file, whatever the type says
+        case _:  # The name comes from a command line or a file, so the type does not guarantee it.
             raise ValueError(
                 f"unknown eviction policy {eviction!r}; choose one of {', '.join(EVICTION_NAMES)}"
             )
 
 
 class LastTouchThenLongest:
-    """Heap of heaps: the outer heap has each step with free blocks once, the inner heaps (-prefix, age,
-    block).
+    """A heap of heaps: the outer heap has each step with free blocks once, and the inner heaps have (-prefix,
+    age, block).
     """
 
     def __init__(self) -> None:

@@ -36,13 +36,13 @@ class FreeOrder(Protocol):
         ...
 
     def append(self, block: Block) -> None:
-        """Called when the block became free. Its `last_use`, `uses` and `prefix_blocks` are up to date. The
-        last block of a sequence is appended first.
+        """Add a block that became free. Its `last_use`, `uses` and `prefix_blocks` are up to date. The last
+        block of a sequence is appended first.
         """
         ...
 
     def remove(self, block: Block) -> None:
-        """Called at a hit: the block is in use again."""
+        """Take out a block that is in use again, because it was hit."""
         ...
 
     def pop_first(self) -> Block:
@@ -50,7 +50,7 @@ class FreeOrder(Protocol):
         ...
 
     def end_step(self) -> None:
-        """Called when the engine's step is planned. Work in the background may go on until the next call."""
+        """Note that the engine's step is planned. Work in the background may go on until the next call."""
         ...
 
     def check_integrity(self) -> None: ...
@@ -141,7 +141,7 @@ class LazyQueue:
         return block
 
     def end_step(self) -> None:
-        """Marked blocks stay until they come to the front."""
+        """Do nothing. Marked blocks stay until they come to the front."""
 
     def check_integrity(self) -> None:
         assert len(self._entries) == len(set(self._entries))

@@ -50,8 +50,9 @@ class PrefixScope:
     adapter_path: str = ""
     cache_salt: str = ""
     approximation: str = ""
-    """Names how its KV differs from what the model computes from the tokens alone (`sel:0.25`). Empty: it
-    does not differ."""
+    """The name of the difference between its KV and the KV that the model computes from the tokens alone
+    (`sel:0.25`). Empty means that there is no difference.
+    """
 
     def packed(self) -> bytes:
         """Return the scope as bytes, which are empty for the plain scope. A length stands before each
@@ -147,7 +148,7 @@ class DirectHasher(BlockHasher):
 
 
 def make_hasher(algorithm: HashAlgorithm, *, block_size_tokens: int, seed: str = DEFAULT_SEED) -> BlockHasher:
-    """ValueError: there is no such algorithm."""
+    """Return the hasher for an algorithm. Raise ValueError if there is no such algorithm."""
     match algorithm:
         case "sha256":
             return ChainedHasher(block_size_tokens, formula=_sha256_pickle, seed=seed)
@@ -173,10 +174,9 @@ def _packed(token_ids: Sequence[int]) -> bytes:
 
 
 def _vllm_extra_keys(scope: PrefixScope, *, first: bool) -> _ExtraKeys:
-    """Return the pickled form depends on which strings are one object, so name, path and salt are made as
-    separate objects.
-
-    In vLLM they come from different fields of parsed JSON: equal text, different objects.
+    """Return the parts of the hash that are not tokens. The pickled form depends on which strings are one
+    object, so name, path and salt are made as separate objects. In vLLM they come from different fields of
+    parsed JSON: equal text, different objects.
     """
     keys: list[tuple[str, ...]] = []
     if scope.adapter_name:

@@ -55,7 +55,7 @@ class CachedPrefix:
     """Tokens that need not be computed, including those from outside."""
     tail: Block | None = None
     loaded: LoadedPrefix | None = None
-    """Content to copy into new blocks after `blocks`."""
+    """The content to copy into new blocks after `blocks`."""
     outside_blocks: int = 0
     """Number of blocks before `blocks` that are read elsewhere and stay empty."""
 
@@ -122,8 +122,8 @@ class KVCacheManager:
 
     @property
     def usage(self) -> float:
-        """Share of the blocks that requests hold, 0 to 1. Blocks that are only pinned do not count, since
-        they give way to requests.
+        """Return the share of the blocks that requests hold, 0 to 1. Blocks that are only pinned do not
+        count, because they give way to requests.
         """
         if not self._pins:
             return self.pool.usage
@@ -158,8 +158,8 @@ class KVCacheManager:
         return CachedPrefix(found, num_blocks * size, outside_blocks=outside)
 
     def allocate(self, request: Request, prefix: CachedPrefix, *, num_new_tokens: int) -> bool:
-        """Admit a request with its cached `prefix` and slots for the next tokens. False: there is no room,
-        and nothing has changed.
+        """Admit a request with its cached `prefix` and slots for the next tokens. Return False if there is no
+        room, and then nothing has changed.
         """
         assert request.request_id not in self._tables, "the request is admitted already"
         assert num_new_tokens > 0
@@ -183,8 +183,8 @@ class KVCacheManager:
         return True
 
     def append(self, request: Request, *, num_new_tokens: int) -> bool:
-        """Add slots for the next tokens of an admitted request. False: there is no room, and nothing has
-        changed.
+        """Add slots for the next tokens of an admitted request. Return False if there is no room, and then
+        nothing has changed.
         """
         table = self._tables[request.request_id]
         num_tokens = request.num_computed_tokens + num_new_tokens
@@ -201,10 +201,8 @@ class KVCacheManager:
         return True
 
     def take_in(self, request: Request, *, end_block: int) -> int:
-        """Full blocks of a prompt came from another server. Cache those up to `end_block` that have room,
-        without a holder.
-
-        Returns the number of leading blocks that are cached now.
+        """Take in full blocks of a prompt that came from another server. Cache those up to `end_block` that
+        have room, without a holder. Return the number of leading blocks that are cached now.
         """
         known = list(self.get_computed(request).blocks)
         end_block = min(end_block, len(request.block_hashes))
@@ -219,18 +217,18 @@ class KVCacheManager:
         return end
 
     def computed(self, request: Request) -> None:
-        """`request.num_computed_tokens` has grown. Full blocks were cached earlier;
-        subclasses need to know.
+        """Note that `request.num_computed_tokens` has grown. Full blocks were cached earlier, and subclasses
+        need to know.
         """
 
     def free(self, request: Request) -> None:
-        """Release the request's blocks. What it cached can be found until it is evicted."""
+        """Release the request's blocks. Blocks that it cached can be found until they are evicted."""
         self.pool.release(self._tables.pop(request.request_id))
         del self._num_cached_blocks[request.request_id]
 
     def fork(self, request: Request, child: Request) -> None:
-        """`child` shares the blocks of `request`. Its tokens begin with the computed tokens of `request`.
-        Call it only between steps.
+        """Let `child` share the blocks of `request`. Its tokens begin with the computed tokens of `request`.
+        Call this only between steps.
         """
         num_blocks = self.blocks_for(request.num_computed_tokens)
         self.adopt(
@@ -277,7 +275,9 @@ class KVCacheManager:
         self.pool.end_step()
 
     def record_admission(self, *, num_tokens: int, num_hit_tokens: int, num_stored_tokens: int = 0) -> None:
-        """`num_hit_tokens` were found in this cache, `num_stored_tokens` only in a store below it."""
+        """Count an admission: `num_hit_tokens` were found in this cache, and `num_stored_tokens` only in a
+        store below it.
+        """
         self.stats.queries_tokens += num_tokens
         self.stats.hits_tokens += num_hit_tokens
         self.stats.external_queries_tokens += num_tokens - num_hit_tokens
@@ -342,11 +342,11 @@ class KVCacheManager:
             self.observer.stored(request, first=first, end=num_full)
 
     def _cache(self, request: Request, block: Block, index: int) -> None:
-        """Called when the `index`th block of the request is full."""
+        """Note that the `index`th block of the request is full."""
         self.pool.cache(block, request.block_hashes[index], prefix_blocks=index + 1)
 
     def _forgotten(self, block: Block) -> None:
-        """Called when the pool will remove a block's hash."""
+        """Note that the pool will remove a block's hash."""
         if block.block_hash is None:
             return
         if self._unreported[block.block_hash]:

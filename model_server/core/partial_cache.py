@@ -29,7 +29,7 @@ from model_server.core.kv_cache import CachedPrefix, KVCacheManager
 from model_server.core.request import Request, TokenId
 
 _Place = bytes
-"""The hash of the block before. For a first block: the prompt's scope."""
+"""The hash of the block before. For a first block it is the prompt's scope."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class _Content:
     place: _Place
     tokens: tuple[TokenId, ...]
     full_key: bool = False
-    """Whether the block is cached as a full one. A step may still be computing the rest of it."""
+    """True if the block is cached as a full one. A step may still be computing the rest of it."""
 
 
 class PartialKVCacheManager(KVCacheManager):
@@ -130,7 +130,7 @@ class PartialKVCacheManager(KVCacheManager):
         self.pool.cache(block, name, prefix_blocks=index + 1)
 
     def _cache(self, request: Request, block: Block, index: int) -> None:
-        """Called when the block is full. Its key as a partial block is removed, and its computed tokens stay
+        """Note that the block is full. Its key as a partial block is removed, and its computed tokens stay
         listed.
         """
         content = self._content.get(block)

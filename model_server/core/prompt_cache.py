@@ -62,8 +62,8 @@ class PromptCache:
         self._entries[key] = entry
 
     def attach(self, request: Request) -> PromptEntry | None:
-        """Admit the request with its whole prompt computed. None: the prompt is not kept, and nothing was
-        done.
+        """Admit the request with its whole prompt computed. Return None if the prompt is not kept, and then
+        nothing was done.
         """
         key = _key(request)
         entry = self._entries.get(key)
@@ -76,7 +76,7 @@ class PromptCache:
         return entry
 
     def evict_one(self) -> bool:
-        """Remove the least recently used prompt. False: there is none."""
+        """Remove the least recently used prompt. Return False if there is none."""
         if not self._entries:
             return False
         _, entry = self._entries.popitem(last=False)

@@ -61,8 +61,8 @@ class PromptEngine:
         self._reserved_blocks: dict[RequestId, int] = {}
 
     def start(self, request: Request, *, use_prompt_cache: bool = True) -> None:
-        """Compute the prompt, or find it in the cache, and sample the first token. ValueError,
-        OutOfBlocksError: the request is refused.
+        """Compute the prompt, or find it in the cache, and sample the first token. Raise ValueError or
+        OutOfBlocksError if the request is refused.
         """
         self._reserve(request)
         request.state = RequestState.RUNNING
@@ -158,8 +158,8 @@ class PromptEngine:
 
 
 def run_naive(engine: PromptEngine, requests: Iterable[Request], *, use_prompt_cache: bool = True) -> None:
-    """Run each request alone, to its end.
-    `use_prompt_cache`: False is the baseline that keeps no prompt.
+    """Run each request alone, to its end. Without `use_prompt_cache` this is the baseline that keeps no
+    prompt.
     """
     for request in requests:
         engine.start(request, use_prompt_cache=use_prompt_cache)
@@ -173,7 +173,7 @@ class OfflineScheduler:
         self._unfinished: list[Request] = []
 
     def add(self, request: Request) -> None:
-        """Computes the prompt at once."""
+        """Add a request and compute its prompt at once."""
         self._engine.start(request)
         if request.finish_reason is None:
             self._unfinished.append(request)
@@ -200,7 +200,7 @@ class OnlineScheduler:
         return len(self._ring)
 
     def add(self, request: Request) -> None:
-        """Computes the prompt at once."""
+        """Add a request and compute its prompt at once."""
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id} is in use")
         self._engine.start(request)
@@ -219,7 +219,7 @@ class OnlineScheduler:
         return [request.request_id for request in batch]
 
     def pop(self, request_id: RequestId) -> Request:
-        """Take a request out. An unfinished request ends here. KeyError: there is none."""
+        """Take a request out. An unfinished request ends here. Raise KeyError if there is no such request."""
         request = self._requests.pop(request_id)
         if request.finish_reason is None:
             self._ring.remove(request)

@@ -32,7 +32,7 @@ class RequestState(enum.Enum):
 
 
 class FinishReason(enum.StrEnum):
-    """Why a request ended. The names are those of the OpenAI API and of vLLM's metric."""
+    """The reason why a request ended. The names are those of the OpenAI API and of vLLM's metric."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -58,24 +58,31 @@ class Request:
     adapter: Adapter | None = None
     cache_salt: str = ""
     approximation: str = ""
-    """Names how its KV is computed if that is not exact. Such blocks serve only requests
-    with the same name."""
+    """The name of the way in which its KV is computed, if that is not exact. Such blocks serve only requests
+    with the same name.
+    """
     seed: int = 0
-    """For a runner that makes up its answers. A runner that samples reads `sampling`."""
+    """The length of the answer, for a runner that makes up its answers. A runner that samples reads
+    `sampling`.
+    """
     sampling: SamplingParams = GREEDY
 
     state: RequestState = field(default=RequestState.WAITING, init=False)
     num_prompt_tokens: int = field(default=0, init=False)
     num_computed_tokens: int = field(default=0, init=False)
-    """Number of `token_ids` whose KV is in the cache. 0 again after a preemption."""
+    """The number of `token_ids` whose KV is in the cache. A preemption sets it to 0 again."""
     num_cached_tokens: int | None = field(default=None, init=False)
-    """Prompt tokens found in the cache at the first admission. None: not admitted yet."""
+    """The prompt tokens found in the cache at the first admission. None means that the request was not
+    admitted yet.
+    """
     loading: bool = field(default=False, init=False)
-    """Whether its prefix is being fetched from a store below the cache. It is admitted only after that."""
+    """True while its prefix is fetched from a store below the cache. The request is admitted only after
+    that.
+    """
     stored: LoadedPrefix | OutsidePrefix | None = field(default=None, init=False)
     """The fetched prefix. A loaded prefix is used once, by the first admission."""
     num_stored_tokens: int = field(default=0, init=False)
-    """Number of `num_cached_tokens` that came from this store."""
+    """The number of `num_cached_tokens` that came from this store."""
     num_preemptions: int = field(default=0, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
     block_hashes: list[BlockHash] = field(default_factory=list, init=False)

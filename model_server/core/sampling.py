@@ -9,24 +9,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_LOGPROBS = 20
-"""Most alternatives for each token, as in the OpenAI API and vLLM."""
+"""The most alternatives for each token, as in the OpenAI API and vLLM."""
 MAX_TEMPERATURE = 2
-"""As in the OpenAI API and vLLM."""
+"""This value is that of the OpenAI API and vLLM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     temperature: float = 0.0
-    """0: always the most likely token."""
+    """The temperature. At 0 the most likely token is always chosen."""
     top_p: float = 1.0
-    """Only the most likely tokens that together have at least this probability."""
+    """Tokens are chosen only among the most likely ones that together have at least this probability."""
     top_k: int = 0
-    """Only this many of the most likely tokens. 0: all."""
+    """Tokens are chosen only among this many of the most likely ones. 0 means all."""
     seed: int = 0
     """Decides the draw together with the token's position. Equal seeds give equal answers, whatever else is
     in the batch."""
     num_logprobs: int | None = None
-    """Return each token's log probability, and those of this many most likely tokens. None: return none."""
+    """Return each token's log probability, and those of this many most likely tokens. None means that no log
+    probability is returned.
+    """
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature <= MAX_TEMPERATURE:

@@ -50,14 +50,14 @@ class Chunk:
     start: int
     num_tokens: int
     samples: bool
-    """Whether the chunk ends at the newest token, so that the step yields the next one."""
+    """True if the chunk ends at the newest token, so that the step yields the next one."""
     table: Sequence[Block]
     """The request's blocks, for a runner that writes KV."""
     kept: PromptEntry | None = None
     """The kept result of an equal prompt. The chunk then has no tokens, and the next token comes from this
     result."""
     keeps_logits: bool = False
-    """Whether the chunk ends a prompt that will be kept, so that the step's result must have its logits."""
+    """True if the chunk ends a prompt that will be kept, so that the step's result must have its logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Scheduler:
     def __init__(
         self, kv_cache: KVCacheManager, limits: SchedulerLimits, *, prompts: PromptCache | None = None
     ) -> None:
-        """`prompts`: the cache of whole prompts. None: none are kept."""
+        """`prompts` is the cache of whole prompts. None means that no prompts are kept."""
         self._kv_cache = kv_cache
         self._prompts = prompts
         self._limits = limits
@@ -91,7 +91,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether some unfinished request does not wait for its prefix to be loaded."""
+        """Tell whether some unfinished request does not wait for its prefix to be loaded."""
         return bool(self._running) or any(not request.loading for request in self._waiting)
 
     def add(self, request: Request) -> None:
@@ -211,7 +211,7 @@ class Scheduler:
         return self._chunk(request, num_tokens)
 
     def _kept(self, request: Request) -> PromptEntry | None:
-        """Return the kept prompt of the request, which then holds its blocks. None for a request that
+        """Return the kept prompt of the request, which then holds its blocks. Return None for a request that
         returns with a part of its answer.
         """
         if self._prompts is None or request.num_cached_tokens is not None:
@@ -219,7 +219,7 @@ class Scheduler:
         return self._prompts.attach(request)
 
     def _give_up_prompt(self) -> bool:
-        """Blocks are needed, so a prompt that is only kept gives way first. False: there is none."""
+        """Remove a prompt that is only kept, because blocks are needed. Return False if there is none."""
         return self._prompts is not None and self._prompts.evict_one()
 
     def _record_first_admission(self, request: Request, computed: CachedPrefix, *, now: float) -> None:

@@ -40,7 +40,7 @@ class CostModel:
     interference: float = 0.1
     lora_load_s: float = 0.050
     speed: float = 1.0
-    """All durations are divided by it."""
+    """All durations are divided by this number."""
 
     def __post_init__(self) -> None:
         for name in ("prefill_tokens_per_s", "context_knee_tokens", "speed"):

@@ -43,8 +43,8 @@ def paged_attention(
     paged: PagedStep,
     **options: object,
 ) -> tuple[torch.Tensor, None]:
-    """`query`: (1, head, rows, dim); `key`, `value`: (1, KV head, rows, dim). Returns (1, rows,
-    head, dim).
+    """Attend. `query` is (1, head, rows, dim), `key` and `value` are (1, KV head, rows, dim). Return (1,
+    rows, head, dim).
     """
     assert attention_mask is None, "paged attention makes its own masks"
     for name in _BEYOND_CAUSAL:
@@ -70,7 +70,9 @@ class PagedStep:
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, scaling: float
     ) -> torch.Tensor:
-        """All arguments: (rows, head, dim). Returns the same shape as `query`."""
+        """Attend in one layer. All arguments have the shape (rows, head, dim). Return the shape of
+        `query`.
+        """
         self._memory.write(layer, self._batch.slots, key, value)
         out = torch.empty_like(query)
         for singles in self._batch.singles:
@@ -115,8 +117,8 @@ class PagedStep:
         return attended[0].transpose(0, 1)
 
     def _mask(self, chunk: LongChunk, context: Context) -> torch.Tensor:
-        """(queries, tokens). A causal mask is made once for all layers. It holds numbers to add to scores:
-        from true and false torch would make such numbers in each layer.
+        """Return a mask of shape (queries, tokens). A causal mask is made once for all layers. It holds
+        numbers to add to scores, because from true and false torch would make such numbers in each layer.
         """
         if context.visible is not None:
             return context.visible

@@ -30,27 +30,27 @@ class SingleTokens:
     """Requests with one token each, whose contexts differ by at most the factor two."""
 
     rows: torch.Tensor
-    """(requests,): the row in the step of each request's token."""
+    """The row in the step of each request's token. The shape is (requests,)."""
     blocks: torch.Tensor
-    """(requests, blocks): block numbers, padded with any block."""
+    """Block numbers, padded with any block. The shape is (requests, blocks)."""
     end: int
     """The length of the longest of their contexts, in tokens."""
     mask: torch.Tensor | None
-    """(requests, end): added to scores; 0 where the request has a token. None: every context has
-    this length.
+    """Numbers that are added to scores, 0 where the request has a token. The shape is (requests, end). None
+    means that every context has this length.
     """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepBatch:
     token_ids: torch.Tensor
-    """(1, rows)"""
+    """The shape is (1, rows)."""
     positions: torch.Tensor
-    """(1, rows)"""
+    """The shape is (1, rows)."""
     slots: torch.Tensor
-    """(rows,): the slot for the keys and values of each token."""
+    """The slot for the keys and values of each token. The shape is (rows,)."""
     last_rows: torch.Tensor
-    """(chunks,): the row of each chunk's last token, in the plan's order."""
+    """The row of each chunk's last token, in the plan's order. The shape is (chunks,)."""
     singles: tuple[SingleTokens, ...]
     longs: tuple[LongChunk, ...]
 
@@ -63,7 +63,7 @@ def make_batch(
     dtype: torch.dtype,
     view_for: ViewFor,
 ) -> StepBatch:
-    """`dtype`: the data type of the model."""
+    """Return one step's chunks as tensors. `dtype` is the data type of the model."""
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []

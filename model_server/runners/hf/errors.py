@@ -1,4 +1,4 @@
-"""The errors of a model that should be served. The messages say what to do."""
+"""The errors of a model that cannot be served. The messages say what to do."""
 
 from __future__ import annotations
 

@@ -77,10 +77,8 @@ class AdapterBank:
         return len(self._adapters)
 
     def load(self, adapter: Adapter) -> None:
-        """Read the adapter from its folder.
-
-        AdapterError: the folder holds no adapter, or the adapter does not fit this model. Nothing has changed
-        then.
+        """Read the adapter from its folder. Raise AdapterError if the folder holds no adapter, or the adapter
+        does not fit this model. Nothing has changed then.
         """
         folder = Path(adapter.path)
         digest = _digest(folder)
@@ -104,8 +102,8 @@ class AdapterBank:
         self._leaving.discard(adapter)
 
     def unload(self, adapter: Adapter, *, in_use: Collection[Adapter]) -> None:
-        """Drop the adapter when no request uses it. `in_use`: the adapters that unfinished
-        requests use now.
+        """Drop the adapter when no request uses it. `in_use` are the adapters that unfinished requests use
+        now.
         """
         self._leaving.add(adapter)
         for gone in self._leaving - set(in_use):
@@ -113,14 +111,14 @@ class AdapterBank:
             self._leaving.discard(gone)
 
     def digest(self, adapter: Adapter) -> str | None:
-        """Return the digest of the adapter's files, which is the same each time they are loaded. None: it
-        was never loaded.
+        """Return the digest of the adapter's files, which is the same each time they are loaded. Return None
+        if it was never loaded.
         """
         digest = self._digests.get(adapter)
         return None if digest is None else digest.hex()
 
     def begin_step(self, chunks: Sequence[Chunk]) -> None:
-        """The step's rows follow the order of its chunks."""
+        """Set the rows of a step, which follow the order of its chunks."""
         rows: defaultdict[Adapter, list[int]] = defaultdict(list)
         first = 0
         for chunk in chunks:
@@ -213,8 +211,8 @@ def _scale(config: dict[str, Any]) -> float:
 
 
 def _digest(folder: Path) -> bytes:
-    """Return the digest of the files. They are first checked to be regular files of a size that an adapter
-    can have, then read in pieces.
+    """Return the digest of the files. The function first checks that they are regular files of a size that an
+    adapter can have, then reads them in pieces.
     """
     digest = hashlib.sha256()
     for name, most in _MOST_BYTES.items():

@@ -74,7 +74,7 @@ class KvMemory:
         return keys, values
 
     def scratch(self, num_blocks: int) -> torch.Tensor:
-        """Memory into which `read` can copy blocks."""
+        """Return memory into which `read` can copy blocks."""
         return self.data.new_empty((2, num_blocks, *self.data.shape[3:]))
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
@@ -88,5 +88,5 @@ class KvMemory:
         self.data[:, :, block_id] = content.to(device=self.device, dtype=self.shape.dtype)
 
     def save_block(self, block_id: BlockId) -> torch.Tensor:
-        """Return a copy of one block on the CPU: (layer, keys and values, slot, head, dim)."""
+        """Return a copy of one block on the CPU, with the shape (layer, keys and values, slot, head, dim)."""
         return self.data[:, :, block_id].to("cpu", copy=True)

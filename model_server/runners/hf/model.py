@@ -29,7 +29,9 @@ DTYPES: tuple[DtypeName, ...] = ("auto", "float32", "bfloat16", "float16")
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto`: the first GPU if there is one. ModelError: the wanted device does not exist."""
+    """Return the device. `auto` is the first GPU if there is one. Raise ModelError if the wanted device does
+    not exist.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
@@ -39,7 +41,9 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: DtypeName, *, device: torch.device) -> torch.dtype:
-    """`auto`: float32 on CPUs, where half precision is slow, and bfloat16 elsewhere."""
+    """Return the data type. `auto` is float32 on CPUs, where half precision is slow, and bfloat16
+    elsewhere.
+    """
     if name == "auto":
         name = "float32" if device.type == "cpu" else "bfloat16"
     dtype: torch.dtype = getattr(torch, name)
@@ -94,11 +98,11 @@ class PagedModel:
 
     @property
     def max_len_tokens(self) -> int:
-        """The most positions that the model was made for."""
+        """Return the most positions that the model was made for."""
         return int(self.module.config.max_position_embeddings)
 
     def forward(self, plan: StepPlan) -> Sequence[torch.Tensor]:
-        """Logits, (vocabulary,), after the last token of each chunk."""
+        """Return logits (vocabulary,) after the last token of each chunk."""
         self.memory.copy(plan.copies)
         if not plan.chunks:
             return ()

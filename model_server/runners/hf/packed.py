@@ -53,7 +53,7 @@ class SharedProduct:
         return product
 
     def __deepcopy__(self, memo: dict[int, object]) -> SharedProduct:
-        """Shares the weights, since no code changes them and torch cannot copy packed weights."""
+        """Share the weights, because no code changes them and torch cannot copy packed weights."""
         copied = memo[id(self)] = SharedProduct(self.weight, self.bias, num_layers=self._num_layers)
         return copied
 
@@ -74,14 +74,14 @@ class PackedLinear(torch.nn.Module):  # type: ignore[misc] # torch is not where 
         return self._product.of(rows)[..., self._first : self._first + self.out_features]
 
     def __deepcopy__(self, memo: dict[int, object]) -> PackedLinear:
-        """Hooks are not copied."""
+        """Copy the layer without its hooks."""
         copied = PackedLinear(self, copy.deepcopy(self._product, memo), first_column=self._first)
         memo[id(self)] = copied
         return copied
 
 
 def pack(module: Any) -> int:
-    """Pack every linear layer of a model that computes in float32 on a CPU. Returns their number. A torch
+    """Pack every linear layer of a model that computes in float32 on a CPU. Return their number. A torch
     without oneDNN packs none.
     """
     if module.device.type != "cpu" or module.dtype != torch.float32 or not _can_pack():

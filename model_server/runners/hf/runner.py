@@ -39,7 +39,7 @@ class HfRunner:
         return StepResult(tokens, 0.0, told, last)
 
     def _logits(self, plan: StepPlan) -> Sequence[torch.Tensor]:
-        """Return the logits after each chunk: computed now, or kept from an equal prompt."""
+        """Return the logits after each chunk. They are computed now, or kept from an equal prompt."""
         computed = iter(
             self.model.forward(replace(plan, chunks=tuple(c for c in plan.chunks if c.kept is None)))
         )

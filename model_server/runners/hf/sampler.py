@@ -41,8 +41,8 @@ def choose(
 
 
 def draw(logits: torch.Tensor, params: SamplingParams, *, position: int) -> TokenId:
-    """Draw one token at a temperature above 0. `logits`: (vocabulary,); `position`: the token's place in
-    the answer.
+    """Draw one token at a temperature above 0. `logits` has the shape (vocabulary,). `position` is the
+    token's place in the answer.
     """
     probabilities = (logits.double() / params.temperature).softmax(-1)
     number = uniform(params.seed, position)

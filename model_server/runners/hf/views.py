@@ -26,9 +26,9 @@ class LongChunk:
     first_row: int
     end_row: int
     start: int
-    """Position of the chunk's first token in its request."""
+    """The position of the chunk's first token in its request."""
     blocks: torch.Tensor
-    """Numbers of the request's blocks up to the chunk's last token."""
+    """The numbers of the request's blocks up to the chunk's last token."""
     view: KvView | None
 
     @property
@@ -45,18 +45,21 @@ class Context:
     """The keys and values that one chunk attends to in one layer."""
 
     keys: torch.Tensor
-    """(tokens, KV head, dim)"""
+    """The shape is (tokens, KV head, dim)."""
     values: torch.Tensor
     visible: torch.Tensor | None
-    """(queries, tokens): true where a query may look. None: token i is position i, and each query sees the
-    tokens up to itself."""
+    """True where a query may look. The shape is (queries, tokens). None means that token i is position i, and
+    each query sees the tokens up to itself.
+    """
 
 
 class KvView(Protocol):
     def read(
         self, layer: int, chunk: LongChunk, query: torch.Tensor, *, memory: KvMemory, scaling: float
     ) -> Context:
-        """`query`: (queries, head, dim), after rotation, not yet multiplied by `scaling`."""
+        """Return what the request reads. `query` is (queries, head, dim), after rotation and not yet
+        multiplied by `scaling`.
+        """
         ...
 
 
@@ -64,15 +67,14 @@ ViewFor = Callable[[Request], KvView | None]
 
 
 def no_view(_: Request) -> None:
-    """Every request reads all of its blocks."""
+    """Return no view, so that every request reads all of its blocks."""
 
 
 def attention_weights(
     query: torch.Tensor, keys: torch.Tensor, *, scaling: float, visible: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Softmax weights as in the model's attention: (head, query, token), in float32.
-
-    `query` (queries, head, dim) and `keys` (tokens, KV head, dim). Each KV head serves an equal number of
+    """Return softmax weights as in the model's attention: (head, query, token), in float32. `query` is
+    (queries, head, dim) and `keys` is (tokens, KV head, dim). Each KV head serves an equal number of
     consecutive query heads.
     """
     groups = query.shape[1] // keys.shape[1]
