@@ -72,10 +72,8 @@ class Api:
         kv_event_sources: Callable[[], dict[str, dict[str, Any]]],
         remote_prefill: RemotePrefill | None = None,
     ) -> None:
-        """`runtime_lora`: clients may load and unload adapters. Otherwise these paths do not exist, as in
-        vLLM.
-
-        `remote_prefill`: other servers may compute prompts for this one, and this one for them.
+        """`runtime_lora` lets clients load and unload adapters. Otherwise these paths do not exist, as in
+        vLLM. `remote_prefill` lets other servers compute prompts for this one, and this one for them.
         """
         self._remote_prefill = remote_prefill
         self._runtime_lora = runtime_lora
@@ -283,7 +281,7 @@ class Api:
 
 
 async def _small(http: web.Request) -> bytes:
-    """Return a body that names one adapter. ApiError: it is longer."""
+    """Return a body that names one adapter. Raise ApiError if the body is longer."""
     raw = await http.read()
     if len(raw) > _READ_AT_ONCE_BYTES:
         raise ApiError(f"The body is over the {_READ_AT_ONCE_BYTES:,} bytes that are taken on this path.")

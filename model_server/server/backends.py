@@ -1,4 +1,4 @@
-"""The backends of a server: a made-up model, or a real one. The only module that knows both.
+"""The backends of a server: a made-up model, or a real one. No other module knows both.
 
 Torch is imported only for a real model.
 """
@@ -40,7 +40,7 @@ DEFAULT_HF_BLOCKS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostSettings:
-    """No model: steps take as long as `costs` say, and words are made up."""
+    """A server without a model: steps take as long as `costs` say, and words are made up."""
 
     costs: CostModel
     mean_answer_tokens: int = 128
@@ -48,13 +48,14 @@ class CostSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HfSettings:
-    """A real model, computed here."""
+    """A real model, which this process computes."""
 
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     threads: int | None = None
-    """Threads of torch on a CPU. None: half of the cores, because two engines on one core slow each other
-    down."""
+    """The number of torch's threads on a CPU. None means half of the cores, because two engines on one core
+    slow each other down.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,21 +64,21 @@ class Backend:
     language: Language
     made_up: bool
     max_len_tokens: int | None
-    """The longest prompt plus answer that the model itself allows. None: any length."""
+    """The longest prompt plus answer that the model itself allows. None means any length."""
     vocabulary_size: int | None
-    """The model has tokens from 0 up to this one. None: any number is a token."""
+    """The model has tokens from 0 up to this one. None means that any number is a token."""
     compute: Callable[[StepPlan], Awaitable[StepResult]] | None
-    """None: the runner itself takes no time."""
+    """Runs the steps. None means that the runner itself takes no time."""
     step_thread: Executor | None
     """The one thread in which `compute` runs."""
     tiers: Tiers | None
     """The store of prefixes below the engine's blocks."""
     load_adapter: Callable[[Adapter], Awaitable[None]]
-    """ApiError: the adapter cannot be served."""
+    """Loads an adapter. Raises ApiError if the adapter cannot be served."""
     unload_adapter: Callable[[Adapter, frozenset[Adapter]], Awaitable[None]]
-    """The second argument: the adapters that unfinished requests use."""
+    """Unloads an adapter. The second argument holds the adapters that unfinished requests use."""
     about: str
-    """One line for the person who started the server. Empty: there is nothing to say."""
+    """One line for the person who started the server. It is empty if there is nothing to say."""
 
     @property
     def eos_token_ids(self) -> Sequence[TokenId]:
@@ -112,8 +113,8 @@ def real(
     kv_store: KvStoreSettings | None,
     progress: Callable[[str], None],
 ) -> Backend:
-    """WeightsError: there is no such model, or no torch. ModelError of the runner: the model cannot be
-    served. StoreError: the store cannot be used.
+    """Return the backend of a real model. Raise WeightsError if there is no such model, or no torch. Raise
+    ModelError if the model cannot be served, and StoreError if the store cannot be used.
     """
     try:
         from model_server.runners.hf import model as hf  # noqa: PLC0415 - needs torch
@@ -199,11 +200,11 @@ def _with_tiers(
 
 
 async def _nothing_to_load(_: Adapter) -> None:
-    """A made-up model has a name for every adapter, and no weights."""
+    """Do nothing. A made-up model has a name for every adapter, and no weights."""
 
 
 async def _nothing_to_unload(_: Adapter, __: frozenset[Adapter]) -> None:
-    """There is nothing to unload."""
+    """Do nothing, because there is nothing to unload."""
 
 
 def _load(bank: AdapterBank, adapter: Adapter) -> None:

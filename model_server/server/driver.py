@@ -65,16 +65,16 @@ class _Receiver:
     mailbox: Mailbox
     index: int
     stream_interval: int | None
-    """Number of tokens in one delta. None: all of them, when the request has ended."""
+    """The number of tokens in one delta. None means that all tokens come when the request has ended."""
     filter: StopFilter | None
     text: Detokenizer
     told: list[TokenReport] | None
-    """None: log probabilities were not requested."""
+    """The number of log probabilities. None means that they were not requested."""
     pieces: list[str] = field(default_factory=list)
 
 
 def _nowhere() -> None:
-    """Used if no KV events are wanted."""
+    """Do nothing. This is used if no KV events are wanted."""
 
 
 class EngineDriver:
@@ -91,9 +91,8 @@ class EngineDriver:
         compute: Callable[[StepPlan], Awaitable[StepResult]] | None = None,
         staging: Staging | None = None,
     ) -> None:
-        """`compute`: runs the runner's `execute` outside the event loop's thread. None: it takes no time.
-
-        `staging`: fetches prefixes from a store below the cache. None: there is no store.
+        """`compute` runs the runner's `execute` outside the event loop's thread. None means that it takes no
+        time. `staging` fetches prefixes from a store below the cache. None means that there is no store.
         """
         self._engine = engine
         self._compute = compute
@@ -120,8 +119,8 @@ class EngineDriver:
         stream: bool,
         stops: StopRule | None = None,
     ) -> None:
-        """Queue all requests of one HTTP request, or none. QueueFullError, DrainingError, or ApiError if they
-        could never run.
+        """Queue all requests of one HTTP request, or none. Raise QueueFullError, DrainingError, or ApiError
+        if they could never run.
         """
         if self.draining:
             raise DrainingError("The server is shutting down; send the request to another one.")
@@ -201,9 +200,7 @@ class EngineDriver:
                 self._deliver(output, reason)
 
     def _read(self, output: TokenOutput) -> FinishReason | None:
-        """Add the token's text to what its receiver will get. Returns why the answer ends
-        here, if it does.
-        """
+        """Add the token's text to what its receiver will get. Return the reason if the answer ends here."""
         request = output.request
         receiver = self._receivers[request.request_id]
         # The end marker is not shown.

@@ -5,7 +5,7 @@ in OpenAI's shape.
 from __future__ import annotations
 
 _SHOWN_CHARACTERS = 200
-"""Most characters of a client's own text in a message to the client."""
+"""The most characters of a client's own text in a message to the client."""
 
 
 class ApiError(Exception):

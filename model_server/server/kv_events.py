@@ -76,7 +76,7 @@ class Message:
 
 _encode = msgspec.msgpack.Encoder().encode
 decode_batch = msgspec.msgpack.Decoder(KvEventBatch).decode
-"""The batch of a payload, ours or vLLM's. msgspec.MsgspecError on anything else."""
+"""Return the batch of a payload, ours or vLLM's. Raise msgspec.MsgspecError on anything else."""
 
 
 def encode_batch(batch: KvEventBatch) -> bytes:
@@ -116,11 +116,11 @@ class KvEventLog:
         self._notes.append(BlockRemoved((event_hash(block_hash),), MEDIUM, 0))
 
     def cleared(self) -> None:
-        """Earlier notes that were not sent yet are dropped."""
+        """Note that no block can be found any more. Earlier notes that were not sent yet are dropped."""
         self._notes = [AllBlocksCleared()]
 
     def tier_changed(self, event: TierEvent) -> None:
-        """Called when a store below the cache holds other blocks than before."""
+        """Note that a store below the cache holds other blocks than before."""
         hashes = tuple(map(event_hash, event.hashes))
         if isinstance(event, TierRemoved):
             self._notes.append(BlockRemoved(hashes, event.medium, 0))
@@ -143,7 +143,7 @@ class KvEventLog:
         )
 
     def take(self, *, wall_time_s: float) -> Message | None:
-        """Return the notes since the last call, as the next message. None: there are none."""
+        """Return the notes since the last call, as the next message. Return None if there are none."""
         if not self._notes:
             return None
         batch = KvEventBatch(wall_time_s, tuple(self._notes), 0)

@@ -30,7 +30,7 @@ END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 _HIGH_WATER_MARK = 100_000
 _LINGER_MS = 200
 _MESSAGES_A_SLICE = 256
-"""Messages of a replay that are sent before other tasks get their turn."""
+"""The number of messages of a replay that are sent before other tasks get their turn."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvEventSettings:
     endpoint: str
-    """A ZeroMQ address to bind: tcp://*:5557, tcp://127.0.0.1:0 for any free port, ipc://path."""
+    """A ZeroMQ address to bind: tcp://*:5557, tcp://127.0.0.1:0 for any free port, or ipc://path."""
     replay_endpoint: str | None = None
     topic: str = ""
     buffer_batches: int = DEFAULT_BUFFER_BATCHES
@@ -73,7 +73,7 @@ class KvPublisher:
 
     @property
     def endpoint(self) -> str:
-        """Where subscribers connect, with the number of a port that was chosen as free."""
+        """Return the address where subscribers connect, with the number of a port that was chosen as free."""
         return _bound_address(self._pub)
 
     @property
@@ -126,7 +126,9 @@ class KvPublisher:
 async def open_publisher(
     log: KvEventLog, settings: KvEventSettings, *, wall_clock: Callable[[], float]
 ) -> AsyncIterator[KvPublisher]:
-    """Return the bound sockets. ValueError: ZeroMQ is not installed. OSError: an address cannot be bound."""
+    """Return the bound sockets. Raise ValueError if ZeroMQ is not installed, and OSError if an address cannot
+    be bound.
+    """
     try:
         import zmq  # noqa: PLC0415 - only a server with KV events needs it
         import zmq.asyncio  # noqa: PLC0415 - as above

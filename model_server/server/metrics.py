@@ -129,7 +129,7 @@ class Metrics:
         self.lora_activity(scheduler)
 
     def adapter_requested(self) -> None:
-        """Called when a request for an adapter has come: from now on adapters are watched."""
+        """Note that a request for an adapter has come. From now on adapters are watched."""
         self._adapters_asked_for = True
 
     def request_aborted(self) -> None:

@@ -24,9 +24,8 @@ class ServedModels:
         adapters: Iterable[Adapter] = (),
         max_adapters: int = DEFAULT_MAX_ADAPTERS,
     ) -> None:
-        """`names`: the first name is the one in metrics. `root`: the model behind the names.
-
-        `max_adapters`: the most adapters at the same time.
+        """The first of `names` is the name in metrics. `root` is the model behind the names. `max_adapters`
+        is the most adapters at the same time.
         """
         if not names or not all(names):
             raise ValueError("a served model needs a name")
@@ -43,8 +42,8 @@ class ServedModels:
         return tuple(self._adapters.values())
 
     def resolve(self, name: str | None) -> Adapter | None:
-        """Return the adapter of that name. None: the base model; a request without a name means the base
-        model, too.
+        """Return the adapter of that name. None means the base model. A request without a name means the base
+        model too.
         """
         if not name or name in self.names:
             return None
@@ -54,7 +53,7 @@ class ServedModels:
             raise ModelNotFoundError(name) from None
 
     def _check(self, adapter: Adapter) -> None:
-        """ApiError: the adapter cannot have this name or path, or there is no room for it."""
+        """Raise ApiError if the adapter cannot have this name or path, or there is no room for it."""
         name = adapter.name
         for text, most, param in (
             (name, _MAX_NAME_CHARACTERS, "lora_name"),
@@ -85,7 +84,7 @@ class ServedModels:
 
     @contextmanager
     def loading(self, adapter: Adapter) -> Iterator[None]:
-        """Reserves the name: meanwhile no other call can load an adapter under it. The adapter is served if
+        """Reserve the name: meanwhile no other call can load an adapter under it. The adapter is served if
         the block ends without an error.
         """
         self._check(adapter)
@@ -97,7 +96,7 @@ class ServedModels:
             self._loading.discard(adapter.name)
 
     def unload(self, name: str) -> Adapter:
-        """Unfinished requests continue. New requests no longer find the name."""
+        """Remove the adapter's name. Unfinished requests continue. New requests no longer find the name."""
         if name not in self._adapters:
             raise ModelNotFoundError(name)
         return self._adapters.pop(name)

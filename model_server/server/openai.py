@@ -120,7 +120,7 @@ class Job:
     cache_salt: str
     seeds: tuple[int, ...]
     samplings: tuple[SamplingParams, ...]
-    """One for each prompt, like the seeds."""
+    """One seed for each prompt."""
     stream: bool
     include_usage: bool
     usage_in_each_event: bool
@@ -154,7 +154,7 @@ class RequestReader:
         max_len_tokens: int,
         vocabulary_size: int | None = None,
     ) -> None:
-        """`vocabulary_size`: tokens from this one on are refused, because the model lacks them. None: there
+        """Tokens from `vocabulary_size` on are refused, because the model lacks them. None means that there
         is no such bound.
         """
         self._models = models
@@ -246,8 +246,8 @@ class RequestReader:
     def _truncated(
         self, prompts: Sequence[list[TokenId]], most: int | None, max_tokens: int | None
     ) -> Sequence[list[TokenId]]:
-        """Return the last tokens of each prompt: `most` of them; -1: as many as leave room for the answer.
-        None: all.
+        """Return the last `most` tokens of each prompt. -1 means as many as leave room for the answer, and
+        None means all.
         """
         if most is None:
             return prompts
@@ -271,7 +271,9 @@ class RequestReader:
         )
 
     def _check_sum(self, tokens: int) -> None:
-        """Each answer is a request of its own, and its blocks are hashed before it waits."""
+        """Refuse too many answers. Each answer is a request of its own, and its blocks are hashed before it
+        waits.
+        """
         if tokens > MAX_LENGTHS * self._max_len_tokens:
             raise ApiError(
                 f"The request's prompts have {tokens} tokens, each counted once for every answer to it, and one request may have "

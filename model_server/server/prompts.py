@@ -22,14 +22,15 @@ MAX_PROMPTS = 256
 MAX_LENGTHS = 16
 """All prompts of one request together may have this many times the tokens that the model takes at once."""
 ABSENT = msgspec.Raw()
-"""A field that the client left out."""
+"""Stands for a field that the client left out."""
 _MAX_OPTION_BYTES = 64 * 1024
 _MAX_COUNTED_CHARACTERS = 256 * 1024
 """/tokenize counts a text up to this length even if the model's own length is shorter, since this is its
 purpose."""
 _LONGEST_ESCAPE_BYTES = 6
-r"""Most bytes of one character in JSON, as in \u00e9. A character outside the first plane
-takes two of these."""
+r"""The most bytes of one character in JSON, as in \u00e9. A character outside the first plane takes two of
+these.
+"""
 _MOST_JSON_MARKS = 8
 """On average over a text, no tokenizer packs more brackets and commas of JSON into one token than this."""
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
@@ -82,7 +83,7 @@ def decoded(raw: msgspec.Raw | bytes, kind: type[Decoded] | Any, *, param: str) 
 
 
 def option(raw: msgspec.Raw, kind: type[Decoded] | Any, *, param: str) -> Decoded | None:
-    """Return a field whose value is small if a client means it. Raises ApiError."""
+    """Return a field whose value is small if a client means it. Raise ApiError otherwise."""
     if not given(raw):
         return None
     if len(memoryview(raw)) > _MAX_OPTION_BYTES:
@@ -100,7 +101,7 @@ class PromptReader:
         self._max_characters = max_len_tokens * language.longest_token_characters
 
     def completion(self, raw: msgspec.Raw) -> list[list[TokenId]]:
-        """A string, token ids, or a list of either."""
+        """Read a string, token ids, or a list of either."""
         first, second = _first_marks(raw)
         if first not in (b'"', b"["):
             raise ApiError("prompt must be a string, token ids, or a list of either.", param="prompt")
@@ -181,7 +182,7 @@ class PromptReader:
         return texts
 
     def _cut(self, texts: list[str]) -> list[list[TokenId]]:
-        """Ends with the first text that is one too many."""
+        """Return the tokens of the texts. Stop at the first text that is one too many."""
         room = MAX_LENGTHS * self._max_len_tokens
         prompts = []
         for text in texts:
@@ -216,7 +217,7 @@ class PromptReader:
             self._refuse(f"the prompt's {size} bytes")
 
     def _check_characters(self, count: int, longest: int | None = None) -> None:
-        """Checked before a text is cut into tokens, which takes seconds for a long one."""
+        """Check a text before it is cut into tokens, which takes seconds for a long one."""
         if count > (self._max_characters if longest is None else longest):
             self._refuse(f"the prompt's {count} characters")
 
@@ -255,7 +256,7 @@ def _named(body: Conversation) -> dict[str, Any]:
 
 
 def _json(raw: msgspec.Raw, kind: Any, *, param: str) -> Any:
-    """Any JSON of that type. None: the field is absent."""
+    """Read any JSON of that type. Return None if the field is absent."""
     if not given(raw):
         return None
     try:

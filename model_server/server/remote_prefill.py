@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvTransferSettings:
-    """How long KV takes from one server to another."""
+    """The time that KV takes from one server to another."""
 
     bytes_per_token: float = 131_072.0
     bytes_per_second: float = 1e10
@@ -53,18 +53,18 @@ class KvTransferSettings:
 
 
 class BlocksAsked(msgspec.Struct, frozen=True):
-    """Names of a prompt's blocks in order, in hexadecimal."""
+    """The names of a prompt's blocks in order, in hexadecimal."""
 
     hashes: tuple[str, ...]
 
 
 class BlocksHeld(msgspec.Struct, frozen=True):
     held: int
-    """Number of leading blocks."""
+    """The number of leading blocks."""
 
 
 class RemotePrefillError(Exception):
-    """The other server did not do it. The message says why."""
+    """The other server did not compute the prompt or hand over its blocks. The message says why."""
 
 
 class RemotePrefill:
@@ -76,8 +76,8 @@ class RemotePrefill:
         self._sleep = sleep
 
     def held(self, asked: BlocksAsked) -> BlocksHeld:
-        """The server that has the blocks asks this: return how many of them it can hand over. ValueError:
-        a hash is not hexadecimal.
+        """Return how many of the blocks this server can hand over. The server that asks has the prompt to
+        answer. Raise ValueError if a hash is not hexadecimal.
         """
         pool, count = self._engine.kv_cache.pool, 0
         for text in asked.hashes:
@@ -87,8 +87,8 @@ class RemotePrefill:
         return BlocksHeld(count)
 
     async def fetch(self, where: str, path: str, raw: bytes, requests: Sequence[Request]) -> int:
-        """Have the prompt computed at `where`, and get its blocks. Returns the number of tokens that came. 0:
-        this server has to compute them.
+        """Have the prompt computed at `where`, and get its blocks. Return the number of tokens that came. 0
+        means that this server has to compute them.
         """
         prompt = requests[0]
         if any(request.token_ids != prompt.token_ids for request in requests[1:]):
@@ -124,7 +124,7 @@ class RemotePrefill:
 
 
 def _url(where: str) -> str:
-    """RemotePrefillError: `where` is not `ip:port`."""
+    """Return the URL. Raise RemotePrefillError if `where` is not `ip:port`."""
     host, _, port = where.rpartition(":")
     try:
         ip = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))

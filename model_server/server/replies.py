@@ -33,13 +33,13 @@ class Delta:
     text: str
     finish_reason: FinishReason | None
     told: tuple[TokenReport, ...] | None = None
-    """The log probabilities of its tokens. None: the client did not ask."""
+    """The log probabilities of its tokens. None means that the client did not ask."""
     stop_reason: str | None = None
     """The stop string that ended the answer, if one did."""
 
 
 def usage(requests: Sequence[Request], *, answers_each: int = 1) -> dict[str, Any]:
-    """`answers_each`: this many consecutive requests have the same prompt, which counts once."""
+    """Return the usage. `answers_each` consecutive requests have the same prompt, which counts once."""
     prompt = sum(request.num_prompt_tokens for request in requests[::answers_each])
     completion = sum(request.num_output_tokens for request in requests)
     cached = sum(request.num_cached_tokens or 0 for request in requests[::answers_each])
@@ -71,7 +71,9 @@ class Reply:
         self._told_characters: Counter[int] = Counter()
 
     def whole(self, deltas: Sequence[Delta], requests: Sequence[Request]) -> dict[str, Any]:
-        """Return the answer at once. `deltas`: one for each choice, with all of its text, in any order."""
+        """Return the whole answer. `deltas` has one entry for each choice, with all of its text, in any
+        order.
+        """
         choices = []
         for delta in sorted(deltas, key=lambda delta: delta.index):
             shape: dict[str, Any] = (
@@ -89,7 +91,7 @@ class Reply:
         return self._event([choice])
 
     def event(self, delta: Delta, *, request: Request | None = None) -> bytes:
-        """`request`: the request whose usage so far the client wants in each event."""
+        """Return an event. `request` is the request whose usage so far the client wants in each event."""
         shape: dict[str, Any] = {"delta": {"content": delta.text}} if self._chat else {"text": delta.text}
         so_far = {} if request is None else {"usage": usage([request])}
         return self._event([self._choice(delta, shape)], **so_far)

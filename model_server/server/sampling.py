@@ -20,7 +20,7 @@ from model_server.server.prompts import ABSENT, option
 
 _MAX_SEED = 2**63
 _GREEDY_BELOW = 1e-5
-"""As in vLLM: logits divided by a smaller number would overflow."""
+"""This limit is vLLM's: logits divided by a smaller number would overflow."""
 
 
 class SamplingBody(msgspec.Struct, kw_only=True):
@@ -52,12 +52,12 @@ _NEUTRAL_OPTIONS: dict[str, tuple[Any, object]] = {
     "stop_token_ids": (list[int], []),
     "response_format": (dict[str, Any], {"type": "text"}),
 }
-"""Options that a client could make long: their type, and the value that changes nothing."""
+"""Options that a client could make long, each with its type and the value that changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingReader:
-    """`rng`: the source of seeds for requests that name none."""
+    """`rng` is the source of seeds for requests that name none."""
 
     made_up: bool
     rng: random.Random
@@ -65,7 +65,9 @@ class SamplingReader:
     def read(
         self, body: SamplingBody, *, num_logprobs: int | None, seeds: Sequence[int | None]
     ) -> tuple[SamplingParams, ...]:
-        """Return one for each of `seeds`. None: the client names none, and one is drawn."""
+        """Return one set of parameters for each of `seeds`. None means that the client names no seed, and one
+        is drawn.
+        """
         options = {
             name: option(getattr(body, name), kind, param=name)
             for name, (kind, _) in _NEUTRAL_OPTIONS.items()

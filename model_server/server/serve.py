@@ -45,25 +45,25 @@ from model_server.server.staging import Staging
 from model_server.tiers.settings import KvStoreSettings
 
 _INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it."""
+"""The exit status after Ctrl-C, as shells have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
-    """0: any free port."""
+    """The port. 0 means any free port."""
     port_file: Path | None = None
     model: str = "made-up"
     served_names: tuple[str, ...] = ()
-    """Empty: the model's own name."""
+    """The names of the model. Empty means the model's own name."""
     adapters: tuple[Adapter, ...] = ()
     max_adapters: int = DEFAULT_MAX_ADAPTERS
     """The most adapters loaded at the same time, including those given at the start."""
     allow_runtime_lora_updating: bool = False
-    """Clients may load and unload adapters over HTTP."""
+    """True: clients may load and unload adapters over HTTP."""
     num_blocks: int | None = None
-    """None: as many as `max_concurrency` or the backend asks for."""
+    """The number of blocks. None means as many as `max_concurrency` or the backend asks for."""
     max_concurrency: int | None = None
     """The cache has room for this many requests of `max_model_len_tokens`."""
     block_size_tokens: int = 16
@@ -106,7 +106,7 @@ class ServerSettings:
 
     @property
     def wanted_blocks(self) -> int | None:
-        """None: no size was asked for."""
+        """Return the number of blocks that were asked for. None means that no size was asked for."""
         if self.max_concurrency is None or self.max_model_len_tokens is None:
             return self.num_blocks
         return blocks_for_concurrency(
@@ -143,7 +143,7 @@ class ServerSettings:
 
 
 def _quietly(_: str) -> None:
-    """Reports no progress."""
+    """Report no progress."""
 
 
 class Server:
@@ -215,14 +215,14 @@ class Server:
         )
 
     def _kv_event_sources(self) -> dict[str, dict[str, Any]]:
-        """Data parallel rank -> how to subscribe. Empty: there are no events."""
+        """Return how to subscribe, by data parallel rank. The result is empty if there are no events."""
         return {"0": self.kv_publisher.source()} if self.kv_publisher is not None else {}
 
 
 @asynccontextmanager
 async def listening(server: Server, settings: ServerSettings) -> AsyncIterator[int]:
-    """The server accepts requests inside this block, which yields its port. At the block's end the server
-    finishes the requests that have begun.
+    """Listen inside this block, which yields the port. At the block's end the server finishes the requests
+    that have begun.
     """
     runner = web.AppRunner(
         server.application,
@@ -345,7 +345,7 @@ def _on_signals(stop: asyncio.Event) -> None:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """A reader sees the whole text, or no file."""
+    """Write a file so that a reader sees the whole text, or no file."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     partial.write_text(text)
     partial.replace(path)

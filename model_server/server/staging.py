@@ -55,7 +55,7 @@ class Tiers(Protocol):
 
 class Staging:
     def __init__(self, engine: Engine, tiers: Tiers, *, step_thread: Executor, staged_bytes: int) -> None:
-        """`step_thread`: runs the steps, one after the other, and work that is handed to it in between."""
+        """`step_thread` runs the steps, one after the other, and work that is handed to it in between."""
         self._engine = engine
         self._tiers = tiers
         self._step_thread = step_thread
@@ -71,7 +71,7 @@ class Staging:
         """Called when a request may be admitted that could not be admitted before."""
 
     def submitted(self, request: Request) -> None:
-        """Called when the engine has just got this request."""
+        """Look up a request that the engine has just got."""
         cached = self._engine.kv_cache.get_computed(request)
         usable = (len(request.token_ids) - 1) // self._engine.config.block_size_tokens
         if self._tiers.num_held(request.block_hashes[:usable], adapter=request.adapter) > len(cached.blocks):
@@ -80,15 +80,13 @@ class Staging:
             self._fetch_next()
 
     def aborted(self) -> None:
-        """Requests have ended early. The room of their fetched prefixes is free again, and no step may come
-        to notice this.
+        """Note that requests have ended early. The room of their fetched prefixes is free again, and no step
+        may come to notice this.
         """
         self._fetch_next()
 
     def stepped(self, plan: StepPlan) -> None:
-        """Called when a step is finished. Requests that ended in it are stored, and there may be room for the
-        next fetch.
-        """
+        """Store the requests that ended in a finished step. There may then be room for the next fetch."""
         if self._closed:
             return
         for chunk in plan.chunks:
@@ -104,23 +102,23 @@ class Staging:
         self._fetch_next()
 
     def tell(self, log: KvEventLog, publish: Callable[[], None]) -> None:
-        """From now on the log gets the store's changes, and `publish` is called for them. To be called before
-        the first request.
+        """Send the store's changes to the log from now on, and call `publish` for them. Call this before the
+        first request.
         """
         self._log = log, publish
         self._tiers.listen(self._teller(log, publish))
 
     def cache_was_reset(self) -> None:
-        """Subscribers have forgotten everything, so the store's content is reported again,
-        each block once.
+        """Report the store's content again, each block once, because subscribers have forgotten
+        everything.
         """
         if self._log is not None:
             self._num_resets += 1
             _leave(self._loader, partial(self._tiers.listen, self._teller(*self._log)))
 
     def _teller(self, log: KvEventLog, publish: Callable[[], None]) -> Tell:
-        """Returns a `tell` that works until the next reset of the cache. After a reset, everything is
-        reported again.
+        """Return a `tell` that works until the next reset of the cache. After a reset, everything is reported
+        again.
         """
         loop, num_resets = asyncio.get_running_loop(), self._num_resets
 
@@ -139,8 +137,8 @@ class Staging:
         return self._tiers.status()
 
     async def close(self, *, timeout_s: float) -> None:
-        """Called when no request is unfinished any more. Waiting blocks are written, as far as the time
-        allows.
+        """Write waiting blocks, as far as the time allows. Call this when no request is unfinished any
+        more.
         """
         loop = asyncio.get_running_loop()
         # A request that still waits for its prefix may be computed later. It stores nothing.
@@ -192,7 +190,7 @@ class Staging:
 
 
 def _leave(thread: Executor, work: Callable[[], None]) -> None:
-    """No caller waits for the result, so a fault is only logged."""
+    """Run work whose result no caller waits for. So a fault is only logged."""
 
     def done(future: Future[None]) -> None:
         if not future.cancelled() and (error := future.exception()) is not None:
@@ -202,4 +200,4 @@ def _leave(thread: Executor, work: Callable[[], None]) -> None:
 
 
 def _nobody() -> None:
-    """Does nothing. It is called while no request waits."""
+    """Do nothing. This is called while no request waits."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 class StopRule:
     strings: tuple[str, ...]
     include: bool = False
-    """Whether to show the stop string too."""
+    """True: the answer shows the stop string too."""
 
     def __post_init__(self) -> None:
         if not all(self.strings):
@@ -23,7 +23,7 @@ class StopRule:
 
 
 class StopFilter:
-    """One answer's text on its way out."""
+    """Filters one answer's text before it is sent."""
 
     __slots__ = ("_held", "_rule", "stopped_by")
 

@@ -41,7 +41,8 @@ class Counters:
     ttft_count: int = 0
     prefill_sum_s: float = 0.0
     """Seconds from admission to first token, of requests that have ended. The next field counts the tokens
-    computed in this time."""
+    computed in this time.
+    """
     prefill_tokens: int = 0
     adapter_loads: int = 0
     preemptions: int = 0
@@ -124,7 +125,7 @@ class SimEngine:
             self.due_s = stride.end_s(stride.num_steps)
 
     def drop_all(self) -> list[Job]:
-        """Called when the process died, so everything in it fails. The engine cannot be used afterwards."""
+        """Fail everything in the process, because it died. The engine cannot be used afterwards."""
         lost = self.jobs()
         self._running.clear()
         self._waiting.clear()
@@ -132,8 +133,8 @@ class SimEngine:
         return lost
 
     def wake(self, now: float) -> tuple[list[Job], list[Job]]:
-        """Called when the current stride is over (or there is none): record it, and start the next one.
-        Returns requests with their first token, and ended ones.
+        """Record the current stride, which is over (or there is none), and start the next one. Return
+        requests with their first token, and ended ones.
         """
         first: list[Job] = []
         ended: list[Job] = []
@@ -294,7 +295,9 @@ class SimEngine:
         self._waiting.extendleft(reversed(passed_over))
 
     def _try_admit(self, job: Job, budget: int, now: float) -> int:
-        """Return how many tokens the request computes in this step. 0: there is no room for the request."""
+        """Return how many tokens the request computes in this step. 0 means that there is no room for the
+        request.
+        """
         size, pool = self.shape.block_tokens, self.pool
         usable = (job.num_tokens - 1) // size
         hits: list[Block] = []

@@ -26,7 +26,9 @@ from model_server.sim.request import Record, SimRequest
 from model_server.sim.snapshot import Snapshot, snapshot
 
 WAITS: Final = "(waits)"
-"""A router's answer for a request that has to wait for a server. Only for routers that are also a `Gate`."""
+"""A router's answer for a request that has to wait for a server. Only a router that is also a `Gate` may give
+it.
+"""
 
 
 class Router(Protocol):
@@ -36,7 +38,9 @@ class Router(Protocol):
         """Set the current servers. `restarted` names one that came back with a cold cache, or is empty."""
 
     def route(self, request: SimRequest, *, now: float) -> str | None:
-        """Return the server's name. None refuses the request. `WAITS`: a `Gate` will answer later."""
+        """Return the server's name. None refuses the request. `WAITS` means that a `Gate` will answer
+        later.
+        """
 
     def first_token(self, request_id: int, *, now: float) -> None: ...
 
@@ -55,7 +59,7 @@ class Gate(Protocol):
 
     @property
     def due_s(self) -> float:
-        """When the gate must be asked at the latest."""
+        """Return the latest time at which the gate must be asked."""
 
 
 class Workload(Protocol):
@@ -72,13 +76,13 @@ class Change:
 
     at_s: float
     restart: str = ""
-    """This server's process dies and comes back cold at once."""
+    """The name of a server whose process dies and comes back cold at once."""
     add: str = ""
-    """This server joins."""
+    """The name of a server that joins."""
     remove: str = ""
-    """This server gets no more requests, ends those that it has, and never comes back."""
+    """The name of a server that gets no more requests, ends those that it has, and never comes back."""
     speed: float = 1.0
-    """Speed of the server that joins or restarts, as a share of the usual."""
+    """The speed of the server that joins or restarts, as a share of the usual speed."""
 
 
 class Scaler(Protocol):
@@ -87,7 +91,7 @@ class Scaler(Protocol):
     every_s: float
 
     def changes(self, *, now: float) -> Iterable[Change]:
-        """Return the changes to make, now or later. Asked every `every_s`."""
+        """Return the changes to make, now or later. The fleet asks every `every_s`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,14 +99,14 @@ class FleetPlan:
     shape: EngineShape = field(default_factory=EngineShape)
     num_servers: int = 8
     speeds: tuple[float, ...] = ()
-    """Speeds of the first servers, as shares of the usual: for a slow pod."""
+    """The speeds of the first servers, as shares of the usual speed. A slow pod has less than 1."""
     cache_shares: Mapping[str, float] = field(default_factory=dict)
-    """By server: the size of its cache as a share of the usual."""
+    """The size of each server's cache, as a share of the usual size."""
     scrape_interval_s: float = 1.0
     scrape_lag_s: float = 0.0
-    """Age of a page when the router gets it."""
+    """The age of a page when the router gets it."""
     num_scrapers: int = 1
-    """Number of picker replicas. Each scrapes the servers separately."""
+    """The number of picker replicas. Each scrapes the servers separately."""
     changes: tuple[Change, ...] = ()
     horizon_s: float = 3600.0
     """The run stops at this time, whatever is unfinished."""
@@ -115,7 +119,7 @@ class Outcome:
     records: list[Record]
     ended_s: float
     load_cov: float
-    """Mean over time of the coefficient of variation of requests inside the servers."""
+    """The mean over time of the coefficient of variation of requests inside the servers."""
     adapter_loads: int
     preemptions: int
     query_tokens: int
@@ -136,7 +140,7 @@ class Fleet:
         gate: Gate | None = None,
         scaler: Scaler | None = None,
     ) -> None:
-        """gate: the same object as the router, if requests may wait in it."""
+        """`gate` is the same object as the router, if requests may wait in it."""
         self._plan = plan
         self._router = router
         self._gate = gate
@@ -156,7 +160,7 @@ class Fleet:
 
     @property
     def engines(self) -> dict[str, SimEngine]:
-        """By server name, for tests."""
+        """Return the engines by server name, for tests."""
         return self._engines
 
     def run(self) -> Outcome:
@@ -248,7 +252,7 @@ class Fleet:
         due_s = engine.due_s
 
         def wake(now: float) -> None:
-            if engine.due_s == due_s:  # otherwise its time was changed, or its process died
+            if engine.due_s == due_s:  # Otherwise its time was changed, or its process died.
                 first, ended = engine.wake(now)
                 for job in first:
                     self._first_token(job, now)

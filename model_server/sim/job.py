@@ -18,16 +18,16 @@ class Job:
 
     job_id: int
     names: list[BlockHash]
-    """Names of all full blocks of prompt and answer."""
+    """The names of all full blocks of prompt and answer."""
     num_prompt_tokens: int
     num_answer_tokens: int
     adapter: str = ""
     arrived_s: float = 0.0
     num_tokens: int = 0
-    """Tokens of the prompt and of the answer so far."""
+    """The tokens of the prompt and of the answer so far."""
     num_computed: int = 0
     num_named: int = 0
-    """Number of the table's blocks that can be found by name."""
+    """The number of the table's blocks that can be found by name."""
     table: list[Block] | None = None
     num_slots: int = 0
     """Number of tokens for which the table's blocks have room, while there is a table."""
@@ -38,7 +38,7 @@ class Job:
     num_preemptions: int = 0
 
     end_tokens: int = field(init=False)
-    """Tokens of the prompt and the whole answer."""
+    """The tokens of the prompt and the whole answer."""
 
     def __post_init__(self) -> None:
         assert self.num_prompt_tokens > 0

@@ -1,4 +1,4 @@
-"""One simulated request, and what became of it."""
+"""One simulated request, and its results."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class SimRequest:
     session: str = ""
     tenant: str = ""
     priority: int = 0
-    """Larger goes first, if the router knows priorities."""
+    """The priority. A request with a larger one goes first, if the router knows priorities."""
     first_user_segment: int = 0
-    """Index of the segment where the first user message starts. The system prompt is before it."""
+    """The index of the segment where the first user message starts. The system prompt is before it."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -29,14 +29,14 @@ class SimRequest:
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """What became of a request. Times are seconds of the virtual clock. None: the request did not reach this
-    point.
+    """The results of a request. Times are seconds of the virtual clock. None means that the request did not
+    reach this point.
     """
 
     request: SimRequest
     arrived_s: float
     server: str = ""
-    """Empty: the router refused the request."""
+    """The name of the server. Empty means that the router refused the request."""
     num_prompt_tokens: int = 0
     num_cached_tokens: int | None = None
     first_token_s: float | None = None

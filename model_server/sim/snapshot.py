@@ -26,7 +26,7 @@ class Snapshot:
     ttft_sum_s: float
     ttft_count: int
     prefill_sum_s: float
-    """Of the `finished` requests, since their histograms are filled when they end."""
+    """The sums of the `finished` requests, because a server fills its histograms when requests end."""
     prefill_tokens: int
     max_loras: int
     active_adapters: frozenset[str]

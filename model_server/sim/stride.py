@@ -21,10 +21,10 @@ class Stride:
     started_s: float
     num_steps: int
     first_s: float
-    """Duration of the first step. Each later step takes `growth_s` longer than the one before."""
+    """The duration of the first step. Each later step takes `growth_s` longer than the one before."""
     growth_s: float
     interruptible: bool
-    """Whether an arrival could be admitted at the next step."""
+    """True if an arrival could be admitted at the next step."""
 
     def end_s(self, num_steps: int) -> float:
         return self.started_s + num_steps * self.first_s + self.growth_s * (num_steps * (num_steps - 1) / 2)

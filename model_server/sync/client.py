@@ -16,7 +16,7 @@ from model_server.sync.plan import Action, AdapterName, Adapters, Load
 
 _LIST_TIMEOUT_S = 10.0
 _CHANGE_TIMEOUT_S = 300.0
-"""Long, since a load may fetch gigabytes."""
+"""The timeout is long, because a load may fetch gigabytes."""
 _SHOWN_CHARACTERS = 300
 
 
@@ -55,7 +55,7 @@ class AdapterServer:
         await self._session.close()
 
     async def adapters(self) -> Adapters:
-        """ServerError: the server does not say."""
+        """Return the adapters that the server has. Raise ServerError if the server does not say."""
         raw = await self._ask("GET", "/v1/models", None, timeout_s=_LIST_TIMEOUT_S)
         try:
             cards = msgspec.json.decode(raw, type=_Cards).data
@@ -64,7 +64,7 @@ class AdapterServer:
         return {AdapterName(card.id): card.root or "" for card in cards if card.parent is not None}
 
     async def do(self, action: Action) -> None:
-        """ServerError: the server refuses or fails."""
+        """Load or unload an adapter. Raise ServerError if the server refuses or fails."""
         if isinstance(action, Load):
             path, body = "/v1/load_lora_adapter", {"lora_name": action.name, "lora_path": action.path}
         else:

@@ -79,8 +79,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return the exit status. 0: a signal ended the command, or with --once the server is in sync with the
-    file. 1: with --once the server is not in sync, or the status port is taken. 2: the flags are bad.
+    """Run the command. Return 0 if a signal ended it, or with --once if the server is in sync with the file.
+    Return 1 if with --once the server is not in sync, or the status port is taken. Return 2 if the flags
+    are bad.
     """
     if not (args.interval_s > 0 and args.max_backoff_s > 0) or not args.server.startswith(
         ("http://", "https://")
@@ -132,7 +133,7 @@ async def _until_signal(sync: LoraSync) -> None:
 
 @asynccontextmanager
 async def status_page(sync: LoraSync, *, host: str, port: int) -> AsyncIterator[int]:
-    """Serves inside; yields the port."""
+    """Serve the page inside the block, and yield its port."""
 
     async def show(_: web.Request) -> web.Response:
         return web.json_response(sync.status())

@@ -21,7 +21,9 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def read_adapters(file: Path) -> Adapters:
-    """AdapterFileError on anything but a whole, sensible file: an empty list is written as one."""
+    """Return the wanted adapters. Raise AdapterFileError on anything but a whole, sensible file. An empty
+    list is written as one.
+    """
     try:
         found = msgspec.convert(yaml.safe_load(file.read_bytes()), _File).adapters
     except OSError as error:

@@ -33,7 +33,7 @@ from model_server.sync.plan import (
 )
 
 _MOST_ROUNDS = 3
-"""Most rounds in one pass. An adapter whose path has changed takes two: an unload and a load."""
+"""The most rounds in one pass. An adapter whose path has changed takes two: an unload and a load."""
 _SHORTEST_WAIT_S = 0.1
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,9 @@ class LoraSync:
         backoff: Backoff,
         prune: bool,
     ) -> None:
-        """`prune`: also unload adapters that this process did not load and the file does not name."""
+        """With `prune`, the sync also unloads adapters that this process did not load and the file does not
+        name.
+        """
         self._file = file
         self._server = server
         self._clock = clock
@@ -68,7 +70,7 @@ class LoraSync:
 
     @property
     def in_sync(self) -> bool:
-        """Whether at the last pass the file could be read and the server had all its adapters."""
+        """Tell whether at the last pass the file could be read and the server had all its adapters."""
         if self._wanted is None or self._served is None or self._file_error or self._server_error:
             return False
         return in_sync(self._lines(self._wanted, self._served))

@@ -23,7 +23,7 @@ from typing import Literal, NewType
 
 AdapterName = NewType("AdapterName", str)
 Adapters = Mapping[AdapterName, str]
-"""Name -> path."""
+"""The path of each adapter, by name."""
 State = Literal["loaded", "pending", "failed", "conflict", "leaving", "foreign"]
 
 
@@ -51,7 +51,7 @@ class Record:
     """The path that this process loaded under the name, as long as it was served since."""
     failed: Action | None = None
     failures: int = 0
-    """Number of failures of that action in a row."""
+    """The number of failures of that action in a row."""
     retry_at_s: float = 0.0
     error: str = ""
 
@@ -132,7 +132,7 @@ def failed(
 
 
 def next_retry_s(history: History, *, now: float) -> float | None:
-    """Return when the first failed action is due again. None: none waits."""
+    """Return the time when the first failed action is due again. None means that no action waits."""
     due = [record.retry_at_s for record in history.values() if record.failures and record.retry_at_s > now]
     return min(due, default=None)
 

@@ -25,8 +25,8 @@ _SENTENCE_TOKENS = 12
 
 class Answers:
     def __init__(self, tokenizer: Tokenizer, *, mean_tokens: int) -> None:
-        """`mean_tokens`: mean length of an answer without a limit. Lengths are spread evenly from half of it
-        to one and a half.
+        """`mean_tokens` is the mean length of an answer without a limit. Lengths are spread evenly from half
+        of it to one and a half.
         """
         if mean_tokens < 1:
             raise ValueError("the mean answer has at least one token")
@@ -39,7 +39,7 @@ class Answers:
         self.eos_token_id = tokenizer.register(END_MARKER)
 
     def next_token(self, request: Request) -> TokenId:
-        """Return the token after the newest one. When the answer is complete: the end marker."""
+        """Return the token after the newest one, or the end marker when the answer is complete."""
         position = request.num_output_tokens
         if position >= self._length(request) and not request.ignore_eos:
             return self.eos_token_id

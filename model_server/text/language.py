@@ -22,7 +22,7 @@ class ChatMessage:
     role: str
     content: str
     tool_calls: Sequence[Any] = ()
-    """As the client sent them."""
+    """The fields are as the client sent them."""
 
 
 class UnknownTokenError(Exception):
@@ -37,24 +37,26 @@ class Detokenizer(Protocol):
     """Turns one answer's tokens into text, piece by piece. The pieces together are the answer."""
 
     def feed(self, token_id: TokenId) -> str:
-        """Return the text that this token completes. Empty while the token ends inside a character."""
+        """Return the text that this token completes. The text is empty while the token ends inside a
+        character.
+        """
         ...
 
     def flush(self) -> str:
-        """Return the text that was held back, as well as it can be shown. The answer has ended."""
+        """Return the text that was held back, as well as it can be shown, because the answer has ended."""
         ...
 
 
 class Language(Protocol):
     @property
     def eos_token_ids(self) -> Sequence[TokenId]:
-        """The tokens that end an answer, the usual one first."""
+        """Return the tokens that end an answer, the usual one first."""
         ...
 
     @property
     def longest_token_characters(self) -> int:
-        """Most characters that a token stands for. A text with so many for each allowed token is too long,
-        without counting.
+        """Return the most characters that a token stands for. A text with so many for each allowed token is
+        too long, and needs no counting.
         """
         ...
 
@@ -67,16 +69,18 @@ class Language(Protocol):
         tools: Sequence[Any] | None = None,
         variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> list[TokenId]:
-        """Return the conversation as the model reads it, ready for its answer. ChatTemplateError.
-
-        `variables`: variables of the model's own template that the client sets, such as `enable_thinking`.
+        """Return the conversation as the model reads it, ready for its answer. `variables` are variables of
+        the model's own template that the client sets, such as `enable_thinking`. Raise ChatTemplateError
+        if the template refuses the conversation.
         """
         ...
 
     def decode(self, token_ids: Sequence[TokenId]) -> str:
-        """Return the text, with special tokens. Raises UnknownTokenError."""
+        """Return the text, with special tokens. Raise UnknownTokenError for a token without text."""
         ...
 
     def detokenizer(self, prompt: Sequence[TokenId]) -> Detokenizer:
-        """For the answer to this prompt. The prompt may decide whether the answer begins with a space."""
+        """Return a detokenizer for the answer to this prompt. The prompt may decide whether the answer begins
+        with a space.
+        """
         ...

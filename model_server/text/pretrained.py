@@ -27,7 +27,7 @@ _UNFINISHED = "\ufffd"
 
 class PretrainedLanguage:
     def __init__(self, folder: Path) -> None:
-        """ValueError, OSError: the folder has no tokenizer that can be read."""
+        """Raise ValueError or OSError if the folder has no tokenizer that can be read."""
         self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         self.eos_token_ids = tuple(TokenId(token) for token in _eos(folder, self._tokenizer))
         self.longest_token_characters = max(map(len, self._tokenizer.get_vocab()), default=1)

@@ -82,5 +82,5 @@ class Tokenizer:
         return found[0]
 
     def decode(self, token_id: TokenId) -> str:
-        """Return the registered piece of this id. KeyError for any other id."""
+        """Return the registered piece of this id. Raise KeyError for any other id."""
         return self._pieces[token_id]

@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass
 
 _MEMORY = 0.2
-"""Weight of the newest measurement in a learned speed."""
+"""The weight of the newest measurement in a learned speed."""
 _FEW_TOKENS = 32
 """A step with fewer tokens shows the time of a step, not that of its tokens."""
 _TRY_AGAIN = 16
@@ -34,9 +34,9 @@ class Machine:
     """Every layer reads its weights at least once in a step."""
     disk_bytes_per_s: float
     read_s: float = 0.0
-    """Time of each read besides its bytes."""
+    """The time of each read besides its bytes."""
     copied_bytes_per_s: float = math.inf
-    """Speed at which keys and values in memory are brought together for attention."""
+    """The speed at which keys and values in memory are brought together for attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Work:
     disk_bytes: float = 0.0
     reads: float = 0.0
     used_bytes: float = 0.0
-    """Bytes of the prefix's KV, from disk or from a fast tier."""
+    """The bytes of the prefix's KV, from disk or from a fast tier."""
 
     def seconds(self, machine: Machine) -> float:
         flops = 2 * self.layer_weights * self.computed_tokens / machine.flops_per_s
@@ -63,11 +63,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Where the bytes of a prefix are that has to be loaded whole."""
+    """The places of the bytes of a prefix that has to be loaded whole."""
 
     disk_bytes: int
     held_bytes: int = 0
-    """Bytes in the fast tiers."""
+    """The bytes in the fast tiers."""
 
 
 class Speeds:
@@ -86,8 +86,8 @@ class Speeds:
             self._compute_s_per_token = _learnt(self._compute_s_per_token, seconds / tokens)
 
     def loaded(self, load: Load, *, seconds: float) -> None:
-        """A load shows the speed of the place from which most of it came. The other place's share of the time
-        is subtracted first.
+        """Learn from a load. It shows the speed of the place from which most of it came. The other place's
+        share of the time is subtracted first.
         """
         if load.disk_bytes >= load.held_bytes:
             own_s = seconds - load.held_bytes * (self._held_s_per_byte or 0.0)
@@ -114,7 +114,9 @@ class Speeds:
         return False
 
     def _load_s(self, load: Load) -> float | None:
-        """Predicted seconds. None: the content comes from a place whose speed is not known."""
+        """Return predicted seconds. None means that the content comes from a place whose speed is not
+        known.
+        """
         known = (load.disk_bytes, self._disk_s_per_byte), (load.held_bytes, self._held_s_per_byte)
         wanted = [(num_bytes, speed) for num_bytes, speed in known if num_bytes]
         seconds = [num_bytes * speed for num_bytes, speed in wanted if speed is not None]

@@ -23,13 +23,13 @@ class Disk:
     """The real disk, with the system's page cache in front of it."""
 
     def __init__(self, *, max_open_files: int | None = None) -> None:
-        """None: as many as the process can spare."""
+        """If `max_open_files` is None, as many files stay open as the process can spare."""
         self.counts = ReadCounts()
         self.files = OpenFiles(limit=max_open_files)
         self._lock = threading.Lock()
 
     def read(self, file: int, *, offset: int, num_bytes: int) -> bytes:
-        """Returns fewer bytes than asked for if the file ends. Raises the system's OSError."""
+        """Read bytes. Return fewer bytes than asked for if the file ends. Raise the system's OSError."""
         with self._lock:
             self.counts.reads += 1
             self.counts.bytes += num_bytes
@@ -37,9 +37,7 @@ class Disk:
 
 
 class RateLimitedDisk(Disk):
-    """One queue that serves `bytes_per_s`, after `per_read_s` for each read. Reads take at
-    least that long.
-    """
+    """A queue that serves `bytes_per_s`, after `per_read_s` for each read. Reads take at least that long."""
 
     def __init__(self, *, bytes_per_s: float, per_read_s: float) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ class TierStored:
     first_block: int
     parent: BlockHash | None
     token_ids: Sequence[int] = ()
-    """Empty if the store no longer knows them, since it keeps only hashes."""
+    """The tokens. They are missing if the store no longer knows them, because it keeps only hashes."""
     scope: PrefixScope = PLAIN
 
 
@@ -42,4 +42,4 @@ Tell = Callable[[TierEvent], None]
 
 
 def to_nobody(_: TierEvent) -> None:
-    """Ignores the event."""
+    """Ignore the event."""

@@ -83,14 +83,14 @@ class Handle:
 
 class OpenFiles:
     def __init__(self, *, limit: int | None = None) -> None:
-        """None: as many as this process may still open, but not more than are useful."""
+        """If `limit` is None, as many files stay open as this process may open, but not more than are useful."""
         self.limit = limit or max(_LEAST_OPEN, min(_MOST_OPEN, _allowed() // 4))
         self._lock = threading.Lock()
         self._recent: OrderedDict[int, weakref.ref[ReadFile]] = OrderedDict()
         """By identity, the one that was read longest ago first. Some of them are no longer used."""
 
     def read(self, file: ReadFile) -> None:
-        """Called when the file is open, and was read last."""
+        """Note that the file is open, and was read last."""
         with self._lock:
             self._recent[id(file)] = weakref.ref(file)
             self._recent.move_to_end(id(file))
@@ -107,7 +107,9 @@ class ReadFile:
     """One file, which is open or can be opened again."""
 
     def __init__(self, path: Path, files: OpenFiles) -> None:
-        """DamagedSegmentError: the path does not lead to a regular file. OSError: the disk failed."""
+        """Open the file. Raise DamagedSegmentError if the path does not lead to a regular file, and OSError
+        if the disk failed.
+        """
         self.path = path
         self._files = files
         self._handle: Handle | None = Handle(path)
@@ -120,7 +122,9 @@ class ReadFile:
         files.read(self)
 
     def handle(self) -> Handle:
-        """Return a handle to read from. DamagedSegmentError: it is another file now, or none."""
+        """Return a handle to read from. Raise DamagedSegmentError if the path leads to another file now, or
+        to none.
+        """
         handle = self._handle
         if handle is None:
             try:

@@ -14,8 +14,8 @@ _PIECE_BYTES = 1 << 24
 
 
 def of_model(folder: Path) -> str:
-    """Return the hash of all files that decide the KV of the model in this folder. StoreError: the folder
-    has no weights.
+    """Return the hash of all files that decide the KV of the model in this folder. Raise StoreError if the
+    folder has no weights.
     """
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:

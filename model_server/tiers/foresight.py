@@ -37,13 +37,15 @@ class Foresight(Generic[S]):
         self._reads: defaultdict[S, defaultdict[int, _Reads]] = defaultdict(lambda: defaultdict(_Reads))
 
     def record(self, segment: S, layer: int, chunks: Collection[int]) -> None:
-        """Called when a request has read these chunks of the layer, each once, and no other chunks of it."""
+        """Note that a request has read these chunks of the layer, each once, and no other chunks of it."""
         reads = self._reads[segment][layer]
         reads.requests += 1
         reads.of_chunk.update(chunks)
 
     def expected(self, segment: S, layer: int) -> list[int]:
-        """Return the expected chunks in ascending order. Empty before two requests have shown them."""
+        """Return the expected chunks in ascending order. There are none before two requests have shown
+        them.
+        """
         reads = self._reads[segment][layer] if segment in self._reads else _Reads()
         if reads.requests < _FEWEST_REQUESTS:
             return []
@@ -54,7 +56,7 @@ class Foresight(Generic[S]):
         self._reads.pop(segment, None)
 
     def check_integrity(self, known: Collection[S]) -> None:
-        """`known`: the existing segments."""
+        """Check the invariants. `known` are the existing segments."""
         assert self._reads.keys() <= set(known)
         for layers in self._reads.values():
             for reads in layers.values():

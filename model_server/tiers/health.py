@@ -20,7 +20,7 @@ class Health:
         return now >= self._paused_until
 
     def failed(self, *, now: float) -> float:
-        """Record a failure. Returns the pause in seconds."""
+        """Record a failure. Return the pause in seconds."""
         self._pause_s = min(max(FIRST_PAUSE_S, 2 * self._pause_s), LONGEST_PAUSE_S)
         self._paused_until = now + self._pause_s
         return self._pause_s

@@ -73,14 +73,16 @@ class NodeImportance:
         return self._part(slice(0, num_tokens)), self._part(slice(num_tokens, self.num_tokens))
 
     def packed(self) -> bytes:
-        """For `unpacked`: uses, then the means of each layer, with 32 bits each in the machine's order."""
+        """Return bytes for `unpacked`: uses, then the means of each layer, with 32 bits each in the machine's
+        order.
+        """
         return array("I", self._uses).tobytes() + b"".join(
             array("f", means).tobytes() for means in self._means
         )
 
     @classmethod
     def unpacked(cls, content: bytes, *, num_layers: int, num_tokens: int) -> NodeImportance:
-        """ValueError: it has another size."""
+        """Return the importance that `packed` wrote. Raise ValueError if it has another size."""
         if len(content) != 4 * num_tokens * (1 + num_layers):
             raise ValueError(f"importance of {num_layers} layers and {num_tokens} tokens is wanted")
         made = cls(num_layers=num_layers, num_tokens=num_tokens)

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 def save(folder: Path, blocks: Blocks, importance: NodeImportance) -> None:
-    """OSError: the disk does not accept it."""
+    """Save the importance of a node. Raise OSError if the disk does not accept it."""
     about = {
         "blocks": [block.hex() for block in blocks],
         "num_layers": importance.num_layers,
@@ -76,7 +76,7 @@ def _remove(path: Path) -> None:
 
 
 def _read(path: Path, *, num_layers: int, block_tokens: int) -> tuple[Blocks, NodeImportance]:
-    """At most the size that a node can have, whatever the file says."""
+    """Read a file, at most the size that a node can have, whatever the file says."""
     if path.stat().st_size > 4 * MAX_TOKENS * (1 + num_layers) + 80 * MAX_TOKENS // block_tokens + 2048:
         raise ValueError("it is too long")
     whole = path.read_bytes()

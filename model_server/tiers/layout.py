@@ -31,7 +31,7 @@ class TokenOrder:
 
     @classmethod
     def of_stored(cls, stored: Sequence[int]) -> TokenOrder:
-        """`stored[slot]` is the token at this slot."""
+        """Return the layout in which `stored[slot]` is the token at this slot."""
         slots = [0] * len(stored)
         for slot, token in enumerate(stored):
             slots[token] = slot
@@ -47,11 +47,11 @@ class TokenOrder:
         return tokens
 
     def pack(self, records: bytes | memoryview, *, record_bytes: int) -> bytes:
-        """Records in logical order, rearranged as they are stored."""
+        """Return records in logical order, rearranged as they are stored."""
         return _gather(records, self.stored(), record_bytes)
 
     def unpack(self, stored: bytes | memoryview, *, record_bytes: int) -> bytes:
-        """Stored records, rearranged in logical order."""
+        """Return stored records, rearranged in logical order."""
         return _gather(stored, self.slots, record_bytes)
 
     def chunks_of(self, tokens: Iterable[int], *, chunk_tokens: int) -> list[int]:

@@ -30,7 +30,7 @@ class Learnt:
         self._unsaved: set[BlockHash] = set()
 
     def known(self, blocks: Blocks) -> NodeImportance | None:
-        """Return the importance of a node with exactly these blocks. None before its first request."""
+        """Return the importance of a node with exactly these blocks, or None before its first request."""
         found = self._importance.get(blocks[0])
         if found is None or found[0][: len(blocks)] != blocks:
             return None
@@ -64,15 +64,15 @@ class Learnt:
             self._due[blocks[0]] = None
 
     def next_due(self) -> BlockHash | None:
-        """Return a node that is due; each is returned once. None: none is due."""
+        """Return a node that is due, or None if no node is due. Each node is returned once."""
         name = next(iter(self._due), None)
         if name is not None:
             del self._due[name]
         return name
 
     def orders(self, blocks: Blocks) -> list[TokenOrder] | None:
-        """For each layer, the node's tokens in the order of importance. None: nothing is known about these
-        tokens. From now on the node counts as reordered.
+        """Return for each layer the node's tokens in the order of importance, or None if nothing is known
+        about these tokens. From now on the node counts as reordered.
         """
         importance = self.known(blocks)
         if importance is None:
@@ -96,7 +96,7 @@ class Learnt:
         return [self._importance[name] for name in names if name in self._importance]
 
     def keep(self, names: Collection[BlockHash]) -> list[BlockHash]:
-        """Forget all other nodes, which are no longer stored. Returns those of them about which something was
+        """Forget all other nodes, which are no longer stored. Return those of them about which something was
         known.
         """
         gone = [name for name in self._importance if name not in names]

@@ -23,13 +23,13 @@ class NodeReports:
         self._held: Counter[Segment] = Counter()
 
     def add(self, segment: Segment) -> None:
-        """Called when a chunk of the node's segment has come into a fast tier."""
+        """Note that a chunk of the node's segment has come into a fast tier."""
         self._held[segment] += 1
         if self._is_whole(segment):
             self._tell_stored(segment)
 
     def remove(self, segment: Segment) -> None:
-        """Called when a chunk of the node's segment has left the fast tiers."""
+        """Note that a chunk of the node's segment has left the fast tiers."""
         if self._is_whole(segment):
             self.tell(TierRemoved("CPU", segment.place.hashes))
         self._held[segment] -= 1

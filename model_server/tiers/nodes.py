@@ -22,7 +22,7 @@ from model_server.core.hashing import BlockHash
 class Node:
     hashes: tuple[BlockHash, ...]
     first_block: int
-    """Number of blocks before the node's own."""
+    """The number of blocks before the node's own."""
     parent: Node | None
     children: dict[BlockHash, Node]
 
@@ -86,7 +86,7 @@ class PrefixTree:
         return bisect_left(hashes, 1, key=lambda block: block not in self._node_of)
 
     def split(self, head: Node, num_blocks: int) -> Node:
-        """Split a node. Returns its new tail."""
+        """Split a node. Return its new tail."""
         assert 0 < num_blocks < len(head.hashes)
         return self._split(head, num_blocks)
 
@@ -107,8 +107,8 @@ class PrefixTree:
     def attach(
         self, hashes: Sequence[BlockHash], *, first_block: int, parent_hash: BlockHash | None
     ) -> Node | None:
-        """Put a node back that was in a tree before. None: its blocks are already there, or its parent's end
-        is not.
+        """Put a node back that was in a tree before. Return None if its blocks are already there, or its
+        parent's end is not.
         """
         if not self._node_of.keys().isdisjoint(hashes):
             return None

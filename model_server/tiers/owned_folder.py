@@ -23,8 +23,8 @@ _FORMAT = 1
 
 
 def locked(folder: Path) -> int:
-    """Take the lock, which lasts as long as this file descriptor is open. StoreError: another
-    process has it.
+    """Take the lock, which lasts as long as this file descriptor is open. Raise StoreError if another process
+    has it.
     """
     number = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -40,10 +40,8 @@ def locked(folder: Path) -> int:
 
 
 def check_manifest(folder: Path, layout: KvLayout) -> None:
-    """Check the manifest, or write it if there is none. LayoutMismatchError: the folder belongs to another
-    model.
-
-    StoreError: the manifest cannot be read.
+    """Check the manifest, or write it if there is none. Raise LayoutMismatchError if the folder belongs to
+    another model, and StoreError if the manifest cannot be read.
     """
     path = folder / _NAME
     wanted = {"format": _FORMAT, **asdict(layout)}

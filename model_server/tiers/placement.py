@@ -113,11 +113,13 @@ class TieredPlacement(Generic[K]):
 
     @property
     def num_tiers(self) -> int:
-        """The number of tiers, without the disk."""
+        """Return the number of tiers, without the disk."""
         return len(self._tiers)
 
     def tier_of(self, key: K) -> int:
-        """0 is the fastest tier; `num_tiers` means that only the disk has the chunk."""
+        """Return the chunk's tier. 0 is the fastest tier, and `num_tiers` means that only the disk has the
+        chunk.
+        """
         for number, tier in enumerate(self._tiers):
             if key in tier:
                 return number
@@ -177,7 +179,7 @@ class TieredPlacement(Generic[K]):
         return self._uses[key].num_uses if key in self._uses else 0
 
     def reweigh(self, key: K, *, num_important: float) -> None:
-        """Called when the number of important tokens in a known chunk has changed. Unknown chunks are not
+        """Note that the number of important tokens in a known chunk has changed. Unknown chunks are not
         counted yet.
         """
         if (use := self._uses.get(key)) is None:
@@ -187,7 +189,7 @@ class TieredPlacement(Generic[K]):
             self._tiers[tier].ranking.lowered(key, self._score(use))
 
     def forget(self, keys: Iterable[K]) -> None:
-        """Called when the disk no longer has these chunks, or it has others under their names."""
+        """Forget these chunks, because the disk no longer has them, or has others under their names."""
         for key in keys:
             use = self._uses.pop(key, None)
             if use is not None and (tier := self.tier_of(key)) < len(self._tiers):

@@ -112,7 +112,7 @@ class TieredReader:
         return self.store.layout
 
     def open(self, hashes: Sequence[BlockHash], *, weights: str = "") -> TieredPrefix | None:
-        """Return the stored part of a prefix that was computed with these weights. None: nothing is
+        """Return the stored part of a prefix that was computed with these weights. Return None if nothing is
         stored.
         """
         parts = self.store.match(hashes, weights=weights)
@@ -146,25 +146,24 @@ class TieredReader:
         self._thread.submit(self._stage, layer, parts, staged)
 
     def finish(self, prefix: TieredPrefix, choices: Iterable[tuple[int, Choice]]) -> None:
-        """Called when the first tokens of a request are computed: add the weights of its choices to the
-        running means.
+        """Add the weights of a request's choices to the running means. Call this when the first tokens of the
+        request are computed.
         """
         self.wait_for(self._thread.submit(self._learn, prefix.parts, dict(choices)))
 
     def where(self, prefix: TieredPrefix, *, first_token: int) -> Load:
-        """Return where the bytes are that a whole load of the prefix from this token on reads."""
+        """Return the places of the bytes that a whole load of the prefix from this token on reads."""
         return self.wait_for(self._thread.submit(self._where, prefix.parts, first_token))
 
     def reorder(self) -> int:
-        """Pack the important tokens of every used node into dense chunks. Returns the number of reordered
+        """Pack the important tokens of every used node into dense chunks. Return the number of reordered
         nodes. Any thread may call this.
         """
         return sum(self._reorder(old) for old in self.store.segments())
 
     def reorder_next(self) -> bool:
-        """Reorder one node that is due. False: no node is due.
-
-        DamagedSegmentError, OSError: errors of the disk. Only one thread may call this at a time.
+        """Reorder one node that is due. Return False if no node is due. Raise DamagedSegmentError or OSError
+        for errors of the disk. Only one thread may call this at a time.
         """
         while (name := self._thread.submit(self._learnt.next_due).result()) is not None:
             if (segment := self.store.find(name)) is not None and self._reorder(segment):
@@ -189,7 +188,7 @@ class TieredReader:
         return new is not None
 
     def save_importance(self) -> None:
-        """Save the importance for the next start. OSError: the disk failed."""
+        """Save the importance for the next start. Raise OSError if the disk failed."""
 
         def save() -> None:
             for blocks, importance in self._learnt.take_unsaved():

@@ -35,7 +35,7 @@ class Records:
         )
 
     def of_memory(self, memory: KvMemory, blocks: torch.Tensor) -> list[LayerRecords]:
-        """Records of whole blocks, in the order of `blocks`."""
+        """Return the records of whole blocks, in the order of `blocks`."""
         layers = []
         for layer in range(self.shape.num_layers):
             keys, values = (read.flatten(0, 1).cpu() for read in memory.read(layer, blocks))
@@ -44,8 +44,8 @@ class Records:
         return layers
 
     def of_blocks(self, content: torch.Tensor) -> list[LayerRecords]:
-        """Records of blocks that were copied out of a memory: (layer, keys and values, block, slot, head,
-        dim), on the CPU.
+        """Return the records of blocks that were copied out of a memory: (layer, keys and values, block,
+        slot, head, dim), on the CPU.
         """
         layers = []
         for layer in content:

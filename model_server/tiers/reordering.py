@@ -52,7 +52,7 @@ class BackgroundReordering:
         self._thread.start()
 
     def stop(self, *, timeout_s: float) -> bool:
-        """Wait until the current node is done. False: this takes longer than the given time."""
+        """Wait until the current node is done. Return False if this takes longer than the given time."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)

@@ -37,7 +37,7 @@ from model_server.tiers.layout import TokenOrder
 
 SUFFIX = ".kv"
 MAX_TOKENS = 1 << 16
-"""Most tokens of one node, since a place in a mapping list has 16 bits."""
+"""The most tokens of one node, because a place in a mapping list has 16 bits."""
 _MAGIC = b"PGKVSEG1"
 _PREAMBLE = struct.Struct("<8sII")
 
@@ -51,9 +51,9 @@ class KvLayout:
     dtype: str
     num_layers: int
     probe_bytes: int
-    """Bytes of one token in one layer: keys of the probed KV heads."""
+    """The bytes of one token in one layer for the keys of the probed KV heads."""
     rest_bytes: int
-    """Bytes of one token in one layer: the other keys, then the values."""
+    """The bytes of one token in one layer for the other keys, then the values."""
     block_tokens: int
     chunk_tokens: int
 
@@ -96,13 +96,13 @@ class Place:
     parent: BlockHash | None
     """The last block before its own."""
     weights: str = ""
-    """A digest of the adapter that computed it. Empty: the model alone."""
+    """A digest of the adapter that computed it. Empty means the model alone."""
 
 
 def write(
     path: Path, layout: KvLayout, place: Place, layers: Sequence[LayerRecords], orders: Sequence[TokenOrder]
 ) -> None:
-    """Write or replace the segment at once. OSError: of the disk."""
+    """Write or replace the segment at once. Raise OSError if the disk fails."""
     chunks = [
         chunk
         for records, order in zip(layers, orders, strict=True)
@@ -117,7 +117,9 @@ class Segment:
     """A complete segment file. Several threads may read it."""
 
     def __init__(self, path: Path, layout: KvLayout, disk: Disk) -> None:
-        """DamagedSegmentError: no writer of this layout made it. OSError: of the disk."""
+        """Open the segment. Raise DamagedSegmentError if no writer of this layout made it, and OSError if the
+        disk fails.
+        """
         self.path = path
         self._layout = layout
         self._disk = disk
@@ -142,7 +144,7 @@ class Segment:
             raise
 
     def probe(self, layer: int) -> bytes:
-        """Probed keys of all tokens, in logical order: one read."""
+        """Return the probed keys of all tokens, in logical order, by one read."""
         offset = self._data + layer * self._layer_bytes
         number = layer * (1 + self._layout.num_chunks(self.num_tokens))
         return self._checked(number, offset, self.num_tokens * self._layout.probe_bytes)
@@ -173,14 +175,14 @@ class Segment:
         return self._file.is_there()
 
     def check_integrity(self) -> None:
-        """Read everything. DamagedSegmentError: bytes were changed."""
+        """Read everything. Raise DamagedSegmentError if bytes were changed."""
         for order in self.orders:
             order.check_integrity()
         for layer in range(self._layout.num_layers):
             self.layer(layer)
 
     def _read_description(self) -> None:
-        """Accepts only values that fit the layout, the file's size and each other."""
+        """Read the description. Accept only values that fit the layout, the file's size and each other."""
         number = self._file.handle().number
         magic, length, checksum = _PREAMBLE.unpack(os.pread(number, _PREAMBLE.size, 0))
         if magic != _MAGIC or length > min(
@@ -227,7 +229,9 @@ class Segment:
 
 
 def _place(told: Any, layout: KvLayout) -> Place:
-    """ValueError, KeyError, TypeError: this is not the place of a segment of this layout."""
+    """Return the place in a description. Raise ValueError, KeyError or TypeError if it is not the place of a
+    segment of this layout.
+    """
     if told["layout"] != asdict(layout):
         raise ValueError("it has another layout than its store")
     hashes = tuple(BlockHash(bytes.fromhex(block)) for block in told["hashes"])

@@ -27,9 +27,11 @@ class Choice:
     """The tokens of the prefix that one layer reads."""
 
     tokens: torch.Tensor | None
-    """Logical positions in ascending order. None: all."""
+    """The logical positions in ascending order. None means all."""
     importance: torch.Tensor | None = None
-    """(prefix tokens,): mean weight that a probed query gave each token. None: no query looked."""
+    """The mean weight that a probed query gave each token, (prefix tokens,). None means that no query
+    looked.
+    """
     similarity: float | None = None
 
 
@@ -40,12 +42,14 @@ class Seen:
     layer: int
     num_prefix_tokens: int
     query: torch.Tensor
-    """(queries, head, dim) of the new tokens."""
+    """The queries of the new tokens, (queries, head, dim)."""
     keys: torch.Tensor
-    """(prefix tokens, then those up to the last query's own, probed KV head, dim)"""
+    """The keys of the prefix tokens, then those up to the last query's own, (tokens, probed KV head, dim)."""
     scaling: float
     chunks: torch.Tensor | None = None
-    """(prefix tokens,): the number of each token's chunk, from 0. None: nothing is read in chunks."""
+    """The number of each token's chunk, from 0, (prefix tokens,). None means that nothing is read in
+    chunks.
+    """
 
 
 Chooser = Callable[[Seen], Choice]
@@ -57,8 +61,8 @@ def num_probe_kv_heads(settings: SelectionSettings, *, num_heads: int, num_kv_he
 
 
 def head_weights(seen: Seen, *, num_heads: int, group: int) -> torch.Tensor:
-    """(head, prefix token): mean over the new queries, for the first `num_heads` query heads. `group` of them
-    share a KV head.
+    """Return weights (head, prefix token): the mean over the new queries, for the first `num_heads` query
+    heads. `group` of them share a KV head.
     """
     queries = seen.query.shape[0]
     keys = seen.keys[:, [head // group for head in range(num_heads)]]
@@ -72,13 +76,15 @@ def head_weights(seen: Seen, *, num_heads: int, group: int) -> torch.Tensor:
 
 
 def visible_to(queries: int, num_before: int, *, device: torch.device) -> torch.Tensor:
-    """(queries, before + queries): all earlier tokens, and new tokens up to each query's own."""
+    """Return a mask (queries, before + queries) of all earlier tokens, and new tokens up to each query's
+    own.
+    """
     ones = torch.ones(queries, num_before + queries, dtype=torch.bool, device=device)
     return ones.tril(diagonal=num_before)
 
 
 def probe(seen: Seen, *, settings: SelectionSettings, group: int) -> Choice:
-    """Return the seed's rule. `group`: query heads for each KV head."""
+    """Return the seed's rule. `group` is the number of query heads for each KV head."""
     heads = head_weights(seen, num_heads=min(settings.probe_heads, seen.query.shape[1]), group=group)
     return choose(heads, settings=settings, chunks=seen.chunks)
 

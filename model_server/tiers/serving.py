@@ -110,7 +110,9 @@ class ServedTiers:
         fingerprint: str,
         clock: Callable[[], float],
     ) -> None:
-        """LayoutMismatchError, StoreError: the folder belongs to another model or another process."""
+        """Raise LayoutMismatchError or StoreError if the folder belongs to another model or another
+        process.
+        """
         config, shape = model.module.config, model.memory.shape
         self.settings = settings
         self._selection = settings.selection
@@ -146,7 +148,9 @@ class ServedTiers:
 
     @property
     def approximation(self) -> str:
-        """Names how KV that is computed after a load differs from exact KV. Empty: it is exact."""
+        """Return the name of the difference between KV that is computed after a load and exact KV. Empty
+        means that there is none.
+        """
         return self._selection.cache_key if self._selection else ""
 
     @property
@@ -175,7 +179,7 @@ class ServedTiers:
         return self.store.num_held(hashes, weights=weights)
 
     def _weights(self, adapter: Adapter | None) -> str | None:
-        """Return the weights by which the store distinguishes adapters. None: the adapter was never
+        """Return the weights by which the store distinguishes adapters. Return None if the adapter was never
         loaded.
         """
         return "" if adapter is None else self._model.adapters.digest(adapter)
@@ -213,9 +217,8 @@ class ServedTiers:
     def fetch(
         self, hashes: Sequence[BlockHash], *, adapter: Adapter | None, first_block: int
     ) -> LoadedPrefix | OutsidePrefix | None:
-        """Return the stored part of a prefix whose first `first_block` blocks are known already.
-
-        None: the store has no more blocks than these.
+        """Return the stored part of a prefix whose first `first_block` blocks are known already. Return None
+        if the store has no more blocks than these.
         """
         prefix, weights = None, self._weights(adapter)
         if weights is None or not self._health.may_try(now=self._clock()):
@@ -278,8 +281,8 @@ class ServedTiers:
         self.store.drop_unreadable(segment for segment, _ in (prefix.parts if prefix else ()))
 
     def learn_from(self, request: Request) -> None:
-        """Called when the request's prompt is computed: the tokens that mattered to its first tokens in a
-        selective load count for later requests.
+        """Count for later requests the tokens that mattered to this request's first tokens in a selective
+        load. Call this when the request's prompt is computed.
         """
         if isinstance(request.stored, OutsidePrefix):
             self._health.worked()  # the prefix has been read now; at the time of `fetch` it was only opened
@@ -308,7 +311,7 @@ class ServedTiers:
         return result
 
     def save(self, request: Request, table: Sequence[Block], *, num_tokens: int) -> None:
-        """Leave to the writer the full blocks of the request that the store does not have."""
+        """Give the writer the full blocks of the request that the store does not have."""
         weights = self._weights(request.adapter)
         if request.approximation or weights is None:
             return
@@ -344,7 +347,7 @@ class ServedTiers:
                 )
 
     def _copy_out(self, blocks: Sequence[Block]) -> torch.Tensor:
-        """(layer, keys and values, block, slot, head, dim), on the CPU."""
+        """Return the blocks as (layer, keys and values, block, slot, head, dim), on the CPU."""
         memory = self._model.memory
         numbers = torch.tensor([block.block_id for block in blocks], device=memory.device)
         with torch.inference_mode():

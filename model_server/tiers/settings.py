@@ -69,15 +69,14 @@ class KvStoreSettings:
     device_bytes: int = 0
     """Memory of the model's device for such chunks, beside the engine's blocks."""
     ratio: float = 1.0
-    """1: stored prefixes are loaded whole, and answers are exact.
-
-    Less: only this share of their tokens is read.
+    """At 1, stored prefixes are loaded whole, and answers are exact. Below 1, only this share of their tokens
+    is read.
     """
     mode: Mode = "load"
-    """auto: a prefix is computed if that is expected to take less time than its load."""
+    """With `auto`, a prefix is computed if that is expected to take less time than its load."""
     chunk_tokens: int = 16
     chunk_share: float = FEW_CHUNKS
-    """With a ratio under 1, as in `SelectionSettings`."""
+    """The setting of the same name in `SelectionSettings`, for a ratio under 1."""
     pending_bytes: int = 512_000_000
     """The most bytes that may wait to be written. Further prefixes are not stored."""
     reorder_share: float = 0.05
@@ -110,7 +109,7 @@ class KvStoreSettings:
 
     @property
     def selection(self) -> SelectionSettings | None:
-        """None: every prefix is loaded whole."""
+        """Return the settings of selective loads. None means that every prefix is loaded whole."""
         if self.ratio == 1:
             return None
         return SelectionSettings(ratio=self.ratio, chunk_share=self.chunk_share)

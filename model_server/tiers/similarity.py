@@ -24,7 +24,7 @@ def jaccard(one: AbstractSet[int], other: AbstractSet[int]) -> float:
 
 
 def mean_jaccard(sets: Sequence[AbstractSet[int]]) -> float:
-    """Return the mean over all pairs. 1 if there is no pair, since a single head cannot disagree."""
+    """Return the mean over all pairs, or 1 if there is no pair, because a single head cannot disagree."""
     return mean(jaccard(one, other) for one, other in combinations(sets, 2))
 
 
@@ -37,7 +37,9 @@ def by_chance(kept: int, total: int) -> float:
 
 
 def threshold(kept: int, total: int, *, alpha: float = DEFAULT_ALPHA) -> float:
-    """From this Jaccard index on, the probed heads stand for all heads. Below it, all tokens are loaded."""
+    """Return the Jaccard index from which on the probed heads stand for all heads. Below it, all tokens are
+    loaded.
+    """
     if not 0 < alpha <= 1:
         raise ValueError(f"alpha must be over 0 and at most 1, not {alpha}")
     return float(by_chance(kept, total) ** alpha)

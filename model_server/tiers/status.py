@@ -12,22 +12,24 @@ class StoreStatus:
     used_bytes: int
     capacity_bytes: int
     tier_bytes: tuple[int, int]
-    """Bytes of chunks in the device's memory and in main memory."""
+    """The bytes of chunks in the device's memory and in main memory."""
     found_chunks: tuple[int, int, int]
-    """How many chunks that a request wanted were found in the device's memory, in main memory, on disk."""
+    """The number of chunks that requests wanted and that were found in the device's memory, in main memory,
+    on disk.
+    """
     read_bytes: int
-    """Bytes read from disk."""
+    """The bytes read from disk."""
     written_bytes: int
     stored_blocks: int
     dropped_blocks: int
-    """Blocks that were not stored, because room, time or a working disk was missing."""
+    """The blocks that were not stored, because room, time or a working disk was missing."""
     waiting_bytes: int
     exact_loads: int
     selective_loads: int
     computed_instead: int
-    """Prefixes that were not loaded, because computing them was expected to take less time."""
+    """The prefixes that were not loaded, because computing them was expected to take less time."""
     reordered_nodes: int
     load_failures: int
     write_failures: int
     usable: bool
-    """Neither a read nor a write has failed just now."""
+    """True if neither a read nor a write has failed just now."""

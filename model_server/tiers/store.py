@@ -48,9 +48,8 @@ class PrefixStore:
         capacity_bytes: int,
         disk: Disk | None = None,
     ) -> None:
-        """LayoutMismatchError: the folder belongs to another model.
-
-        StoreError: another process has the folder, or it cannot be used.
+        """Raise LayoutMismatchError if the folder belongs to another model. Raise StoreError if another
+        process has the folder, or it cannot be used.
         """
         self.layout = layout
         self.disk = disk or Disk()
@@ -155,9 +154,8 @@ class PrefixStore:
             return len(hashes) - covered
 
     def reorder(self, old: Segment, orders: Sequence[TokenOrder]) -> Segment | None:
-        """Store a node's tokens in another order, without holding up readers.
-
-        None: the node has changed or is gone.
+        """Store a node's tokens in another order, without holding up readers. Return None if the node has
+        changed or is gone.
         """
         layers = [old.layer(layer) for layer in range(self.layout.num_layers)]
         with self._writing:
@@ -170,8 +168,8 @@ class PrefixStore:
             return written
 
     def drop_damaged(self, damaged: Segment) -> None:
-        """Called when a reader found changed bytes: the node and all nodes behind it are removed, and will be
-        computed again.
+        """Remove a node in which a reader found changed bytes, and all nodes behind it. They will be computed
+        again.
         """
         with self._writing, self._lock:
             name = damaged.place.hashes[0]
@@ -294,8 +292,8 @@ class PrefixStore:
             raise StoreError(f"a node has at most {segment.MAX_TOKENS} tokens, not {num_tokens}")
 
     def _split(self, node: Node, num_blocks: int) -> None:
-        """The tail is written first. If the head were shortened first and the process died, the tail's blocks
-        would be nowhere.
+        """Split a node, its tail first. If the head were shortened first and the process died, the tail's
+        blocks would be nowhere.
         """
         old = self._segments[node.name]
         cut = num_blocks * self.layout.block_tokens
@@ -363,9 +361,8 @@ class PrefixStore:
         return layout.data_bytes(num_blocks * layout.block_tokens) + described
 
     def _make_room(self, num_bytes: int, *, keep: Collection[BlockHash]) -> None:
-        """`keep`: the nodes that were just used.
-
-        StoreError: there would not be enough room even if all other nodes were removed; they stay.
+        """Remove old nodes until there is room. `keep` are the nodes that were just used. Raise StoreError if
+        there would not be enough room even if all other nodes were removed. They then stay.
         """
         kept_bytes = sum(self._segments[name].size_bytes for name in keep)
         if kept_bytes + num_bytes > self.capacity_bytes:
@@ -382,10 +379,8 @@ class PrefixStore:
             self._remove(node)
 
     def _remove(self, node: Node) -> None:
-        """Remove the node and all nodes behind it.
-
-        OSError: a file could not be removed. It is removed when the store is opened next, or the node comes
-        back then.
+        """Remove the node and all nodes behind it. Raise OSError if a file could not be removed. It is
+        removed when the store is opened next, or the node comes back then.
         """
         failed: OSError | None = None
         gone = [node]
@@ -414,7 +409,7 @@ class PrefixStore:
             used = used.parent
 
     def _age(self, name: BlockHash) -> tuple[int, int]:
-        """A smaller value is older."""
+        """Return the age as a number. A smaller value is older."""
         node = self._tree.find(name)
         assert node is not None
         return self._last_use[name], -node.first_block

@@ -20,13 +20,13 @@ PROBE = -1
 """The number of the chunk that holds a layer's probed keys."""
 
 ChunkKey = tuple[Segment, int, int]
-"""Segment, layer, chunk."""
+"""The key of a chunk: segment, layer, chunk."""
 
 Staged = dict[ChunkKey, torch.Tensor]
 """One request's chunks that were fetched from disk before its choice was known."""
 
 LayerRead = Sequence[tuple[Segment, int, int]]
-"""(segment, chunk, how many chosen tokens it holds), in the order in which they are wanted."""
+"""The chunks in the order in which they are wanted: (segment, chunk, how many chosen tokens it holds)."""
 
 
 _T = TypeVar("_T")
@@ -145,8 +145,8 @@ class TieredPrefix:
         return wanted, torch.cat(rows)
 
     def _probe_read(self) -> LayerRead:
-        """Every request needs all of a probe chunk, so it counts as a chunk whose tokens are all
-        important.
+        """Return the read of a probe chunk. Every request needs all of it, so it counts as a chunk whose
+        tokens are all important.
         """
         needed = self._reader.layout.chunk_tokens
         return [(segment, PROBE, needed) for segment, _ in self.parts]

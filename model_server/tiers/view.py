@@ -26,16 +26,18 @@ class PrefixSource(Protocol):
     def num_tokens(self) -> int: ...
 
     def probe_keys(self, layer: int) -> torch.Tensor:
-        """(tokens, first KV heads, dim), rotated as they are cached."""
+        """Return the probed keys (tokens, first KV heads, dim), rotated as they are cached."""
         ...
 
     def chunks(self, layer: int) -> torch.Tensor | None:
-        """(tokens,): the number of the chunk in which each token is read. None: nothing is read in chunks."""
+        """Return the number of the chunk in which each token is read, (tokens,). None means that nothing is
+        read in chunks.
+        """
         ...
 
     def read(self, layer: int, tokens: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the keys and values, each (tokens, KV head, dim), of these positions in ascending order.
-        None: of all.
+        None means all positions.
         """
         ...
 
@@ -73,8 +75,8 @@ class SelectiveView:
     def _select(
         self, layer: int, query: torch.Tensor, new_keys: torch.Tensor, scaling: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first chunk chooses. Between the prefix and this chunk there may be other tokens, which are
-        already in the request's blocks.
+        """Choose by the first chunk of new tokens. Between the prefix and this chunk there may be other
+        tokens, which are already in the request's blocks.
         """
         probed = self._source.probe_keys(layer)
         seen = Seen(

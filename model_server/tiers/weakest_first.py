@@ -43,14 +43,16 @@ class WeakestFirst(Generic[K, S]):
         del self.filed[key]
 
     def lowered(self, key: K, score: S) -> None:
-        """Called when the score of a key has fallen: the key is filed again. A score that has risen is
-        noticed when its key comes up.
+        """File a key again whose score has fallen. A score that has risen is noticed when its key comes
+        up.
         """
         if score < self.filed[key]:
             self.file(key, score)
 
     def weakest(self, score_of: Callable[[K], S]) -> K | None:
-        """Return the key with the least score now. It stays in the heap. None: there is no key."""
+        """Return the key with the least score now, which stays in the heap. Return None if there is no
+        key.
+        """
         while self._heap:
             filed, _, key = self._heap[0]
             if self.filed.get(key) != filed:

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Written:
-    """Blocks of a prefix that are to be stored: those from `first_block` on."""
+    """The blocks of a prefix that are to be stored: those from `first_block` on."""
 
     hashes: Sequence[BlockHash]
     first_block: int
@@ -76,7 +76,7 @@ class BackgroundWriter:
 
     @property
     def usable(self) -> bool:
-        """Whether the disk accepts writes, as far as is known."""
+        """Tell whether the disk accepts writes, as far as is known."""
         return self._health.may_try(now=self._clock())
 
     def is_on_the_way(self, block: BlockHash) -> bool:
@@ -86,7 +86,7 @@ class BackgroundWriter:
         return not self._closed and self.usable and self.waiting_bytes + num_bytes <= self._capacity_bytes
 
     def offer(self, written: Written) -> bool:
-        """Store these blocks later. False: they are not stored, because there is no room or no
+        """Store these blocks later. Return False if they are not stored, because there is no room or no
         working disk.
         """
         with self._changed:
@@ -100,7 +100,9 @@ class BackgroundWriter:
             return True
 
     def drain(self, *, timeout_s: float) -> bool:
-        """Wait until no blocks are waiting or being written. False: this takes longer than the given time."""
+        """Wait until no blocks are waiting or being written. Return False if this takes longer than the given
+        time.
+        """
         with self._changed:
             return self._changed.wait_for(lambda: not self.waiting_bytes, timeout_s)
 

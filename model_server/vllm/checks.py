@@ -57,7 +57,7 @@ def problems(profile: Profile) -> list[Problem]:
 
 
 def require_sound(profile: Profile) -> None:
-    """Raises ProfileError with every problem."""
+    """Raise ProfileError with every problem."""
     if found := problems(profile):
         raise ProfileError(found)
 
@@ -117,7 +117,9 @@ def _prefix_cache(profile: Profile) -> Iterator[Problem]:
 
 
 def _what_events_name(profile: Profile) -> Iterator[Problem]:
-    """Block hashes and block sizes mean something only if all pods and the reader agree on them."""
+    """Check what block hashes depend on. Block hashes and block sizes mean something only if all pods and the
+    reader agree on them.
+    """
     if profile.kv_events is None:
         return
     settings = list(_each_pool(profile))
@@ -170,7 +172,7 @@ def _events_addresses(profile: Profile) -> Iterator[Problem]:
         return
     for field, address in _addresses(profile.kv_events):
         if address.startswith("ipc://") and len(address) > len("ipc://"):
-            continue  # for a reader in the same pod
+            continue  # This case is a reader in the same pod.
         if tcp_port(address) is None:
             yield Problem(
                 field,

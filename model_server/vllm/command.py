@@ -37,8 +37,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: the profile is sound. 2: it is not, and stderr says what to write instead. 1: the file cannot be
-    read.
+    """Return 0 if the profile is sound, 2 if it is not (stderr says what to write instead), 1 if the file
+    cannot be read.
     """
     try:
         profile = read(args.file.read_bytes())
@@ -85,9 +85,8 @@ def _rendered(profile: Profile, output: str) -> str:
 def _summary(profile: Profile) -> str:
     parts = [f"{profile.model} on port {profile.port}"]
     if profile.kv_events is not None:
-        own = (
-            of_pool(profile, profile.pools[0].name) if profile.pools else profile
-        )  # all pools are alike in what matters here
+        # All pools are alike in the settings that are used here.
+        own = of_pool(profile, profile.pools[0].name) if profile.pools else profile
         seed, size = own.hash_seed, own.block_size_tokens
         parts.append(
             f"KV events at {profile.kv_events.endpoint} ({own.hash_algorithm}, seed {seed}, blocks of {size})"

@@ -37,7 +37,9 @@ class ImportantTokens:
 
 
 def important_tokens(params: Mapping[str, object]) -> ImportantTokens | None:
-    """None: the request names no tokens. ImportantTokensError: the value is not allowed."""
+    """Return the important tokens. None means that the request names none. Raise ImportantTokensError if the
+    value is not allowed.
+    """
     told = params.get(FIELD)
     if told is None:
         return None

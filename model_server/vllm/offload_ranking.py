@@ -32,9 +32,9 @@ from model_server.tiers.weakest_first import WeakestFirst
 from model_server.vllm.important_tokens import ImportantTokens
 
 REMEMBERED_PER_CHUNK = 4
-"""How many chunks that left the tier are remembered, for each chunk that fits in it."""
+"""The number of remembered chunks that left the tier, for each chunk that fits in it."""
 USES_PER_CHUNK = 16
-"""Uses between two halvings, for each chunk that fits in the tier."""
+"""The number of uses between two halvings, for each chunk that fits in the tier."""
 
 ChunkKey = bytes
 """vLLM's name of a chunk: its block hash and the KV cache group."""
@@ -76,9 +76,8 @@ class OffloadRanking:
     def observe(
         self, keys: Sequence[ChunkKey], *, ends_tokens: Sequence[int | None], request: RequestUses
     ) -> None:
-        """Called when a request used these chunks of one KV cache group, head first.
-
-        Each chunk counts once for a request, however often it is reported.
+        """Count that a request used these chunks of one KV cache group, head first. Each chunk counts once
+        for a request, however often it is reported.
         """
         self._learn(keys, ends_tokens)
         seen: set[ChunkKey] = set()
@@ -116,9 +115,8 @@ class OffloadRanking:
         self._evictable.file(key, self._rank(key))
 
     def take_weakest(self, count: int, *, spared: Collection[ChunkKey]) -> list[ChunkKey] | None:
-        """Remove this many chunks, weakest first, except pinned ones and `spared`.
-
-        None, and nothing changed: there are not enough of them.
+        """Remove this many chunks, weakest first, except pinned ones and `spared`. Return None if there are
+        not enough of them, and then nothing has changed.
         """
         taken: list[ChunkKey] = []
         passed: list[ChunkKey] = []
@@ -135,11 +133,11 @@ class OffloadRanking:
         return taken
 
     def score(self, key: ChunkKey) -> float:
-        """Important tokens x uses. KeyError: the chunk is not known."""
+        """Return important tokens x uses. Raise KeyError if the chunk is not known."""
         return by_importance(self._chunks[key].use)
 
     def check_integrity(self, idle: Mapping[ChunkKey, bool]) -> None:
-        """`idle`: for each chunk in the tier, whether nothing reads or writes it."""
+        """Check the invariants. `idle` says for each chunk in the tier whether nothing reads or writes it."""
         assert self._resident == idle.keys()
         assert self._evictable.filed.keys() == {key for key, is_idle in idle.items() if is_idle}
         assert self._resident.isdisjoint(self._gone)
@@ -189,7 +187,9 @@ class OffloadRanking:
         return by_importance(use), use.last_use
 
     def _halve(self) -> None:
-        """No count falls to zero: otherwise a new chunk with few important tokens would rank above it."""
+        """Halve the counts. No count falls to zero, because otherwise a new chunk with few important tokens
+        would rank above it.
+        """
         self._uses_until_halved = self._capacity_chunks * USES_PER_CHUNK
         for chunk in self._chunks.values():
             chunk.use.num_uses -= chunk.use.num_uses // 2

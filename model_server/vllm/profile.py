@@ -48,10 +48,10 @@ class LoraAdapter(_Part, frozen=True):
 
 class Lora(_Part, frozen=True):
     max_loras: int = 1
-    """Adapters in one batch."""
+    """The number of adapters in one batch."""
     max_rank: int = 16
     max_cpu_loras: int | None = None
-    """Adapters kept in memory; None: as many as in one batch."""
+    """The number of adapters kept in memory. None means as many as in one batch."""
     adapters: tuple[LoraAdapter, ...] = ()
     runtime_updates: bool = False
     """Lets `model-server lora-sync` load and unload adapters while the server runs."""
@@ -61,7 +61,7 @@ class KvOffload(_Part, frozen=True):
     """KV that leaves GPU memory is kept in main memory (vLLM's OffloadingConnector)."""
 
     memory_bytes: int
-    """Main memory of each pod."""
+    """The main memory of each pod."""
     policy: str = "lru"
     """`lru` and `arc` are vLLM's. `importance` is `offload_policy` of this package, which the image must
     contain."""
@@ -81,7 +81,7 @@ class Pool(_Part, frozen=True):
 class Profile(_Part, frozen=True):
     model: str
     served_names: tuple[str, ...] = ()
-    """The model's names in requests. Empty: its own name."""
+    """The model's names in requests. Empty means its own name."""
     container: str = "vllm"
     """The container of the pod to which the patch applies."""
     port: int = 8000
@@ -92,8 +92,9 @@ class Profile(_Part, frozen=True):
     hash_seed: int | None = None
     """PYTHONHASHSEED of every pod. The chain of block hashes starts from it."""
     exact_routing: bool = False
-    """Whether something outside computes the same block hashes from tokens and matches them
-    with KV events."""
+    """True if something outside computes the same block hashes from tokens and matches them with KV
+    events.
+    """
     kv_events: KvEvents | None = None
     kv_offload: KvOffload | None = None
     lora: Lora | None = None
@@ -121,7 +122,7 @@ def read(text: str | bytes) -> Profile:
 
 
 def of_pool(profile: Profile, name: str) -> Profile:
-    """Return the profile with one pool's differences applied. KeyError: there is no such pool."""
+    """Return the profile with one pool's differences applied. Raise KeyError if there is no such pool."""
     pool = next((pool for pool in profile.pools if pool.name == name), None)
     if pool is None:
         raise KeyError(name)
@@ -197,7 +198,9 @@ def shell_variables(variables: Mapping[str, str]) -> str:
 
 
 def tcp_port(address: str) -> int | None:
-    """Return the port of a tcp:// address. None: any other address, or one without a number at its end."""
+    """Return the port of a tcp:// address. Return None for any other address, or one without a number at its
+    end.
+    """
     scheme, _, rest = address.partition("://")
     port = rest.rpartition(":")[2]
     return int(port) if scheme == "tcp" and port.isdecimal() and len(port) <= 5 else None
