@@ -67,8 +67,8 @@ class ImportanceCachePolicy(CachePolicy):  # type: ignore[misc] # vLLM is not wh
         reused_keys: AbstractSet[OffloadKey],
         req_context: ReqContext,
     ) -> None:
-        """Count the chunks that the request used. Chunks that were only inserted were counted when they missed, and
-        `observe` counts nothing twice.
+        """Count the chunks that the request used. Chunks that were only inserted were counted when they
+        missed, and `observe` counts nothing twice.
         """
         del insertion_only_keys, reused_keys
         for keys in key_groups:
