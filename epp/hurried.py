@@ -27,7 +27,7 @@ def choose_hurriedly(
 ) -> tuple[EndpointState, Decision, Prompt]:
     """Return the less loaded of two random endpoints, whatever the rule and the prompt."""
     inference, spec = request.inference, policy.spec
-    adapter = fleet.adapter(inference.model) if inference.model else ""
+    adapter = fleet.adapter(inference.model)
     slots = fleet.candidates(inference.model, subset=request.subset)
     failures, most = fleet.failures, min(spec.max_destinations, request.max_destinations)
     few = [fleet.in_slot(slot) for slot in _some(slots, max(most, 2), rng)]

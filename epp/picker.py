@@ -108,7 +108,7 @@ class Picker(FleetNews):
         SaturatedError.
         """
         inference, fleet, spec = request.inference, self.fleet, self._spec
-        adapter = fleet.adapter(inference.model) if inference.model else ""
+        adapter = fleet.adapter(inference.model)
         slots = fleet.candidates(inference.model, subset=request.subset)
         snapshot = fleet.snapshot(slots, model=inference.model, adapter=adapter, spec=spec, now=now)
         if prompt is None:

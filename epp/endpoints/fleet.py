@@ -15,7 +15,7 @@ from epp.config.policy import PolicySpec
 from epp.endpoints.columns import Columns
 from epp.endpoints.failures import Failures
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
-from epp.endpoints.served_models import AwayModels, Serving, forget_models, union
+from epp.endpoints.served_models import AwayModels, Named, Serving, forget_models, union
 from epp.endpoints.state import EndpointState
 from epp.endpoints.unreported import Unreported
 from epp.errors import NoEndpointError, UnknownModelError
@@ -54,8 +54,6 @@ class Fleet:
         self._model_rates: dict[str, ModelRate] = {}
         self.models: AbstractSet[str] = frozenset()
         """The known base models of the servers. For reading."""
-        self._no_answers: frozenset[int] = frozenset()
-        """Slots of endpoints that are never a destination."""
         self.ranked = False
         """Whether some endpoints are ranks of a server."""
         self._prefilling: list[int] = []
@@ -140,9 +138,6 @@ class Fleet:
         self._in_slots = list(self._states.values())
         self._columns = Columns(self._in_slots)
         self._serving = self._index()
-        self._no_answers = frozenset(
-            slot for slot, s in enumerate(self._in_slots) if not s.endpoint.role.answers
-        )
         self._pools = frozenset(s.endpoint.pool for s in self._in_slots)
         self.ranked = any(s.endpoint.rank is not None for s in self._in_slots)
         self._prefilling = [slot for slot, s in enumerate(self._in_slots) if s.endpoint.role.prefills]
@@ -252,9 +247,11 @@ class Fleet:
 
         NoEndpointError: there are none. UnknownModelError: no server has such a model.
         """
-        slots = self.serving(model) if model else self._columns.roster.everyone
-        if self._no_answers:
-            slots = [slot for slot in slots if slot not in self._no_answers]
+        named = self._named(model)
+        if named.answering is None or self.columns.holders(model):
+            slots = self._serving.answering(self.serving(model))
+        else:
+            slots = named.answering
         slots = self.healthy(slots)
         if not slots:
             raise NoEndpointError(_NOT_READY, reason="no_ready_endpoint")
@@ -280,7 +277,7 @@ class Fleet:
         """Return the slots of endpoints that may compute a prompt for `model` for another one. May be
         empty.
         """
-        able = set(self.serving(model)) if model else set(self._columns.roster.everyone)
+        able = set(self.serving(model))
         slots = [slot for slot in self._prefilling if slot in able]
         slots = list(self.healthy(slots))
         return slots if subset is None else self._within(slots, subset)
@@ -298,21 +295,27 @@ class Fleet:
         """Return the snapshot of some slots for a request for `model`. adapter: equal to `model` if that is
         an adapter, else empty.
         """
-        snapshot = self._followed().snapshot(
+        snapshot = self.columns.snapshot(
             slots,
             adapter=adapter,
             adapter_slots=spec.lora.slots_per_endpoint,
             stale_after_s=spec.scrape.stale_after_seconds,
             now=now,
         )
-        if unreported_picks := self.unreported.picks(snapshot.roster.models[slots[0]], now=now):
+        if self.unreported.of_models:
+            unreported_picks = self.unreported.picks(snapshot.roster.models[slots[0]], now=now)
             snapshot = replace(snapshot, unreported_picks=unreported_picks)
+        if not self.failures.known:
+            return snapshot
         return self.failures.onto(snapshot, model=model, settings=spec.failures, now=now)
 
     @property
     def columns(self) -> Columns:
         """The current state of every endpoint, by slot. For reading."""
-        return self._followed()
+        columns = self._columns
+        if columns.changed:
+            columns.follow()
+        return columns
 
     def in_slot(self, slot: int) -> EndpointState:
         return self._in_slots[slot]
@@ -323,7 +326,7 @@ class Fleet:
         If every endpoint's scrapes fail, the fault is probably in the scrapes. All slots then stay,
         and Envoy's retries find those that work.
         """
-        failing = self._followed().failing(times=self._spec.scrape.failures_to_eject)
+        failing = self.columns.failing(times=self._spec.scrape.failures_to_eject)
         if not failing or len(failing) == len(self._states):
             return slots
         return [slot for slot in slots if slot not in failing]
@@ -335,13 +338,16 @@ class Fleet:
 
     def adapter(self, model: str) -> str:
         """`model` if some endpoint declares it as an adapter or was seen to hold it, else empty."""
-        if self._serving.declares(model):
+        if self._named(model).declared:
             return model
-        holders = self._followed().holders(model)
+        holders = self.columns.holders(model)
         if not holders:
             return ""
         models = self._columns.roster.models
         return model if any(models[slot] != model for slot in holders) else ""
+
+    def _named(self, model: str) -> Named:
+        return self._serving.named.get(model) or self._serving.look_up(model)
 
     def serving(self, model: str) -> Sequence[int]:
         """Return the slots of the servers that can serve `model`, ready or not.
@@ -349,7 +355,7 @@ class Fleet:
         UnknownModelError: every server says that it does not have the model. NoEndpointError: the same, but
         servers of a pool that still exists had it.
         """
-        columns = self._followed()
+        columns = self.columns
         try:
             return self._serving.slots(
                 model, holders=columns.holders(model), bases=columns.roster.models, refuses=self._refuses
@@ -360,16 +366,9 @@ class Fleet:
                 raise NoEndpointError(_NOT_READY, reason="no_ready_endpoint") from None
             raise
 
-    def _followed(self) -> Columns:
-        columns = self._columns
-        if columns.changed:
-            columns.follow()
-        return columns
-
     def check_integrity(self) -> None:
         assert set(self._by_address.values()) == set(self._states.values())
         assert self._in_slots == list(self._states.values())
-        assert all(not self._in_slots[slot].endpoint.role.answers for slot in self._no_answers)
         assert all(self._in_slots[slot].endpoint.role.prefills for slot in self._prefilling)
         assert self._columns.roster.models == [state.model for state in self._in_slots]
         assert self._pools == {state.endpoint.pool for state in self._in_slots}

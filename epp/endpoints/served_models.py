@@ -23,7 +23,7 @@ MOST_LISTED: Final = 4096
 _AWAY_S: Final = 300.0
 """How long a missing model counts as away if other servers of its pool are still there."""
 _MOST_GONE: Final = 256
-_MOST_FOUND: Final = 4096
+_MOST_NAMED: Final = 4096
 _NOTHING: Final[frozenset[str]] = frozenset()
 T = TypeVar("T")
 
@@ -84,9 +84,13 @@ class AwayModels:
         assert all([*models.values()] == sorted(models.values()) for models in self._left.values())
 
 
-class _Found(NamedTuple):
+class Named(NamedTuple):
+    """What the lists say about one name of a model. The empty name stands for every model."""
+
     slots: Sequence[int] | None
     """The servers that declare or list it. None: there are none."""
+    answering: Sequence[int] | None
+    """Those of them that may be a destination."""
     declared: bool
     """Whether the model is an adapter that a source or a server's list names."""
 
@@ -123,7 +127,9 @@ class Serving:
         """Servers of pools in which no server's list is known."""
         # A source declares all models of a server. So only servers without a declared model may have more.
         self._silent = [s for s in self.unlisted if not endpoints[s].model and s not in unasked]
-        self._found: dict[str, _Found] = {}
+        self._no_answers = frozenset(slot for slot, e in enumerate(endpoints) if not e.role.answers)
+        self._any = Named(everyone, self.answering(everyone), declared=False)
+        self.named: dict[str, Named] = {"": self._any}
         """Results of earlier look-ups. The names are bounded where they enter the picker."""
         self.one_model = self._same_everywhere()
         """Whether every endpoint serves the same models, as far as known."""
@@ -150,15 +156,20 @@ class Serving:
                 return False
         return True
 
-    def _find(self, model: str) -> _Found:
-        found = self._found.get(model)
-        if found is None:
-            if len(self._found) >= _MOST_FOUND:
-                self._found.clear()
-            adapters = any(one is not None and model in one.adapters for one in self._listed)
-            declared = adapters or any(model in endpoint.adapters for endpoint in self._endpoints)
-            found = self._found[model] = _Found(self._able(model), declared)
-        return found
+    def look_up(self, model: str) -> Named:
+        """Return what the lists say about the name, and keep the result."""
+        if len(self.named) >= _MOST_NAMED:
+            self.named = {"": self._any}
+        adapters = any(one is not None and model in one.adapters for one in self._listed)
+        declared = adapters or any(model in endpoint.adapters for endpoint in self._endpoints)
+        able = self._able(model)
+        named = Named(able, None if able is None else self.answering(able), declared)
+        self.named[model] = named
+        return named
+
+    def answering(self, slots: Sequence[int]) -> Sequence[int]:
+        """Return those of the slots that may be a destination."""
+        return [slot for slot in slots if slot not in self._no_answers] if self._no_answers else slots
 
     def _able(self, model: str) -> Sequence[int] | None:
         said = {s for s, e in enumerate(self._endpoints) if model == e.model or model in e.adapters}
@@ -169,10 +180,6 @@ class Serving:
             pools = {self._pools[slot] for slot in slots}
             slots.update(slot for slot in self._silent if self._pools[slot] in pools)
         return self._everyone if len(slots) == len(self._everyone) else sorted(slots)
-
-    def declares(self, adapter: str) -> bool:
-        """Return whether a source or a server's list names this adapter."""
-        return self._find(adapter).declared
 
     def slots(
         self, model: str, *, holders: AbstractSet[int], bases: Sequence[str], refuses: bool
@@ -185,7 +192,7 @@ class Serving:
         same pool and base model: it must not be tied for good to the server where it was seen.
         UnknownModelError: no server has the model, and `refuses` is set.
         """
-        able = self._find(model).slots
+        able = self._slots(model)
         if able is not None:
             return able if able is self._everyone or not holders else sorted({*able, *holders})
         if holders:
@@ -201,15 +208,17 @@ class Serving:
         them.
         """
         asked = set(slots)
-        return (
-            bool(asked)
-            and asked.isdisjoint(self.unlisted)
-            and asked.isdisjoint(self._find(model).slots or ())
-        )
+        return bool(asked) and asked.isdisjoint(self.unlisted) and asked.isdisjoint(self._slots(model) or ())
+
+    def _slots(self, model: str) -> Sequence[int] | None:
+        return (self.named.get(model) or self.look_up(model)).slots
 
     def check_integrity(self) -> None:
-        assert len(self._found) <= _MOST_FOUND
-        assert all(found == _Found(self._able(m), found.declared) for m, found in self._found.items())
+        assert len(self.named) <= _MOST_NAMED
+        assert self.named[""] is self._any
+        for model, named in self.named.items():
+            assert not model or named.slots == self._able(model)
+            assert named.slots is None or named.answering == self.answering(named.slots)
 
 
 def forget_models(by_model: dict[str, T], present: AbstractSet[str]) -> None:

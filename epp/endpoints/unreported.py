@@ -24,20 +24,20 @@ _NEGLIGIBLE = 0.01
 
 
 class Unreported:
-    __slots__ = ("_of_models",)
+    __slots__ = ("of_models",)
 
     def __init__(self) -> None:
-        self._of_models: dict[str, tuple[float, float]] = {}
+        self.of_models: dict[str, tuple[float, float]] = {}
         """The estimate for each base model, and when it was made. Empty: pickers do not share."""
 
     def reported(self, model: str, *, age_s: float, now: float) -> None:
         """Another picker has reported a request for this base model, which it sent `age_s` ago."""
         picks = self.picks(model, now=now) + min(max(age_s, 0.0), _MOST_AGE_S) / _OVER_S
-        self._of_models[model] = picks, now
+        self.of_models[model] = picks, now
 
     def picks(self, model: str, *, now: float) -> float:
         """Return the estimate. 0 where pickers do not share."""
-        known = self._of_models.get(model)
+        known = self.of_models.get(model)
         if known is None:
             return 0.0
         picks, at = known
@@ -46,7 +46,7 @@ class Unreported:
 
     def forget(self, present: AbstractSet[str]) -> None:
         """If there are many models, forget those that no server has any more."""
-        forget_models(self._of_models, present)
+        forget_models(self.of_models, present)
 
     def check_integrity(self) -> None:
-        assert all(picks >= 0 for picks, _ in self._of_models.values())
+        assert all(picks >= 0 for picks, _ in self.of_models.values())
