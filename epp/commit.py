@@ -167,7 +167,7 @@ class Commits:
         routed.decision.status = status
         # Not the endpoint's current address, which may have changed since the pick.
         mismatch = served is not None and served != routed.destinations[0]
-        self._fleet.failures.began(routed.wait, now=now)
+        self._fleet.answers.began(routed.wait, now=now)
         if served is not None:
             routed.decision.served = served
             if mismatch:
@@ -222,7 +222,8 @@ class Commits:
         if routed.prefill is not None:
             self._prefilling.lost(routed.prefill, now=now)
         if routed.computed:
-            self._fleet.failures.ended(routed.state, now=now)
+            if self._fleet.failures.marks:
+                self._fleet.failures.ended(routed.state, now=now)
             if routed.prompt.teaches:
                 routed.state.window.ended(routed.prompt.size)
         if phase is Phase.SENT:
@@ -282,11 +283,12 @@ class Commits:
             recorded=recorded,
             table=self._caches.table,
             path_hash=request.path_hash,
-            wait=self._fleet.failures.sent(
+            wait=self._fleet.answers.sent(
                 state,
                 model=decision.model,
                 streams=inference.stream,
                 predicted_s=decision.predicted_s,
+                hang_seconds=self._spec.failures.hang_seconds,
                 now=now,
             ),
         )
@@ -323,7 +325,9 @@ class Commits:
             # If the body is opaque or unread, the 404 may mean a stored response that the body names.
             failures.refused_model(routed.state, model, path_hash=routed.path_hash, now=now)
         elif status < 400 and routed.asks:
-            failures.served_model(routed.state, model, path_hash=routed.path_hash, now=now)
+            self._fleet.answers.well(routed.state, model, path_hash=routed.path_hash)
+            if failures.marks:
+                failures.well(routed.state, model, now=now)
 
     def _mirrored(self, routed: Pick) -> bool:
         """Return whether the table still has this request's chunks for the same server.

@@ -33,7 +33,7 @@ def choose_hurriedly(
     few = [fleet.in_slot(slot) for slot in _some(slots, max(most, 2), rng)]
     if len(few) > 1 and few[1].load(few[1].metrics) < few[0].load(few[0].metrics):
         few[0], few[1] = few[1], few[0]
-    if failures.known:
+    if failures.marks:
         few.sort(key=lambda state: round(failures.share(state, now=now), 1))
     state = few[0]
     prompt = caches.prompt(inference, base_model=state.model, body_bytes=request.body_bytes)

@@ -78,8 +78,10 @@ class Picker(FleetNews):
         """Work after a pick for which no request should wait: eviction in bounded portions, and a search for
         overdue answers.
         """
-        for state in self.fleet.failures.look(now=now):
-            self._listeners.send(Hangs(now, state))
+        failures, overdue = self.fleet.failures, self.fleet.answers.suspects(now=now)
+        if overdue or failures.marks:
+            for state in failures.look(overdue, now=now):
+                self._listeners.send(Hangs(now, state))
         table = self.caches.table
         if table.overdue(now):
             evict(table, now)

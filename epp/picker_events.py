@@ -18,8 +18,8 @@ from itertools import islice
 from typing import Final, Literal
 
 from epp.decision import Decision, PickRequest
+from epp.endpoints.answers import Wait
 from epp.endpoints.state import Booking, EndpointState
-from epp.endpoints.symptoms import Wait
 from epp.prefix_index.table import PrefixTable, Recorded
 from epp.server_caches import Prompt
 from epp.types import Address, ChunkHash, Entry, Facts, InferenceRequest
@@ -233,7 +233,7 @@ class Restarted(Facts, frozen=True):
 
 
 class Hangs(Facts, frozen=True):
-    """Requests wait for their first byte at a server while other servers answer. See `endpoints.failures`."""
+    """Requests wait for their first byte at a server while other servers answer. See `endpoints.answers`."""
 
     at: float
     server: EndpointState

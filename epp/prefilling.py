@@ -96,7 +96,7 @@ class Prefilling:
         """
         computed = status < 400
         self._release(job, computed=computed, failed=is_fault(status), now=now)
-        if computed and self._fleet.failures.known and self._mirrored(job):
+        if computed and self._fleet.failures.marks and self._mirrored(job):
             self._fleet.failures.answered(job.state, failed=False, now=now)
 
     def lost(self, job: PrefillJob, *, now: float) -> None:

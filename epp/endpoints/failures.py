@@ -12,14 +12,14 @@ the picker probes a server that has failed: it sends a request of one token (`pr
 sends it). A probe that fails counts as a failed answer. Until a probe succeeds, only one in `_TRIAL_PICKS`
 requests is a trial. A probe that succeeds proves less than a real answer: it only allows a trial.
 
-A server hangs if its first bytes are overdue, or if its answers begin and do not go on (`symptoms`). In the
-second case the beginning of an answer proves nothing: only a probe that succeeds or a counter that grows
-brings the server back. Envoy's access log reports answers that break off midway (`answer_cut`). Such answers
-count as failures. From then on only complete answers count as good, or a probe that succeeds after probes
-that failed.
+A server hangs if its first bytes are overdue (`answers`), or if its answers begin and do not go on
+(`symptoms`). In the second case the beginning of an answer proves nothing: only a probe that succeeds or a
+counter that grows brings the server back. Envoy's access log reports answers that break off midway
+(`answer_cut`). Such answers count as failures. From then on only complete answers count as good, or a probe
+that succeeds after probes that failed.
 
-Pure: times are monotonic seconds. Owned by `Fleet`. The picker reports its own answers here, and `sharing`
-reports those of other pickers.
+Pure: times are monotonic seconds. Owned by `Fleet`. The picker reports answers that failed. While there is a
+mark, it reports all of its answers, and `sharing` reports those of other pickers.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from epp.config.routing import Failures as Settings
+from epp.endpoints.answers import Answers, Wait, counts_answers
 from epp.endpoints.marks import LONGEST_TRIALS, STEP, Mark, Probe, Verdict
 from epp.endpoints.state import EndpointState
-from epp.endpoints.symptoms import Cuts, FirstBytes, Stalls, Wait, counts_answers
+from epp.endpoints.symptoms import Cuts, Stalls
 from epp.scheduling.snapshot import Snapshot
 from epp.types import EndpointMetrics
 
@@ -54,57 +55,21 @@ _MOST_PROBES: Final = 32
 """The most probes that one picker has open at a time."""
 _QUEUE_S: Final = 0.5
 """Time that a server needs for its undone prompt tokens, above which a probe may have to wait for it."""
-_SERVED_MODELS: Final = 256
-"""The most pairs of a model and a path for which the last good answer is remembered."""
 _MOST_MARKS: Final = 4096
 
 
 class Failures:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, answers: Answers) -> None:
         self.settings = settings
-        self._marks: OrderedDict[tuple[EndpointState, str], Mark] = OrderedDict()
+        self._answers = answers
+        self.marks: OrderedDict[tuple[EndpointState, str], Mark] = OrderedDict()
         """The marks by server and model; the model is empty except for a 404. Only servers that have failed
-        lately are here.
+        lately are here. While there are none, good answers change nothing.
         """
-        self._served: OrderedDict[tuple[str, int], EndpointState] = OrderedDict()
-        """The last server that answered for each model and path that was asked for lately."""
-        self._picks = 0
-        self._first_bytes = FirstBytes()
         self._stalls = Stalls()
         self._cuts = Cuts()
 
-    @property
-    def remembered(self) -> int:
-        """Requests whose first byte may become overdue."""
-        return len(self._first_bytes)
-
     # -- events ---------------------------------------------------------------------------------------------
-
-    def sent(
-        self,
-        state: EndpointState,
-        *,
-        model: str = "",
-        streams: bool,
-        predicted_s: float,
-        now: float,
-    ) -> Wait:
-        """Called when a request was sent to a server that is predicted to need `predicted_s` to its first
-        token.
-        """
-        self._picks += 1
-        return self._first_bytes.sent(
-            state,
-            model=model,
-            streams=streams,
-            predicted_s=predicted_s,
-            hang_seconds=self.settings.hang_seconds,
-            now=now,
-        )
-
-    def began(self, wait: Wait, *, now: float) -> None:
-        """Record that the first byte of an answer came."""
-        self._first_bytes.began(wait, now=now)
 
     def answered(
         self,
@@ -123,22 +88,22 @@ class Failures:
         """
         if state.gone:
             return
-        mark = self._marks.get((state, model))
+        mark = self.marks.get((state, model))
         if not failed and ((mark is not None and mark.stalls) or (state in self._cuts and not whole)):
             return
         if mark is None:
             if not failed:
                 return
-            mark = self._marks[state, model] = Mark()
-            while len(self._marks) > _MOST_MARKS:
-                self._marks.popitem(last=False)
+            mark = self.marks[state, model] = Mark()
+            while len(self.marks) > _MOST_MARKS:
+                self._drop(next(iter(self.marks)))
         step = _TRIAL_STEP if mark.out and not failed else STEP
         share = mark.now(now)
         mark.share, mark.at = share + step * (float(failed) - share), now
         if failed and not mark.out:
             mark.asked_model, mark.verdict = asked_model or mark.asked_model, None
         if failed and mark.share >= self.settings.share_to_leave_out and not mark.out:
-            mark.leave_out(picks=self._picks, now=now)
+            mark.leave_out(picks=self._answers.picks, now=now)
         elif not failed and mark.out:
             if mark.share < self.settings.share_to_leave_out:
                 mark.recover(now=now)  # the trials succeeded
@@ -158,61 +123,55 @@ class Failures:
         """Called when a server answered 404. It counts where another server has answered for this model at
         the same path: clients also name paths that no server has.
         """
-        if self._served.get((model, path_hash), state) is not state:
+        if self._answers.another_serves(state, model, path_hash=path_hash):
             self.answered(state, failed=True, model=model, now=now)
 
-    def served_model(self, state: EndpointState, model: str, *, path_hash: int, now: float) -> None:
-        """Called when a server answered well for a model, at this path."""
-        self._served[model, path_hash] = state
-        state.answered_model = model
-        self._served.move_to_end((model, path_hash))
-        while len(self._served) > _SERVED_MODELS:
-            self._served.popitem(last=False)
-        if self._marks:
-            self.answered(state, failed=False, now=now)
-            self.answered(state, failed=False, model=model, now=now)
+    def well(self, state: EndpointState, model: str, *, now: float) -> None:
+        """Called when a server answered well for a model."""
+        self.answered(state, failed=False, now=now)
+        self.answered(state, failed=False, model=model, now=now)
 
     def forget(self, state: EndpointState) -> None:
         """Forget all marks of a server that has left, or whose name another process has now."""
-        for key in [key for key in self._marks if key[0] is state]:
-            del self._marks[key]
+        for key in [key for key in self.marks if key[0] is state]:
+            del self.marks[key]
         self._cuts.forget(state)
-        self._first_bytes.forget(state)
+        self._answers.forget(state)
         self._stalls.forget(state)
 
     def tried(self, state: EndpointState, model: str, *, now: float) -> None:
         """Record that a trial request was sent to the server."""
         for key in ((state, ""), (state, model)):
-            mark = self._marks.get(key)
+            mark = self.marks.get(key)
             if mark is not None:
-                mark.tried(picks=self._picks, now=now)
+                mark.tried(picks=self._answers.picks, now=now)
 
-    def look(self, *, now: float) -> Sequence[EndpointState]:
-        """Find requests whose first byte is overdue, and forget shares that have become very small. Returns
+    def look(self, suspects: Sequence[Wait], *, now: float) -> Sequence[EndpointState]:
+        """Judge requests whose first byte is overdue, and forget shares that have become very small. Returns
         the servers that hang from now on.
         """
         for state in self._cuts.whole(now=now):
             self.answered(state, failed=False, whole=True, now=now)
         found = []
-        for wait in self._first_bytes.suspects(now=now):
+        for wait in suspects:
             if not wait.streams and self.settings.probe:
                 self._have_probed(wait, now=now)
             elif self.hangs(wait.state, now=now):
                 found.append(wait.state)
-        if self._marks:
-            for key in [
-                key for key, mark in self._marks.items() if not mark.out and mark.now(now) < _NOTHING
-            ]:
-                del self._marks[key]
-                if not key[1]:
-                    self._cuts.forget(key[0])
+        for key in [key for key, mark in self.marks.items() if not mark.out and mark.now(now) < _NOTHING]:
+            self._drop(key)
         return found
+
+    def _drop(self, key: tuple[EndpointState, str]) -> None:
+        del self.marks[key]
+        if not key[1]:
+            self._cuts.forget(key[0])
 
     def _have_probed(self, wait: Wait, *, now: float) -> None:
         """Let a probe decide whether a server hangs. Until then its share is small, however often this is
         called.
         """
-        mark = self._marks.setdefault((wait.state, ""), Mark())
+        mark = self.marks.setdefault((wait.state, ""), Mark())
         if not (mark.out or mark.probing):
             mark.asked_model = wait.model or mark.asked_model
             mark.share, mark.at = max(mark.now(now), 2 * _NOTHING), now
@@ -228,18 +187,18 @@ class Failures:
     ) -> bool:
         """Take in a metrics page. True: it shows that the server hangs, and this was not known before."""
         seen = self._stalls.page(state, before, after, hang_seconds=self.settings.hang_seconds, now=now)
-        mark = self._marks.get((state, ""))
+        mark = self.marks.get((state, ""))
         if seen == "grew" and mark is not None and counts_answers(after):
             mark.may_stall = False
             if mark.stalls:
                 mark.recover(now=now)
         elif seen == "stalls alone":
             news = self.hangs(state, now=now)
-            self._marks[state, ""].stalls = True
+            self.marks[state, ""].stalls = True
             return news
         elif seen == "stalls" and (mark is None or not (mark.may_stall or mark.stalls)):
             self.answered(state, failed=True, now=now)
-            self._marks[state, ""].may_stall = True
+            self.marks[state, ""].may_stall = True
         return False
 
     def hangs(self, state: EndpointState, *, now: float) -> bool:
@@ -248,11 +207,11 @@ class Failures:
         """
         if state.gone:
             return False
-        mark = self._marks.setdefault((state, ""), Mark())
+        mark = self.marks.setdefault((state, ""), Mark())
         news = not mark.hangs
         mark.share, mark.at, mark.hangs = 1.0, now, True
         if not mark.out:
-            mark.leave_out(picks=self._picks, now=now)
+            mark.leave_out(picks=self._answers.picks, now=now)
         return news
 
     # -- probes ----------------------------------------------------------------------------------------------
@@ -261,12 +220,12 @@ class Failures:
         """Return the probes to send now. Report the result of each to `probed`. A server that has failed
         is probed until a probe succeeds or is unclear; a server that is left out, until it is back.
         """
-        if not self._marks or not self.settings.probe:
+        if not self.marks or not self.settings.probe:
             return ()
-        free = _MOST_PROBES - sum(mark.probing for mark in self._marks.values())
+        free = _MOST_PROBES - sum(mark.probing for mark in self.marks.values())
         due: list[tuple[float, int, EndpointState, str, Mark]] = []
         trial_s = self.settings.trial_seconds
-        for (state, about), mark in self._marks.items():
+        for (state, about), mark in self.marks.items():
             every_s = trial_s if mark.out else min(_SUSPECT_PROBES_S, trial_s)
             done = not mark.out and mark.verdict in ("well", "unclear")
             if not (mark.probing or done) and now - mark.probed_at >= every_s and _takes_probes(state):
@@ -282,7 +241,7 @@ class Failures:
         return probes
 
     def probed(self, probe: Probe, verdict: Verdict, *, now: float) -> None:
-        mark = self._marks.get((probe.state, probe.about))
+        mark = self.marks.get((probe.state, probe.about))
         if mark is not probe.mark:
             return  # The probe was sent for an earlier mark.
         mark.probing = False
@@ -303,12 +262,10 @@ class Failures:
 
     def onto(self, snapshot: Snapshot, *, model: str, settings: Settings, now: float) -> Snapshot:
         """Return the snapshot with the candidates' failures for a request for `model` filled in."""
-        if not self._marks:
-            return snapshot
         places = snapshot.places_by_slot()
         shares = np.zeros(len(snapshot))
         marks: dict[int, Mark] = {}
-        for (state, about), mark in self._marks.items():
+        for (state, about), mark in self.marks.items():
             place = places.get(state.slot) if about in ("", model) else None
             if place is not None and mark.now(now) > shares[place]:
                 shares[place], marks[place] = mark.now(now), mark
@@ -337,22 +294,18 @@ class Failures:
         waited = now - mark.tried_at
         if mark.stalls and mark.verdict == "ill" and settings.probe:
             return False  # a trial would prove nothing
-        if waited >= settings.trial_seconds and self._picks - mark.tried_picks >= _TRIAL_PICKS:
+        if waited >= settings.trial_seconds and self._answers.picks - mark.tried_picks >= _TRIAL_PICKS:
             return True
         return mark.verdict != "ill" and waited >= LONGEST_TRIALS * settings.trial_seconds
 
-    @property
-    def known(self) -> bool:
-        return bool(self._marks)
-
     def share(self, state: EndpointState, *, now: float) -> float:
         """Return the share of a server's last answers that failed. Old answers count less."""
-        mark = self._marks.get((state, ""))
+        mark = self.marks.get((state, ""))
         return mark.now(now) if mark is not None else 0.0
 
     def why(self, states: Sequence[EndpointState], *, now: float) -> dict[EndpointState, str]:
         """Return the servers that are left out for all models, and the reasons."""
-        marks = {n: m for n, s in enumerate(states) if (m := self._marks.get((s, ""))) is not None}
+        marks = {n: m for n, s in enumerate(states) if (m := self.marks.get((s, ""))) is not None}
         if not marks:
             return {}
         shares = np.zeros(len(states))
@@ -364,7 +317,7 @@ class Failures:
     @property
     def lacking(self) -> Sequence[tuple[EndpointState, str]]:
         """Servers and the models that they lack: each gets only trial requests for its model."""
-        return [key for key, mark in self._marks.items() if key[1] and mark.out]
+        return [key for key, mark in self.marks.items() if key[1] and mark.out]
 
     def _reason(self, state: EndpointState, mark: Mark) -> str:
         if mark.hangs:
@@ -372,10 +325,9 @@ class Failures:
         return "its answers break off midway" if state in self._cuts else "its answers fail"
 
     def check_integrity(self) -> None:
-        assert len(self._marks) <= _MOST_MARKS
-        assert all(0.0 <= mark.share <= 1.0 for mark in self._marks.values())
-        assert len(self._served) <= _SERVED_MODELS
-        self._first_bytes.check_integrity()
+        assert len(self.marks) <= _MOST_MARKS
+        assert all(0.0 <= mark.share <= 1.0 for mark in self.marks.values())
+        assert all((state, "") in self.marks for state in self._cuts.states())
         self._cuts.check_integrity()
 
 

@@ -12,6 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from epp.config.policy import PolicySpec
+from epp.endpoints.answers import Answers
 from epp.endpoints.columns import Columns
 from epp.endpoints.failures import Failures
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
@@ -66,7 +67,9 @@ class Fleet:
         self._unions: dict[frozenset[Address] | None, bytes | None] = {}
         """Answers to `GET /v1/models`, by subset."""
         self._aliases: Sequence[ModelCard] = ()
-        self.failures = Failures(spec.failures)
+        self.answers = Answers()
+        """When requests were sent and their answers began. The picker reports to it."""
+        self.failures = Failures(spec.failures, self.answers)
         """Which servers fail. The picker reports to it, and people read it."""
         self.unreported = Unreported()
         """The picks of other pickers that are not known here yet. The listener reports to it."""
@@ -305,7 +308,7 @@ class Fleet:
         if self.unreported.of_models:
             unreported_picks = self.unreported.picks(snapshot.roster.models[slots[0]], now=now)
             snapshot = replace(snapshot, unreported_picks=unreported_picks)
-        if not self.failures.known:
+        if not self.failures.marks:
             return snapshot
         return self.failures.onto(snapshot, model=model, settings=spec.failures, now=now)
 
@@ -383,6 +386,7 @@ class Fleet:
         self._columns.check_integrity()
         self._serving.check_integrity()
         self._away.check_integrity()
+        self.answers.check_integrity()
         self.failures.check_integrity()
 
 

@@ -1,7 +1,6 @@
 """The symptoms of a sick server that the status of its answers does not show. `Failures` owns one object of
-each of these classes, and decides what follows.
+each of these classes, and decides what follows. Overdue first bytes are found by `answers`.
 
-- `FirstBytes`: requests wait for their first byte longer than others took, while other servers answer.
 - `Stalls`: answers begin and do not go on, as far as the server's own counters tell.
 - `Cuts`: answers break off midway.
 
@@ -10,25 +9,14 @@ Pure: times are monotonic seconds.
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from epp.endpoints.answers import LONGEST_PREDICTED_S, counts_answers
 from epp.endpoints.state import EndpointState
-from epp.types import EndpointMetrics, Entry
-
-_TYPICAL_STEP: Final = 0.05
-_LONGEST_PREDICTED_S: Final = 600.0
-"""Upper bound of the predicted time to a first token, since a server's own figures may be wrong. A request is
-remembered until its first byte is overdue."""
-_TIMES_TYPICAL: Final = 3.0
-"""A first byte is overdue if it takes this many times as long as other first bytes."""
-_OTHERS: Final = 3
-"""An overdue answer is suspicious if other servers have sent this many answers since its request."""
-_OVERDUE: Final = 2
-"""Suspicious requests in a row after which a server counts as hanging."""
+from epp.types import EndpointMetrics
 
 _TIMES_PREDICTED: Final = 2.0
 _PART_OF_PATIENCE: Final = 0.8
@@ -45,106 +33,6 @@ _MOST_ENDS: Final = 64
 """The most ends of one server that are remembered at a time. More are not needed to see that most answers are
 complete.
 """
-
-
-class Wait(Entry):
-    """One request that waits for its first byte."""
-
-    state: EndpointState
-    sent_at: float
-    streams: bool
-    own_before: int
-    """Number of answers of this server at the time when the request was sent."""
-    others_before: int
-    model: str
-    """The model that it asks for. Empty: not known."""
-    over: bool = False
-    """Whether the answer began, or the client no longer waits for it."""
-
-
-class FirstBytes:
-    """Requests that wait for their first byte, and which servers are suspected to hang because of them.
-
-    A server is suspected if requests wait there for their first byte longer than others took, while other
-    servers have answered requests since. This is checked only when a request is overdue, so the check costs
-    nothing while answers come.
-    """
-
-    def __init__(self) -> None:
-        self._waits: list[tuple[float, int, Wait]] = []
-        """A heap, by the time when the answer is overdue."""
-        self._overdue: dict[EndpointState, int] = {}
-        self._numbers = 0
-        self._answers = 0
-        """Answers by all servers."""
-        self._typical_s = {True: 0.0, False: 0.0}
-        """Time to the first byte, for answers that are streamed and for others."""
-
-    def __len__(self) -> int:
-        """Return the number of requests whose first byte may become overdue."""
-        return len(self._waits)
-
-    def sent(
-        self,
-        state: EndpointState,
-        *,
-        model: str,
-        streams: bool,
-        predicted_s: float,
-        hang_seconds: float,
-        now: float,
-    ) -> Wait:
-        """Called when a request was sent to a server that should need `predicted_s` to its first token.
-        hang_seconds: the least time after which a first byte is overdue; 0: it never is.
-
-        An answer that comes whole takes as long as the server generates, so its first byte is never overdue
-        if the server counts tokens as it generates them: `Stalls` sees whether the counters grow.
-        """
-        wait = Wait(state, now, streams, state.answers, self._answers - state.answers, model)
-        if hang_seconds and (streams or not counts_answers(state.metrics)):
-            patience_s = max(hang_seconds, _TIMES_TYPICAL * self._typical_s[streams])
-            self._numbers += 1
-            due_at = now + patience_s + min(2 * predicted_s, _LONGEST_PREDICTED_S)
-            heapq.heappush(self._waits, (due_at, self._numbers, wait))
-        return wait
-
-    def began(self, wait: Wait, *, now: float) -> None:
-        """Record that the first byte of an answer came."""
-        if wait.over:
-            return
-        wait.over = True
-        wait.state.answers += 1
-        self._answers += 1
-        self._overdue.pop(wait.state, None)
-        typical = self._typical_s[wait.streams]
-        self._typical_s[wait.streams] = typical + _TYPICAL_STEP * (now - wait.sent_at - typical)
-
-    def suspects(self, *, now: float) -> Sequence[Wait]:
-        """Return the requests that became overdue since the last call, if this suggests that their servers
-        hang. An answer that is not streamed may just be long, so of such a request the server has to be
-        asked.
-        """
-        found = []
-        while self._waits and self._waits[0][0] <= now:
-            wait = heapq.heappop(self._waits)[2]
-            if not wait.over and self._suspect(wait):
-                found.append(wait)
-        return found
-
-    def forget(self, state: EndpointState) -> None:
-        self._overdue.pop(state, None)
-
-    def _suspect(self, wait: Wait) -> bool:
-        """Return whether this overdue answer, together with earlier ones, shows that its server hangs."""
-        state = wait.state
-        others = self._answers - state.answers - wait.others_before
-        if state.gone or state.answers > wait.own_before or others < _OTHERS:
-            return False
-        overdue = self._overdue[state] = self._overdue.get(state, 0) + 1
-        return overdue >= _OVERDUE
-
-    def check_integrity(self) -> None:
-        assert not any(state.gone for state in self._overdue), "a server that has left is kept"
 
 
 @dataclass(slots=True)
@@ -203,7 +91,7 @@ class Stalls:
             rate = state.tokens_per_s
             undone_s = state.backlog.undone_tokens(now=now, rate=rate) / rate
             patience_s = _PART_OF_PATIENCE * hang_seconds + _TIMES_PREDICTED * min(
-                undone_s, _LONGEST_PREDICTED_S
+                undone_s, LONGEST_PREDICTED_S
             )
             stall = self._stalls[state] = _Stall(before.scraped_at if was_in_use else now, patience_s)
         if now - stall.since < stall.patience_s:
@@ -216,11 +104,6 @@ class Stalls:
         self._in_use.discard(state)
         self._done.discard(state)
         self._went_on = [one for one in self._went_on if one[0] is not state]
-
-
-def counts_answers(page: EndpointMetrics | None) -> bool:
-    """Return whether the server counts the tokens of an answer while it generates them."""
-    return page is not None and page.generated_tokens is not None and not page.counts_at_end
 
 
 def _grew(before: EndpointMetrics, after: EndpointMetrics) -> bool:
@@ -251,6 +134,9 @@ class Cuts:
 
     def __contains__(self, state: EndpointState) -> bool:
         return state in self._ends
+
+    def states(self) -> Iterable[EndpointState]:
+        return self._ends
 
     def cut(self, state: EndpointState) -> None:
         """Called when one of the ended answers was cut."""

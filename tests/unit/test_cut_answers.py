@@ -47,13 +47,13 @@ def test_one_cut_answer_counts_as_one_failure_and_is_forgotten() -> None:
     assert picker.fleet.failures.share(state, now=1.0) == pytest.approx(0.2)
     assert [(type(event), event.server) for event in events if isinstance(event, Cut)] == [(Cut, state)]
     picker.housekeep(now=60.0)
-    assert not picker.fleet.failures.known
+    assert not picker.fleet.failures.marks
 
 
 def test_an_address_that_no_endpoint_has_changes_nothing() -> None:
     picker = a_picker()
     assert not picker.answer_cut(Address("10.9.9.9", 1), now=1.0)
-    assert not picker.fleet.failures.known
+    assert not picker.fleet.failures.marks
 
 
 def test_answers_that_end_and_are_not_cut_take_the_blame_away() -> None:

@@ -10,7 +10,7 @@ import pytest
 from epp.config.policy import DEFAULT_POLICY, PolicySpec
 from epp.config.routing import Failures
 from epp.decision import PickRequest
-from epp.endpoints.failures import Failures as Failing
+from epp.endpoints.answers import Answers
 from epp.endpoints.prefill_rate import ModelRate
 from epp.endpoints.state import EndpointState
 from epp.picker import Picker
@@ -148,15 +148,15 @@ def test_people_are_told_who_is_left_out_and_why() -> None:
 
 
 def test_a_request_is_not_remembered_for_as_long_as_a_server_says_that_it_takes() -> None:
-    failures = Failing(DEFAULT_POLICY.spec.failures)
+    answers = Answers()
     state = EndpointState.new(
         Endpoint(EndpointName("a"), Address("10.0.0.1", 1)), model_rate=ModelRate(start=1000.0), now=0.0
     )
     for n in range(100):
-        failures.sent(state, streams=True, predicted_s=1e12, now=float(n))
-    assert failures.remembered == 100
-    failures.look(now=1000.0)
-    assert failures.remembered == 0
+        answers.sent(state, model="", streams=True, predicted_s=1e12, hang_seconds=10.0, now=float(n))
+    assert len(answers) == 100
+    answers.suspects(now=1000.0)
+    assert len(answers) == 0
 
 
 def test_requests_that_break_with_a_removed_server_are_held_against_nobody() -> None:
@@ -231,5 +231,5 @@ def test_a_server_that_left_while_its_requests_hung_is_not_kept() -> None:
             picker.on_response_headers(pick, status=200, served=None, now=0.5)
     picker.set_endpoints(servers[1:], now=0.6)
     picker.housekeep(now=60.0)
-    assert not picker.fleet.failures.remembered
-    picker.fleet.failures.check_integrity()
+    assert not len(picker.fleet.answers)
+    picker.fleet.check_integrity()

@@ -80,7 +80,7 @@ def test_other_entries_change_nothing(other: HTTPAccessLogEntry) -> None:
     rig = Rig()
     rig.log.receive(message(other), now=1.0)
     assert (rig.cut, rig.faults) == ([], [])
-    assert not rig.picker.fleet.failures.known
+    assert not rig.picker.fleet.failures.marks
 
 
 @pytest.mark.parametrize(
