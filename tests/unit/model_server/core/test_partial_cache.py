@@ -67,7 +67,8 @@ def test_000_2_a_partial_block_is_rekeyed_as_it_grows_and_a_new_one_follows_a_fu
     assert key_of(manager, request, end=46) == []
     assert key_of(manager, request, end=47) == [table[2]]
 
-    decode(manager, request, 901)  # A full block makes this the first token of a new partial block.
+    decode(manager, request, 901)  # this fills the block
+    decode(manager, request, 902)  # this is the first token of a new partial block
     assert key_of(manager, request, end=47) == []
     assert key_of(manager, request, end=48) == [table[2]]
     fourth = manager.table(request.request_id)[3].block_id
