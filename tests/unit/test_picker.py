@@ -165,25 +165,6 @@ def test_a_models_only_server_that_is_down_is_a_503_not_another_model() -> None:
     assert picker.pick(ask(model="n"), now=4.0).destinations == (B,)
 
 
-def test_an_endpoint_leaves_after_failed_scrapes_and_returns_with_a_good_one() -> None:
-    picker = a_picker(on=endpoints("ab"))
-    for second in range(3):
-        assert len(picker.pick(ask(), now=float(second)).destinations) == 2
-        picker.observe(EndpointName("a"), None, now=float(second))
-    assert picker.pick(ask(), now=4.0).destinations == (B,)
-    picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=5.0), now=5.0)
-    assert set(picker.pick(ask(), now=5.0).destinations) == {A, B}
-
-
-def test_when_all_scrapes_fail_all_endpoints_stay() -> None:
-    picker = a_picker()
-    for name in "abcd":
-        for _ in range(10):
-            picker.observe(EndpointName(name), None, now=1.0)
-    chosen = {picker.pick(ask(), now=2.0).destinations[0] for _ in range(60)}
-    assert chosen == {A, B, C, D}
-
-
 @pytest.mark.parametrize("rule", get_args(RuleName))
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_the_fallback_list_has_two_or_more_where_there_are_two_and_no_duplicates(

@@ -1,4 +1,6 @@
-"""What a picker keeps of base models: no more models than it has servers, and a few models that are gone."""
+"""What a picker makes of the news of its servers: scrapes that fail, and base models that come and go. It
+keeps no more models than it has servers, and a few models that are gone.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from epp.config.policy import PolicySpec
 from epp.gate import NO_CLAIM, Gate
 from epp.picker import Picker
 from epp.picker_events import Pick
-from epp.types import EndpointName, ModelCard, ModelList
-from tests.unit.picker_questions import a_picker, ask, endpoints, serve, text
+from epp.types import EndpointMetrics, EndpointName, ModelCard, ModelList
+from tests.unit.picker_questions import A, B, C, D, a_picker, ask, endpoints, serve, text
 
 
 def rename(picker: Picker, server: str, model: str, *, now: float) -> None:
@@ -21,6 +23,25 @@ def rename(picker: Picker, server: str, model: str, *, now: float) -> None:
 def blocks() -> int:
     gc.collect()
     return sys.getallocatedblocks()
+
+
+def test_an_endpoint_leaves_after_failed_scrapes_and_returns_with_a_good_one() -> None:
+    picker = a_picker(on=endpoints("ab"))
+    for second in range(3):
+        assert len(picker.pick(ask(), now=float(second)).destinations) == 2
+        picker.observe(EndpointName("a"), None, now=float(second))
+    assert picker.pick(ask(), now=4.0).destinations == (B,)
+    picker.observe(EndpointName("a"), EndpointMetrics(scraped_at=5.0), now=5.0)
+    assert set(picker.pick(ask(), now=5.0).destinations) == {A, B}
+
+
+def test_when_all_scrapes_fail_all_endpoints_stay() -> None:
+    picker = a_picker()
+    for name in "abcd":
+        for _ in range(10):
+            picker.observe(EndpointName(name), None, now=1.0)
+    chosen = {picker.pick(ask(), now=2.0).destinations[0] for _ in range(60)}
+    assert chosen == {A, B, C, D}
 
 
 def test_a_server_that_names_itself_anew_all_the_time_leaves_nothing_behind() -> None:
