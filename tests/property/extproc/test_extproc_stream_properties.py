@@ -128,7 +128,7 @@ SETTINGS = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     events=st.lists(EVENTS, max_size=10),
     given_settings=SETTINGS,

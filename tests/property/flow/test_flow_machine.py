@@ -254,7 +254,7 @@ class FlowMachine(RuleBasedStateMachine):
 
 
 TestFlowMachine = FlowMachine.TestCase
-TestFlowMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestFlowMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 @given(

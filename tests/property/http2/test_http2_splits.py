@@ -88,7 +88,7 @@ def told(wire: bytes, cuts: list[int], limits: list[int]) -> tuple[list[Event], 
     return events, side.connection.over
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(st.lists(frames, max_size=12), st.data())
 def test_every_split_of_the_bytes_gives_the_same_events(script: list[bytes], draw: st.DataObject) -> None:
     wire = hello() + b"".join(script)

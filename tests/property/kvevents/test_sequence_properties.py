@@ -105,4 +105,4 @@ class SequenceMachine(RuleBasedStateMachine):
 
 
 TestSequence = SequenceMachine.TestCase
-TestSequence.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestSequence.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

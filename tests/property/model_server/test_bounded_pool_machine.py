@@ -69,5 +69,5 @@ class BoundedPoolMachine(RuleBasedStateMachine):
             assert block.block_hash == name, "a held block was evicted"
 
 
-BoundedPoolMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+BoundedPoolMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 Test_000_3_pool_of_unused_blocks = BoundedPoolMachine.TestCase

@@ -104,7 +104,7 @@ class Session:
         self.engine.check_integrity()
 
 
-@settings(deadline=None, max_examples=250)
+@settings(deadline=None, max_examples=150)
 @given(config=configs, script=st.lists(actions, max_size=60))
 def test_whatever_happens_during_a_step_every_answer_is_its_own_and_every_block_comes_back(
     config: EngineConfig, script: list[tuple[object, ...]]

@@ -24,7 +24,7 @@ steps = st.tuples(
 
 
 @given(script=st.lists(steps, max_size=40), capacity_bytes=st.integers(min_value=0, max_value=20))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_no_sequence_of_forged_chains_breaks_the_table(
     script: list[tuple[str, EndpointName, list[ChunkHash]]], capacity_bytes: int
 ) -> None:
