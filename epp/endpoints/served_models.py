@@ -157,15 +157,16 @@ class Serving:
         return True
 
     def look_up(self, model: str) -> Named:
-        """Return what the lists say about the name, and keep the result."""
+        """Return what the lists say about the name, and keep it in `named`."""
+        if model in self.named:
+            return self.named[model]
         if len(self.named) >= _MOST_NAMED:
             self.named = {"": self._any}
         adapters = any(one is not None and model in one.adapters for one in self._listed)
         declared = adapters or any(model in endpoint.adapters for endpoint in self._endpoints)
         able = self._able(model)
-        named = Named(able, None if able is None else self.answering(able), declared)
-        self.named[model] = named
-        return named
+        self.named[model] = Named(able, None if able is None else self.answering(able), declared)
+        return self.named[model]
 
     def answering(self, slots: Sequence[int]) -> Sequence[int]:
         """Return those of the slots that may be a destination."""
@@ -192,7 +193,7 @@ class Serving:
         same pool and base model: it must not be tied for good to the server where it was seen.
         UnknownModelError: no server has the model, and `refuses` is set.
         """
-        able = self._slots(model)
+        able = self.look_up(model).slots
         if able is not None:
             return able if able is self._everyone or not holders else sorted({*able, *holders})
         if holders:
@@ -208,10 +209,11 @@ class Serving:
         them.
         """
         asked = set(slots)
-        return bool(asked) and asked.isdisjoint(self.unlisted) and asked.isdisjoint(self._slots(model) or ())
-
-    def _slots(self, model: str) -> Sequence[int] | None:
-        return (self.named.get(model) or self.look_up(model)).slots
+        return (
+            bool(asked)
+            and asked.isdisjoint(self.unlisted)
+            and asked.isdisjoint(self.look_up(model).slots or ())
+        )
 
     def check_integrity(self) -> None:
         assert len(self.named) <= _MOST_NAMED

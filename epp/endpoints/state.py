@@ -40,9 +40,8 @@ class Backlog:
     """Bookings of one server, oldest first: its undone prefill work in prompt tokens, the B of the least-cost
     rule.
 
-    Each pick books the tokens that the server will have to compute. The server computes in order of arrival,
-    so the backlog drains from the oldest booking at the server's prefill rate, as an estimate. The counters
-    of each page correct it (`pages`).
+    The server computes in order of arrival, so the backlog drains from the oldest booking at the server's
+    prefill rate, as an estimate. The counters of each page correct it (`pages`).
 
     Invariants: `tokens` is the sum of what the bookings still hold; 0 <= `drained_tokens` <= `tokens`;
     0 <= `uncounted_tokens`, `unbegun`.
@@ -60,9 +59,6 @@ class Backlog:
         self.unbegun = 0
         """The number of these requests."""
         self.at = now
-
-    def __len__(self) -> int:
-        return len(self.bookings)
 
     @property
     def undone(self) -> tuple[float, float]:
@@ -277,14 +273,9 @@ class EndpointState:
         return self.rate.model.tokens_per_s / self.rate.slowness
 
     @property
-    def known_load(self) -> int:
-        """Requests that this picker and the others have open at the server."""
-        return self.in_flight + self.peers_in_flight
-
-    @property
     def in_use(self) -> bool:
         """Whether anything was sent to the server that its last page may not show."""
-        return self.known_load > 0 or self.picks_since_scrape > 0
+        return self.in_flight > 0 or self.peers_in_flight > 0 or self.picks_since_scrape > 0
 
     def load(self, metrics: EndpointMetrics | None) -> int:
         """Return the requests in flight at the server: by the last scrape, plus picks and minus ends since
@@ -297,9 +288,7 @@ class EndpointState:
         inside = metrics.inside if metrics is not None else None
         if inside is None:
             return known, known
-        scraped = inside + self.picks_since_scrape - self.ends_since_scrape
-        scraped = max(scraped, known)
-        return scraped, known
+        return max(inside + self.picks_since_scrape - self.ends_since_scrape, known), known
 
     def slots(self, *, spec: PolicySpec) -> int:
         """Return the number of adapters that the server can hold at once."""

@@ -87,7 +87,7 @@ def test_ten_thousand_damaged_bodies_are_routed_or_refused_and_leave_no_booking(
     picker.fleet.check_integrity()
     check_integrity(picker.table)
     assert [s.in_flight for s in states] == [0, 0, 0]
-    assert [len(s.backlog) for s in states] == [0, 0, 0]
+    assert [len(s.backlog.bookings) for s in states] == [0, 0, 0]
     # Some bodies are refused, and some are accepted.
     assert reasons["routed"] > MUTANTS // 10
     assert {"bad_json", "bad_field", "no_model"} <= set(reasons)

@@ -129,7 +129,7 @@ def test_an_idle_server_has_done_all_that_the_page_before_could_have_seen() -> N
     pages.take_in(state, page(2.0, prompt_tokens=0.0), now=2.0)
     # the second request may still be on its way
     assert state.backlog.undone_tokens(now=1.5, rate=1000.0) <= 700
-    assert len(state.backlog) == 1
+    assert len(state.backlog.bookings) == 1
 
 
 def test_work_counted_by_the_server_leaves_the_backlog() -> None:
@@ -139,7 +139,7 @@ def test_work_counted_by_the_server_leaves_the_backlog() -> None:
     book(state, 5000, now=0.0)
     pages.take_in(state, page(0.1, running=2, prompt_tokens=300.0), now=0.1)
     assert state.backlog.undone_tokens(now=0.1, rate=1000.0) == 5000
-    assert len(state.backlog) == 1
+    assert len(state.backlog.bookings) == 1
 
 
 @pytest.mark.parametrize("booked_at", [0.5, 1.5], ids=["busy all the time", "idle at first"])
@@ -171,7 +171,7 @@ def test_a_first_token_ends_a_booking_whatever_the_prompt_was_thought_to_hold() 
     # All but 100 tokens of the first prompt were cached, which nobody expected.
     pages.take_in(state, page(0.1, running=2, prompt_tokens=100.0, begun=1), now=0.1)
     assert state.backlog.undone_tokens(now=0.1, rate=1000.0) == 5000
-    assert len(state.backlog) == 1
+    assert len(state.backlog.bookings) == 1
 
 
 def test_a_server_that_only_decodes_has_no_work_left_of_before() -> None:
@@ -182,10 +182,10 @@ def test_a_server_that_only_decodes_has_no_work_left_of_before() -> None:
     book(state, 900, now=1.5)
     pages.take_in(state, page(2.0, running=2, begun=51, finished=50), now=2.0)
     # One of the two requests has no first token yet, and nobody can tell which.
-    assert len(state.backlog) == 2
+    assert len(state.backlog.bookings) == 2
     book(state, 700, now=2.5)
     pages.take_in(state, page(3.0, running=2, begun=52, finished=50), now=3.0)
-    assert len(state.backlog) == 1
+    assert len(state.backlog.bookings) == 1
     assert state.backlog.undone_tokens(now=2.5, rate=1000.0) <= 700
 
 
@@ -197,9 +197,9 @@ def test_requests_that_ended_without_a_first_token_do_not_make_a_server_look_bus
     book(state, 4000, now=2.5)
     pages.take_in(state, page(3.0, running=1, begun=10, finished=13), now=3.0)
     pages.take_in(state, page(4.0, running=1, begun=10, finished=13), now=4.0)
-    assert len(state.backlog) == 1
+    assert len(state.backlog.bookings) == 1
     pages.take_in(state, page(5.0, running=1, begun=11, finished=13), now=5.0)
-    assert len(state.backlog) == 0
+    assert len(state.backlog.bookings) == 0
 
 
 def test_lost_bookings_are_dropped_after_ten_minutes_also_while_scrapes_fail() -> None:
@@ -207,9 +207,9 @@ def test_lost_bookings_are_dropped_after_ten_minutes_also_while_scrapes_fail() -
     book(state, 100, now=0.0)
     state.detach()
     state.scrape_failed(now=599.0)
-    assert len(state.backlog) == 1
+    assert len(state.backlog.bookings) == 1
     state.scrape_failed(now=601.0)
-    assert len(state.backlog) == 0
+    assert len(state.backlog.bookings) == 0
     assert state.failures == 2
 
 
