@@ -56,7 +56,6 @@ class Connection:
         self._headers = HeaderReader(max_list_bytes=limits.max_header_bytes)
         self._table = Streams(limits, now=now)
         self._streams = self._table.by_number
-        self._sender = self._table.sender
         self._windows = self._table.windows
         self._faults = Faults(self._table, limits)
         self._control = ControlFrames(self._table, self._faults)
@@ -73,9 +72,9 @@ class Connection:
         """Whether any stream has had a `reply`."""
         self.over = ""
         """Why the connection must be closed. Empty: it need not be closed."""
-        self.data_to_send = self._sender.take
+        self.data_to_send = self._table.take
         """Returns the bytes to write now. Each byte is returned once."""
-        self._sender.out.append(hello(limits))
+        self._table.out.append(hello(limits))
 
     # -- for the owner ---------------------------------------------------------------------------------------
 
@@ -117,7 +116,7 @@ class Connection:
         """Send one message of the answer. Does nothing if the stream is gone."""
         stream = self._streams.get(stream_id)
         if stream is not None and stream.end is None:
-            self._sender.message(stream, message, now=self._table.now)
+            self._table.message(stream, message)
 
     def end(self, stream_id: int, status: int = OK, details: str = "") -> None:
         """End the call. Does nothing if the stream is gone."""
@@ -291,7 +290,7 @@ class Connection:
             self._faults.stream_error(number, Code.REFUSED_STREAM, "too_many_streams")
             return
         stream = self._streams[number] = Stream(
-            number, window=self._limits.stream_window_bytes, peer_window=self._sender.initial_window
+            number, window=self._limits.stream_window_bytes, peer_window=self._table.initial_window
         )
         stream.declared = request.declared_bytes
         if ends:
@@ -355,10 +354,10 @@ class Connection:
     def _widen_connection(self, more: int) -> None:
         if not more:
             raise FrameError(Code.PROTOCOL_ERROR, "window_overflow")
-        self._sender.window += more
-        if self._sender.window > MAX_WINDOW:
+        self._table.window += more
+        if self._table.window > MAX_WINDOW:
             raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overflow")
-        while (stream := self._sender.next_waiting()) is not None:
+        while (stream := self._table.next_waiting()) is not None:
             self._table.pump(stream)
 
     def _fail(self, code: Code, reason: str) -> None:

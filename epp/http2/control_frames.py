@@ -38,7 +38,6 @@ class ControlFrames:
 
     def __init__(self, streams: Streams, faults: Faults) -> None:
         self._streams = streams
-        self._sender = streams.sender
         self._faults = faults
         self.settings_acked = False
         """The peer has acknowledged our settings."""
@@ -51,8 +50,8 @@ class ControlFrames:
         """Ask the peer to open no more streams. Idempotent."""
         if not self.leaving:
             self.leaving = True
-            self._sender.out.append(frames.goaway(frames.MAX_STREAM_ID, Code.NO_ERROR))
-            self._sender.out.append(frames.frame(Kind.PING, _DRAINING))
+            self._streams.out.append(frames.goaway(frames.MAX_STREAM_ID, Code.NO_ERROR))
+            self._streams.out.append(frames.frame(Kind.PING, _DRAINING))
 
     def receive(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         """Handle a frame of any kind but DATA, HEADERS, CONTINUATION and a correct WINDOW_UPDATE."""
@@ -106,20 +105,20 @@ class ControlFrames:
         values = dict(frames.read_setting(payload, at) for at in range(0, len(payload), 6))
         if values.get(Setting.ENABLE_PUSH, 0) > 1:
             raise FrameError(Code.PROTOCOL_ERROR, "bad_setting")
-        frame_bytes = values.get(Setting.MAX_FRAME_SIZE, self._sender.frame_bytes)
+        frame_bytes = values.get(Setting.MAX_FRAME_SIZE, self._streams.frame_bytes)
         if not frames.DEFAULT_FRAME_BYTES <= frame_bytes <= frames.MAX_FRAME_BYTES:
             raise FrameError(Code.PROTOCOL_ERROR, "bad_setting")
-        self._sender.frame_bytes = frame_bytes
-        window = values.get(Setting.INITIAL_WINDOW_SIZE, self._sender.initial_window)
+        self._streams.frame_bytes = frame_bytes
+        window = values.get(Setting.INITIAL_WINDOW_SIZE, self._streams.initial_window)
         if window > frames.MAX_WINDOW:
             raise FrameError(Code.FLOW_CONTROL_ERROR, "bad_setting")
-        self._sender.out.append(frames.SETTINGS_ACK)
+        self._streams.out.append(frames.SETTINGS_ACK)
         self._move_windows(window)
 
     def _move_windows(self, initial_window: int) -> None:
         """The peer's initial window also moves its windows of the open streams."""
-        more = initial_window - self._sender.initial_window
-        self._sender.initial_window = initial_window
+        more = initial_window - self._streams.initial_window
+        self._streams.initial_window = initial_window
         for stream in list(self._streams.by_number.values()) if more else ():
             if stream.peer_window + more > frames.MAX_WINDOW:
                 raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overflow")
@@ -128,11 +127,11 @@ class ControlFrames:
     def _on_ping(self, flags: int, payload: bytes) -> None:
         self._faults.too_many("ping_flood")
         if not flags & Flag.ACK:
-            self._sender.out.append(frames.frame(Kind.PING, payload, flags=Flag.ACK))
+            self._streams.out.append(frames.frame(Kind.PING, payload, flags=Flag.ACK))
         elif payload == _DRAINING and self.leaving and not self.left_for_good:
             # Second step: streams that the peer opens from now on are refused.
             self.left_for_good = True
-            self._sender.out.append(frames.goaway(self._streams.last_id, Code.NO_ERROR))
+            self._streams.out.append(frames.goaway(self._streams.last_id, Code.NO_ERROR))
 
     def _on_goaway(self, payload: bytes) -> None:
         """Called when the peer opens no more streams. Its open streams continue."""

@@ -102,21 +102,21 @@ class Faults:
 
     def refuse(self, stream: Stream, http_status: int) -> None:
         """Answer a stream that is not a gRPC call with an HTTP response. The stream's body is thrown away."""
-        streams, sender = self._streams, self._streams.sender
+        streams = self._streams
         streams.events.append(Fault("no_grpc_call"))
         stream.lingers_until = streams.now + self._limits.linger_s
         streams.lingering[stream.number] = stream
         block, body = refusal(http_status)
         stream.answered = True
-        sender.headers(stream.number, block, flags=Flag.END_HEADERS)
-        sender.queue(stream, body)
+        streams.send_headers(stream.number, block, flags=Flag.END_HEADERS)
+        streams.queue(stream, body)
         stream.end = b""
         streams.pump(stream)
 
     def fail(self, code: Code, reason: str) -> None:
         """Send GOAWAY and drop every open stream."""
         streams = self._streams
-        streams.sender.out.append(frames.goaway(streams.last_id, code, reason))
+        streams.out.append(frames.goaway(streams.last_id, code, reason))
         for stream in list(streams.by_number.values()):
             handler_waits = stream.handler_waits
             streams.forget(stream)

@@ -53,16 +53,16 @@ def replied(data: bytes, streams: Streams, limits: Limits) -> int:
 
 def _send_at_once(streams: Streams, stream: Stream, messages: bytes) -> bool:
     """Queue whole messages, with their heads, in one frame. False: a window or the frame is too small."""
-    sender, size = streams.sender, len(messages)
+    size = len(messages)
     if (
         stream.backlog is not None
         or size > stream.peer_window
-        or size > sender.window
-        or size > sender.frame_bytes
+        or size > streams.window
+        or size > streams.frame_bytes
     ):
         return False
     stream.peer_window -= size
-    sender.window -= size
-    sender.out.append(pack_head(size >> 8, size & 0xFF, Kind.DATA, 0, stream.number))
-    sender.out.append(messages)
+    streams.window -= size
+    streams.out.append(pack_head(size >> 8, size & 0xFF, Kind.DATA, 0, stream.number))
+    streams.out.append(messages)
     return True

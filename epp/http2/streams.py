@@ -89,119 +89,6 @@ class Stream:
             self.assembly = None
 
 
-class Sender:
-    """Sends frames to the peer in the order of the wire, as far as the peer's windows and frame size allow.
-
-    Owns the bytes to be written, the peer's settings and its window of the connection. An answer that does
-    not fit its windows waits on its stream, in order, and delays no other stream. `connection` decides when a
-    stream is over.
-    """
-
-    def __init__(self) -> None:
-        self.out: list[bytes] = []
-        """The frames to be written. Frames to which no window applies are added as they are."""
-        self._shrunk = False
-        self._waiting: dict[int, Stream] = {}
-        """Streams whose own window is open while the window of the connection is closed."""
-        self._stalled: dict[int, Stream] = {}
-        """Streams that wait for either window."""
-        self.window = frames.DEFAULT_WINDOW
-        """How many more bytes we may send on the connection."""
-        self.initial_window = frames.DEFAULT_WINDOW
-        """The window of each new stream."""
-        self.frame_bytes = frames.DEFAULT_FRAME_BYTES
-
-    def take(self) -> bytes:
-        """Return the bytes to write now. Each byte is returned once."""
-        out = self.out
-        if not out:
-            return b""
-        self.out = []
-        return out[0] if len(out) == 1 else b"".join(out)
-
-    def message(self, stream: Stream, data: bytes, *, now: float) -> None:
-        """Queue one gRPC message, after the headers of the answer."""
-        if not stream.answered:
-            stream.answered = True
-            self.headers(stream.number, GRPC_RESPONSE, flags=Flag.END_HEADERS)
-        size = len(data)
-        whole = size + 5
-        if (
-            stream.backlog is None
-            and whole <= stream.peer_window
-            and whole <= self.window
-            and whole <= self.frame_bytes
-        ):
-            stream.peer_window -= whole
-            self.window -= whole
-            self.out.append(frames.message_head(size, stream.number))
-            self.out.append(data)
-            return
-        self.queue(stream, b"\0" + size.to_bytes(4) + data)
-        self.pump(stream, now=now)
-
-    def queue(self, stream: Stream, data: bytes) -> None:
-        """Let bytes of the answer wait for the windows."""
-        if stream.backlog is None:
-            stream.backlog = deque()
-        stream.backlog.append(memoryview(data))
-        stream.backlog_bytes += len(data)
-
-    def pump(self, stream: Stream, *, now: float) -> bool:
-        """Send as much of the waiting data as the windows allow. True: the answer is sent completely."""
-        backlog = stream.backlog
-        while backlog:
-            first = backlog[0]
-            size = min(len(first), self.frame_bytes, stream.peer_window, self.window)
-            if size <= 0:
-                if stream.peer_window > 0:
-                    self._waiting[stream.number] = stream
-                if stream.stalled_since is None:
-                    stream.stalled_since = now
-                    self._stalled[stream.number] = stream
-                return False
-            last = stream.end == b"" and size == stream.backlog_bytes
-            flags = Flag.END_STREAM if last else 0
-            self.out.append(frames.head(size, Kind.DATA, flags=flags, stream_id=stream.number))
-            self.out.append(bytes(first[:size]))
-            stream.peer_window -= size
-            self.window -= size
-            stream.backlog_bytes -= size
-            if stream.stalled_since is not None:
-                stream.stalled_since = None
-                del self._stalled[stream.number]
-            if size == len(first):
-                backlog.popleft()
-            else:
-                backlog[0] = first[size:]
-        stream.backlog = None
-        if stream.end:
-            self.headers(stream.number, stream.end, flags=Flag.END_HEADERS | Flag.END_STREAM)
-        return stream.end is not None
-
-    def next_waiting(self) -> Stream | None:
-        """Return the stream that has waited longest for the connection's window, if that is open."""
-        if self.window <= 0 or not self._waiting:
-            return None
-        return self._waiting.pop(next(iter(self._waiting)))
-
-    def stalled(self, since: float) -> list[Stream]:
-        """Return the streams whose answers have waited for a window since that time or longer."""
-        return [s for s in self._stalled.values() if s.stalled_since is not None and s.stalled_since <= since]
-
-    def forget(self, stream: Stream) -> None:
-        self._waiting.pop(stream.number, None)
-        self._stalled.pop(stream.number, None)
-        stream.backlog = None
-        stream.backlog_bytes = 0
-
-    def headers(self, number: int, block: bytes, *, flags: int) -> None:
-        if not self._shrunk:
-            self._shrunk = True
-            block = _SHRINK_TABLE + block
-        self.out.append(frames.frame(Kind.HEADERS, block, flags=flags, stream_id=number))
-
-
 class Windows:
     """Our own windows: how much the peer may send.
 
@@ -210,8 +97,9 @@ class Windows:
     peer can make us hold no more than a window of its answer.
     """
 
-    def __init__(self, limits: Limits, sender: Sender) -> None:
-        self._sender = sender
+    def __init__(self, limits: Limits) -> None:
+        self.out: list[bytes] = []
+        """The frames to be written, in the order of the wire."""
         self._backlog_bytes = limits.backlog_bytes
         self._stream_step = limits.stream_window_bytes // 2
         self._step = limits.connection_window_bytes // 2
@@ -233,12 +121,12 @@ class Windows:
                 return
             stream.credit += size
             if stream.credit >= self._stream_step and stream.state is not State.ANSWERING:
-                self._sender.out.append(frames.window_update(stream.number, stream.credit))
+                self.out.append(frames.window_update(stream.number, stream.credit))
                 stream.window += stream.credit
                 stream.credit = 0
         self._credit += size
         if self._credit >= self._step:
-            self._sender.out.append(frames.window_update(0, self._credit))
+            self.out.append(frames.window_update(0, self._credit))
             self.window += self._credit
             self._credit = 0
 
@@ -252,16 +140,21 @@ class Windows:
 
 
 class Streams:
-    """The table of open streams. A stream leaves it only in `forget`, which releases everything that the
-    stream held. It owns the events that wait for the connection's owner.
+    """The table of open streams, and what is sent to the peer: frames in the order of the wire, as far as the
+    peer's windows and frame size allow.
+
+    An answer that does not fit its windows waits on its stream, in order, and delays no other stream. A
+    stream leaves the table only in `forget`, which releases everything that the stream held.
     """
 
     def __init__(self, limits: Limits, *, now: float) -> None:
         self._limits = limits
-        self.sender = Sender()
-        self.windows = Windows(limits, self.sender)
+        self.windows = Windows(limits)
         self.now = now
         self.events: list[Event] = []
+        """Events that wait for the connection's owner."""
+        self.out = self.windows.out
+        """The frames to be written, those of `windows` among them."""
         self.by_number: dict[int, Stream] = {}
         self.timed: dict[int, Stream] = {}
         """Streams whose callers have set a time limit."""
@@ -272,6 +165,51 @@ class Streams:
         ignored."""
         self.last_id = 0
         """The highest stream number that the peer has used."""
+        self.window = frames.DEFAULT_WINDOW
+        """How many more bytes we may send on the connection."""
+        self.initial_window = frames.DEFAULT_WINDOW
+        """The window of each new stream."""
+        self.frame_bytes = frames.DEFAULT_FRAME_BYTES
+        self._shrunk = False
+        self._waiting: dict[int, Stream] = {}
+        """Streams whose own window is open while the window of the connection is closed."""
+        self._stalled: dict[int, Stream] = {}
+        """Streams that wait for either window."""
+
+    def take(self) -> bytes:
+        """Return the bytes to write now. Each byte is returned once."""
+        out = self.out
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        return data
+
+    def message(self, stream: Stream, data: bytes) -> None:
+        """Queue one gRPC message, after the headers of the answer."""
+        if not stream.answered:
+            stream.answered = True
+            self.send_headers(stream.number, GRPC_RESPONSE, flags=Flag.END_HEADERS)
+        size = len(data)
+        whole = size + 5
+        if (
+            stream.backlog is None
+            and whole <= stream.peer_window
+            and whole <= self.window
+            and whole <= self.frame_bytes
+        ):
+            stream.peer_window -= whole
+            self.window -= whole
+            self.out.append(frames.message_head(size, stream.number))
+            self.out.append(data)
+            return
+        self.queue(stream, b"\0" + size.to_bytes(4) + data)
+        self.pump(stream)
+
+    def queue(self, stream: Stream, data: bytes) -> None:
+        """Let bytes of the answer wait for the windows."""
+        if stream.backlog is None:
+            stream.backlog = deque()
+        stream.backlog.append(memoryview(data))
+        stream.backlog_bytes += len(data)
 
     def end(self, stream: Stream, status: int, details: str) -> None:
         """End the answer with trailers, after all waiting data."""
@@ -279,17 +217,66 @@ class Streams:
             stream.end = trailers(status, details, alone=not stream.answered)
             self.pump(stream)
 
+    def pump(self, stream: Stream) -> None:
+        """Send as much of the waiting data as the windows allow."""
+        finished = self._send_waiting(stream)
+        self.windows.settle(stream, gone=False)
+        if finished:
+            self.we_ended(stream)
+
+    def _send_waiting(self, stream: Stream) -> bool:
+        """True: the answer is sent completely."""
+        backlog = stream.backlog
+        while backlog:
+            first = backlog[0]
+            size = min(len(first), self.frame_bytes, stream.peer_window, self.window)
+            if size <= 0:
+                if stream.peer_window > 0:
+                    self._waiting[stream.number] = stream
+                if stream.stalled_since is None:
+                    stream.stalled_since = self.now
+                    self._stalled[stream.number] = stream
+                return False
+            last = stream.end == b"" and size == stream.backlog_bytes
+            flags = Flag.END_STREAM if last else 0
+            self.out.append(frames.head(size, Kind.DATA, flags=flags, stream_id=stream.number))
+            self.out.append(bytes(first[:size]))
+            stream.peer_window -= size
+            self.window -= size
+            stream.backlog_bytes -= size
+            if stream.stalled_since is not None:
+                stream.stalled_since = None
+                del self._stalled[stream.number]
+            if size == len(first):
+                backlog.popleft()
+            else:
+                backlog[0] = first[size:]
+        stream.backlog = None
+        if stream.end:
+            self.send_headers(stream.number, stream.end, flags=Flag.END_HEADERS | Flag.END_STREAM)
+        return stream.end is not None
+
+    def send_headers(self, number: int, block: bytes, *, flags: int) -> None:
+        if not self._shrunk:
+            self._shrunk = True
+            block = _SHRINK_TABLE + block
+        self.out.append(frames.frame(Kind.HEADERS, block, flags=flags, stream_id=number))
+
     def widen(self, stream: Stream, more: int) -> None:
         """Called when the peer changes its window of a stream."""
         stream.peer_window += more
         if more > 0 and stream.backlog is not None:
             self.pump(stream)
 
-    def pump(self, stream: Stream) -> None:
-        finished = self.sender.pump(stream, now=self.now)
-        self.windows.settle(stream, gone=False)
-        if finished:
-            self.we_ended(stream)
+    def next_waiting(self) -> Stream | None:
+        """Return the stream that has waited longest for the connection's window, if that is open."""
+        if self.window <= 0 or not self._waiting:
+            return None
+        return self._waiting.pop(next(iter(self._waiting)))
+
+    def stalled(self, since: float) -> list[Stream]:
+        """Return the streams whose answers have waited for a window since that time or longer."""
+        return [s for s in self._stalled.values() if s.stalled_since is not None and s.stalled_since <= since]
 
     def we_ended(self, stream: Stream) -> None:
         """Our answer is sent. A peer that still sends is asked to stop, unless its call was refused."""
@@ -301,7 +288,7 @@ class Streams:
         self.forget(stream)
 
     def send_reset(self, number: int, code: Code) -> None:
-        self.sender.out.append(frames.reset(number, code))
+        self.out.append(frames.reset(number, code))
         if len(self.lately) >= _LATELY:
             del self.lately[next(iter(self.lately))]
         self.lately[number] = None
@@ -313,7 +300,10 @@ class Streams:
             self.timed.pop(stream.number, None)
         if stream.lingers_until is not None:
             self.lingering.pop(stream.number, None)
-        self.sender.forget(stream)
+        self._waiting.pop(stream.number, None)
+        self._stalled.pop(stream.number, None)
+        stream.backlog = None
+        stream.backlog_bytes = 0
         stream.drop_assembly()
         self.windows.settle(stream, gone=True)
 

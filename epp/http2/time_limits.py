@@ -61,7 +61,7 @@ class TimeLimits:
         for stream in [s for s in streams.lingering.values() if s.lingers_until and s.lingers_until <= now]:
             streams.send_reset(stream.number, Code.NO_ERROR)
             streams.forget(stream)
-        for stream in streams.sender.stalled(now - self._limits.stalled_s):
+        for stream in streams.stalled(now - self._limits.stalled_s):
             self._faults.reset(stream, Code.CANCEL, "window_never_opened")
 
     def _check_quiet(self, now: float, *, read_at: float) -> None:
@@ -70,6 +70,6 @@ class TimeLimits:
             self._asked_at = None
         elif self._asked_at is None:
             self._asked_at = now
-            self._streams.sender.out.append(frames.frame(Kind.PING, _ARE_YOU_THERE))
+            self._streams.out.append(frames.frame(Kind.PING, _ARE_YOU_THERE))
         elif now - self._asked_at > self._limits.answer_s:
             raise FrameError(Code.NO_ERROR, "peer_gone")
