@@ -16,7 +16,7 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from epp.config.listening import Listen
-from epp.extproc import http2_server
+from epp.extproc import closing, http2_server
 from epp.extproc import peer as peer_module
 from epp.http2.frames import Code, Kind, frame
 from tests.harness.certificate import write_tls
@@ -120,7 +120,7 @@ async def test_a_peer_that_never_reads_is_not_read_from_and_is_cut_off(
     bounded.
     """
     monkeypatch.setattr(http2_server, "_TICK_S", 0.02)
-    monkeypatch.setattr(peer_module, "_UNREAD_S", 0.2)
+    monkeypatch.setattr(closing, "_UNREAD_S", 0.2)
     async with serving() as rig, connected(rig) as (_, writer):
         transport = rig.server._transport
         (peer,) = await peers(transport)
