@@ -32,8 +32,8 @@ class Acceptor:
         has_room: Callable[[int], bool] = lambda _: True,
         on_fault: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`has_room`: whether one more connection may come, given the number of running tasks. `on_fault` is
-        called with the reason if a connection is not accepted.
+        """`has_room` says whether one more connection may come, given the number of running tasks. `on_fault`
+        is called with the reason if a connection is not accepted.
         """
         self._welcome = welcome
         self._has_room = has_room
@@ -53,7 +53,7 @@ class Acceptor:
         self._listen(listener)
 
     async def stop(self) -> None:
-        """Close the listening socket and cancel the tasks. Idempotent."""
+        """Close the listening socket and cancel the tasks. A second call does nothing."""
         if self._listener is None:
             return
         listener, self._listener = self._listener, None

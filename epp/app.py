@@ -263,8 +263,8 @@ class App:
         return tasks
 
     def _not_ready(self) -> str:
-        """Return the reason why no requests should come here. Empty: requests may come. A lack of endpoints
-        is not a reason, because clients then get a clear 503.
+        """Return the reason why no requests should come here. The text is empty if requests may come. A lack
+        of endpoints is not a reason, because clients then get a clear 503.
         """
         if self._draining:
             return "draining"

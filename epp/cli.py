@@ -195,7 +195,7 @@ def _positive(text: str) -> float:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point. The exit status is 2 if the configuration cannot be used."""
+    """Run a command. Return its exit status, which is 2 if the configuration cannot be used."""
     args = _parser().parse_args(argv)
     try:
         if args.command == "reference":

@@ -51,11 +51,11 @@ class FleetNews:
         self._listeners.add(listener)
 
     def unsubscribe(self, listener: Listener) -> None:
-        """Stop calling `listener`. Harmless if it is not subscribed, and while events are sent."""
+        """Stop calling `listener`. This does no harm if it is not subscribed, and while events are sent."""
         self._listeners.remove(listener)
 
     def learned(self, model: str) -> Learned:
-        """Return what was learned from the servers of a model. For reading."""
+        """Return what was learned from the servers of a model. Callers only read it."""
         return self.caches.learned(model)
 
     @property
@@ -75,15 +75,15 @@ class FleetNews:
 
     @property
     def table(self) -> PrefixTable:
-        """The prefix table, for reading and for other pickers' events. It is replaced if prompts are cut or
-        hashed differently.
+        """Return the prefix table, for reading and for other pickers' events. It is replaced if prompts are
+        cut or hashed differently.
         """
         return self.caches.table
 
     @property
     def one_model(self) -> bool:
-        """Whether every endpoint serves the same models. A request can then be routed without knowing its
-        model.
+        """Tell whether every endpoint serves the same models. A request can then be routed without knowing
+        its model.
         """
         return self.fleet.one_model and self.rewrites is None
 
@@ -118,8 +118,8 @@ class FleetNews:
         self._align()
 
     def take_lists(self, lists: Mapping[EndpointName, ModelList | None], *, now: float) -> None:
-        """Take in the servers' lists at `/v1/models`. None: the server was asked, but did not list its
-        models.
+        """Take in the servers' lists at `/v1/models`. None means that the server was asked, but did not list
+        its models.
         """
         for name in self.fleet.take_lists(lists, now=now):
             clear_endpoint(self.table, name)
@@ -143,7 +143,7 @@ class FleetNews:
         return self.fleet.model_list(subset)
 
     def observe(self, name: EndpointName, metrics: EndpointMetrics | None, *, now: float) -> None:
-        """Take in one scrape. None: the scrape failed."""
+        """Take in one scrape. None means that the scrape failed."""
         state = self.fleet.get(name)
         if state is None:
             return
@@ -163,7 +163,7 @@ class FleetNews:
         self.caches.observe(state, before, metrics, now=now)
 
     def on_peer_answer(self, state: EndpointState, *, failed: bool, now: float) -> None:
-        """Another picker got an answer from this server, good or bad."""
+        """Take in that another picker got an answer from this server, good or bad."""
         if not failed:
             self.fleet.failures.ended(state, now=now)
         self.fleet.failures.answered(state, failed=failed, now=now)
@@ -183,7 +183,7 @@ class FleetNews:
         return True
 
     def on_cut(self, state: EndpointState, *, now: float) -> None:
-        """Called when a server cut an answer midway, as reported to this picker or to another one."""
+        """Note that a server cut an answer midway, as reported to this picker or to another one."""
         self.fleet.failures.answer_cut(state, now=now)
 
     def take_in(self, findings: Sequence[KvReport]) -> None:
@@ -197,8 +197,8 @@ class FleetNews:
 
     @property
     def corrected(self) -> Mapping[str, int]:
-        """Corrections by exact mode so far: chains added because servers hold them, and entries removed
-        because servers do not.
+        """Return the corrections by exact mode so far: chains added because servers hold them, and entries
+        removed because servers do not.
         """
         return self.caches.reported.corrected
 

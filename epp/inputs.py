@@ -36,8 +36,8 @@ class Inputs:
     policy: Policy
     endpoints: Sequence[Endpoint]
     policy_text: bytes | None
-    """The text that `policy` was read from. None: `policy` is the default, because there is no file or the
-    file was refused.
+    """The text that `policy` was read from. None means that `policy` is the default, because there is no file
+    or the file was refused.
     """
     endpoints_text: bytes
 
@@ -87,7 +87,7 @@ def _read(path: str, *, field: str) -> bytes:
 
 
 def file_policy(text: bytes, config: Config) -> Policy:
-    """Return the policy in `policyFile`. ConfigError says what is wrong with it."""
+    """Return the policy in `policyFile`. Raise ConfigError, which says what is wrong with it."""
     policy = load_policy(text, source=config.policy_file)
     if config.kubernetes is not None and policy.spec.mode == "DryRun":
         raise ConfigError(
@@ -106,8 +106,8 @@ def watchers(
     on_endpoints: Callable[[tuple[Sequence[Endpoint], Rewrites]], None] | None,
     on_policy: Callable[[Policy], None],
 ) -> Iterator[FileWatcher[Any]]:
-    """Return the watchers that follow the files from now on. on_endpoints: None if the endpoints come from a
-    cluster.
+    """Return the watchers that follow the files from now on. `on_endpoints` is None if the endpoints come
+    from a cluster.
     """
 
     def watcher(

@@ -31,7 +31,7 @@ MOST_DESTINATIONS: Final = 8
 
 
 class Dialect(Struct, frozen=True):
-    """What one gateway does with the answers of the picker."""
+    """Describes how one gateway uses the answers of the picker."""
 
     reads_list: bool
     """The gateway reads a comma-separated list of destinations and tries them in this order. False: the
@@ -69,8 +69,8 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
 
 
 def dialect_of(name: DialectName, *, own_envoy: bool) -> Dialect:
-    """Return the profile of a name. own_envoy: the picker writes an endpoints file for Envoy; `auto` then
-    assumes the Envoy of `epp envoy-config`.
+    """Return the profile of a name. `own_envoy` says that the picker writes an endpoints file for Envoy.
+    `auto` then assumes the Envoy of `epp envoy-config`.
     """
     if name == "auto":
         return DIALECTS["envoy"] if own_envoy else UNKNOWN

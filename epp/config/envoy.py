@@ -90,7 +90,7 @@ class Envoy(Strict, frozen=True):
 
     @property
     def own_max_message_timeout_s(self) -> float:
-        """How much time the bootstrap of `epp envoy-config` allows the picker to ask for."""
+        """Return how much time the bootstrap of `epp envoy-config` allows the picker to ask for."""
         return (
             _OWN_MAX_MESSAGE_TIMEOUT_S
             if self.max_message_timeout_seconds is None

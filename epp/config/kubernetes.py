@@ -64,7 +64,7 @@ class Kubernetes(Strict, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The pools in order of precedence. A configuration that was checked has at least one."""
+        """Return the pools in order of precedence. A configuration that was checked has at least one."""
         return self.pools or (self.pool,)
 
     @property

@@ -60,12 +60,12 @@ class Admin(Strict, frozen=True):
     too. A name with several addresses, such as a headless Service, stands for all of them."""
 
     def addresses(self, *, workers: int) -> tuple[Address, ...]:
-        """Return the admin address of each worker. ValueError: there are not enough ports."""
+        """Return the admin address of each worker. Raise ValueError if there are not enough ports."""
         return _row(Address.parse(self.address), workers)
 
 
 def _row(first: Address, count: int) -> tuple[Address, ...]:
-    """`count` addresses with consecutive ports. ValueError: the last port is too high."""
+    """Return `count` addresses with consecutive ports. Raise ValueError if the last port is too high."""
     if first.port + count - 1 > 65535:
         raise ValueError(
             f"{first}: {count} workers need {count} consecutive ports from this one on, and the highest port is 65535"

@@ -163,7 +163,9 @@ def check_spec(spec: object) -> PolicySpec:
 
 
 def load_policy(text: str | bytes, *, source: str) -> Policy:
-    """Decode and check one policy document. ConfigError names `source` and the field at fault."""
+    """Decode and check one policy document. Raise ConfigError, which names `source` and the field at
+    fault.
+    """
     try:
         policy: Policy = decode(text, kind=Policy)
     except ValueError as error:

@@ -38,7 +38,7 @@ class Tiers(Strict, frozen=True):
 
     @property
     def shares(self) -> tuple[float, float, float]:
-        """The shares of GPU, CPU and STORAGE, in this order."""
+        """Return the shares of GPU, CPU and STORAGE, in this order."""
         return 1.0, self.cpu_share, self.storage_share
 
 

@@ -133,18 +133,18 @@ class Config(Strict, frozen=True):
 
     @property
     def closed_paths(self) -> tuple[str, ...]:
-        """`blocked_paths` without those that are allowed."""
+        """Return `blocked_paths` without those that are allowed."""
         return tuple(path for path in self.blocked_paths if path not in self.allowed_paths)
 
     @property
     def caller(self) -> Dialect:
-        """The gateway that this picker is set up for."""
+        """Return the gateway that this picker is set up for."""
         return dialect_of(self.dialect, own_envoy=bool(self.envoy.eds_file))
 
     @property
     def asks_for_s(self) -> float:
-        """How much time the picker may ask its gateway for while a request with a buffered body waits. 0: the
-        picker does not ask.
+        """Return how much time the picker may ask its gateway for while a request with a buffered body waits.
+        0 means that the picker does not ask.
         """
         if self.caller.timeouts == "extendable":
             return self.envoy.own_max_message_timeout_s
@@ -152,14 +152,14 @@ class Config(Strict, frozen=True):
 
     @property
     def gives_s(self) -> float:
-        """How long the gateway waits for the pick of a buffered body if the picker asks for no more time. 0:
-        this is not known.
+        """Return how long the gateway waits for the pick of a buffered body if the picker asks for no more
+        time. 0 means that this is not known.
         """
         return self.envoy.message_timeout_seconds if self.caller.timeouts == "fixed" else 0.0
 
     @property
     def holds_streams(self) -> bool:
-        """`hold_streams`, or the default of the dialect."""
+        """Return `hold_streams`, or the default of the dialect."""
         return not self.caller.fails_closed if self.hold_streams is None else self.hold_streams
 
     def validate(self) -> None:
@@ -256,7 +256,7 @@ def _check_address(text: str, *, field: str) -> None:
 
 
 def load_config(path: Path) -> Config:
-    """Read and check the configuration. ConfigError names the file and the field."""
+    """Read and check the configuration. Raise ConfigError, which names the file and the field."""
     try:
         config: Config = decode(path.read_bytes(), kind=Config | None) or Config()
         config.validate()

@@ -17,26 +17,26 @@ from epp.errors import ConfigError
 
 _PORTS: Final = {"single": 6379, "cluster": 6379, "sentinel": 26379}
 _SCHEMES: Final = {"redis": False, "rediss": True, "valkey": False, "valkeys": True}
-"""Whether the scheme means TLS."""
+"""The schemes of URLs, each with whether it means TLS."""
 
 Kind = Literal["single", "cluster", "sentinel"]
 
 
 @dataclass(frozen=True, slots=True)
 class RedisTarget:
-    """What the URL names: one server, the first nodes of a cluster, or the sentinels that know a master."""
+    """The parts of the URL: one server, the first nodes of a cluster, or the sentinels that know a master."""
 
     kind: Kind
     hosts: tuple[tuple[str, int], ...]
     tls: bool
     database: int = 0
     master: str = ""
-    """The name by which the sentinels know it."""
+    """The name by which the sentinels know the master."""
 
     @classmethod
     def parse(cls, url: str) -> RedisTarget:
-        """A ValueError says what is wrong with the URL. Its text never repeats a part that could be a
-        password.
+        """Parse a URL. Raise ValueError, which says what is wrong with the URL and never repeats a part that
+        could be a password.
         """
         scheme, _, rest = url.partition("://")
         plain, _, form = scheme.partition("+")
@@ -118,7 +118,7 @@ class Redis(Strict, frozen=True):
 
     @property
     def target(self) -> RedisTarget:
-        """The target that `url` names. Raises ValueError."""
+        """Return the target that `url` names. Raise ValueError if the URL cannot be used."""
         return RedisTarget.parse(self.url)
 
 

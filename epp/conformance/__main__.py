@@ -118,7 +118,7 @@ async def _run(
 
 
 async def run(target: Target) -> list[Result]:
-    """Run every check, one after the other. The order has no meaning."""
+    """Run every check, one after the other. Their order does not matter."""
     return [await _checked(check, target) for check in CHECKS]
 
 

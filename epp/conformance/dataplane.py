@@ -37,12 +37,13 @@ class Mode:
     request: int
     response: int = _BODY.NONE
     early: bool = False
-    """Whether body chunks are sent without waiting for the answer to the headers."""
+    """True if body chunks are sent without waiting for the answer to the headers."""
     silent: bool = False
-    """Whether the data plane does not state its modes, as with older ones."""
+    """True if the data plane does not state its modes, as older data planes do not."""
     bare: bool = False
-    """Like NGINX Gateway Fabric: no pseudo-headers, one body, half-close, and only the answer to the headers
-    is read."""
+    """True for a data plane like NGINX Gateway Fabric: no pseudo-headers, one body, half-close, and only the
+    answer to the headers is read.
+    """
 
     @property
     def duplex(self) -> bool:
@@ -89,12 +90,13 @@ class Half:
     headers: list[tuple[str, str]]
     """The headers with lower-case names, after the picker's mutations."""
     pieces: list[bytes] = field(default_factory=list)
-    """The body as the picker sent it back: always in full duplex, in the other modes only if it replaces the
-    body."""
+    """The body as the picker sent it back. In full duplex this is always the case, in the other modes only if
+    the picker replaces the body.
+    """
     ends: list[bool] = field(default_factory=list)
     """The end-of-stream flag of each piece."""
     order: list[str] = field(default_factory=list)
-    """Kinds of the answers, in the order in which they came."""
+    """The kinds of the answers, in the order in which they came."""
 
     @property
     def body(self) -> bytes:
@@ -128,7 +130,9 @@ class Exchange:
 
     @property
     def destination(self) -> str:
-        """The destination in the header that would be sent on. An error unless there is exactly one value."""
+        """Return the destination in the header that would be sent on. Fail unless there is exactly one
+        value.
+        """
         values = self.request.values(DESTINATION)
         assert len(values) == 1, f"{DESTINATION}: {values}, immediate: {self.immediate}"
         return values[0]
@@ -161,10 +165,9 @@ class Exchange:
         trailers: bool = False,
         plain_values: bool = False,
     ) -> Exchange:
-        """Send the whole request by the rules of the mode, and receive every answer to it.
-
-        `body`: None: no body at all; a sequence: the pieces of the body.
-        `subset`: the value of the hint, a list or text.
+        """Send the whole request by the rules of the mode, and receive every answer to it. `body` is None if
+        there is no body, and a sequence if the body comes in pieces. `subset` is the value of the hint, a
+        list or text.
         """
         pieces = [] if body is None else [body] if isinstance(body, bytes) else list(body)
         pseudo = ((":method", method), (":path", path), (":scheme", "http"), (":authority", "models.test"))
@@ -245,7 +248,9 @@ class Exchange:
         served: str = "",
         attribute: bool = False,
     ) -> Exchange:
-        """Return the server's answer. `served`: the server, in the metadata or in `attribute` (Envoy's)."""
+        """Send the server's answer. `served` names the server, in the metadata or in `attribute`
+        (Envoy's).
+        """
         pieces = [] if body is None else [body] if isinstance(body, bytes) else list(body)
         assert self.immediate is None, f"no server was asked, the picker answered: {self.immediate}"
         sent = [(":status", str(status)), *headers]
@@ -272,7 +277,7 @@ class Exchange:
         return self
 
     async def finish(self) -> Any:
-        """The HTTP request is over: close our side, and return the stream's gRPC status."""
+        """End the HTTP request: close our side, and return the stream's gRPC status."""
         await self.call.done_writing()
         assert await asyncio.wait_for(self.call.read(), self._patience_s) is grpc.aio.EOF
         return await self.code()

@@ -1,4 +1,4 @@
-"""The results of a run: a table for people, JUnit XML for CI. Pure."""
+"""The results of a run: a table for people, and JUnit XML for CI. The module is pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Result:
     claim: str
     outcome: Outcome
     said: str = ""
-    """The error, or why the check was not made."""
+    """The error, or the reason why the check was not made."""
     seconds: float = 0.0
 
 

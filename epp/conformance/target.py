@@ -30,7 +30,7 @@ _PATIENCE_S: Final = 15.0
 
 @dataclass(slots=True)
 class Target:
-    """The picker under test. `endpoints`: all `ip:port` that it may choose from, ready and idle."""
+    """The picker under test. `endpoints` are all `ip:port` that it may choose from, ready and idle."""
 
     channel: grpc.aio.Channel
     dialect: DialectName
@@ -38,11 +38,11 @@ class Target:
     model: str = "m"
     """The model that the requests name."""
     knows_models: bool = False
-    """Whether the picker knows the models of every endpoint, with `model` among them."""
+    """True if the picker knows the models of every endpoint, with `model` among them."""
     alias: tuple[str, str] | None = None
     """A name that the picker replaces, and the new name."""
     prefillers: Sequence[str] = ()
-    """`ip:port` of endpoints that compute prompts for others."""
+    """The `ip:port` of endpoints that compute prompts for others."""
 
     @property
     def mode(self) -> Mode:
@@ -53,8 +53,8 @@ class Target:
         return DIALECTS[self.dialect].reads_list
 
     async def route(self, body: Any, *, answered: bool = True, **request: Any) -> Exchange:
-        """Send one request from start to end. The picked endpoint answers it with 200. AssertionError: no
-        gateway could use the pick.
+        """Send one request from start to end. The picked endpoint answers it with 200. Raise AssertionError
+        if no gateway could use the pick.
         """
         async with dataplane.exchange(self.channel, mode=self.mode) as exchange:
             await exchange.send(body, **request)

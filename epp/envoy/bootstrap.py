@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def bootstrap(config: Config, *, output: Literal["yaml", "json"] = "yaml") -> str:
-    """Return the bootstrap as text for `envoy --config-path`. ConfigError if the configuration lacks
+    """Return the bootstrap as text for `envoy --config-path`. Raise ConfigError if the configuration lacks
     something.
     """
     if not config.envoy.eds_file:

@@ -26,8 +26,8 @@ def model_servers(config: Config) -> Message:
     """
     # Absolute, because Envoy may be started from another directory than the picker.
     eds_file = os.path.abspath(config.envoy.eds_file)  # noqa: PTH100 - resolves no links: a mounted file may be one
-    # The directory, not the file:
-    # a rename replaces the whole file at once, and only watching the directory shows it.
+    # Envoy watches the directory and not the file: a rename replaces the whole file at once, and only
+    # watching the directory shows it.
     file = {"path": eds_file, "watched_directory": {"path": str(PurePath(eds_file).parent)}}
     return {
         "name": MODEL_SERVERS,
@@ -39,7 +39,8 @@ def model_servers(config: Config) -> Message:
         "load_balancing_policy": _follow_the_pick(),
         "circuit_breakers": _wide_breakers(),
         "upstream_connection_options": {
-            # Finds a machine that died before its answer began, since no time-out bounds such an answer.
+            # This finds a machine that died before its answer began, because no time-out bounds such an
+            # answer.
             "tcp_keepalive": {"keepalive_probes": 3, "keepalive_time": 30, "keepalive_interval": 5}
         },
         **_speaking(

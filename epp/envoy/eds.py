@@ -30,11 +30,15 @@ class EdsFile:
         self._path = path
 
     def write(self, endpoints: Iterable[Endpoint]) -> bool:
-        """Make the file contain `endpoints`. False: it already did. OSError if it cannot be written."""
+        """Make the file contain `endpoints`. Return False if it already did. Raise OSError if it cannot be
+        written.
+        """
         return write_if_changed(self._path, render(endpoints))
 
     def check_integrity(self) -> None:
-        """The file has content that `render` could have written, and no temporary file is left."""
+        """Check that the file has content that `render` could have written, and that no temporary file is
+        left.
+        """
         document = json.loads(self._path.read_bytes())
         (resource,) = document["resources"]
         assert document["version_info"] == _version(resource), "the version is not of this content"
@@ -43,8 +47,8 @@ class EdsFile:
 
 
 def render(endpoints: Iterable[Endpoint]) -> bytes:
-    """Return the text of the file: a discovery response in JSON, with each address once, in order. Only
-    endpoints that may be destinations.
+    """Return the text of the file: a discovery response in JSON, with each address once, in order. The file
+    has only endpoints that may be destinations.
     """
     answering = {endpoint.destination for endpoint in endpoints if endpoint.role.answers}
     addresses = sorted(answering, key=lambda a: (a.host, a.port))

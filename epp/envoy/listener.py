@@ -46,13 +46,15 @@ ACCESS_LOG_FIELDS: Final = {
     "status": "%RESPONSE_CODE%",
     "time": "%START_TIME%",
 }
-"""If `picked` is empty, the request bypassed the picker."""
+"""The access log's fields. If `picked` is empty, the request bypassed the picker."""
 
 MAX_HEADER_FIELDS: Final = 128
 """A client may send 100. Envoy and the picker add up to ten, and more than this number would be an error."""
 
 MAX_STREAMS: Final = 100
-"""HTTP/2 streams of one connection. A client with more waits or opens another connection."""
+"""The number of HTTP/2 streams of one connection. A client with more streams waits or opens another
+connection.
+"""
 
 
 def gateway(config: Config) -> Message:
@@ -73,7 +75,7 @@ def gateway(config: Config) -> Message:
 def listening(
     name: str, where: str, *, manager: Message, chain: Message | None = None, **settings: Any
 ) -> Message:
-    """Return a listener with a connection manager. chain and settings: the other fields of the filter
+    """Return a listener with a connection manager. `chain` and `settings` are the other fields of the filter
     chain and of the listener.
     """
     http = extension(
@@ -96,7 +98,7 @@ def router() -> Message:
 
 
 def routed(name: str, routes: list[Message]) -> Message:
-    """`routes` for every host."""
+    """Return a connection manager with `routes` for every host."""
     return {"name": name, "virtual_hosts": [{"name": name, "domains": ["*"], "routes": routes}]}
 
 
@@ -201,9 +203,8 @@ def _routes(config: Config) -> list[Message]:
 
 
 def _blocked(path: str) -> Message:
-    """404 for paths that begin with `path`. The picker answers the same, but it may be away.
-
-    Envoy cannot compile one expression for all paths.
+    """Return a route with 404 for paths that begin with `path`. The picker answers the same, but it may be
+    away. Envoy cannot compile one expression for all paths.
     """
     return {
         "match": {"prefix": path, "case_sensitive": False},

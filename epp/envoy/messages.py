@@ -15,7 +15,7 @@ Message = dict[str, Any]
 
 
 def typed(kind: str, **fields: Any) -> Message:
-    """Return a message in a field that takes any type. kind: the type without `envoy.` before it."""
+    """Return a message in a field that takes any type. `kind` is the type without `envoy.` before it."""
     return {"@type": f"type.googleapis.com/envoy.{kind}", **fields}
 
 
@@ -30,7 +30,7 @@ def seconds(number: float) -> str:
 
 
 def address(text: str) -> Message:
-    """`ip:port` or `unix:/path`."""
+    """Return an address from `ip:port` or `unix:/path`."""
     if text.startswith("unix:"):
         return {"pipe": {"path": text.removeprefix("unix:")}}
     parsed = Address.parse(text)

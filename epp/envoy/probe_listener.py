@@ -47,5 +47,5 @@ def _page(path: str) -> Message:
 
 
 def admin(config: Config) -> Message:
-    """Envoy's admin page as a cluster of its own."""
+    """Return Envoy's admin page as a cluster of its own."""
     return static(_ADMIN, [address(config.envoy.admin)])

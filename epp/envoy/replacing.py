@@ -11,8 +11,7 @@ from pathlib import Path
 
 
 def write_if_changed(path: Path, text: bytes) -> bool:
-    """Make the file contain `text`. False: it already did. Raises OSError if it cannot be written.
-
+    """Make the file contain `text`. Return False if it already did. Raise OSError if it cannot be written.
     The current content of the file counts, not what was last written, so a change by another program is
     overwritten.
     """

@@ -35,7 +35,9 @@ _TYPE_URL: Final = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v
 
 
 def path(config: Config, name: str) -> str:
-    """Return the path of the secret's file. Absolute, because Envoy may be started from another directory."""
+    """Return the path of the secret's file. The path is absolute, because Envoy may be started from another
+    directory.
+    """
     return str(PurePath(_absolute(config.envoy.eds_file)).with_suffix(f".{name}.json"))
 
 
@@ -78,7 +80,8 @@ def _trust(ca_file: str) -> dict[str, object]:
 
 
 def _directory(file: str) -> dict[str, str]:
-    # The directory, not the file: Kubernetes changes a mounted secret by a link beside the file.
+    # Envoy watches the directory and not the file: Kubernetes changes a mounted secret by a link beside the
+    # file.
     return {"path": str(PurePath(file).parent)}
 
 

@@ -44,7 +44,9 @@ def files_of(tls: Tls) -> list[tuple[str, str]]:
 
 
 def check_tls(tls: Tls, *, field: str, unix_now_s: float) -> None:
-    """The ConfigError names the field, what is wrong with it, and what to do."""
+    """Check the configured certificates. Raise ConfigError, which names the field, the fault, and what
+    to do.
+    """
     for name, path in files_of(tls):
         try:
             with Path(path).open("rb") as file:
@@ -101,7 +103,7 @@ def _check_expiry(text: bytes, *, where: str, unix_now_s: float) -> None:
 
 
 def expiry(certificate: bytes) -> datetime | None:
-    """Return a certificate's notAfter, by its place in the DER structure. None: these bytes are no
+    """Return a certificate's notAfter, by its place in the DER structure. Return None if these bytes are no
     certificate.
     """
     try:
@@ -123,7 +125,7 @@ def expiry(certificate: bytes) -> datetime | None:
 
 
 def _element(data: bytes, at: int) -> tuple[int, int, int]:
-    """Return the tag, and where the content begins and ends. IndexError: the bytes end too early."""
+    """Return the tag, and where the content begins and ends. Raise IndexError if the bytes end too early."""
     tag, size, start = data[at], data[at + 1], at + 2
     if size >= 0x80:
         count = size & 0x7F

@@ -76,7 +76,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_endpoints(text: str | bytes, *, source: str) -> Sequence[Endpoint]:
-    """Decode and check the file. A ConfigError names `source` and the field at fault."""
+    """Decode and check the file. Raise ConfigError, which names `source` and the field at fault."""
     file = _decoded(text, source=source)
     try:
         endpoints = [_endpoint(entry, field=f"endpoints[{n}]") for n, entry in enumerate(file.endpoints)]
@@ -88,7 +88,7 @@ def load_endpoints(text: str | bytes, *, source: str) -> Sequence[Endpoint]:
 
 
 def load_rewrites(text: str | bytes, *, source: str) -> Rewrites:
-    """Return the rewrites of an endpoints file, in the order of the file. Raises ConfigError as
+    """Return the rewrites of an endpoints file, in the order of the file. Raise ConfigError as
     `load_endpoints` does.
     """
     return Rewrites(
@@ -127,8 +127,8 @@ def _endpoint(entry: _Entry, *, field: str) -> Endpoint:
 
 
 def _address(entry: _Entry, *, field: str) -> Address:
-    """`ip:port`, or an address alone beside a `port`. Never a host name, because Envoy's endpoints file holds
-    addresses.
+    """Return an address from `ip:port`, or from an address alone beside a `port`. Host names are refused,
+    because Envoy's endpoints file holds addresses.
     """
     text = entry.address.strip()
     if "://" in text:

@@ -68,7 +68,7 @@ class FileWatcher(Generic[T]):
     async def look(self) -> None:
         """Check the file once. A change is passed on at the second check that finds it."""
         try:
-            # In a thread, so that a network file system that hangs cannot stop the picks.
+            # The file is read in a thread, so that a network file system that hangs cannot stop the picks.
             content = await asyncio.to_thread(self._read)
         except OSError as error:
             self._glimpsed = None

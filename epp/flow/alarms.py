@@ -55,7 +55,7 @@ class Alarms(Generic[T]):
                 yield item
 
     def forget(self, item: QueueItem[T]) -> None:
-        """Called when the request no longer waits."""
+        """Forget the request, which no longer waits."""
         items = self._items
         items.pop(item.number, None)
         if not items:

@@ -145,7 +145,7 @@ class FlowControl(Generic[T]):
         return item, None
 
     def leave(self, item: QueueItem[T]) -> None:
-        """Called when the client is gone. Does nothing if the request no longer waits."""
+        """Take back a request whose client is gone. Do nothing if the request no longer waits."""
         if item.waits:
             self._queues.take(item)
             self._alarms.forget(item)
@@ -167,7 +167,7 @@ class FlowControl(Generic[T]):
 
     @property
     def due_at(self) -> float:
-        """The latest time at which `next` must be called. Infinity: no call is due before
+        """Return the latest time at which `next` must be called. Infinity means that no call is due before
         something happens.
         """
         if self._shed:
@@ -190,7 +190,7 @@ class FlowControl(Generic[T]):
         self._search.due_at = min(self._search.due_at, now)
 
     def drain(self) -> None:
-        """Called when the process ends: no request waits from now on. `next` lets all go, in order."""
+        """Let no request wait from now on, because the process ends. `next` lets all go, in order."""
         self._draining = True
         self._search.due_at = 0.0
 
@@ -222,7 +222,7 @@ class FlowControl(Generic[T]):
                 self._shed.append(self._refusal(victim, "full", now=now))
 
     def forget(self, picker: bytes) -> None:
-        """Another picker is gone, or it reports everything again from the start."""
+        """Forget another picker, which is gone or reports everything again from the start."""
         self._elsewhere.forget(picker)
 
     # -- figures ---------------------------------------------------------------------------------------------
@@ -233,12 +233,12 @@ class FlowControl(Generic[T]):
 
     @property
     def shares(self) -> Shares:
-        """The tokens that each tenant has had. Callers must not change this mapping."""
+        """Return the tokens that each tenant has had. Callers must not change this mapping."""
         return self._shares
 
     @property
     def demoted(self) -> int:
-        """Requests that were demoted when they came or while they waited."""
+        """Return the requests that were demoted when they came or while they waited."""
         return self._demoted.requests
 
     def oldest_s(self, *, now: float) -> float:
@@ -329,7 +329,7 @@ class FlowControl(Generic[T]):
     def _take_and_go(
         self, item: QueueItem[T], forecast: Forecast, *, late: bool = False, now: float
     ) -> LetGo[T]:
-        """late: the request goes late although it was not demoted."""
+        """Let the request go. `late` says that it goes late although it was not demoted."""
         # The tenant is charged before the request is taken. So a tenant whose only request waited is still
         # known to have had less than others.
         band = self._queues.band(item.priority, late=item.late)

@@ -58,7 +58,7 @@ class Demoted(Generic[T]):
         """0: not known until the servers were first checked."""
 
     def came(self, forecast: Forecast, *, now: float) -> None:
-        """Called when a request came, and goes or waits. It may be in time or late."""
+        """Note that a request came, which goes or waits. It may be in time or late."""
         if self._servers:
             self._drain(now=now)
             self._in_order_s += (1 + self._elsewhere.pickers) * forecast.own_s / self._servers
@@ -97,7 +97,7 @@ class Demoted(Generic[T]):
         item.short = self.is_short(forecast)
 
     def demote(self, item: QueueItem[T]) -> None:
-        """Called when the request can no longer be in time. The caller moves it to its new queue."""
+        """Demote a request that can no longer be in time. The caller moves it to its new queue."""
         self.requests += 1
         item.late, item.key = True, (item.turn_at, item.number)
 
@@ -135,7 +135,7 @@ class Demoted(Generic[T]):
         return min(running) - now if len(running) >= most else 0.0
 
     def could_be_in_time(self, forecast: Forecast, *, now: float) -> None:
-        """Called when an idle server would serve this request in time. The request went, or it was demoted
+        """Note that an idle server would serve this request in time. The request went, or it was demoted
         because of what the servers compute for others.
         """
         self._in_time.add(forecast.own_s, now=now)

@@ -31,7 +31,7 @@ class Row(NamedTuple):
     tenant: str
     late: bool
     let_go_tokens: int
-    """Tokens let go since the last row about this tenant."""
+    """The tokens let go since the last row about this tenant."""
     requests: int
     """The number of requests that wait now. `size_bytes` and `tokens` are theirs, too."""
     size_bytes: int
@@ -47,9 +47,8 @@ class Reported:
     def rows(
         self, waiting: Mapping[FlowKey, Load], charges: Mapping[FlowKey, int], *, anew: bool
     ) -> Sequence[Row]:
-        """Return the rows that other pickers do not know yet.
-
-        charges: tokens let go since the last call. anew: the other pickers know nothing.
+        """Return the rows that other pickers do not know yet. `charges` are the tokens let go since the last
+        call. `anew` says that the other pickers know nothing.
         """
         before = {} if anew else self._sent
         now = self._sent = {key: load.as_tuple() for key, load in waiting.items()}
@@ -72,12 +71,12 @@ class Elsewhere:
 
     @property
     def pickers(self) -> int:
-        """The number of other pickers at which requests wait."""
+        """Return the number of other pickers at which requests wait."""
         return sum(map(bool, self._by_picker.values()))
 
     @property
     def lowest(self) -> int | None:
-        """The lowest priority of the requests that wait at other pickers."""
+        """Return the lowest priority of the requests that wait at other pickers."""
         return min(self.by_priority, default=None)
 
     def waits_before(self, band: BandKey) -> bool:

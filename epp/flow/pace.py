@@ -42,7 +42,7 @@ class Rate:
 
     @property
     def last_at(self) -> float:
-        """When tokens were last added, to within a moment; -inf: never."""
+        """Return when tokens were last added, to within a moment, or -inf if they never were."""
         return self._at
 
     def per_s(self, *, now: float) -> float:
@@ -70,7 +70,7 @@ class Pace:
         self._refused.add(max(1, tokens), now=now)
 
     def too_late(self, tokens: int, *, now: float) -> None:
-        """Called when a request cannot be in time because of what the servers compute for others."""
+        """Note that a request cannot be in time because of what the servers compute for others."""
         self._too_late.add(max(1, tokens), now=now)
 
     def servers_too_few(self, *, now: float) -> bool:
@@ -105,8 +105,8 @@ class Pace:
         return max(waited, excess) if excess > 1 else waited
 
     def drain_s(self, tokens: float, *, now: float) -> float | None:
-        """Return how long it takes until all pickers together have let this many tokens go. None: unknown,
-        since no request went recently.
+        """Return how long it takes until all pickers together have let this many tokens go. None means that
+        this is unknown, because no request went recently.
         """
         rate = self.tokens_per_s(now=now)
         return tokens / rate if rate > 1e-3 else None

@@ -78,7 +78,7 @@ class TenantFlow(Generic[T]):
 
     @property
     def waits(self) -> bool:
-        """Whether the tenant has waiting requests, here or at other pickers."""
+        """Tell whether the tenant has waiting requests, here or at other pickers."""
         return bool(self.items) or (self.band.priority, self.tenant) in self.band.away
 
     def charge(self, tokens: int) -> None:
@@ -165,7 +165,7 @@ class Band(Generic[T]):
 
 class Queues(Generic[T]):
     def __init__(self, settings: FlowSettings, away: Away) -> None:
-        """away: the requests that wait at other pickers, by priority and tenant."""
+        """`away` are the requests that wait at other pickers, by priority and tenant."""
         self.settings = settings
         self._away = away
         self._bands: dict[BandKey, Band[T]] = {}

@@ -19,17 +19,17 @@ class Forecast(Value, frozen=True):
     """The predicted course of a request if it were sent now."""
 
     wait_s: float
-    """Time until the server that the rule chooses begins with the request: B/V of that server."""
+    """The time until the server that the rule chooses begins with the request: B/V of that server."""
     soonest_s: float
     """Time until the first token, at the soonest, on any server: the least (B + U)/V + T. If the chosen
     server meets the deadline, the forecast may hold the time on that server instead.
     """
     own_s: float
-    """Time for the prefill of this request and for the loading of its adapter, on the server that the rule
-    chooses: U/V + T of that server.
+    """The time for the prefill of this request and for the loading of its adapter, on the server that the
+    rule chooses: U/V + T of that server.
     """
     tokens: int
-    """Prompt tokens that the chosen server would compute: U."""
+    """The prompt tokens that the chosen server would compute: U."""
 
 
 class Pool(NamedTuple):
@@ -37,7 +37,7 @@ class Pool(NamedTuple):
 
     servers: int
     undone_s: float
-    """Time until the servers have computed everything sent to them, if the work were shared equally."""
+    """The time until the servers have computed everything sent to them, if the work were shared equally."""
     tokens_per_s: float
 
 

@@ -41,5 +41,5 @@ class Shares:
 
     @property
     def tokens(self) -> Mapping[str, int]:
-        """Tokens by tenant, since the start."""
+        """Return tokens by tenant, since the start."""
         return self._tokens

@@ -47,7 +47,7 @@ class ApiError(Exception):
 
 
 def require(settings: Kubernetes) -> None:
-    """Check everything that needs no request. The ConfigError says what to install or to set."""
+    """Check everything that needs no request. Raise ConfigError, which says what to install or to set."""
     if importlib.util.find_spec("kubernetes") is None:
         raise ConfigError(
             "kubernetes: needs the package `kubernetes`; install it with: pip install 'prefix-gateway[kubernetes]'"
@@ -83,7 +83,7 @@ class Api:
     """One connection to the API server. `connect` makes it, in the event loop that uses it."""
 
     def __init__(self, client: Any, *, renew: Callable[[], Awaitable[None]] | None = None) -> None:
-        """renew: gets new credentials. None: the credentials renew themselves."""
+        """`renew` gets new credentials. None means that the credentials renew themselves."""
         self._client = client
         """A `kubernetes.aio.client.ApiClient`. This is generated code, and few of its
         functions have types."""
@@ -93,7 +93,9 @@ class Api:
 
     @classmethod
     async def connect(cls, settings: Kubernetes) -> Api:
-        """Prepare a connection without sending anything. ConfigError: there are no usable credentials."""
+        """Prepare a connection without sending anything. Raise ConfigError if there are no usable
+        credentials.
+        """
         client: Any = importlib.import_module("kubernetes.aio.client")
         config: Any = importlib.import_module("kubernetes.aio.config")
         configuration = client.Configuration()
@@ -235,7 +237,7 @@ def _check(response: aiohttp.ClientResponse, answer: bytes) -> None:
     try:
         message = msgspec.json.decode(answer, type=Failure).message
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        message = ""  # the page of a proxy
+        message = ""  # This happens for the page of a proxy.
     after = response.headers.get("Retry-After", "")
     raise ApiError(
         f"HTTP {response.status} {response.reason}: {message or 'no reason given'}"[:1000],

@@ -87,7 +87,7 @@ class EventBudget:
         return event
 
     def forget(self, event: Written) -> None:
-        """Called when the Event could not be written. The next one with the same text is a new Event."""
+        """Forget an Event that could not be written. The next one with the same text is a new Event."""
         self._written.pop(event.text, None)
 
     def check_integrity(self) -> None:

@@ -82,7 +82,7 @@ class LeaseHolder:
                 await self._write(step)
             self._complaint = ""
         except ApiError as error:
-            if error.status == 409:  # another replica was faster
+            if error.status == 409:  # Another replica was faster.
                 self._election.lost()
             elif str(error) != self._complaint:
                 self._complaint = str(error)

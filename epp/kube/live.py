@@ -74,7 +74,7 @@ class HitRatio:
         self._last = seen
 
     def text(self, *, now: float) -> str | None:
-        """Return the ratio in the format of the status. None: no tokens were looked up yet."""
+        """Return the ratio in the format of the status. None means that no tokens were looked up yet."""
         recent = [s for s in self._slices if now - s[0] < _SLICES * _SLICE_S]
         return ratio_text(sum(s[2] for s in recent), sum(s[1] for s in recent))
 

@@ -95,7 +95,9 @@ class _Claim:
 
     @property
     def order(self) -> tuple[str, str]:
-        """The oldest first. Policies of the same second are ordered by name, so that all replicas agree."""
+        """Return the sort key: the oldest goes first. Policies of the same second are ordered by name, so
+        that all replicas agree.
+        """
         return self.found.metadata.creation_timestamp, self.name
 
 

@@ -76,17 +76,17 @@ class PoolWatch:
 
     @property
     def known(self) -> bool:
-        """Whether the pods of the current pool have been listed, or are known not to exist."""
+        """Tell whether the pods of the current pool have been listed, or are known not to exist."""
         return self._pods.synced if self._pods is not None else self._pool.synced
 
     @property
     def changed(self) -> bool:
-        """Whether the endpoints may differ from those that `found` returned last."""
+        """Tell whether the endpoints may differ from those that `found` returned last."""
         return self.known and self._discovery.changed
 
     def found(self) -> Sequence[Found]:
-        """Return the endpoints. While the pods of a new selector are not listed yet: the endpoints from
-        before.
+        """Return the endpoints. While the pods of a new selector are not listed yet, return the endpoints
+        from before.
         """
         if self.changed:
             self._found = self._discovery.found()

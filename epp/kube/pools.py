@@ -85,7 +85,7 @@ class Pools:
 
     @property
     def uids(self) -> Mapping[str, str]:
-        """The uid of each pool's object, by name. Empty: the pool does not exist."""
+        """Return the uid of each pool's object, by name. The uid is empty if the pool does not exist."""
         return {watch.name: watch.uid for watch in self._watches}
 
     def check_integrity(self) -> None:
@@ -127,7 +127,7 @@ class Pools:
         return united(found)
 
     def _use(self, endpoints: Sequence[Endpoint], existing: frozenset[str]) -> bool:
-        """Pass on the endpoints. False: they cannot be used at the moment."""
+        """Pass on the endpoints. Return False if they cannot be used at the moment."""
         try:
             self._on_endpoints(endpoints, existing)
         except ConfigError as error:

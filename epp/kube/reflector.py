@@ -134,7 +134,7 @@ class Reflector(Generic[T]):
 
     @property
     def what(self) -> str:
-        """The kind of objects, for people."""
+        """Return the kind of objects, for people."""
         return self._source.what
 
     async def run(self) -> None:
