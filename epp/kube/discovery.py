@@ -108,7 +108,7 @@ class Discovery:
         self.changed = changed
 
     def _server(self, pod: Pod) -> _Server | None:
-        """Return the facts about a pod. None: the pod gets no requests now."""
+        """Return the facts about a pod, or None if the pod gets no requests now."""
         host = _host(pod, self._family)
         if not _ready(pod) or not host or pod.metadata.deletion_timestamp is not None:
             return None

@@ -28,7 +28,7 @@ _TIMEOUT: Final = aiohttp.ClientTimeout(total=120)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request."""
+    """The outcome of one request."""
 
     fault: str
     """Empty if the whole answer came."""

@@ -49,7 +49,7 @@ def chromium() -> str:
 
 
 class Browser:
-    """One page."""
+    """One page of a running browser."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket

@@ -1,4 +1,4 @@
-"""From files to a trace: what is read from a recording, Mooncake's format, and faults that name their
+"""Files become a trace. The tests read recordings and Mooncake's format, and check that a fault names its
 line.
 """
 
