@@ -23,8 +23,8 @@ class Exchange:
     def __init__(
         self, picker: Picker, *, me: bytes, outbox_bytes: int, peer_timeout_s: float, gate: Gate | None = None
     ) -> None:
-        """`gate` is this picker's flow control. Without a gate, the picker sends no reports about flow control
-        and ignores those of others.
+        """`gate` is this picker's flow control. Without a gate, the picker sends no reports about flow
+        control and ignores those of others.
         """
         self.picker = picker
         self.speaker = Speaker(speaker=me, limit_bytes=outbox_bytes, gate=gate)

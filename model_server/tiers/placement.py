@@ -90,7 +90,7 @@ class _Tier(Generic[K]):
 
 
 class TieredPlacement(Generic[K]):
-    """Keeps the chunks of all tiers. `capacities_bytes` are the sizes of the tiers, fastest first. The disk is
+    """The places of all chunks. `capacities_bytes` are the sizes of the tiers, fastest first. The disk is
     below them and has no entry.
 
     `forgetful`, for comparison, behaves as caches with `by_uses` mostly do: every used chunk enters, and a

@@ -67,7 +67,7 @@ class KvLayout:
         return self.num_layers * num_tokens * (self.probe_bytes + self.rest_bytes)
 
     def described_bytes(self, num_blocks: int) -> int:
-        """Return a lower bound of the bytes that stand before the data of so many blocks."""
+        """Return an upper bound of the bytes that stand before the data of so many blocks."""
         num_tokens = num_blocks * self.block_tokens
         a_layer = 2 * num_tokens + 4 * (self.num_chunks(num_tokens) + 1)
         return 2048 + 80 * num_blocks + self.num_layers * a_layer
