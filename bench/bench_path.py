@@ -21,10 +21,11 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from bench.bench_pick import FLEETS, SIZES, a_picker
 from bench.dataplane.load import Prompts
 from epp.config.policy import DEFAULT_POLICY
+from epp.extproc.asking import request_names
 from epp.extproc.codec import decode, encode
+from epp.extproc.headers import RESPONSE_NAMES
 from epp.extproc.phases import Phase
-from epp.extproc.reading import RESPONSE_NAMES, request_names
-from epp.extproc.response import StreamSettings
+from epp.extproc.settings import StreamContext, StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
@@ -69,11 +70,13 @@ class _Path:
     def serve(self, messages: Sequence[bytes], *, now: float) -> None:
         """Serve one HTTP request from its first message to its end."""
         stream = HttpStream(
-            self.picker,
-            self._metrics,
-            settings=self._settings,
-            new_request_id=str,
-            timer=time.perf_counter,
+            StreamContext(
+                self.picker,
+                self._metrics,
+                settings=self._settings,
+                new_request_id=str,
+                timer=time.perf_counter,
+            )
         )
         for data in messages:
             event = decode(

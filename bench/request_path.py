@@ -27,8 +27,8 @@ from bench.bench_path import messages_of
 from bench.bench_pick import a_picker
 from bench.dataplane.load import Prompts
 from epp.config.listening import Listen
-from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer
+from epp.extproc.settings import StreamSettings
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import PickerStatus

@@ -22,7 +22,7 @@ from epp.envoy import sds
 from epp.envoy.eds import EdsFile
 from epp.errors import ConfigError
 from epp.extproc import wire
-from epp.extproc.reading import BodyRoom
+from epp.extproc.bodies import BodyRoom
 from epp.extproc.server import ExtProcServer
 from epp.files.endpoints_file import load_rewrites
 from epp.gate import Gate

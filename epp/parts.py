@@ -10,9 +10,9 @@ import msgspec
 
 from epp.config.listening import Listen
 from epp.config.settings import Config
+from epp.extproc.bodies import BodyRoom
 from epp.extproc.events import BodyMode, Modes
-from epp.extproc.reading import BodyRoom
-from epp.extproc.response import StreamSettings
+from epp.extproc.settings import StreamSettings
 from epp.picker import Picker
 from epp.recording import start as recording
 from epp.recording.service import RecordingService

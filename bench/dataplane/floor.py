@@ -24,7 +24,7 @@ import uvloop
 
 from epp.extproc.codec import SERVICE, encode
 from epp.extproc.events import Answer, Slot
-from epp.extproc.reading import DESTINATION
+from epp.extproc.headers import DESTINATION
 from epp.process import tune
 
 _REQUEST_HEADERS: Final = 0x12

@@ -1,8 +1,10 @@
 """The question of one stream to the picker, and the answer to the data plane: from the head and the body of a
-request to a `PickRequest`, and from a pick to destinations, or from an error to a refusal.
+request to a `PickRequest`, and from a pick to destinations.
 
-Owns the facts from the head, and the body with a replaced model name until it is sent on. `stream` collects
-the body, asks the picker, and knows in which message the answer goes.
+Owns the facts from the head, and the body with a replaced model name until it is sent on. `stream` knows when
+the body is there, asks the picker, and knows in which message the answer goes.
+
+Header names are matched in any case. The values of a repeated header are joined by commas, as HTTP says.
 
 A data plane that sends no `:path` and no mode wants only a pick (NGINX Gateway Fabric). It gets one
 destination in the answer to the headers, and no body back, and its requests never wait. That it closes the
@@ -13,33 +15,38 @@ Pure. Owned by `stream`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from epp.config.flow import Flow
-from epp.decision import Observer, PickRequest
-from epp.errors import BadRequestError, FlowRefusedError, NoEndpointError, PickError, SaturatedError
-from epp.extproc.events import Answer, BodyMode, Estimate, Modes, Refuse, RequestHeaders, Slot
-from epp.extproc.reading import (
+from epp.config.policy import PolicySpec
+from epp.decision import PickRequest
+from epp.errors import BadRequestError, NoEndpointError, NoRoomError, PickError
+from epp.extproc.bodies import pieces
+from epp.extproc.events import PLAIN, Action, Answer, BodyMode, Estimate, Modes, Refuse, RequestHeaders, Slot
+from epp.extproc.headers import (
     DESTINATION,
     LENGTH,
+    OBJECTIVES,
     REQUEST_ID,
-    RequestHead,
-    not_set,
+    RESERVED,
+    TEST_SELECTION,
+    TRACEPARENT,
+    TTFT_MS,
     read_addresses,
-    read_head,
+    read_claim,
     read_prescribed,
 )
-from epp.extproc.response import StreamSettings
-from epp.picker import Picker
+from epp.extproc.refusals import refused
+from epp.extproc.settings import StreamContext
+from epp.gate import NO_CLAIM, Claim
 from epp.picker_events import Pick
+from epp.request.names import bounded_name
 from epp.request.parse import parse_request, skim_request
 from epp.request.rewriting import Rewrites, with_model
-from epp.types import Address, ApiKind, InferenceRequest
-
-DROPPED: Final = "x-llm-d-request-dropped-reason"
+from epp.types import Address, ApiKind, Entry, InferenceRequest
 
 NO_BODY: Final = InferenceRequest(kind=ApiKind.OTHER)
 ENCODED: Final = InferenceRequest(kind=ApiKind.OTHER, unread="encoded_body")
@@ -51,52 +58,76 @@ OVERLOADED: Final = InferenceRequest(kind=ApiKind.OTHER, unread="overload")
 NOT_SEEN: Final = InferenceRequest(kind=ApiKind.OTHER, unread="body_not_seen")
 """The data plane has to know the server before it hands over the body."""
 NO_ROOM: Final = InferenceRequest(kind=ApiKind.OTHER, unread="no_room")
-"""All bodies together exceed `streams.maxHeldBodyBytes`."""
+"""All bodies together exceed `streams.maxHeldBodyBytes`. Refused if the policy refuses at overload."""
+
+_RESERVED: Final = frozenset(RESERVED)
+_REQUEST_NAMES: Final = _RESERVED.union(
+    (":method", ":path", REQUEST_ID, LENGTH, "content-encoding", TEST_SELECTION)
+)
+_MAX_REQUEST_ID_CHARS: Final = 256
+_MAX_TRACEPARENT_CHARS: Final = 128
+"""Version 00 has 55 characters, and a later version may add fields."""
+
+
+class RequestHead(Entry):
+    """What the request headers say. The state machine holds one for each request."""
+
+    path: str
+    """Empty: the data plane sends no pseudo-headers, so the body has to show the API."""
+    request_id: str
+    """Empty: no request id came."""
+    declared_bytes: int
+    """Content-Length; 0 if it is absent or not a number."""
+    encoded: bool
+    """The body is compressed, so it cannot be read."""
+    reserved: tuple[str, ...]
+    """The headers of `RESERVED` that the client sent, and the objectives and deadlines that the policy does
+    not believe. They must not reach a server.
+    """
+    session: str
+    debug: bool
+    prescribed: str
+    trace: str = ""
+    """A trace context, not yet checked. It is read only if tracing is on."""
+    claim: Claim = NO_CLAIM
+
+    def forget(self) -> None:
+        """Forget what only the pick needs: the stream may stay open for long, and clients choose how much
+        this is.
+        """
+        self.path = self.session = self.prescribed = ""
+        self.claim = NO_CLAIM
+
+
+NO_HEAD: Final = RequestHead(
+    path="",
+    request_id="",
+    declared_bytes=0,
+    encoded=False,
+    reserved=(),
+    session="",
+    debug=False,
+    prescribed="",
+)
+"""No request headers came yet."""
 
 
 class Asking:
     """`read` the head; make the `request` once; then `answer` or `refusal`."""
 
     __slots__ = (
-        "_changed_body",
-        "_changed_bytes",
-        "_head",
-        "_made_id",
-        "_new_id",
-        "_observer",
-        "_picker",
-        "_settings",
-        "_subset",
-        "_timer",
-        "_trace",
-        "asks_only",
-        "hurried",
-        "kind",
+        "_changed_body", "_changed_bytes", "_made_id", "_subset", "_trace", "asks_only", "context", "head", "hurried", "kind",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        picker: Picker,
-        observer: Observer,
-        *,
-        settings: StreamSettings,
-        new_request_id: Callable[[], str],
-        timer: Callable[[], float],
-        trace: str,
-        hurried: bool,
-    ) -> None:
-        self._picker = picker
-        self._observer = observer
-        self._settings = settings
-        self._new_id = new_request_id
-        self._timer = timer
+    def __init__(self, context: StreamContext, *, trace: str, hurried: bool) -> None:
+        self.context = context
         self._trace = trace
         self.hurried = hurried
         """The picker has too much work to read the body."""
         self.asks_only = False
         """The data plane wants only the pick."""
         self.kind = NO_BODY.kind
-        self._head: RequestHead | None = None
+        self.head = NO_HEAD
         self._made_id = False
         self._subset: tuple[str, ...] | None = None
         self._changed_body: bytes | None = None
@@ -105,49 +136,35 @@ class Asking:
         """The size of the changed body."""
 
     @property
-    def head(self) -> RequestHead:
-        assert self._head is not None, "decisions come after request headers"
-        return self._head
-
-    @property
-    def debug(self) -> bool:
-        """The client asked for the reasons of its pick."""
-        return self._head is not None and self._head.debug
-
-    @property
     def changes_body(self) -> bool:
         """Another body than the one that came has to be sent on."""
         return self._changed_body is not None
 
-    def read(self, event: RequestHeaders, *, read: Flow | None) -> RequestHead:
-        """Read the request's headers. read: see `Gate.read`."""
-        head = self._head = read_head(event.headers, self._picker.policy.spec, read=read)
+    def read(self, event: RequestHeaders) -> RequestHead:
+        """Read the request's headers."""
+        context = self.context
+        read = context.gate.read if context.gate is not None else None
+        head = self.head = read_head(event.headers, context.picker.policy.spec, read=read)
         if not head.request_id:
-            head.request_id, self._made_id = self._new_id(), True
+            head.request_id, self._made_id = context.new_request_id(), True
         self._subset = event.subset
-        self.asks_only = event.modes is None and not (head.path and self._settings.shows_answers)
+        self.asks_only = event.modes is None and not (head.path and context.settings.shows_answers)
         if not self._trace:
             self._trace = head.trace
         return head
 
-    def model_list(self, event: RequestHeaders) -> Refuse | None:
-        """Return the answer to `GET /v1/models`. None: this is another request, or no server has reported its
-        models.
+    def answers_to_body(
+        self, body: bytes | memoryview, count: int, modes: Modes, *, end_of_stream: bool
+    ) -> Sequence[Action]:
+        """Return the answers to `count` pieces of a body that was held. The body goes on unchanged, or with
+        another name for the model.
         """
-        # Any prefix that a gateway put before the path is allowed.
-        asked = self.head.path.partition("?")[0].rstrip("/").endswith("/v1/models")
-        if not (self._settings.answers_list and asked and (":method", "GET") in event.headers):
-            return None
-        listed = self._picker.model_list(None if event.subset is None else read_addresses(event.subset))
-        if listed is None:
-            return None
-        headers = (("content-type", "application/json"),)
-        return Refuse(status=200, headers=headers, body=listed, reason="model_list")
-
-    def sent_on(self, body: bytes | memoryview) -> bytes | memoryview:
-        """Return the body to send on: unchanged, or with another name for the model."""
+        if self.asks_only:
+            return ()
+        if not modes.request_body.echoed:
+            return PLAIN[Slot.REQUEST_BODY] * count
         changed, self._changed_body = self._changed_body, None
-        return body if changed is None else changed
+        return pieces(Slot.REQUEST_BODY, body if changed is None else changed, end_of_stream=end_of_stream)
 
     def request(
         self, body: bytes | memoryview, *, instead: InferenceRequest | None, partial: bool, modes: Modes
@@ -156,23 +173,26 @@ class Asking:
 
         instead: taken for the body's content, which is then not read.
         """
-        head, settings = self.head, self._settings
-        started = self._timer()
+        head, context = self.head, self.context
+        settings, started = context.settings, context.timer()
         inference, asked_model = NO_BODY, ""
         if instead is not None:
+            load = context.picker.policy.spec.load
+            if instead is NO_ROOM and load.when_saturated == "Reject":
+                raise NoRoomError(retry_after_s=load.retry_after_seconds)
             inference = instead
         elif head.encoded:
             inference = ENCODED
         elif body:
             inference = self._read_body(head.path, body, partial=partial)
             self.kind = inference.kind
-            rewrites = self._picker.rewrites
+            rewrites = context.picker.rewrites
             if rewrites is not None and inference.model and self._can_change_body(modes):
                 asked_model, inference = inference.model, self._renamed(inference, body, head, rewrites)
-            self._observer.parsed(seconds=self._timer() - started, size_bytes=len(body))
+            context.observer.parsed(seconds=context.timer() - started, size_bytes=len(body))
         prescribed: tuple[Address, ...] = ()
         if settings.conformance_headers and head.prescribed:
-            prescribed = read_prescribed(head.prescribed, self._picker.endpoints())
+            prescribed = read_prescribed(head.prescribed, context.picker.endpoints())
             if not prescribed:
                 raise NoEndpointError("none of the prescribed endpoints exists", reason="subset_empty")
         subset, self._subset = self._subset, None
@@ -224,15 +244,15 @@ class Asking:
         """Return the answer that says where the request goes. Parts of the head that only the pick needed are
         forgotten.
         """
-        head = self.head
+        head, settings = self.head, self.context.settings
         pick.decision.tenant = pick.decision.tenant or head.claim.tenant
         head.forget()
         destination = ",".join([address.text for address in pick.destinations])
         scores: tuple[tuple[str, float], ...] = ()
-        if self._settings.scores_metadata:
+        if settings.scores_metadata:
             scores = tuple((str(c.address), c.score_s) for c in pick.decision.candidates if not c.excluded)
         cost: Estimate | None = None
-        if self._settings.cost_metadata:
+        if settings.cost_metadata:
             decision = pick.decision
             cost = Estimate(decision.prompt_tokens, decision.matched_tokens, decision.predicted_s)
         if slot is Slot.REQUEST_TRAILERS:
@@ -250,7 +270,7 @@ class Asking:
             set_headers=tuple(headers),
             body=changed,
             remove_headers=not_set(head.reserved, headers),
-            clear_route_cache=self._settings.clear_route_cache,
+            clear_route_cache=settings.clear_route_cache,
             destination=destination,
             scores=scores,
             cost=cost,
@@ -260,38 +280,90 @@ class Asking:
         """Return the refusal, in the format of the request's API."""
         self._changed_body = None
         head = self.head
-        self._observer.refused(head.request_id, error, trace=self._trace)
-        refused = _refused(error, head)
+        self.context.observer.refused(head.request_id, error, trace=self._trace)
+        answer = refused(error, path=head.path, request_id=head.request_id)
         head.forget()
-        return refused
+        return answer
 
 
-_ANTHROPIC_TYPES: Final = {
-    400: "invalid_request_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
+# -- heads -----------------------------------------------------------------------------------------------
 
 
-def _refused(error: PickError, head: RequestHead) -> Refuse:
-    """Return the error in the format of the request's API: Anthropic's for /v1/messages and paths below it,
-    such as `/v1/messages/count_tokens`, else OpenAI's.
+def request_names(spec: PolicySpec, *, read: Flow | None = None, traced: bool = False) -> frozenset[str]:
+    """Return the request headers that the picker reads. A transport may leave out all others. read: see
+    `Gate.read`.
     """
-    body: dict[str, object]
-    details: dict[str, object]
-    if "/v1/messages/" in head.path.partition("?")[0] + "/":
-        details = {"type": _ANTHROPIC_TYPES.get(error.status, "api_error"), "message": str(error)}
-        body = {"type": "error", "error": details, "request_id": head.request_id}
-    else:
-        details = {"message": str(error), "type": error.error_type, "param": None, "code": error.reason}
-        body = {"error": details}
-    headers = [("content-type", "application/json")]
-    if isinstance(error, SaturatedError):
-        headers.append(("retry-after", str(error.retry_after_s)))
-    if isinstance(error, FlowRefusedError):
-        headers.append((DROPPED, error.reason))
-    return Refuse(
-        status=error.status, headers=tuple(headers), body=msgspec.json.encode(body), reason=error.reason
+    names = _REQUEST_NAMES | {spec.session_header, spec.debug_header, TRACEPARENT if traced else ""} - {""}
+    flow = _claimed(spec, read)
+    if flow is None:
+        return names
+    return names.union(OBJECTIVES, (TTFT_MS, flow.tenant_header))
+
+
+def read_head(
+    headers: Sequence[tuple[str, str]], spec: PolicySpec, *, read: Flow | None = None
+) -> RequestHead:
+    found, flow = collect(headers), _claimed(spec, read)
+    length = found.get(LENGTH, "")
+    session = found.get(spec.session_header, "")
+    return RequestHead(
+        path=found.get(":path", ""),
+        request_id=found.get(REQUEST_ID, "").strip()[:_MAX_REQUEST_ID_CHARS],
+        declared_bytes=int(length) if length.isascii() and length.isdigit() and len(length) < 19 else 0,
+        encoded=found.get("content-encoding", "").strip().lower() not in ("", "identity"),
+        reserved=_to_remove(found, spec.flow),
+        session=session and bounded_name(session),
+        debug=bool(spec.debug_header) and spec.debug_header in found,
+        prescribed=found.get(TEST_SELECTION, ""),
+        trace=bounded_trace(found.get(TRACEPARENT, "")),
+        claim=NO_CLAIM if flow is None else read_claim(found, flow),
     )
+
+
+def collect(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return the names in lower case. Several values of one name are joined by commas."""
+    found = dict(headers)
+    if len(found) == len(headers) and "".join(found).islower():
+        return found  # the usual case
+    found.clear()
+    for name, value in headers:
+        key = name.lower()
+        found[key] = f"{found[key]},{value}" if key in found else value
+    return found
+
+
+def answer_status(headers: Sequence[tuple[str, str]]) -> int:
+    """Return the HTTP status of an answer; 0 if it cannot be read."""
+    text = collect(headers).get(":status", "")
+    return int(text) if len(text) == 3 and text.isascii() and text.isdigit() else 0
+
+
+def _to_remove(found: Mapping[str, str], flow: Flow) -> tuple[str, ...]:
+    """See `RequestHead.reserved`."""
+    removed = () if _RESERVED.isdisjoint(found) else tuple(name for name in RESERVED if name in found)
+    if flow.mode == "Hold":
+        for claim, names in (("Objective", OBJECTIVES), ("Deadline", (TTFT_MS,))):
+            if claim not in flow.claims:
+                removed += tuple(name for name in names if name in found)
+    return removed
+
+
+def _claimed(spec: PolicySpec, read: Flow | None) -> Flow | None:
+    """Return the flow control whose headers are read. This is the flow control of the policy in force if it
+    holds requests.
+    """
+    return spec.flow if spec.flow.mode == "Hold" else read
+
+
+def not_set(reserved: tuple[str, ...], headers: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    """Return the reserved headers that a client sent and that the picker does not overwrite. They have to be
+    removed.
+    """
+    return reserved and tuple(name for name in reserved if name not in {name for name, _ in headers})
+
+
+def bounded_trace(text: str) -> str:
+    """Return the text, or nothing if it is too long to be a trace context: streams keep it for as long as
+    they live.
+    """
+    return text if len(text) <= _MAX_TRACEPARENT_CHARS else ""

@@ -31,7 +31,7 @@ from epp.extproc.events import (
     Slot,
     StreamProtocolError,
 )
-from epp.extproc.reading import DESTINATION
+from epp.extproc.headers import DESTINATION
 
 _LB_NAMESPACE: Final = "envoy.lb"
 _SERVED_KEY: Final = f"{DESTINATION}-served"

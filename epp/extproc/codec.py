@@ -14,6 +14,7 @@ import functools
 from typing import Final
 
 from epp.extproc import by_protobuf, wire
+from epp.extproc.bodies import MAX_PIECE_BYTES
 from epp.extproc.by_protobuf import Around
 from epp.extproc.events import (
     Action,
@@ -26,7 +27,7 @@ from epp.extproc.events import (
     ResponseHeaders,
     Slot,
 )
-from epp.extproc.reading import DESTINATION, MAX_PIECE_BYTES
+from epp.extproc.headers import DESTINATION
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 

@@ -20,13 +20,14 @@ from epp.config.flow import Flow
 from epp.config.policy import Policy
 from epp.decision import Observer
 from epp.extproc.access_log import AccessLog
+from epp.extproc.asking import bounded_trace, request_names
 from epp.extproc.calls import Caller, Handler
 from epp.extproc.codec import decode, echo_of, echoes_in, encode
 from epp.extproc.events import Action, StreamProtocolError
+from epp.extproc.headers import RESPONSE_NAMES
 from epp.extproc.overload import TARGET_S, Overload
 from epp.extproc.phases import Phase
-from epp.extproc.reading import RESPONSE_NAMES, bounded_trace, request_names
-from epp.extproc.response import StreamSettings
+from epp.extproc.settings import StreamContext, StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.extproc.unread import Unread
 from epp.gate import Gate
@@ -49,10 +50,9 @@ class Streams:
         clock: Callable[[], float],
         gate: Gate | None = None,
     ) -> None:
-        self.picker = picker
-        self.gate = gate
-        self.observer = observer
-        self.settings = settings
+        self.context = StreamContext(
+            picker, observer, settings, new_request_id=_new_request_id, timer=time.perf_counter, gate=gate
+        )
         self.clock = clock
         self.live: set[Conversation] = set()
         self.overload = Overload()
@@ -69,20 +69,21 @@ class Streams:
     @property
     def max_message_bytes(self) -> int:
         """The longest message. A longer one holds nonsense, or a body that is refused anyway."""
-        return 2 * self.settings.max_body_bytes + MESSAGE_SLACK_BYTES
+        return 2 * self.context.settings.max_body_bytes + MESSAGE_SLACK_BYTES
 
     def answer_unread(self, data: bytes, *, now: float) -> bytes | None:
         """Return the answer to the first message of a stream that the picker has no time to read. The stream
         ends with this answer. None: the stream must be opened.
         """
-        return self._unread.answer(data, names=self.wanted(), settings=self.settings, now=now)
+        return self._unread.answer(data, names=self.wanted(), settings=self.context.settings, now=now)
 
     def drain(self) -> None:
         """Let go of every stream that has answered response headers, now and from now on."""
-        self.settings = dataclasses.replace(self.settings, hold_streams=False)
+        settings = dataclasses.replace(self.context.settings, hold_streams=False)
+        self.context = dataclasses.replace(self.context, settings=settings)
         now = self.clock()
-        if self.gate is not None:
-            self.gate.drain(now=now)
+        if self.context.gate is not None:
+            self.context.gate.drain(now=now)
             self.room()
         for conversation in list(self.live):
             conversation.let_go(now=now)
@@ -91,22 +92,22 @@ class Streams:
         """Evict after a pick, once the answer is written."""
         if self.untidied:
             self.untidied = False
-            self.picker.tidy(now=self.clock())
+            self.context.picker.tidy(now=self.clock())
 
     def room(self) -> None:
         """A request has ended or has begun to wait, or a drain has begun. So other requests may now go, or
         may go at another time.
         """
-        if self.gate is not None and self.gate.waiting:
+        if self.context.gate is not None and self.context.gate.waiting:
             self.on_room()
 
     def wanted(self) -> frozenset[str]:
         """Return the names of the request headers to decode. They depend on the policy."""
-        policy = self.picker.policy
-        read = self.gate.read if self.gate is not None else None
+        policy = self.context.picker.policy
+        read = self.context.gate.read if self.context.gate is not None else None
         if policy is not self._policy or read is not self._read:
             self._policy, self._read = policy, read
-            self._names = request_names(policy.spec, read=read, traced=self.settings.traced)
+            self._names = request_names(policy.spec, read=read, traced=self.context.settings.traced)
         return self._names
 
     def check_integrity(self) -> None:
@@ -140,7 +141,7 @@ class Conversation(Handler):
         try:
             self._answer(stream, data, now=now)
         except StreamProtocolError as error:
-            self._streams.observer.protocol_error(error.reason)
+            self._streams.context.observer.protocol_error(error.reason)
             self._call.end(INVALID_ARGUMENT, error.reason)
             self.gone(now=now, broken=False)
             return
@@ -186,17 +187,12 @@ class Conversation(Handler):
             call.send(answer)
             call.end(OK)
             return None
-        self._names = streams.wanted()
+        context, self._names = streams.context, streams.wanted()
         self._stream = HttpStream(
-            streams.picker,
-            streams.observer,
-            settings=streams.settings,
-            new_request_id=_new_request_id,
-            timer=time.perf_counter,
+            context,
             unread=unread,
-            gate=streams.gate,
             deliver=self._later,
-            trace=bounded_trace(call.trace) if streams.settings.traced else "",
+            trace=bounded_trace(call.trace) if context.settings.traced else "",
         )
         streams.live.add(self)
         return self._stream

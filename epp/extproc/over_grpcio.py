@@ -31,9 +31,9 @@ from epp.extproc.call_ages import CallAges
 from epp.extproc.certificates import Certificates
 from epp.extproc.codec import SERVICE
 from epp.extproc.conversation import Conversation, Streams
+from epp.extproc.headers import TRACEPARENT
 from epp.extproc.health import SERVICES, Health
 from epp.extproc.listening import cannot_listen, require_folder
-from epp.extproc.reading import TRACEPARENT
 from epp.http2.messages import OK, Reply
 from epp.types import BEGAN, Address
 

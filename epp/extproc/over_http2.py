@@ -38,10 +38,10 @@ class Http2Transport:
         self.server = Http2Server(
             self._services(),
             limits=Limits(max_message_bytes=streams.max_message_bytes),
-            max_held_bytes=max(streams.settings.room.max_bytes, streams.max_message_bytes),
+            max_held_bytes=max(streams.context.settings.room.max_bytes, streams.max_message_bytes),
             max_peers=max_peers(),
             clock=streams.clock,
-            on_fault=streams.observer.protocol_error,
+            on_fault=streams.context.observer.protocol_error,
             after_writing=streams.tidy,
         )
 

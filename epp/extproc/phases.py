@@ -1,7 +1,8 @@
-"""The phases of the request and of the answer of one HTTP request, and which phase may follow which.
+"""The phase of one HTTP request, from its first message to the end of its answer, and which phase may follow
+which. `stream` owns the phase.
 
-`stream` owns the phase of the request, and `response` the phase of the answer. The two are independent: an
-answer may begin before its request has ended.
+An answer may begin before the request is picked, if the data plane gives it itself, and before the request's
+body has ended. From then on the rest of the request goes on unchanged.
 """
 
 from __future__ import annotations
@@ -13,14 +14,12 @@ from typing import Final
 
 
 class Phase(enum.Enum):
-    """The phase of the request."""
-
     START = enum.auto()
     """No request headers have come yet."""
     BODY = enum.auto()
-    """The headers are answered. The pick waits for the body."""
+    """The headers are answered. The pick waits for the body, which comes in one message."""
     HOLDING = enum.auto()
-    """The headers are not answered. The pick waits for the body."""
+    """The headers are not answered. The pick waits for the pieces of the body."""
     WAITING = enum.auto()
     """The body has come, and flow control holds the request. Nothing is answered until flow
     control decides.
@@ -28,8 +27,15 @@ class Phase(enum.Enum):
     PICKED = enum.auto()
     """The pick is made. The rest of the request goes on unchanged."""
     PASSED = enum.auto()
-    """The request will never be picked. The rest of it goes on unchanged."""
+    """The request came without its headers, so it will never be picked. The rest of it goes on unchanged."""
     REFUSED = enum.auto()
+    """The picker has answered the client itself. Nothing more is answered."""
+    ANSWERED = enum.auto()
+    """The headers of the answer came, with a pick or without."""
+    READING = enum.auto()
+    """Part of the answer's body came, and the answer is sampled."""
+    DONE = enum.auto()
+    """The answer has ended."""
     CLOSED = enum.auto()
     """All that the stream held is released."""
 
@@ -37,40 +43,23 @@ class Phase(enum.Enum):
     __hash__ = object.__hash__
 
 
-DECIDED: Final = frozenset({Phase.PICKED, Phase.PASSED, Phase.REFUSED, Phase.CLOSED})
-"""In these phases no more of the body is collected."""
+BEGUN: Final = frozenset({Phase.ANSWERED, Phase.READING, Phase.DONE})
+"""In these phases the client's answer has begun."""
+
+_ANSWER: Final = frozenset({Phase.ANSWERED, Phase.DONE, Phase.CLOSED})
+_DECISION: Final = frozenset({Phase.PICKED, Phase.REFUSED})
 
 FOLLOWS: Final[Mapping[Phase, AbstractSet[Phase]]] = {
-    Phase.START: {Phase.BODY, Phase.HOLDING, *DECIDED},
-    Phase.BODY: {Phase.WAITING, *DECIDED},
-    Phase.HOLDING: {Phase.WAITING, *DECIDED},
-    Phase.WAITING: DECIDED,
-    Phase.PICKED: {Phase.CLOSED},
-    Phase.PASSED: {Phase.CLOSED},
+    Phase.START: {Phase.BODY, Phase.HOLDING, Phase.PASSED, *_DECISION, *_ANSWER},
+    Phase.BODY: {Phase.WAITING, *_DECISION, *_ANSWER},
+    Phase.HOLDING: {Phase.WAITING, *_DECISION, *_ANSWER},
+    Phase.WAITING: {*_DECISION, *_ANSWER},
+    Phase.PICKED: _ANSWER,
+    Phase.PASSED: _ANSWER,
     Phase.REFUSED: {Phase.CLOSED},
+    Phase.ANSWERED: {Phase.READING, Phase.DONE, Phase.CLOSED},
+    Phase.READING: {Phase.DONE, Phase.CLOSED},
+    Phase.DONE: {Phase.CLOSED},
     Phase.CLOSED: frozenset(),
-}
-"""The phases that may follow each phase."""
-
-
-class ResponsePhase(enum.Enum):
-    """The phase of the answer."""
-
-    AWAITED = enum.auto()
-    BEGUN = enum.auto()
-    """The headers of the answer came."""
-    READING = enum.auto()
-    """Part of the body came, and the answer is sampled."""
-    DONE = enum.auto()
-
-    # Hashed by identity, as above.
-    __hash__ = object.__hash__
-
-
-RESPONSE_FOLLOWS: Final[Mapping[ResponsePhase, AbstractSet[ResponsePhase]]] = {
-    ResponsePhase.AWAITED: {ResponsePhase.BEGUN, ResponsePhase.DONE},
-    ResponsePhase.BEGUN: {ResponsePhase.READING, ResponsePhase.DONE},
-    ResponsePhase.READING: {ResponsePhase.DONE},
-    ResponsePhase.DONE: frozenset(),
 }
 """The phases that may follow each phase."""

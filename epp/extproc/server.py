@@ -18,7 +18,7 @@ from epp.extproc.conversation import Streams
 from epp.extproc.health import Health
 from epp.extproc.overload import Overload
 from epp.extproc.pump import Pump
-from epp.extproc.response import StreamSettings
+from epp.extproc.settings import StreamSettings
 from epp.gate import Gate
 from epp.picker import Picker
 

@@ -1,16 +1,16 @@
 """The state machine of one HTTP request, as the data plane reports it: takes events, returns actions. It
 knows no gRPC and no clock, and never waits.
 
-Owns the order of answers in each processing mode (`BodyMode` says when the pick is made in each),
-and the release of the pick.
+Owns the phase of the request (`phases` has the table), the order of answers in each processing mode
+(`BodyMode` says when the pick is made in each), and the release of the pick.
 
 If a data plane does not state its mode, `assumed_modes` is assumed; set it for deployments that differ.
 Harmless events in a wrong order are accepted and reported to the observer. All others raise a
 StreamProtocolError.
 
-A stream has one phase, and its response another (`phases` has the tables). `reading` reads the head and
-collects the body, `asking` makes the question of them, the picker or flow control (`waiting`) decides, and
-`asking` makes the answer.
+`asking` reads the head and makes the question of head and body, the picker or flow control (`waiting`)
+decides, and `asking` makes the answer. `bodies` holds a body that comes in pieces, and `answer_body` reads an
+answer that teaches.
 
 Invariants: at most one pick; a pick is released exactly once, by `close` or `detach`;
 after a refusal nothing is answered.
@@ -19,10 +19,13 @@ after a refusal nothing is answered.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
-from epp.decision import Observer, Outcome, PickRequest
-from epp.errors import BlockedPathError, BodyTooLargeError, NoRoomError, PickError
-from epp.extproc.asking import NO_BODY, NO_ROOM, NOT_SEEN, OVERLOADED, Asking
+from epp.decision import Outcome
+from epp.errors import BlockedPathError, BodyTooLargeError, PickError
+from epp.extproc.answer_body import AnswerBody, answer_to_headers, read_answer
+from epp.extproc.asking import NO_BODY, NO_HEAD, NO_ROOM, NOT_SEEN, OVERLOADED, Asking, answer_status
+from epp.extproc.bodies import Body, passed_on, pieces
 from epp.extproc.events import (
     PLAIN,
     Action,
@@ -30,7 +33,6 @@ from epp.extproc.events import (
     BodyMode,
     Event,
     Modes,
-    Refuse,
     RequestBody,
     RequestHeaders,
     RequestTrailers,
@@ -40,38 +42,34 @@ from epp.extproc.events import (
     Slot,
     StreamProtocolError,
 )
-from epp.extproc.phases import DECIDED, FOLLOWS, Phase, ResponsePhase
-from epp.extproc.reading import RESERVED, Body, RequestHead, passed_on, pieces
-from epp.extproc.response import ResponseHalf, StreamSettings
-from epp.extproc.waiting import Waiting
-from epp.gate import Gate
-from epp.picker import Picker
+from epp.extproc.headers import RESERVED, read_address
+from epp.extproc.phases import BEGUN, FOLLOWS, Phase
+from epp.extproc.refusals import model_list
+from epp.extproc.settings import StreamContext
+from epp.extproc.waiting import Waiting, offer
 from epp.picker_events import Pick
 from epp.types import InferenceRequest
+
+_UNPICKED: Final = (Answer(Slot.REQUEST_HEADERS, remove_headers=RESERVED),)
+"""Go on without a destination. A destination that the client made up is removed."""
 
 
 class HttpStream:
     """One HTTP request. `receive` each event, carry out the actions in order, and `close` at the end,
     whatever happened.
 
-    `timer` measures how long parsing and picking took, for the observer; `now` is monotonic time in seconds.
-    Where `gate` holds the request, its answers are given to `deliver` later.
+    Where the context's gate holds the request, its answers are given to `deliver` later.
     """
 
     __slots__ = (
-        "_asking", "_body", "_deliver", "_modes", "_observer", "_picker", "_response", "_settings", "_waiting", "hold", "passes", "phase", "pick",
+        "_answer_body", "_asking", "_body", "_context", "_deliver", "_modes", "_request_ended", "_waiting", "hold", "passes", "phase", "pick",
     )  # fmt: skip
 
     def __init__(
         self,
-        picker: Picker,
-        observer: Observer,
+        context: StreamContext,
         *,
-        settings: StreamSettings,
-        new_request_id: Callable[[], str],
-        timer: Callable[[], float],
         unread: bool = False,
-        gate: Gate | None = None,
         deliver: Callable[[Sequence[Action]], None] | None = None,
         trace: str = "",
     ) -> None:
@@ -80,38 +78,27 @@ class HttpStream:
 
         trace: the data plane's own trace context, which goes before the client's.
         """
-        self._picker = picker
-        self._observer = observer
-        self._settings = settings
+        self._context = context
         self._deliver = deliver
-        self._asking = Asking(
-            picker,
-            observer,
-            settings=settings,
-            new_request_id=new_request_id,
-            timer=timer,
-            trace=trace,
-            hurried=unread,
-        )
-        self._waiting = Waiting(gate, settings) if gate is not None else None
-        self.hold = settings.hold_streams and not unread
-        """Stay until the HTTP request ends. A drain sets this to False. If False, `detach` as soon as
-        `can_detach` is true.
-        """
+        self._asking = Asking(context, trace=trace, hurried=unread)
+        self.hold = context.settings.hold_streams and not unread
+        """Stay until the HTTP request ends. If a drain sets this to False: until `can_detach` is true."""
         self.passes = False
-        """Pieces of the response's body go on unchanged. This stream reads nothing of them until the last
-        one.
-        """
+        """Pieces of the answer's body go on unchanged and unread, until the last one."""
         self.phase = Phase.START
-        self._modes = settings.assumed_modes
-        self._body = Body(settings.room)
         self.pick: Pick | None = None
-        self._response = ResponseHalf(picker, observer, settings=settings)
+        self._modes = context.settings.assumed_modes
+        self._body: Body | None = None
+        """The pieces of a body whose headers are not answered yet."""
+        self._request_ended = False
+        """No more pieces of the request's body come."""
+        self._waiting: Waiting | None = None
+        """Not None: flow control holds the request."""
+        self._answer_body: AnswerBody | None = None
+        """Not None: the answer's body is read as it streams by."""
 
     def hurry(self) -> None:
-        """Called when the picker no longer has time to read the body: go on as with `unread`. Changes nothing
-        once the request is picked.
-        """
+        """Go on as with `unread`, if the request is not picked yet: there is no time to read its body."""
         if self.pick is None:
             self._asking.hurried, self.hold = True, False
 
@@ -119,6 +106,8 @@ class HttpStream:
         """Handle one event. StreamProtocolError: the stream makes no sense any more; close it."""
         if self.phase is Phase.CLOSED:
             raise StreamProtocolError("event_after_end")
+        if self.phase is Phase.REFUSED:
+            return ()
         if self.phase is Phase.WAITING and isinstance(event, RequestBody | RequestTrailers):
             raise StreamProtocolError("request_while_waiting")
         match event:
@@ -129,40 +118,36 @@ class HttpStream:
             case ResponseHeaders():
                 return self._on_response_headers(event, now=now)
             case ResponseBody():
-                self._learn(event.modes)
-                return self._response.body(event, echoed=self._modes.response_body.echoed, now=now)
+                return self._on_response_body(event, now=now)
             case RequestTrailers():
                 return self._on_request_trailers(now=now)
             case ResponseTrailers():
-                return self._response.trailers(echoed=self._modes.response_body.echoed, now=now)
+                return self._on_response_trailers(now=now)
 
     @property
     def can_detach(self) -> bool:
-        """Whether the stream may end without harm to the request: everything is answered, and no body needs
-        us.
-        """
+        """Whether the stream may end without harm to the request: all is answered, and no body needs us."""
         echoed = self._modes.request_body.echoed
         if self.pick is not None and self._asking.hurried and not echoed:
             return True  # The data plane sends the rest of the request without us.
-        response = self._response
-        if response.phase is ResponsePhase.AWAITED:
+        if self.phase not in BEGUN:
             return False
-        if response.phase is not ResponsePhase.DONE and response.mode is not BodyMode.NONE:
+        if self.phase is not Phase.DONE and self._modes.response_body is not BodyMode.NONE:
             return False
-        return self._body.ended or not echoed
+        return self._request_ended or not echoed
 
     def detach(self, *, now: float) -> None:
         """Let go of the request on purpose while its answer is still being sent."""
-        if self._response.phase is ResponsePhase.DONE:
+        if self.phase is Phase.DONE:
             self.close(now=now)
         elif self._release() and self.pick is not None:
-            self._picker.detach(self.pick, now=now)
+            self._context.picker.detach(self.pick, now=now)
 
     def half_close(self, *, now: float) -> None:
         """Called when the data plane has ended its side in good order. So the HTTP request is over, unless
         the data plane wanted only the pick.
         """
-        if self._asking.asks_only and self._response.phase is ResponsePhase.AWAITED:
+        if self._asking.asks_only and self.phase not in BEGUN:
             self.detach(now=now)
         else:
             self.close(now=now)
@@ -171,22 +156,22 @@ class HttpStream:
         """Release all that the request holds. Idempotent. broken: the picker itself failed, not the data
         plane or the client.
         """
-        if self._release() and self.pick is not None:
-            self._response.give_feedback(now=now)
-            outcome: Outcome = "failed" if broken else self._response.outcome()
-            self._picker.end(self.pick, outcome=outcome, now=now)
+        pick, outcome = self.pick, self._outcome()
+        if self._answer_body is not None:
+            self._end_answer(now=now)
+        if self._release() and pick is not None:
+            self._context.picker.end(pick, outcome="failed" if broken else outcome, now=now)
 
     def check_integrity(self) -> None:
-        gathers = self.phase in (Phase.BODY, Phase.HOLDING)
-        assert self._body.size_bytes == 0 or self.phase is not Phase.START
-        assert len(self._body) <= self._settings.max_body_bytes
-        assert not len(self._body) or gathers
-        assert (self.pick is not None) == (self.phase is Phase.PICKED) or self.phase is Phase.CLOSED
+        body, early = self._body, self.phase in BEGUN and self.pick is None
+        assert body is None or self.phase is Phase.HOLDING or early
+        assert body is not None or self.phase is not Phase.HOLDING
+        assert body is None or len(body) <= self._context.settings.max_body_bytes
+        assert self.pick is not None or self.phase not in (Phase.PICKED, Phase.READING)
+        assert self.pick is None or self.phase in (Phase.PICKED, Phase.CLOSED, *BEGUN)
         assert self.phase is not Phase.CLOSED or self.pick is None or self.pick.over
-        if self._waiting is not None:
-            self._waiting.check_integrity()
-            assert self._waiting.held == (self.phase is Phase.WAITING)
-        self._response.check_integrity()
+        assert (self._waiting is not None) == (self.phase is Phase.WAITING)
+        assert self._answer_body is None or self.phase in (Phase.ANSWERED, Phase.READING)
 
     # -- phases ----------------------------------------------------------------------------------------------
 
@@ -194,17 +179,32 @@ class HttpStream:
         assert phase in FOLLOWS[self.phase], f"{phase} does not follow {self.phase}"
         self.phase = phase
 
+    def _outcome(self) -> Outcome:
+        """Return how the HTTP request ends, if it ends now."""
+        if self.pick is None or self.phase not in BEGUN:
+            return "aborted"
+        if (self.pick.decision.status or 0) >= 500:
+            return "failed"
+        return "aborted" if self.phase is Phase.READING else "ended"
+
     def _release(self) -> bool:
         """Release everything; nothing more may come. False: everything was already released."""
         if self.phase is Phase.CLOSED:
             return False
-        if self._waiting is not None:
-            self._waiting.leave()
-        self._body.drop()
+        self._drop()
+        self._answer_body = None
         self._deliver = None  # it belongs to the owner: no circle of references may outlive the request
         self.passes = False
         self._enter(Phase.CLOSED)
         return True
+
+    def _drop(self) -> None:
+        """Stop waiting, and drop the body that was held."""
+        waiting, self._waiting, body, self._body = self._waiting, None, self._body, None
+        if waiting is not None:
+            waiting.leave()
+        if body is not None:
+            body.drop()
 
     def _learn(self, modes: Modes | None) -> None:
         if modes is not None:
@@ -213,120 +213,123 @@ class HttpStream:
     # -- the request -----------------------------------------------------------------------------------------
 
     def _on_request_headers(self, event: RequestHeaders, *, now: float) -> Sequence[Action]:
-        if self.phase is not Phase.START:
+        asking, settings = self._asking, self._context.settings
+        if asking.head is not NO_HEAD or self.phase is Phase.PASSED:
             raise StreamProtocolError("second_request_headers")
         self._learn(event.modes)
-        self._body.ended = event.end_of_stream
-        head = self._asking.read(event, read=self._waiting.read if self._waiting is not None else None)
-        if self._response.phase is not ResponsePhase.AWAITED:
-            return self._pass_on(Slot.REQUEST_HEADERS)
-        blocked = self._settings.blocked
-        if head.path not in blocked.open_apis and blocked.refuse(head.path):
+        self._request_ended = event.end_of_stream
+        head = asking.read(event)
+        if self.phase is not Phase.START:
+            return _UNPICKED  # The client already has an answer, perhaps the data plane's own.
+        if head.path not in settings.blocked.open_apis and settings.blocked.refuse(head.path):
             return self._refuse(BlockedPathError("not served by this gateway"))
-        if head.declared_bytes > self._settings.max_body_bytes and not event.end_of_stream:
-            return self._refuse(BodyTooLargeError(limit_bytes=self._settings.max_body_bytes))
-        if event.end_of_stream:
-            listed = self._asking.model_list(event)
-            if listed is None:
-                return self._decide(Slot.REQUEST_HEADERS, instead=NO_BODY, now=now)
-            self._enter(Phase.REFUSED)
-            return (listed,)
-        return self._await_body(head, now=now)
+        if not event.end_of_stream:
+            if head.declared_bytes > settings.max_body_bytes:
+                return self._refuse(BodyTooLargeError(limit_bytes=settings.max_body_bytes))
+            return self._await_body(now=now)
+        listed = model_list(event, head.path, self._context.picker) if settings.answers_list else None
+        if listed is None:
+            return self._decide(Slot.REQUEST_HEADERS, instead=NO_BODY, now=now)
+        self._enter(Phase.REFUSED)
+        return (listed,)
 
-    def _await_body(self, head: RequestHead, *, now: float) -> Sequence[Action]:
+    def _await_body(self, *, now: float) -> Sequence[Action]:
         """Await the body if the data plane hands it over before it has to know the server, and if there is
         time to read it. Otherwise pick now.
         """
         mode, hurried = self._modes.request_body, self._asking.hurried
         seen = mode >= BodyMode.BUFFERED or (mode is BodyMode.STREAMED and self._modes.early_body)
-        if not seen or (hurried and self._picker.one_model):
+        if not seen or (hurried and self._context.picker.one_model):
             instead = OVERLOADED if hurried else NOT_SEEN
             return self._decide(Slot.REQUEST_HEADERS, instead=instead, now=now)
         if mode not in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL):
+            self._body = Body(self._context.settings.room)
             self._enter(Phase.HOLDING)
             return ()
         self._enter(Phase.BODY)
-        if head.reserved:
+        reserved = self._asking.head.reserved
+        if reserved:
             # The pick removes these headers too, but only if it is made. They must not reach a server if the
             # picker dies now.
-            return (Answer(Slot.REQUEST_HEADERS, remove_headers=head.reserved),)
+            return (Answer(Slot.REQUEST_HEADERS, remove_headers=reserved),)
         return PLAIN[Slot.REQUEST_HEADERS]
 
     def _on_request_body(self, event: RequestBody, *, now: float) -> Sequence[Action]:
-        self._body.ended = event.end_of_stream
+        self._request_ended = event.end_of_stream
+        if self.phase is Phase.BODY:
+            return self._on_whole_body(event, now=now)
+        if self._body is not None:
+            return self._on_piece(event, self._body, now=now)
         if self.phase is Phase.START:
             self._learn(event.modes)
             self._enter(Phase.PASSED)
-            self._observer.protocol_error("body_before_headers")
-        if self.phase is Phase.REFUSED:
-            return ()
-        if self.phase in DECIDED:
-            return passed_on(event, self._modes.request_body)
-        if self._body.size_bytes + len(event.data) > self._settings.max_body_bytes:
-            return self._refuse(BodyTooLargeError(limit_bytes=self._settings.max_body_bytes))
-        if not self._body.add(event.data):
-            return self._without_room(end_of_stream=event.end_of_stream, now=now)
-        mode = self._modes.request_body
-        if self.phase is Phase.BODY or event.end_of_stream:
-            partial = mode is BodyMode.BUFFERED_PARTIAL and not event.end_of_stream
-            return self._answer_body(end_of_stream=event.end_of_stream, partial=partial, now=now)
-        if mode is BodyMode.STREAMED:
-            partial = self._body.size_bytes >= self._settings.streamed_hold_bytes
-            if partial or self._body.looks_whole(event.data, declared_bytes=self._asking.head.declared_bytes):
-                return self._answer_body(end_of_stream=False, partial=partial, now=now)
-        return ()
+            self._context.observer.protocol_error("body_before_headers")
+        return passed_on(event, self._modes.request_body)
 
-    def _without_room(self, *, end_of_stream: bool, now: float) -> Sequence[Action]:
-        """Called when all bodies together exceed their bound. This one goes on unread, or is refused if the
-        policy refuses at overload.
+    def _on_whole_body(self, event: RequestBody, *, now: float) -> Sequence[Action]:
+        """The one message with the body came, after the headers were answered."""
+        settings, size = self._context.settings, len(event.data)
+        if size > settings.max_body_bytes:
+            return self._refuse(BodyTooLargeError(limit_bytes=settings.max_body_bytes))
+        partial = self._modes.request_body is BodyMode.BUFFERED_PARTIAL and not event.end_of_stream
+        instead = None if settings.room.fits(size) else NO_ROOM
+        return self._decide(Slot.REQUEST_BODY, event.data, instead=instead, partial=partial, now=now)
+
+    def _on_piece(self, event: RequestBody, body: Body, *, now: float) -> Sequence[Action]:
+        """A piece of the body came, and the headers are not answered. Answer both when the body has come as
+        far as it is read.
         """
-        load = self._picker.policy.spec.load
-        if load.when_saturated == "Reject":
-            return self._refuse(NoRoomError(retry_after_s=load.retry_after_seconds))
-        return self._answer_body(end_of_stream=end_of_stream, instead=NO_ROOM, now=now)
+        settings, end = self._context.settings, event.end_of_stream
+        holds = self.phase is Phase.HOLDING
+        if holds and body.size_bytes + len(event.data) > settings.max_body_bytes:
+            return self._refuse(BodyTooLargeError(limit_bytes=settings.max_body_bytes))
+        if not body.add(event.data):
+            return self._let_go(body, end_of_stream=end, instead=NO_ROOM, now=now)
+        if end or not holds:
+            return self._let_go(body, end_of_stream=end, now=now)
+        if self._modes.request_body is BodyMode.STREAMED:
+            partial = body.size_bytes >= settings.streamed_hold_bytes
+            if partial or body.looks_whole(event.data, declared_bytes=self._asking.head.declared_bytes):
+                return self._let_go(body, end_of_stream=False, partial=partial, now=now)
+        return ()
 
     def _on_request_trailers(self, *, now: float) -> Sequence[Action]:
         answer = PLAIN[Slot.REQUEST_TRAILERS]
-        self._body.ended = True
-        if self.phase is Phase.REFUSED:
-            return ()
-        if self.phase is Phase.HOLDING:
-            answers = self._answer_body(end_of_stream=False, now=now)
-            if self._waiting is not None and self._waiting.answer_after(answer):
-                return answers
-            return answers if isinstance(answers[0], Refuse) else (*answers, *answer)
+        self._request_ended = True
+        if self._body is not None:
+            return self._let_go(self._body, end_of_stream=False, after=answer, now=now)
         if self.phase is Phase.BODY:
             # The body has no bytes, and trailers follow. Only the dynamic metadata can still name the server.
             return self._decide(Slot.REQUEST_TRAILERS, instead=NO_BODY, now=now)
         if self.phase is Phase.START:
             self._enter(Phase.PASSED)
-            self._observer.protocol_error("trailers_before_headers")
+            self._context.observer.protocol_error("trailers_before_headers")
         return answer
 
-    def _answer_body(
+    def _let_go(
         self,
+        body: Body,
         *,
         end_of_stream: bool,
         partial: bool = False,
         instead: InferenceRequest | None = None,
+        after: Sequence[Action] = (),
         now: float,
     ) -> Sequence[Action]:
-        """Called when the body has come as far as it is read. Returns its answer, or all answers that were
-        held: first the headers, then the body in the form that the mode asks for.
+        """Let go of the headers and the body that were held: decide, and answer the headers, the body in the
+        form that the mode asks for, and then what comes `after`.
         """
-        if self.phase is Phase.BODY:
-            return self._decide(
-                Slot.REQUEST_BODY, self._body.take(), instead=instead, partial=partial, now=now
-            )
-        count, body = self._body.pieces, self._body.take()
-        first = self._decide(Slot.REQUEST_HEADERS, body, instead=instead, partial=partial, now=now)
-        if self.phase is Phase.REFUSED or self._asking.asks_only:
+        count, whole, self._body = body.pieces, body.take(), None
+        first: Sequence[Action] = _UNPICKED
+        if self.phase is Phase.HOLDING:
+            first = self._decide(Slot.REQUEST_HEADERS, whole, instead=instead, partial=partial, now=now)
+        if self.phase is Phase.REFUSED:
             return first
-        if not self._modes.request_body.echoed:
-            return (*first, *(PLAIN[Slot.REQUEST_BODY] * count))
-        echoes = pieces(Slot.REQUEST_BODY, self._asking.sent_on(body), end_of_stream=end_of_stream)
-        waits = self._waiting is not None and self._waiting.answer_after(echoes)
-        return first if waits else (*first, *echoes)
+        rest = self._asking.answers_to_body(whole, count, self._modes, end_of_stream=end_of_stream)
+        if self._waiting is None:
+            return (*first, *rest, *after)
+        self._waiting.after = (*rest, *after)
+        return first
 
     # -- the decision ----------------------------------------------------------------------------------------
 
@@ -339,47 +342,34 @@ class HttpStream:
         partial: bool = False,
         now: float,
     ) -> Sequence[Action]:
-        """Pick, and put the pick into the answer to `slot`; or refuse.
+        """Pick, and put the pick into the answer to `slot`; or refuse; or let the request wait.
 
         instead: taken for the body's content, which is then not read.
         """
-        if self._response.phase is not ResponsePhase.AWAITED:
-            # The client already has an answer, perhaps the data plane's own. No server will see this request.
-            return self._pass_on(slot)
+        context, asking, modes = self._context, self._asking, self._modes
+        gate = None if asking.hurried or asking.asks_only else context.gate
         try:
-            request = self._asking.request(body, instead=instead, partial=partial, modes=self._modes)
-            decided = self._ask(slot, request, now=now)
+            request = asking.request(body, instead=instead, partial=partial, modes=modes)
+            if gate is None or not gate.on:
+                return self._picked(slot, context.picker.pick(request, now=now))
+            offered = offer(gate, request, self._on_decided, asking=asking, slot=slot, modes=modes, now=now)
         except PickError as error:
             return self._refuse(error)
-        if isinstance(decided, Pick):
-            return self._picked(slot, decided)
+        if isinstance(offered, Pick):
+            return self._picked(slot, offered)
+        self._waiting = offered
         self._enter(Phase.WAITING)
-        return decided
-
-    def _ask(self, slot: Slot, request: PickRequest, *, now: float) -> Pick | Sequence[Action]:
-        """Return the pick. If flow control holds the request: the actions that report the wait."""
-        waiting, asking, offered = self._waiting, self._asking, None
-        if waiting is not None and not (asking.hurried or asking.asks_only):
-            offered = waiting.offer(
-                slot,
-                request,
-                asking.head.claim,
-                self._on_decided,
-                modes=self._modes,
-                keeps_body=asking.changes_body or self._modes.request_body.echoed,
-                now=now,
-            )
-        return self._picker.pick(request, now=now) if offered is None else offered
+        return offered.told
 
     def _on_decided(self, decided: Pick | PickError, now: float) -> None:  # noqa: ARG002 - as the gate calls it
         """Flow control has let the request go, or has refused it."""
-        assert self._waiting is not None
+        waiting, self._waiting = self._waiting, None
+        assert waiting is not None
         assert self._deliver is not None, "a stream with a gate can be answered later"
-        slot, after = self._waiting.go_on()
         if isinstance(decided, PickError):
             self._deliver(self._refuse(decided))
         else:
-            self._deliver((*self._picked(slot, decided), *after))
+            self._deliver((*self._picked(waiting.slot, decided), *waiting.after))
 
     def _picked(self, slot: Slot, pick: Pick) -> Sequence[Action]:
         self.pick = pick
@@ -388,30 +378,57 @@ class HttpStream:
 
     def _refuse(self, error: PickError) -> Sequence[Action]:
         self._enter(Phase.REFUSED)
-        self._body.drop()
+        self._drop()
         return (self._asking.refusal(error),)
 
-    def _pass_on(self, slot: Slot) -> Sequence[Action]:
-        """Go on without a destination. A destination that the client made up is removed."""
-        self._enter(Phase.PASSED)
-        return (Answer(slot, remove_headers=RESERVED),) if slot is Slot.REQUEST_HEADERS else PLAIN[slot]
-
-    # -- the response ----------------------------------------------------------------------------------------
+    # -- the answer ------------------------------------------------------------------------------------------
 
     def _on_response_headers(self, event: ResponseHeaders, *, now: float) -> Sequence[Action]:
+        if self.phase in BEGUN:
+            raise StreamProtocolError("second_response_headers")
         self._learn(event.modes)
         if self.phase is Phase.WAITING:
-            assert self._waiting is not None
-            self._waiting.leave()  # The client has its answer, which the data plane gave itself.
-            self._enter(Phase.PASSED)
-        answers = self._response.begin(
-            event,
-            pick=self.pick,
-            modes=self._modes,
-            kind=self._asking.kind,
-            debug=self._asking.debug,
-            hold=self.hold,
-            now=now,
-        )
-        self.passes = self._modes.response_body.echoed and not self._response.reads
-        return answers
+            self._drop()  # The client has its answer, which the data plane gave itself.
+        self._enter(Phase.DONE if event.end_of_stream else Phase.ANSWERED)
+        pick, context, debug = self.pick, self._context, self._asking.head.debug
+        if pick is not None:
+            status = answer_status(event.headers)
+            served = read_address(event.served) if event.served else None
+            context.picker.on_response_headers(pick, status=status, served=served, now=now)
+            if not event.end_of_stream and (pick.sampled or pick.decision.asked_model):
+                self._answer_body = read_answer(event, pick, self._asking, modes=self._modes, hold=self.hold)
+        body = self._answer_body
+        self.passes = self._modes.response_body.echoed and body is None
+        if body is None and not debug and not context.settings.conformance_headers:
+            return PLAIN[Slot.RESPONSE_HEADERS]
+        return (answer_to_headers(event, pick if debug else None, body, context.settings),)
+
+    def _on_response_body(self, event: ResponseBody, *, now: float) -> Sequence[Action]:
+        """A piece of the answer came. It is sent back if the data plane keeps no copy."""
+        self._learn(event.modes)
+        if self.phase not in BEGUN:
+            self._context.observer.protocol_error("body_before_response_headers")
+        body, data = self._answer_body, event.data
+        if body is not None:
+            if body.samples and self.phase is Phase.ANSWERED:
+                self._enter(Phase.READING)
+            data = body.feed(data, end=event.end_of_stream, now=now)
+        if event.end_of_stream:
+            self._end_answer(now=now)
+        if not self._modes.response_body.echoed:
+            return PLAIN[Slot.RESPONSE_BODY]
+        return pieces(Slot.RESPONSE_BODY, data, end_of_stream=event.end_of_stream)
+
+    def _on_response_trailers(self, *, now: float) -> Sequence[Action]:
+        body = self._answer_body
+        held = body.feed(b"", end=True, now=now) if body is not None else b""
+        self._end_answer(now=now)
+        return (*pieces(Slot.RESPONSE_BODY, held, end_of_stream=False), *PLAIN[Slot.RESPONSE_TRAILERS])
+
+    def _end_answer(self, *, now: float) -> None:
+        """Hand over what a sampled answer taught. If no byte of the answer came, it taught nothing."""
+        body, self._answer_body = self._answer_body, None
+        if body is not None and self.phase is Phase.READING and self.pick is not None:
+            self._context.picker.on_feedback(self.pick, body.finish(), now=now)
+        if self.phase in (Phase.ANSWERED, Phase.READING):
+            self._enter(Phase.DONE)

@@ -13,11 +13,11 @@ from collections.abc import Callable
 
 from epp.decision import PickRequest
 from epp.errors import PickError
-from epp.extproc.asking import OVERLOADED
+from epp.extproc.asking import OVERLOADED, not_set, read_head
 from epp.extproc.codec import decode, encode
 from epp.extproc.events import Answer, BodyMode, RequestHeaders, Slot, StreamProtocolError
-from epp.extproc.reading import DESTINATION, RESPONSE_NAMES, not_set, read_head
-from epp.extproc.response import StreamSettings
+from epp.extproc.headers import DESTINATION, RESPONSE_NAMES
+from epp.extproc.settings import StreamSettings
 from epp.picker import Picker
 from epp.picker_events import Pick
 

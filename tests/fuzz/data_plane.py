@@ -10,11 +10,12 @@ from epp import picker_events
 from epp.config.policy import PolicySpec
 from epp.errors import PickError
 from epp.extproc.access_log import AccessLog
+from epp.extproc.asking import request_names
 from epp.extproc.codec import decode, encode
 from epp.extproc.events import StreamProtocolError
+from epp.extproc.headers import RESPONSE_NAMES
 from epp.extproc.phases import Phase
-from epp.extproc.reading import RESPONSE_NAMES, request_names
-from epp.extproc.response import StreamSettings
+from epp.extproc.settings import StreamContext, StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.picker_events import Ended, PickerEvent
 from tests.fuzz.behind import OfBytes, one_pick, small_picker
@@ -49,11 +50,13 @@ class ExtProcMessages(OfBytes):
     def _new_stream(self) -> HttpStream:
         self._messages = 0
         return HttpStream(
-            self._picker,
-            self._seen,
-            settings=StreamSettings(scores_metadata=True),
-            new_request_id=lambda: "made",
-            timer=lambda: 0.0,
+            StreamContext(
+                self._picker,
+                self._seen,
+                settings=StreamSettings(scores_metadata=True),
+                new_request_id=lambda: "made",
+                timer=lambda: 0.0,
+            )
         )
 
     async def feed(self, data: bytes) -> bool:

@@ -26,8 +26,8 @@ from epp.config.listening import Listen
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.tls import Tls
 from epp.errors import ConfigError
-from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer
+from epp.extproc.settings import StreamSettings
 from epp.picker import Picker
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.seen import Seen

@@ -17,8 +17,8 @@ from epp.config.flow import Flow
 from epp.config.listening import Listen
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.config.routing import Cost
-from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer
+from epp.extproc.settings import StreamSettings
 from epp.gate import Gate
 from epp.model_queue import WaitingRequest
 from epp.picker import Picker

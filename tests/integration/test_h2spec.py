@@ -11,8 +11,8 @@ import pytest
 
 from epp.config.listening import Listen
 from epp.config.policy import DEFAULT_POLICY
-from epp.extproc.response import StreamSettings
 from epp.extproc.server import ExtProcServer
+from epp.extproc.settings import StreamSettings
 from epp.picker import Picker
 from tests.harness.h2spec import h2spec_program, read_report
 from tests.harness.seen import Seen

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from epp.extproc.codec import encode
 from epp.extproc.events import Answer, Slot
-from epp.extproc.reading import DESTINATION, RESERVED
+from epp.extproc.headers import DESTINATION, RESERVED
 
 _ADDRESSES = st.one_of(
     st.ip_addresses(v=4).map(lambda ip: f"{ip}:8000"), st.ip_addresses(v=6).map(lambda ip: f"[{ip}]:1")

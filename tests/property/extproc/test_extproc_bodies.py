@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from epp.config.routing import Load
+from epp.extproc.bodies import Body, BodyRoom, JsonEnd
 from epp.extproc.events import Refuse, RequestBody, RequestHeaders
-from epp.extproc.reading import Body, BodyRoom, JsonEnd
-from epp.extproc.response import StreamSettings
+from epp.extproc.settings import StreamSettings
 from epp.extproc.stream import HttpStream
 from tests.unit.extproc.stream_bench import BODY, DUPLEX, EARLY, Bench, echoed, head, refused, routed, run
 
@@ -101,7 +101,7 @@ class Streams(RuleBasedStateMachine):
         for stream in self.open:
             stream.check_integrity()
         room = self.bench.settings.room
-        assert room.held_bytes == sum(len(stream._body) for stream in self.open)
+        assert room.held_bytes == sum(len(stream._body or b"") for stream in self.open)
         assert room.held_bytes <= room.max_bytes
 
     def teardown(self) -> None:

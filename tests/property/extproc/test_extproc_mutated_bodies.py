@@ -9,7 +9,7 @@ import random
 
 from epp.config.policy import DEFAULT_POLICY
 from epp.extproc.events import BodyMode, Modes, RequestBody, RequestHeaders, ResponseHeaders
-from epp.extproc.response import StreamSettings
+from epp.extproc.settings import StreamContext, StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.picker import Picker
 from epp.prefix_index.integrity import check_integrity
@@ -63,7 +63,9 @@ def test_ten_thousand_damaged_bodies_are_routed_or_refused_and_leave_no_booking(
         body = damaged(json.dumps({"model": "m", **document}).encode(), rng)
         seen = Seen.of(picker)
         stream = HttpStream(
-            picker, seen, settings=StreamSettings(), new_request_id=lambda: "made", timer=lambda: 0.0
+            StreamContext(
+                picker, seen, settings=StreamSettings(), new_request_id=lambda: "made", timer=lambda: 0.0
+            )
         )
         modes = MODES[number // len(VALID) % len(MODES)]
         stream.receive(RequestHeaders(((":path", path),), modes=modes), now=now)

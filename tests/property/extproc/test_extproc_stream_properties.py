@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from epp.config.observing import Sampling
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
+from epp.extproc.asking import request_names
+from epp.extproc.bodies import BodyRoom
 from epp.extproc.codec import decode, encode
 from epp.extproc.events import (
     Answer,
@@ -29,8 +31,8 @@ from epp.extproc.events import (
     ResponseTrailers,
     StreamProtocolError,
 )
-from epp.extproc.reading import RESPONSE_NAMES, BodyRoom, request_names
-from epp.extproc.response import StreamSettings
+from epp.extproc.headers import RESPONSE_NAMES
+from epp.extproc.settings import StreamContext, StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.picker import Picker
 from epp.types import Address, Endpoint, EndpointName
@@ -48,7 +50,9 @@ def make_picker() -> Picker:
 
 
 def make_stream(picker: Picker, seen: Seen, given_settings: StreamSettings) -> HttpStream:
-    return HttpStream(picker, seen, settings=given_settings, new_request_id=lambda: "made", timer=lambda: 0.0)
+    return HttpStream(
+        StreamContext(picker, seen, settings=given_settings, new_request_id=lambda: "made", timer=lambda: 0.0)
+    )
 
 
 MODES = st.builds(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from epp.config.policy import PolicySpec
 from epp.extproc import wire
+from epp.extproc.asking import request_names
 from epp.extproc.codec import decode, echo_of, echoes_in, encode
 from epp.extproc.events import (
     BodyMode,
@@ -25,7 +26,7 @@ from epp.extproc.events import (
     Slot,
     StreamProtocolError,
 )
-from epp.extproc.reading import RESPONSE_NAMES, request_names
+from epp.extproc.headers import RESPONSE_NAMES
 
 NAMES = request_names(PolicySpec(session_header="x-session", debug_header="x-why"))
 WANTED = sorted(NAMES | RESPONSE_NAMES)

@@ -30,7 +30,7 @@ from epp.extproc.conversation import Streams
 from epp.extproc.health import Health
 from epp.extproc.over_http2 import Http2Transport
 from epp.extproc.peer import Peer
-from epp.extproc.response import StreamSettings
+from epp.extproc.settings import StreamSettings
 from epp.http2.frames import Setting, frame
 from epp.http2.frames import settings as settings_frame
 from epp.picker import Picker

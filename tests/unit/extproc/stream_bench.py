@@ -22,7 +22,7 @@ from epp.extproc.events import (
     RequestHeaders,
     Slot,
 )
-from epp.extproc.response import StreamSettings
+from epp.extproc.settings import StreamContext, StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.picker import Picker
 from epp.types import Address, Endpoint, EndpointName
@@ -71,11 +71,13 @@ class Bench:
 
     def stream(self) -> HttpStream:
         return HttpStream(
-            self.picker,
-            self.seen,
-            settings=self.settings,
-            new_request_id=lambda: "made",
-            timer=lambda: 0.0,
+            StreamContext(
+                self.picker,
+                self.seen,
+                settings=self.settings,
+                new_request_id=lambda: "made",
+                timer=lambda: 0.0,
+            )
         )
 
     def in_flight(self) -> int:

@@ -11,6 +11,7 @@ import pytest
 
 from epp.config.flow import Waiting
 from epp.extproc.events import Action
+from epp.extproc.settings import StreamContext
 from epp.extproc.stream import HttpStream
 from epp.model_queue import WaitingRequest
 from tests.unit.extproc.stream_bench import BUFFERED, Bench, head
@@ -34,11 +35,13 @@ class Owner:
 
     def __init__(self, bench: Bench) -> None:
         self.stream = HttpStream(
-            bench.picker,
-            bench.seen,
-            settings=bench.settings,
-            new_request_id=lambda: "made",
-            timer=lambda: 0.0,
+            StreamContext(
+                bench.picker,
+                bench.seen,
+                settings=bench.settings,
+                new_request_id=lambda: "made",
+                timer=lambda: 0.0,
+            ),
             deliver=self.later,
         )
 

@@ -21,7 +21,7 @@ from epp.extproc.events import (
     Slot,
     StreamProtocolError,
 )
-from epp.extproc.response import StreamSettings
+from epp.extproc.settings import StreamSettings
 from tests.unit.extproc.stream_bench import (
     ALL,
     BODY,
@@ -29,6 +29,7 @@ from tests.unit.extproc.stream_bench import (
     DUPLEX,
     EARLY,
     GRPC,
+    HEADERS,
     KEY,
     NONE,
     OK,
@@ -37,6 +38,7 @@ from tests.unit.extproc.stream_bench import (
     Bench,
     echoed,
     head,
+    refused,
     routed,
     run,
     slots,
@@ -240,3 +242,16 @@ def test_a_response_while_the_body_is_held_still_lets_the_body_pass(bench: Bench
     assert slots(actions) == [H, D]
     assert echoed(actions) == BODY
     assert routed(actions) == []
+
+
+def test_each_piece_that_was_held_is_answered_once_if_the_answer_came_first(bench: Bench) -> None:
+    stream = bench.stream()
+    run(stream, head(EARLY), RequestBody(BODY[:9]), RequestBody(BODY[9:19]), ResponseHeaders(OK))
+    assert slots(run(stream, RequestTrailers())) == [H, D, D, T]
+    assert bench.seen.picks == []
+
+
+def test_nothing_is_answered_after_a_refusal(bench: Bench) -> None:
+    stream = bench.stream()
+    refused(run(stream, RequestHeaders(HEADERS[:2], modes=DUPLEX), RequestBody(b"{", end_of_stream=True)))
+    assert run(stream, RequestTrailers(), ResponseHeaders(OK)) == []

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from epp.extproc.events import Modes, RequestBody, RequestHeaders, ResponseHeaders, Slot
-from epp.extproc.response import StreamSettings
+from epp.extproc.settings import StreamSettings
 from tests.unit.extproc.stream_bench import (
     ALL,
     BODY,

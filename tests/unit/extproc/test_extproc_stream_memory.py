@@ -11,6 +11,7 @@ import pytest
 
 from epp.config.observing import Sampling
 from epp.extproc.events import RequestBody, RequestHeaders, ResponseHeaders
+from epp.extproc.settings import StreamContext
 from epp.extproc.stream import HttpStream
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
@@ -33,11 +34,13 @@ class Watched(Bench):
 
     def stream(self) -> HttpStream:
         return HttpStream(
-            self.picker,
-            self.metrics,
-            settings=self.settings,
-            new_request_id=lambda: "made",
-            timer=lambda: 0.0,
+            StreamContext(
+                self.picker,
+                self.metrics,
+                settings=self.settings,
+                new_request_id=lambda: "made",
+                timer=lambda: 0.0,
+            )
         )
 
 

@@ -21,7 +21,7 @@ from epp.extproc.events import (
     ResponseTrailers,
     Slot,
 )
-from epp.extproc.response import StreamSettings
+from epp.extproc.settings import StreamSettings
 from epp.request.rewriting import Rewrites, Rule, Target
 from epp.types import EndpointName, ModelCard, ModelList
 from tests.unit.extproc.stream_bench import ALL, BODY, BUFFERED, DUPLEX, EARLY, HEADERS, PARTIAL, B, Bench, C

@@ -19,7 +19,7 @@ from epp.extproc.events import (
     RequestHeaders,
     RequestTrailers,
 )
-from epp.extproc.response import StreamSettings
+from epp.extproc.settings import StreamSettings
 from epp.types import SERVER_HEADERS, Address, Endpoint, EndpointName
 from tests.unit.extproc.stream_bench import (
     ALL,

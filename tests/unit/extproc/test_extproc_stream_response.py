@@ -21,7 +21,7 @@ from epp.extproc.events import (
     ResponseTrailers,
     Slot,
 )
-from epp.extproc.response import StreamSettings
+from epp.extproc.settings import StreamSettings
 from tests.unit.extproc.stream_bench import (
     BODY,
     BUFFERED,

@@ -23,7 +23,7 @@ from epp.extproc.events import (
     StreamProtocolError,
 )
 from epp.extproc.phases import Phase
-from epp.extproc.response import StreamSettings
+from epp.extproc.settings import StreamContext, StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.gate import Gate
 from tests.unit.extproc.stream_bench import (
@@ -67,12 +67,14 @@ class Held:
 
     def stream(self) -> HttpStream:
         return HttpStream(
-            self.bench.picker,
-            self.bench.seen,
-            settings=self.bench.settings,
-            new_request_id=lambda: "made",
-            timer=lambda: 0.0,
-            gate=self.gate,
+            StreamContext(
+                self.bench.picker,
+                self.bench.seen,
+                settings=self.bench.settings,
+                new_request_id=lambda: "made",
+                timer=lambda: 0.0,
+                gate=self.gate,
+            ),
             deliver=self.later.extend,
         )
 

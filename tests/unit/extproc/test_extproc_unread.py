@@ -10,9 +10,10 @@ import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from epp.config.policy import DEFAULT_POLICY
+from epp.extproc.asking import request_names
 from epp.extproc.codec import decode, encode
-from epp.extproc.reading import DESTINATION, RESPONSE_NAMES, request_names
-from epp.extproc.response import StreamSettings
+from epp.extproc.headers import DESTINATION, RESPONSE_NAMES
+from epp.extproc.settings import StreamContext, StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.extproc.unread import Unread
 from epp.picker import Picker
@@ -59,7 +60,8 @@ def test_the_usual_request_is_answered_as_its_stream_would_and_holds_nothing(mod
     seen = Seen.of(picker)
     found = answer(data, picker)
     stream = HttpStream(
-        a_picker("m"), Seen(), settings=SETTINGS, new_request_id=str, timer=lambda: 0.0, unread=True
+        StreamContext(a_picker("m"), Seen(), settings=SETTINGS, new_request_id=str, timer=lambda: 0.0),
+        unread=True,
     )
     event = decode(data, names=NAMES, response_names=RESPONSE_NAMES, first=True)
     assert [found] == [encode(action) for action in stream.receive(event, now=1.0)]

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from epp.config.flow import Flow
 from epp.config.policy import DEFAULT_POLICY, PolicySpec
 from epp.decision import PickRequest
-from epp.extproc.reading import TTFT_MS, read_head, request_names
+from epp.extproc.asking import read_head, request_names
+from epp.extproc.headers import TTFT_MS
 from epp.gate import Claim, Gate
 from epp.picker_events import Pick
 from epp.types import ApiKind, InferenceRequest

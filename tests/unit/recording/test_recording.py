@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from epp.errors import RecordingTakenError
-from epp.extproc.reading import read_head, request_names
+from epp.extproc.asking import read_head, request_names
 from epp.gate import Gate
 from epp.picker import Picker
 from epp.recording.file import RecordingFile

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from epp.config.policy import PolicySpec
-from epp.extproc import reading
-from epp.extproc.reading import read_address, read_head
+from epp.extproc import headers
+from epp.extproc.asking import read_head
+from epp.extproc.headers import read_address
 from epp.request.names import MAX_NAME_CHARS, bounded_name, is_digest
 from epp.request.parse import parse_request
 from epp.types import Address
@@ -29,10 +30,10 @@ def test_a_longer_name_becomes_a_digest_of_fixed_length(name: str) -> None:
 
 
 def test_text_that_is_too_long_for_an_address_is_none_and_is_not_kept() -> None:
-    before = reading._read_address.cache_info().currsize
+    before = headers._read_address.cache_info().currsize
     for text in ("x" * 1_000_000, "10.0.0.1:8000" + " " * 100):
         assert read_address(text) is None
-    assert reading._read_address.cache_info().currsize == before
+    assert headers._read_address.cache_info().currsize == before
     assert read_address("[fd00::2]:65535") == Address("fd00::2", 65535)
 
 

@@ -15,7 +15,7 @@ from epp.config.policy import DEFAULT_POLICY
 from epp.config.routing import Cost
 from epp.decision import PickRequest
 from epp.errors import FlowRefusedError
-from epp.extproc.reading import read_head
+from epp.extproc.asking import read_head
 from epp.flow.elsewhere import Row
 from epp.gate import Claim, Gate
 from epp.picker_events import Pick
