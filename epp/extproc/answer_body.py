@@ -48,7 +48,9 @@ def read_answer(
     context = asking.context
     settings, echoed = context.settings, modes.response_body.echoed
     comes = modes.response_body is not BodyMode.NONE or (hold and settings.mode_override and _asks(modes))
-    found, decision, names, reader = collect(event.headers), pick.decision, None, None
+    found, decision = collect(event.headers), pick.decision
+    reader: ResponseReader | None = None
+    names: AnswerNames | None = None
     if pick.sampled and decision.status == 200 and comes:
         reader = ResponseReader(
             kind=asking.kind,

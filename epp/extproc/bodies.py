@@ -26,9 +26,6 @@ class BodyRoom:
         self.max_bytes = max_bytes
         self.held_bytes = 0
 
-    def fits(self, size_bytes: int) -> bool:
-        return self.held_bytes + size_bytes <= self.max_bytes
-
 
 class Body:
     """The pieces of one body so far. A piece that is the whole body is not copied."""

@@ -144,18 +144,14 @@ class HttpStream:
             self._context.picker.detach(self.pick, now=now)
 
     def half_close(self, *, now: float) -> None:
-        """Called when the data plane has ended its side in good order. So the HTTP request is over, unless
-        the data plane wanted only the pick.
-        """
+        """The data plane ended its side in order: the request is over, unless it only wanted a pick."""
         if self._asking.asks_only and self.phase not in BEGUN:
             self.detach(now=now)
         else:
             self.close(now=now)
 
     def close(self, *, now: float, broken: bool = False) -> None:
-        """Release all that the request holds. Idempotent. broken: the picker itself failed, not the data
-        plane or the client.
-        """
+        """Release all that the request holds. Idempotent. broken: the fault is the picker's own."""
         pick, outcome = self.pick, self._outcome()
         if self._answer_body is not None:
             self._end_answer(now=now)
@@ -168,7 +164,7 @@ class HttpStream:
         assert body is not None or self.phase is not Phase.HOLDING
         assert body is None or len(body) <= self._context.settings.max_body_bytes
         assert self.pick is not None or self.phase not in (Phase.PICKED, Phase.READING)
-        assert self.pick is None or self.phase in (Phase.PICKED, Phase.CLOSED, *BEGUN)
+        assert self.pick is None or self.phase in BEGUN or self.phase in (Phase.PICKED, Phase.CLOSED)
         assert self.phase is not Phase.CLOSED or self.pick is None or self.pick.over
         assert (self._waiting is not None) == (self.phase is Phase.WAITING)
         assert self._answer_body is None or self.phase in (Phase.ANSWERED, Phase.READING)
@@ -268,11 +264,11 @@ class HttpStream:
 
     def _on_whole_body(self, event: RequestBody, *, now: float) -> Sequence[Action]:
         """The one message with the body came, after the headers were answered."""
-        settings, size = self._context.settings, len(event.data)
+        settings, room, size = self._context.settings, self._context.settings.room, len(event.data)
         if size > settings.max_body_bytes:
             return self._refuse(BodyTooLargeError(limit_bytes=settings.max_body_bytes))
         partial = self._modes.request_body is BodyMode.BUFFERED_PARTIAL and not event.end_of_stream
-        instead = None if settings.room.fits(size) else NO_ROOM
+        instead = NO_ROOM if room.held_bytes + size > room.max_bytes else None
         return self._decide(Slot.REQUEST_BODY, event.data, instead=instead, partial=partial, now=now)
 
     def _on_piece(self, event: RequestBody, body: Body, *, now: float) -> Sequence[Action]:
