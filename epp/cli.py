@@ -56,7 +56,7 @@ then:
 """
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="epp",
         description=_DESCRIPTION,
@@ -196,7 +196,7 @@ def _positive(text: str) -> float:
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command. Return its exit status, which is 2 if the configuration cannot be used."""
-    args = _parser().parse_args(argv)
+    args = command_line().parse_args(argv)
     try:
         if args.command == "reference":
             print(reference.PAGES[args.page](), end="")

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Return 0 if a signal ended it after draining, 2 for settings that make no sense, 1 if
     the port is taken.
     """
-    args = _parser().parse_args(argv)
+    args = command_line().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = args.run
     return command(args)
 
@@ -90,7 +90,7 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="model-server",
         description=_ABOUT,

@@ -79,7 +79,7 @@ def main() -> int:
         help="the whole run ends within this many seconds (default %(default)s)",
     )
     args = parser.parse_args()
-    device = "the CPU, tiny" if args.tiny else _gpu(args.device)
+    device = "the CPU, tiny" if args.tiny else gpu_name(args.device)
     if not device:
         parser.error("torch sees no GPU here; --tiny runs the same steps on the CPU")
     if args.again:
@@ -91,7 +91,7 @@ def main() -> int:
     return 0 if all(one.status in (DONE, NOT_POSSIBLE) for one in found) else 1
 
 
-def _gpu(device: str) -> str:
+def gpu_name(device: str) -> str:
     """Return the name of the GPU. The name is empty if torch is not installed or sees no GPU."""
     if importlib.util.find_spec("torch") is None:
         return ""

@@ -107,14 +107,13 @@ class ApartFleet(Fleet):
             super()._end(job, now, failed=failed)
             return
         record, server, moving_s = prefilled
+        self._at(now + moving_s, lambda then: self._arrived(job, record, server, then))
 
-        def arrived(then: float) -> None:
-            self._open -= 1
-            take_in(self.engines[server], job.names[: (record.num_prompt_tokens - 1) // BLOCK_TOKENS])
-            self._apart.answered(record.request.request_id, now=then)
-            Fleet._begin(self, record, server, then)
-
-        self._at(now + moving_s, arrived)
+    def _arrived(self, job: Job, record: Record, server: str, now: float) -> None:
+        self._open -= 1
+        take_in(self.engines[server], job.names[: (record.num_prompt_tokens - 1) // BLOCK_TOKENS])
+        self._apart.answered(record.request.request_id, now=now)
+        super()._begin(record, server, now)
 
 
 def take_in(engine: SimEngine, names: Sequence[BlockHash]) -> None:

@@ -81,14 +81,14 @@ class _ReportingPool(BlockPool):
 
     def cache(self, block: Block, block_hash: BlockHash, *, prefix_blocks: int = 0) -> None:
         super().cache(block, block_hash, prefix_blocks=prefix_blocks)
-        self._told.append(Stored((_name(block_hash),), Tier.GPU))
+        self._told.append(Stored((block_name(block_hash),), Tier.GPU))
 
     def _forgotten(self, block: Block) -> None:
         assert block.block_hash is not None
-        self._told.append(Removed((_name(block.block_hash),), Tier.GPU))
+        self._told.append(Removed((block_name(block.block_hash),), Tier.GPU))
 
 
-class _ReportingFleet(Fleet):
+class ReportingFleet(Fleet):
     """Keeps the events of its engines in `told`, by server, until they are taken."""
 
     told: dict[str, list[Event]]
@@ -107,7 +107,7 @@ class ExactRouter(PickerRouter):
         self._trial = trial
         self._policy = policy
         self._block_tokens = block_tokens
-        self._knowledge = _new_knowledge() if trial.exact else None
+        self.knowledge = _new_knowledge() if trial.exact else None
         self.told: dict[str, list[Event]] = {}
         self._late: deque[tuple[float, EndpointName, Sequence[Event]]] = deque()
         self._prompts: deque[tuple[float, SimRequest, str]] = deque()
@@ -118,8 +118,8 @@ class ExactRouter(PickerRouter):
         self.predictions: list[tuple[float, int, int]] = []
         """For each request that ended: the time, the predicted cached tokens, and the cached tokens."""
 
-    def _advance(self, now: float) -> None:
-        super()._advance(now)
+    def advance(self, now: float) -> None:
+        super().advance(now)
         for server, events in self.told.items():
             if events:
                 self._late.append((now + _EVENTS_LATE_S, EndpointName(server), tuple(events)))
@@ -127,15 +127,15 @@ class ExactRouter(PickerRouter):
         if now >= self._restart_at:
             self._restart_at = float("inf")
             self._restart(now)
-        if self._knowledge is None:
+        if self.knowledge is None:
             self._late.clear()
             return
         while self._prompts and self._prompts[0][0] <= now:
-            self._take_events(self._knowledge, until=self._prompts[0][0])
+            self._take_events(self.knowledge, until=self._prompts[0][0])
             _, request, server = self._prompts.popleft()
-            self._map(self._knowledge, request, server, now=now)
-        self._take_events(self._knowledge, until=now)
-        self.pickers[0].take_in(self._knowledge.findings(now=now))
+            self._map(self.knowledge, request, server, now=now)
+        self._take_events(self.knowledge, until=now)
+        self.pickers[0].take_in(self.knowledge.findings(now=now))
 
     def _take_events(self, knowledge: Knowledge, *, until: float) -> None:
         while self._late and self._late[0][0] <= until:
@@ -153,7 +153,7 @@ class ExactRouter(PickerRouter):
         held = whole_blocks(
             ends, bytes_per_token=_BYTES_PER_TOKEN, block_tokens=self._block_tokens, blocks=len(names)
         )
-        prompt = MappedPrompt(chain, ends, [_name(name) for name in names], held)
+        prompt = MappedPrompt(chain, ends, [block_name(name) for name in names], held)
         knowledge.map(prompt, server=EndpointName(server), now=now)
 
     def _restart(self, now: float) -> None:
@@ -165,24 +165,24 @@ class ExactRouter(PickerRouter):
         new = Picker(self._policy, rng=random.Random(self._trial.seed + 7))
         new.set_endpoints(old.endpoints(), now=now)
         self.pickers[0] = new
-        if self._knowledge is not None:
+        if self.knowledge is not None:
             self._prompts.clear()
-            self._knowledge = _new_knowledge()
+            self.knowledge = _new_knowledge()
             self._follow([e.name for e in old.endpoints()])
             for server, kept in self._kept.items():
                 for block, copies in kept.items():
-                    self._knowledge.apply(server, Stored((block,) * copies, Tier.GPU), now=now)
+                    self.knowledge.apply(server, Stored((block,) * copies, Tier.GPU), now=now)
 
     def _follow(self, names: Iterable[EndpointName]) -> None:
-        assert self._knowledge is not None
+        assert self.knowledge is not None
         for name in names:
-            self._knowledge.add(name)
-            self._knowledge.servers[name].complete = True
-            self._knowledge.servers[name].trusted = True
+            self.knowledge.add(name)
+            self.knowledge.servers[name].complete = True
+            self.knowledge.servers[name].trusted = True
 
     def set_servers(self, names: Sequence[str], *, restarted: str, now: float) -> None:
         super().set_servers(names, restarted=restarted, now=now)
-        if self._knowledge is not None:
+        if self.knowledge is not None:
             self._follow([EndpointName(name) for name in names])
 
     def route(self, request: SimRequest, *, now: float) -> str | None:
@@ -199,7 +199,7 @@ class ExactRouter(PickerRouter):
         super().ended(request_id, failed=failed, cached_tokens=cached_tokens, now=now)
 
     def scraped(self, scraper: int, server: str, page: Snapshot, *, now: float) -> None:
-        self._advance(now)
+        self.advance(now)
         metrics = metrics_of(page, read_at_s=now)
         if self._trial.place.startswith("belief"):
             metrics = replace(metrics, capacity_tokens=None)
@@ -210,7 +210,7 @@ def _new_knowledge() -> Knowledge:
     return Knowledge(max_blocks=10**7, max_chunks=10**6)
 
 
-def _name(name: BlockHash) -> BlockName:
+def block_name(name: BlockHash) -> BlockName:
     return BlockName(int.from_bytes(name, "big"))
 
 
@@ -247,7 +247,7 @@ def run(trial: Trial) -> Found:
     workload = OpenLoop(spec.make(random.Random(f"{spec.name} {trial.seed}"), count), rate_per_s=rate)
     plan = _plan_of(trial, arrivals_s=workload.last_arrival_s)
     router = ExactRouter(trial, policy=_policy_of(trial), block_tokens=plan.shape.block_tokens)
-    fleet = _ReportingFleet(plan, router=router, workload=workload, rng=random.Random(trial.seed))
+    fleet = ReportingFleet(plan, router=router, workload=workload, rng=random.Random(trial.seed))
     fleet.told = router.told
     outcome = fleet.run()
     until = _WARM_UP_S + (60.0 if trial.place == "picker restart" else _MEASURED_S)

@@ -45,7 +45,7 @@ class FlowRouter(PickerRouter):
         return self._gates
 
     def route(self, request: SimRequest, *, now: float) -> str | None:
-        self._advance(now)
+        self.advance(now)
         number = self._rng.randrange(len(self._gates))
         gate, picker, asked = self._gates[number], self.pickers[number], self._pick_request(request)
         if not gate.on:
@@ -65,7 +65,7 @@ class FlowRouter(PickerRouter):
         return self._begun(request, fate, picker, now=now) if isinstance(fate, Pick) else WAITS
 
     def decided(self, *, now: float) -> Iterator[tuple[int, str | None]]:
-        self._advance(now)
+        self.advance(now)
         for gate in self._gates:
             gate.pump(now=now)
         decided, self._decided = self._decided, []

@@ -52,12 +52,12 @@ class PickerRouter(picker_router.PickerRouter):
         """Return the flow control of each picker. This is called once, if the pickers share."""
         return ()
 
-    def _advance(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         if self.shared is not None:
             self.shared.advance(now)
 
     def route(self, request: SimRequest, *, now: float) -> str | None:
-        self._advance(now)
+        self.advance(now)
         return self._send(request, self._pick_request(request), self._picker_for(request), now=now)
 
     def _picker_for(self, _request: SimRequest) -> Picker:
@@ -74,10 +74,10 @@ class PickerRouter(picker_router.PickerRouter):
         )
 
     def ended(self, request_id: int, *, failed: bool, cached_tokens: int, now: float) -> None:
-        self._advance(now)
+        self.advance(now)
         super().ended(request_id, failed=failed, cached_tokens=cached_tokens, now=now)
 
     def scraped(self, scraper: int, server: str, page: Snapshot, *, now: float) -> None:
-        self._advance(now)
+        self.advance(now)
         metrics = replace(metrics_of(page, read_at_s=now), **self._absent)
         self.pickers[scraper].observe(EndpointName(server), metrics, now=now)

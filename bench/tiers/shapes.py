@@ -87,11 +87,11 @@ class ImposedCompute(NoCompute):
     """Takes at least the time of its multiplications, and at least the time for reading the weights."""
 
     def __init__(self, shape: Shape, *, flops_per_s: float, weights_bytes_per_s: float) -> None:
-        self._per_token_s = 2 * shape.layer_weights / flops_per_s
+        self.per_token_s = 2 * shape.layer_weights / flops_per_s
         self._at_least_s = 2 * shape.layer_weights / weights_bytes_per_s
 
     def layer(self, new_tokens: int, keys: torch.Tensor | None, values: torch.Tensor | None) -> None:
-        time.sleep(max(self._at_least_s, new_tokens * self._per_token_s))
+        time.sleep(max(self._at_least_s, new_tokens * self.per_token_s))
 
 
 class RealCompute:

@@ -68,6 +68,9 @@ class ChunkTree:
     def __len__(self) -> int:
         return len(self._nodes)
 
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes.values())
+
     def __contains__(self, node: Node) -> bool:
         return self._nodes.get(node.chunk) is node
 

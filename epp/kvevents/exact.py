@@ -108,7 +108,8 @@ class Exact:
 
     def __init__(self, models: Mapping[str, ModelSettings], *, max_blocks: int, max_chunks: int) -> None:
         self._settings = models
-        self._knowledge = Knowledge(max_blocks=max_blocks, max_chunks=max_chunks)
+        self.knowledge = Knowledge(max_blocks=max_blocks, max_chunks=max_chunks)
+        """Others only read it."""
         self._models: dict[str, _Model] = {}
         self._servers: dict[EndpointName, _Server] = {}
         self._relearning: set[EndpointName] = set()
@@ -122,14 +123,14 @@ class Exact:
         if model not in self._models:
             self._models[model] = self._new_model(model)
         self._servers[server] = _Server(self._models[model])
-        self._knowledge.add(server)
+        self.knowledge.add(server)
 
     def drop(self, server: EndpointName) -> None:
         gone = self._servers.pop(server, None)
         if gone is None:
             return
         self._relearning.discard(server)
-        self._knowledge.drop(server)
+        self.knowledge.drop(server)
         model = gone.model
         left = {name: known for name, known in self._servers.items() if known.model is model}
         if not left:
@@ -153,11 +154,11 @@ class Exact:
                 case Deliver(payload):
                     self._deliver(server, known, payload, now=now)
                 case Forget("restart"):
-                    self._knowledge.lost(server, now=now)
+                    self.knowledge.lost(server, now=now)
                     known.off, known.agreed = "", False
                 case Forget():
-                    self._knowledge.forget(server)
-        self._knowledge.servers[server].complete = complete and not known.off
+                    self.knowledge.forget(server)
+        self.knowledge.servers[server].complete = complete and not known.off
 
     def _deliver(self, server: EndpointName, known: _Server, payload: bytes, *, now: float) -> None:
         try:
@@ -172,14 +173,14 @@ class Exact:
             if known.off:
                 continue
             try:
-                self._knowledge.apply(server, event, now=now)
+                self.knowledge.apply(server, event, now=now)
             except OverfullError as error:
                 most = self._servers[error.server]
                 self._switch_off(error.server, most, f"{error}: raise exactMode.maxBlocks")
 
     def _switch_off(self, server: EndpointName, known: _Server, reason: str) -> None:
         known.off = reason
-        self._knowledge.forget(server)
+        self.knowledge.forget(server)
 
     # -- how blocks are named --------------------------------------------------------------------------------
 
@@ -263,7 +264,7 @@ class Exact:
             model.last_error = repr(error)
             return
         model.prompts["mapped"] += 1
-        self._knowledge.map(mapped, server=routed.server, now=now)
+        self.knowledge.map(mapped, server=routed.server, now=now)
         if mapped.blocks:
             model.checks.append((now + _CHECK_AFTER_S, routed.server, (mapped.blocks[0], mapped.blocks[-1])))
 
@@ -273,7 +274,7 @@ class Exact:
         """
         while model.checks:
             due, server, names = model.checks[0]
-            held = self._knowledge.servers.get(server)
+            held = self.knowledge.servers.get(server)
             if held is not None and any(name in held.blocks for name in names):
                 model.checks.popleft()
                 model.prompts["matched"] += 1
@@ -302,8 +303,8 @@ class Exact:
                     self._map(model, routed, now=now)
             self._check(model, now=now)
         for name, known in self._servers.items():
-            self._knowledge.servers[name].trusted = known.model.state == "on" and not known.off
-        return self._knowledge.findings(now=now)
+            self.knowledge.servers[name].trusted = known.model.state == "on" and not known.off
+        return self.knowledge.findings(now=now)
 
     # -- for people ------------------------------------------------------------------------------------------
 
@@ -328,7 +329,7 @@ class Exact:
     def servers(self) -> dict[EndpointName, ExactServerStatus]:
         found = {}
         for name, known in self._servers.items():
-            held = self._knowledge.servers[name]
+            held = self.knowledge.servers[name]
             found[name] = ExactServerStatus(
                 state="off" if known.off else "following" if held.complete else "partly",
                 reason=known.off,
@@ -339,8 +340,8 @@ class Exact:
         return found
 
     def check_integrity(self) -> None:
-        self._knowledge.check_integrity()
-        assert self._knowledge.servers.keys() == self._servers.keys()
+        self.knowledge.check_integrity()
+        assert self.knowledge.servers.keys() == self._servers.keys()
         for known in self._servers.values():
             assert self._models.get(known.model.name) is known.model
         for model in self._models.values():

@@ -66,7 +66,8 @@ class Knowledge:
 
     def __init__(self, *, max_blocks: int, max_chunks: int) -> None:
         self._max_blocks = max_blocks
-        self._tree = ChunkTree(max_chunks=max_chunks)
+        self.tree = ChunkTree(max_chunks=max_chunks)
+        """Others only read it."""
         self.servers: dict[EndpointName, ServerKnowledge] = {}
         """Callers change nothing in them but `complete` and `trusted`."""
         self._num_blocks = 0
@@ -77,7 +78,7 @@ class Knowledge:
 
     def __len__(self) -> int:
         """Return the number of chunks in the tree."""
-        return len(self._tree)
+        return len(self.tree)
 
     # -- servers ---------------------------------------------------------------------------------------------
 
@@ -131,7 +132,7 @@ class Knowledge:
         known.known_bytes, known.complete = 0, False
 
     def _note(self, known: ServerKnowledge, blocks: Iterable[BlockName], *, now: float) -> None:
-        users, changed = self._tree.users, known.changed
+        users, changed = self.tree.users, known.changed
         for block in blocks:
             for node in users(block):
                 changed[node] = now
@@ -142,7 +143,7 @@ class Knowledge:
         """Called when a prompt was routed to `server`: look up its chain at every server."""
         for known in self.servers.values():
             self._found += self._settle(known)  # now the chunks marked as held agree with the blocks
-        path, changed = self._tree.map(prompt)
+        path, changed = self.tree.map(prompt)
         for known in self.servers.values():
             for node in changed:
                 if node in known.held:
@@ -152,7 +153,7 @@ class Knowledge:
         if server in self.servers and path and path[-1] not in self.servers[server].held:
             known = self.servers[server]
             known.due += known.pending.expect(path, now=now)
-        for node in self._tree.evict():
+        for node in self.tree.evict():
             self._forget_node(node)
         unknown = sum(not node.known for node in path)
         seen = next((node.depth - 1 for node in path if node.known and not node.seen), len(path))
@@ -203,12 +204,12 @@ class Knowledge:
         for known in self.servers.values():
             found += self._settle(known)
             known.due += known.pending.overdue(now)
-            lost = [node for node in known.due if node in self._tree and node not in known.held]
+            lost = [node for node in known.due if node in self.tree and node not in known.held]
             found += [_loss(known, node, at=now) for node in lost if node not in known.pending]
             known.due.clear()
         while self._again and next(iter(self._again.values())) <= now:
             (known, node), _ = self._again.popitem(last=False)
-            if node in self._tree and node not in known.held and node not in known.pending:
+            if node in self.tree and node not in known.held and node not in known.pending:
                 found.append(_loss(known, node, at=now - UNDER_WAY_S))
         found += [account for known in self.servers.values() if (account := self._account(known))]
         return found
@@ -304,13 +305,13 @@ class Knowledge:
     # -- checks ----------------------------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
-        self._tree.check_integrity()
+        self.tree.check_integrity()
         assert self._num_blocks == sum(len(known.blocks) for known in self.servers.values())
         assert {known for known, _ in self._again} <= set(self.servers.values())
         for known in self.servers.values():
             known.blocks.check_integrity()
             known.pending.check_integrity()
-            assert all(node in self._tree for node in known.held | set(known.changed))
+            assert all(node in self.tree for node in known.held | set(known.changed))
             assert known.known_bytes == sum(node.size_bytes for node in known.held)
             assert set(known.slower) <= {node.chunk for node in known.held}
             for node in known.held:

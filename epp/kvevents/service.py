@@ -81,7 +81,7 @@ class ExactService:
         self._make_exact = make_exact
         self._exact = make_exact()
         self._topic = topic
-        self._source = source
+        self.source = source
         self._clock = clock
         self._wanted: Mapping[EndpointName, Source] = {}
         """The loop replaces this mapping as a whole, and the thread reads it."""
@@ -108,7 +108,7 @@ class ExactService:
         return self._queue.dropped
 
     def set_endpoints(self, endpoints: Sequence[Endpoint]) -> None:
-        found = ((endpoint.name, self._source(endpoint)) for endpoint in endpoints)
+        found = ((endpoint.name, self.source(endpoint)) for endpoint in endpoints)
         self._wanted = {name: source for name, source in found if source is not None}
 
     async def run(self) -> None:

@@ -100,9 +100,21 @@ class _PasswordFile(CredentialProvider):
         return self.get_credentials()
 
 
+Clients = tuple[Any, list[Any]]
+"""A client, which connects when it is first used, and the clients below it. redis-py's clients have no common
+type."""
+
+
 class RedisLink:
-    def __init__(self, settings: Redis, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        settings: Redis,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        connect: Callable[[Redis], Clients] | None = None,
+    ) -> None:
         self._settings = settings
+        self._connect = connect or _connect
         self._clock = clock
         self._client: Any = None
         self._others: list[Any] = []
@@ -228,7 +240,7 @@ class RedisLink:
     async def _call(self, command: Callable[[Any], Awaitable[_T]]) -> _T:
         try:
             if self._client is None:
-                self._client, self._others = _connect(self._settings)
+                self._client, self._others = self._connect(self._settings)
             async with asyncio.timeout(_TIMEOUT_S):
                 return await command(self._client)
         except (exceptions.RedisError, OSError, ValueError) as error:
@@ -236,10 +248,7 @@ class RedisLink:
             raise LinkError(str(error) or "no answer in time", reason=reason) from error
 
 
-def _connect(settings: Redis) -> tuple[Any, list[Any]]:
-    """Return a client, which connects when it is first used, and the clients below it. redis-py's clients
-    have no common type.
-    """
+def _connect(settings: Redis) -> Clients:
     target = settings.target
     options: dict[str, Any] = {
         "socket_timeout": _TIMEOUT_S,

@@ -39,7 +39,8 @@ class Sender(Generic[T]):
         self._bounds = bounds
         self._queue: deque[T] = deque()
         self._wake = threading.Event()
-        self._finished = threading.Event()
+        self.finished = threading.Event()
+        """Set after `stop`, when the queued spans have been sent. Others only read it."""
         self._stopping = False
         self._sent = self._failed = self._dropped = 0
         # A daemon thread, so a collector that hangs cannot keep the process from ending.
@@ -67,10 +68,6 @@ class Sender(Generic[T]):
         self._stopping = True
         self._wake.set()
 
-    @property
-    def finished(self) -> bool:
-        return self._finished.is_set()
-
     def give_up(self) -> None:
         """End the current sending, as far as this is possible without waiting. The remaining spans are lost
         when the process ends.
@@ -84,7 +81,7 @@ class Sender(Generic[T]):
             self._wake.clear()
             self._send_all()
         self._send_all()
-        self._finished.set()
+        self.finished.set()
 
     def _send_all(self) -> None:
         while batch := self._next_batch():

@@ -90,7 +90,7 @@ async def stop(tracer: Tracer) -> None:
     tracer.sender.stop()
     try:
         async with asyncio.timeout(_LAST_SENDING_S):
-            while not tracer.sender.finished:  # noqa: ASYNC110 - the thread has no other way to say so that needs less
+            while not tracer.sender.finished.is_set():  # noqa: ASYNC110 - the thread has no other way to say so that needs less
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError:
         tracer.sender.give_up()

@@ -60,7 +60,8 @@ class Staging:
         self._tiers = tiers
         self._step_thread = step_thread
         self._staged_bytes = staged_bytes
-        self._loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-store-loader")
+        self.loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-store-loader")
+        """Runs all reads of the store, one after the other. Others may only wait for it."""
         tiers.start_reordering(is_idle=lambda: not engine.num_unfinished)
         self._waiting: deque[Request] = deque()
         self._fetching: Request | None = None
@@ -92,7 +93,7 @@ class Staging:
         for chunk in plan.chunks:
             request = chunk.request
             if chunk.samples and chunk.start < request.num_prompt_tokens:
-                _leave(self._loader, partial(self._tiers.learn_from, request))
+                _leave(self.loader, partial(self._tiers.learn_from, request))
             if request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
                 # Its blocks are free and keep their content until the next step,
                 # which the same thread computes.
@@ -114,7 +115,7 @@ class Staging:
         """
         if self._log is not None:
             self._num_resets += 1
-            _leave(self._loader, partial(self._tiers.listen, self._teller(*self._log)))
+            _leave(self.loader, partial(self._tiers.listen, self._teller(*self._log)))
 
     def _teller(self, log: KvEventLog, publish: Callable[[], None]) -> Tell:
         """Return a `tell` that works until the next reset of the cache. After a reset, everything is reported
@@ -147,8 +148,8 @@ class Staging:
         await loop.run_in_executor(
             self._step_thread, _nobody
         )  # the work that was left to that thread is saved now
-        await loop.run_in_executor(self._loader, lambda: self._tiers.close(timeout_s=timeout_s))
-        self._loader.shutdown()
+        await loop.run_in_executor(self.loader, lambda: self._tiers.close(timeout_s=timeout_s))
+        self.loader.shutdown()
 
     def _fetch_next(self) -> None:
         while self._waiting and self._fetching is None:
@@ -171,7 +172,7 @@ class Staging:
                 adapter=request.adapter,
                 first_block=first_block,
             )
-            fetched = asyncio.get_running_loop().run_in_executor(self._loader, fetch)
+            fetched = asyncio.get_running_loop().run_in_executor(self.loader, fetch)
             fetched.add_done_callback(partial(self._fetched, request))
 
     def _fetched(self, request: Request, done: asyncio.Future[LoadedPrefix | OutsidePrefix | None]) -> None:

@@ -41,7 +41,7 @@ class RateLimitedDisk(Disk):
 
     def __init__(self, *, bytes_per_s: float, per_read_s: float) -> None:
         super().__init__()
-        self._bytes_per_s = bytes_per_s
+        self.bytes_per_s = bytes_per_s
         self._per_read_s = per_read_s
         self._queue = threading.Lock()
         self._free_at = 0.0
@@ -50,7 +50,7 @@ class RateLimitedDisk(Disk):
         content = super().read(file, offset=offset, num_bytes=num_bytes)
         with self._queue:
             self._free_at = (
-                max(self._free_at, time.monotonic()) + self._per_read_s + num_bytes / self._bytes_per_s
+                max(self._free_at, time.monotonic()) + self._per_read_s + num_bytes / self.bytes_per_s
             )
             wait_s = self._free_at - time.monotonic()
             if wait_s > 0:

@@ -138,7 +138,7 @@ class ServedTiers:
         )
         self.writer = BackgroundWriter(self.store, capacity_bytes=settings.pending_bytes, clock=clock)
         self._model = model
-        self._clock = clock
+        self.clock = clock
         self._health = Health()
         self._counts = _Counts()
         self.speeds = Speeds()
@@ -167,14 +167,14 @@ class ServedTiers:
             self.reader.reorder_next,
             is_idle=is_idle,
             busy_share=self.settings.reorder_share,
-            clock=self._clock,
+            clock=self.clock,
         )
         self._reordering.start()
 
     def num_held(self, hashes: Sequence[BlockHash], *, adapter: Adapter | None) -> int:
         """Return how many of a prefix's first blocks could be loaded now."""
         weights = self._weights(adapter)
-        if weights is None or not self._health.may_try(now=self._clock()):
+        if weights is None or not self._health.may_try(now=self.clock()):
             return 0
         return self.store.num_held(hashes, weights=weights)
 
@@ -202,7 +202,7 @@ class ServedTiers:
             reordered_nodes=self._reordering.reordered_nodes if self._reordering else 0,
             load_failures=counts.failures,
             write_failures=written.failures + (self._reordering.failures if self._reordering else 0),
-            usable=self.writer.usable and self._health.may_try(now=self._clock()),
+            usable=self.writer.usable and self._health.may_try(now=self.clock()),
         )
 
     # The loader's thread.
@@ -221,7 +221,7 @@ class ServedTiers:
         if the store has no more blocks than these.
         """
         prefix, weights = None, self._weights(adapter)
-        if weights is None or not self._health.may_try(now=self._clock()):
+        if weights is None or not self._health.may_try(now=self.clock()):
             return None
         try:
             prefix = self.reader.open(hashes, weights=weights)
@@ -242,9 +242,9 @@ class ServedTiers:
         if not self.speeds.loading_pays(load, tokens=prefix.num_tokens - first_token):
             self._counts.computed_instead += 1
             return None
-        started_s = self._clock()
+        started_s = self.clock()
         found = self._load(prefix, first_block)
-        self.speeds.loaded(load, seconds=self._clock() - started_s)
+        self.speeds.loaded(load, seconds=self.clock() - started_s)
         return found
 
     def _load(self, prefix: TieredPrefix, first_block: int) -> LoadedPrefix:
@@ -274,7 +274,7 @@ class ServedTiers:
         """
         self._counts.failures += 1
         if not isinstance(error, DamagedSegmentError):
-            pause_s = self._health.failed(now=self._clock())
+            pause_s = self._health.failed(now=self.clock())
             _log.error("the KV store cannot be read: %s; it is not used for %.0f s", error, pause_s)
             return
         _log.warning("a stored prefix was damaged, so it was dropped: %s", error)
@@ -295,7 +295,7 @@ class ServedTiers:
         for load in plan.loads:
             self._copy_in(load)
         while True:
-            started_s = self._clock()
+            started_s = self.clock()
             try:
                 result = runner.execute(plan)
                 break
@@ -303,7 +303,7 @@ class ServedTiers:
                 self._failed(_view_of(failed.request).prefix, failed.error)
                 self._compute_prefix(plan, failed.request)
         num_tokens = sum(chunk.num_tokens for chunk in plan.chunks)
-        self.speeds.computed(tokens=num_tokens, seconds=self._clock() - started_s)
+        self.speeds.computed(tokens=num_tokens, seconds=self.clock() - started_s)
         for chunk in plan.chunks:
             request, end = chunk.request, chunk.start + chunk.num_tokens
             if chunk.samples and chunk.start < request.num_prompt_tokens <= end:

@@ -65,7 +65,7 @@ class BackgroundWriter:
         self.waiting_bytes = 0
         self._store = store
         self._capacity_bytes = capacity_bytes
-        self._clock = clock
+        self.clock = clock
         self._health = Health()
         self._waiting: deque[Written] = deque()
         self._on_the_way: Counter[BlockHash] = Counter()
@@ -77,7 +77,7 @@ class BackgroundWriter:
     @property
     def usable(self) -> bool:
         """Tell whether the disk accepts writes, as far as is known."""
-        return self._health.may_try(now=self._clock())
+        return self._health.may_try(now=self.clock())
 
     def is_on_the_way(self, block: BlockHash) -> bool:
         return block in self._on_the_way
@@ -136,7 +136,7 @@ class BackgroundWriter:
             try:
                 self._write(written)
             except Exception:  # noqa: BLE001 # it is logged and counted, and the thread has to live
-                self._health.failed(now=self._clock())
+                self._health.failed(now=self.clock())
                 self.counts.failures += 1
                 _log.exception("a prefix of %d blocks is not stored", len(written.hashes))
             self._count_dropped(written)
@@ -167,7 +167,7 @@ class BackgroundWriter:
                 self._store.drop_unreadable(segment for segment, _ in found)
         except OSError as error:
             self.counts.failures += 1
-            pause_s = self._health.failed(now=self._clock())
+            pause_s = self._health.failed(now=self.clock())
             _log.error(
                 "the KV store cannot be written: %s; nothing is stored for %.0f s; requests are not affected",
                 error,

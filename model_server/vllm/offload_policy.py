@@ -42,20 +42,20 @@ class ImportanceCachePolicy(CachePolicy):  # type: ignore[misc] # vLLM is not wh
     def __init__(self, cache_capacity: int) -> None:
         super().__init__(cache_capacity)
         self._chunks: dict[OffloadKey, ChunkStatus] = {}
-        self._ranking = OffloadRanking(capacity_chunks=cache_capacity)
+        self.ranking = OffloadRanking(capacity_chunks=cache_capacity)
 
     def get(self, key: OffloadKey) -> ChunkStatus | None:
         return self._chunks.get(key)
 
     def insert(self, key: OffloadKey, chunk: ChunkStatus) -> None:
         self._chunks[key] = chunk
-        self._ranking.insert(key)
+        self.ranking.insert(key)
         if chunk.ref_cnt == 0:
-            self._ranking.unpin(key)
+            self.ranking.unpin(key)
 
     def remove(self, key: OffloadKey) -> None:
         del self._chunks[key]
-        self._ranking.remove(key)
+        self.ranking.remove(key)
 
     def touch(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
         self._observe(list(keys), req_context)
@@ -77,30 +77,30 @@ class ImportanceCachePolicy(CachePolicy):  # type: ignore[misc] # vLLM is not wh
     def evict(
         self, n: int, protected: AbstractSet[OffloadKey]
     ) -> list[tuple[OffloadKey, ChunkStatus]] | None:
-        taken = self._ranking.take_weakest(n, spared=protected)
+        taken = self.ranking.take_weakest(n, spared=protected)
         return None if taken is None else [(key, self._chunks.pop(key)) for key in taken]
 
     def clear(self) -> None:
         self._chunks.clear()
-        self._ranking = OffloadRanking(capacity_chunks=self.cache_capacity)
+        self.ranking = OffloadRanking(capacity_chunks=self.cache_capacity)
 
     def mark_evictable(self, key: OffloadKey) -> None:
-        self._ranking.unpin(key)
+        self.ranking.unpin(key)
 
     def mark_non_evictable(self, key: OffloadKey) -> None:
-        self._ranking.pin(key)
+        self.ranking.pin(key)
 
     def check_integrity(self) -> None:
-        self._ranking.check_integrity({key: chunk.ref_cnt == 0 for key, chunk in self._chunks.items()})
+        self.ranking.check_integrity({key: chunk.ref_cnt == 0 for key, chunk in self._chunks.items()})
 
     def _observe(self, keys: Sequence[OffloadKey], req_context: ReqContext) -> None:
         ends = [req_context.get_offload_key_position(key) for key in keys]
-        self._ranking.observe(keys, ends_tokens=ends, request=self._uses_of(req_context))
+        self.ranking.observe(keys, ends_tokens=ends, request=self._uses_of(req_context))
 
     def _uses_of(self, req_context: ReqContext) -> RequestUses:
         own: _OwnUses | None = req_context.get_state(_OwnUses)
-        if own is None or own.owner is not self._ranking:
-            own = _OwnUses(self._ranking, RequestUses(_told_by(req_context)))
+        if own is None or own.owner is not self.ranking:
+            own = _OwnUses(self.ranking, RequestUses(_told_by(req_context)))
             req_context.set_state(own)
         return own.uses
 

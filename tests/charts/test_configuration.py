@@ -22,7 +22,7 @@ from epp.envoy.bootstrap import bootstrap
 from epp.errors import ConfigError
 from epp.types import SERVER_HEADERS
 from model_server import serve_flags
-from model_server.cli import _parser
+from model_server.cli import command_line
 from model_server.sync.files import read_adapters
 from model_server.vllm.checks import problems
 from model_server.vllm.errors import ProfileError
@@ -398,7 +398,7 @@ def test_the_simulated_server_takes_the_same_profile(helm: Helm, name: str) -> N
     }
     container = server_of(of_kind(helm.render(MODEL_SERVER, values, release="s"), "Deployment"))
     assert container["command"] == ["model-server", "serve"]
-    settings = serve_flags.settings(_parser().parse_args(["serve", *container["args"]]))
+    settings = serve_flags.settings(command_line().parse_args(["serve", *container["args"]]))
     profile = read(yaml.safe_dump(PROFILES[name]))
     assert settings.host == "0.0.0.0"
     assert settings.max_body_bytes == 3000000, "a number is a word, too"
@@ -426,7 +426,7 @@ def test_a_simulated_server_keeps_prefixes_where_the_values_say(helm: Helm, clai
         objects = helm.render(MODEL_SERVER, values, release="servers")
         deployment = of_kind(objects, "Deployment", f"servers-model-server-{pool}")
         container = server_of(deployment)
-        store = serve_flags.settings(_parser().parse_args(["serve", *container["args"]])).kv_store
+        store = serve_flags.settings(command_line().parse_args(["serve", *container["args"]])).kv_store
         assert store is not None
         assert (store.size_bytes, store.ratio, store.chunk_share) == (2_500_000_000, 0.25, 1.0)
         [mount] = [each for each in container["volumeMounts"] if each["name"] == "kv-store"]
@@ -451,7 +451,7 @@ def test_the_lora_sidecar_takes_its_flags_and_its_file(helm: Helm, tmp_path: Pat
     assert dict(read_adapters(path)) == {"sql": "/adapters/sql"}
     deployment = of_kind(objects, "Deployment", "servers-model-server-h100")
     (sidecar,) = deployment["spec"]["template"]["spec"]["initContainers"]
-    args = _parser().parse_args([*shlex.split(sidecar["command"][1]), *sidecar["args"]])
+    args = command_line().parse_args([*shlex.split(sidecar["command"][1]), *sidecar["args"]])
     assert args.server == "http://127.0.0.1:8000"
     assert args.status_port == sidecar["ports"][0]["containerPort"]
 

@@ -8,6 +8,7 @@ import pytest
 
 from model_server.core.cache_options import CacheOptions
 from model_server.core.eviction import QueueName
+from model_server.core.hashing import make_hasher
 from model_server.core.kv_cache import KVCacheManager
 from model_server.core.request import Adapter, Request, RequestId, TokenId
 from tests.contract.kv_cache_traces import (
@@ -34,6 +35,7 @@ class OurSide:
             enable_prefix_caching=True,
             options=options,
         )
+        self.hasher = make_hasher(options.hash_algorithm, block_size_tokens=trace.block_tokens)
         self.requests: dict[int, Request] = {}
         self.last_hashes: list[str] = []
 
@@ -84,7 +86,7 @@ class OurSide:
     def _note_last_hash(self, request: Request) -> None:
         num_full = len(request.token_ids) // self.manager.block_size_tokens
         chain = list(request.block_hashes)
-        self.manager._hasher.extend(chain, request.token_ids, num_blocks=num_full, scope=request.scope)
+        self.hasher.extend(chain, request.token_ids, num_blocks=num_full, scope=request.scope)
         self.last_hashes.append(chain[-1].hex()[:8] if chain else "")
 
 

@@ -61,7 +61,7 @@ class Stored(Running):
     async def loader_idle(self) -> None:
         """Wait until the loader's thread has done its work and its results have arrived."""
         assert self.server.staging is not None
-        await asyncio.wrap_future(self.server.staging._loader.submit(int))
+        await asyncio.wrap_future(self.server.staging.loader.submit(int))
         await asyncio.sleep(0)
 
     def listen(self) -> KvEventLog:

@@ -47,7 +47,7 @@ def files_up_to(size_bytes: int) -> Iterator[None]:
 
 def stop_clocks(server: Stored) -> None:
     """The pause after a failure does not end, however slow the machine is."""
-    server.tiers._clock = server.tiers.writer._clock = lambda: 0.0
+    server.tiers.clock = server.tiers.writer.clock = lambda: 0.0
 
 
 def damage(server: Stored) -> None:
@@ -84,21 +84,27 @@ async def test_a_disk_that_cannot_be_read_is_left_alone_for_longer_each_time_by_
         expected, _ = await server.ask(FIRST)
     async with serve(ratio=0.5, cpu_bytes=0, reorder_share=0) as server:
         now = 0.0
-        server.tiers._clock = lambda: now
+        server.tiers.clock = lambda: now
+
+        async def fails_for(pause_s: float) -> None:
+            nonlocal now
+            await server.http.post("/reset_prefix_cache")
+            assert await server.text(FIRST) == expected
+            assert await server.metric("kv_store:usable") == 0
+            now += pause_s - 0.1
+            assert await server.metric("kv_store:usable") == 0
+            now += 0.1
+            assert await server.metric("kv_store:usable") == 1
+
         with monkeypatch.context() as broken:
             broken.setattr(os, "pread", unreadable)
             for pause_s in (FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S):
-                await server.http.post("/reset_prefix_cache")
-                assert await server.text(FIRST) == expected
-                assert await server.metric("kv_store:usable") == 0
-                now += pause_s - 0.1
-                assert await server.metric("kv_store:usable") == 0
-                now += 0.1
-                assert await server.metric("kv_store:usable") == 1
+                await fails_for(pause_s)
         await server.http.post("/reset_prefix_cache")
         await server.text(FIRST)
         await server.loader_idle()
-        assert server.tiers._health.failed(now=now) == FIRST_PAUSE_S, "it was read in between"
+        monkeypatch.setattr(os, "pread", unreadable)
+        await fails_for(FIRST_PAUSE_S)  # the store was read in between
 
 
 def unreadable(_: int, __: int, ___: int) -> bytes:

@@ -16,7 +16,7 @@ from bench.tiers import __main__ as bench
 from bench.tiers import bench_accuracy, report
 from bench.tiers.disks import DirectDisk
 from bench.tiers.patterns import PROBED_HEADS, Patterns, Recipe, record
-from bench.tiers.shapes import SHAPES, RealCompute
+from bench.tiers.shapes import SHAPES, ImposedCompute, RealCompute
 from bench.tiers.systems import COUNTED, EVERYTHING, FEW_CHUNKS, OURS, PACKED, PROBED, SYSTEMS, TOP_K
 from model_server.tiers.disk import RateLimitedDisk
 from model_server.tiers.layout import TokenOrder
@@ -162,8 +162,9 @@ def test_slow_motion_slows_the_disk_and_the_accelerator_alike() -> None:
     args = bench.parser().parse_args(["--disk", "limited", "--slow-motion", "10"])
     disk, compute = bench.disk_of(args), bench.compute_of(SHAPES["opt-13b"], args)
     assert isinstance(disk, RateLimitedDisk)
-    assert disk._bytes_per_s == 5e8
-    assert compute._per_token_s == pytest.approx(10 * 2 * SHAPES["opt-13b"].layer_weights / 150e12)  # type: ignore[attr-defined]  # the imposed one
+    assert isinstance(compute, ImposedCompute)
+    assert disk.bytes_per_s == 5e8
+    assert compute.per_token_s == pytest.approx(10 * 2 * SHAPES["opt-13b"].layer_weights / 150e12)
 
 
 def test_a_folder_that_refuses_direct_reads_is_named() -> None:

@@ -180,8 +180,8 @@ class RedisValues(OfBytes):
         self.seeds: Sequence[bytes] = [b"1700000000000-0\n" + StoredTables().seeds[0], b"5-1\n"]
         self._replica = Replica(1, policy=SMALL)
         self._redis = _FakeRedis()
-        self._link = RedisLink(Redis(url="redis://127.0.0.1:1"), clock=lambda: 1_000.0)
-        self._link._client = self._redis
+        settings = Redis(url="redis://127.0.0.1:1")
+        self._link = RedisLink(settings, clock=lambda: 1_000.0, connect=lambda _: (self._redis, []))
         self._now = itertools.count(1.0)
 
     async def feed(self, data: bytes) -> bool:

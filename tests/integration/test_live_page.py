@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from epp.telemetry.board import Board
 from tests.harness.browser import Browser, browser
 from tests.harness.live_page import decision_for, live_page
 
@@ -152,16 +151,9 @@ async def test_several_pickers_show_one_page(chrome: Browser) -> None:
             assert "let go at once 10,000, held 200" in await chrome.seen("#dry")
 
 
-async def test_the_state_is_made_once_for_all_who_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = 0
-    original = Board._made
-
-    def counted(self: Board) -> object:
-        nonlocal made
-        made += 1
-        return original(self)
-
-    monkeypatch.setattr(Board, "_made", counted)
+async def test_the_state_is_made_once_for_all_who_look() -> None:
     async with live_page(4) as scene:
-        answers = {await scene.board.packed() for _ in range(10)}
-    assert (made, len(answers)) == (1, 1)
+        own, packed = scene.board.own(), await scene.board.packed()
+        for _ in range(10):
+            assert await scene.board.packed() is packed
+            assert scene.board.own() is own

@@ -44,6 +44,7 @@ class Site:
 
     server: Server
     file: Path
+    client: AdapterServer
     sync: LoraSync
     clock: Clock
 
@@ -90,7 +91,7 @@ async def site_of(file: Path, *, prune: bool = False) -> AsyncIterator[Site]:
             backoff=Backoff(first_s=1.0, most_s=60.0),
             prune=prune,
         )
-        yield Site(server, file, sync, clock)
+        yield Site(server, file, client, sync, clock)
 
 
 @pytest.fixture
@@ -200,11 +201,11 @@ async def test_a_server_that_is_away_is_told_and_found_again(tmp_path: Path) -> 
         await site.sync.sync()
         assert site.sync.in_sync
         sync = site.sync
-        sync._server.url, there = "http://127.0.0.1:9", sync._server.url
+        site.client.url, there = "http://127.0.0.1:9", site.client.url
         await sync.sync()
         assert "127.0.0.1:9" in sync.status()["server_error"]
         assert not sync.in_sync
-        sync._server.url = there
+        site.client.url = there
         await sync.sync()
         assert sync.status()["server_error"] is None
         assert sync.in_sync

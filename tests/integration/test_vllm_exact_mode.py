@@ -131,9 +131,9 @@ async def test_every_block_of_routed_prompts_has_the_name_that_vllms_events_give
         server = here.service.status.servers[first]
         assert (server.state, server.reason) == ("following", "")
         # Every block of every chain is known to be held, not only one block of each.
-        chunks = {node for node in here.exact._knowledge._tree._nodes.values() if node.known}
+        chunks = {node for node in here.exact.knowledge.tree if node.known}
         assert chunks
-        assert chunks <= here.exact._knowledge.servers[first].held
+        assert chunks <= here.exact.knowledge.servers[first].held
 
 
 async def test_a_picker_that_starts_late_learns_what_the_other_server_holds_with_the_first_prompt(

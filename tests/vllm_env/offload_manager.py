@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
@@ -45,6 +46,10 @@ class BareRanking(OffloadRanking):
 
 def manager_with(policy: str, *, num_chunks: int) -> CPUOffloadingManager:
     return CPUOffloadingManager(num_chunks, cache_policy=policy, cache_policy_module_path=MODULE)
+
+
+def policy_of(manager: CPUOffloadingManager) -> Any:
+    return manager._policy  # noqa: SLF001 - vLLM has no public name for it
 
 
 def keys_of(prompt: Prompt) -> list[OffloadKey]:
@@ -151,7 +156,7 @@ def score_after_a_reset() -> float:
     for _ in range(2):
         manager.prepare_store([key], context)
         manager.complete_store([key], context)
-        score: float = manager._policy._ranking.score(key)
+        score: float = policy_of(manager).ranking.score(key)
         manager.reset_cache()
     return score
 
@@ -159,7 +164,7 @@ def score_after_a_reset() -> float:
 def what_the_cpu_backend_says() -> str:
     """Return what the CPU backend tells a worker that copies between the backend and main memory."""
     spec = CPUOffloadingSpec.__new__(CPUOffloadingSpec)  # the sizes that it receives do not matter
-    spec._worker = None
+    spec._worker = None  # noqa: SLF001 - vLLM's constructor, which is not run, sets it
     try:
         spec.get_worker(None)
     except Exception as error:  # noqa: BLE001 # vLLM raises no narrower one
@@ -203,9 +208,9 @@ def random_history(*, seed: int, steps: int = 1500) -> int:
             case "reset" if rng.random() < 0.02:
                 manager.reset_cache()
                 storing, reading = [], []
-        manager._policy.check_integrity()
+        policy_of(manager).check_integrity()
         for busy, _ in storing + reading:
-            assert all(manager._policy.get(key) is not None for key in busy)
+            assert all(policy_of(manager).get(key) is not None for key in busy)
     return evicted
 
 
@@ -235,7 +240,7 @@ def trace(policy: str, *, drift: bool, hints: bool) -> dict[str, float]:
     tokens = [[rng.choice((1, 1, 2, 3, 12, 16)) for _ in range(length)] for length in lengths]
     manager = manager_with(OURS if policy == BARE else policy, num_chunks=sum(lengths) // 10)
     if policy == BARE:
-        manager._policy._ranking = BareRanking(capacity_chunks=sum(lengths) // 10)
+        policy_of(manager).ranking = BareRanking(capacity_chunks=sum(lengths) // 10)
     found = asked = found_tokens = asked_tokens = 0
     started = time.process_time()
     for prefix, question in zipf(seed=11, prefixes=prefixes, requests=3000, drift=drift):

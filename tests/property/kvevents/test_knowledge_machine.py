@@ -50,10 +50,12 @@ def blocks_of(prompt: bytes) -> list[BlockName]:
 
 
 class KnowledgeMachine(RuleBasedStateMachine):
+    max_chunks = 1000
+
     @initialize(complete=st.booleans())
     def start(self, *, complete: bool) -> None:
         self.now = 1000.0
-        self.knowledge = Knowledge(max_blocks=10**6, max_chunks=1000)
+        self.knowledge = Knowledge(max_blocks=10**6, max_chunks=self.max_chunks)
         self.mirrors = ServerCaches(SPEC, secret=HashSecret())
         self.copies: dict[EndpointName, dict[Tier, Counter[BlockName]]] = {}
         self.mapped: dict[bytes, list[ChunkHash]] = {}
@@ -121,7 +123,7 @@ class KnowledgeMachine(RuleBasedStateMachine):
                 if believed != held:
                     assert believed > held
                     awaited = self.knowledge.servers[name].pending
-                    assert any(node.chunk == chain[held] for node in awaited._chunks)
+                    assert any(node in awaited for node in self.knowledge.tree if node.chunk == chain[held])
                 worth_bytes = self.mirrors.reported.worth_bytes(
                     name, chain[:held], schedule=self.mirrors.schedule, shares=SPEC.tiers.shares
                 )
@@ -180,10 +182,7 @@ class BoundedMachine(KnowledgeMachine):
     nothing fails.
     """
 
-    @initialize(complete=st.booleans())
-    def start(self, *, complete: bool) -> None:
-        super().start(complete=complete)
-        self.knowledge._tree._max_chunks = 5
+    max_chunks = 5
 
     @rule(name=servers)
     def findings_are_taken_in(self, name: EndpointName = SERVERS[0]) -> None:

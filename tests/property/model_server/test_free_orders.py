@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -86,6 +87,10 @@ def test_001_4_the_three_queues_are_the_same_queue(
     run(make_order("lru", queue=queue), SortedReference(SORTED["lru"]), steps)
 
 
+def references(blocks: list[Block]) -> list[int]:
+    return [sys.getrefcount(block) for block in blocks]
+
+
 def test_001_4_the_deferred_queue_sweeps_after_a_step_in_its_own_thread_and_the_lazy_one_does_not() -> None:
     sweepers = set()
 
@@ -94,17 +99,18 @@ def test_001_4_the_deferred_queue_sweeps_after_a_step_in_its_own_thread_and_the_
             sweepers.add(threading.current_thread())
             super()._sweep_marked()
 
-    left_over = {}
+    held = {}
     for queue in (LazyQueue(), Watched()):
         blocks = [Block(BlockId(i)) for i in range(100)]
-        for block in blocks:
-            queue.append(block)
-        for block in blocks[10:]:
-            queue.remove(block)
+        before = references(blocks)
+        for number in range(100):
+            queue.append(blocks[number])
+        for number in range(10, 100):
+            queue.remove(blocks[number])
         queue.end_step()
         assert len(queue) == 10
-        left_over[type(queue)] = len(queue._entries)
-    assert left_over == {LazyQueue: 100, Watched: 10}
+        held[type(queue)] = sum(now > then for now, then in zip(references(blocks), before, strict=True))
+    assert held == {LazyQueue: 100, Watched: 10}
     assert len(sweepers) == 1
     assert threading.current_thread() not in sweepers
 
@@ -123,17 +129,23 @@ def test_whoever_comes_after_a_sweep_waits_for_it_and_hears_of_its_failure() -> 
 
 
 def test_the_pool_tells_its_queue_that_a_step_ends() -> None:
-    queue = DeferredQueue()
+    class Told(DeferredQueue):
+        num_steps = 0
+
+        def end_step(self) -> None:
+            self.num_steps += 1
+            super().end_step()
+
+    queue = Told()
     pool = BlockPool(4, order=queue)
     table = pool.take(4)
     for depth, block in enumerate(table):
         pool.cache(block, BlockHash(bytes([depth])))
     pool.release(table)
     pool.hold(table[:3])
-    assert len(queue._marked) == 3
     pool.end_step()
-    assert pool.num_unused == 1  # waits for the next cleaning
-    assert not queue._marked
+    assert queue.num_steps == 1
+    assert pool.num_unused == 1
 
 
 @pytest.mark.parametrize("name", ["last-touch", "lfu"])
@@ -154,8 +166,7 @@ def test_entries_that_hits_leave_behind_do_not_pile_up(name: EvictionName) -> No
         order.append(block)
         order.remove(block)
     order.check_integrity()
-    kept = order._num_entries if name == "last-touch" else len(order._heap)  # type: ignore[attr-defined]  # its size
-    assert kept < 200
+    assert sys.getrefcount(block) < 200, "each entry holds its block"
     assert order.pop_first() is other
 
 

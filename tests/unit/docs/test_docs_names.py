@@ -39,15 +39,15 @@ OF_OTHERS: Final = {"helm", "kubectl", "docker", "git", "curl", "envoy", "vllm",
 def flags_of(parser: argparse.ArgumentParser) -> dict[str, set[str]]:
     """Return the flags of each command. Flags without a command are under the empty name."""
     found: dict[str, set[str]] = {"": set()}
-    for action in parser._actions:
+    for action in parser._actions:  # noqa: SLF001 - argparse has no public list of them
         found[""] |= set(action.option_strings)
-        if isinstance(action, argparse._SubParsersAction):
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - argparse has no public name for it
             for name, command in action.choices.items():
                 found[name] = flags_of(command)[""]
     return found
 
 
-PROGRAMS: Final = {"epp": flags_of(picker._parser()), "model-server": flags_of(server._parser())}
+PROGRAMS: Final = {"epp": flags_of(picker.command_line()), "model-server": flags_of(server.command_line())}
 
 
 @cache

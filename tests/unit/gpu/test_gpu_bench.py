@@ -107,7 +107,7 @@ def test_the_same_rows_are_run_on_a_gpu_and_at_tiny_sizes_and_are_planned_for_te
     assert all(one.planned_s < one.timeout_s for one in wanted)
 
 
-@pytest.mark.skipif(bool(command._gpu("cuda")), reason="there is a GPU")
+@pytest.mark.skipif(bool(command.gpu_name("cuda")), reason="there is a GPU")
 def test_where_there_is_no_gpu_the_command_says_so_and_runs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -78,7 +78,7 @@ def test_events_are_where_the_endpoint_says_or_at_the_configured_ports(tmp_path:
     config = load_config(config_text(tmp_path, f"{{models: [{{tokenizerFolder: {folder}}}]}}"))
     assert config.exact_mode is not None
     picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
-    source = start.make(picker, config.exact_mode)._source
+    source = start.make(picker, config.exact_mode).source
     plain = Endpoint(EndpointName("a"), Address("10.0.0.1", 8000), model="m", incarnation="7")
     assert source(plain) == Source("m", "7", "tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558")
     six = Endpoint(EndpointName("a"), Address("fd00::1", 8000))

@@ -27,8 +27,8 @@ class FakeRedis:
 
 
 async def read(redis: FakeRedis) -> Received | None:
-    link = RedisLink(Redis(url="redis://127.0.0.1:1"), clock=lambda: 1_000.0)
-    link._client = redis
+    settings = Redis(url="redis://127.0.0.1:1")
+    link = RedisLink(settings, clock=lambda: 1_000.0, connect=lambda _: (redis, []))
     return await link.stored()
 
 

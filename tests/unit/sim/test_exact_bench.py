@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from bench.routing.bench import Setting, plan_of, spec_of
-from bench.routing.exact_mode import ExactRouter, Trial, _name, _ReportingFleet
+from bench.routing.exact_mode import ExactRouter, ReportingFleet, Trial, block_name
 from bench.routing.workloads import OpenLoop
 from epp.config.policy import DEFAULT_POLICY
 from epp.types import EndpointName
@@ -18,17 +18,17 @@ def test_the_picker_of_the_exact_mode_benchmark_knows_what_its_servers_hold() ->
     workload = OpenLoop(spec.make(random.Random(1), 60), rate_per_s=10.0)
     plan = plan_of(Setting(num_servers=2), spec, arrivals_s=workload.last_arrival_s)
     router = ExactRouter(trial, policy=DEFAULT_POLICY, block_tokens=plan.shape.block_tokens)
-    fleet = _ReportingFleet(plan, router=router, workload=workload, rng=random.Random(1))
+    fleet = ReportingFleet(plan, router=router, workload=workload, rng=random.Random(1))
     fleet.told = router.told
     outcome = fleet.run()
-    router._advance(outcome.ended_s)
-    router._advance(outcome.ended_s + 1.0)
-    assert router._knowledge is not None
-    router._knowledge.check_integrity()
+    for now in (outcome.ended_s, outcome.ended_s + 1.0):
+        router.advance(now)
+    assert router.knowledge is not None
+    router.knowledge.check_integrity()
     for name, engine in fleet.engines.items():
-        blocks = router._knowledge.servers[EndpointName(name)].blocks
+        blocks = router.knowledge.servers[EndpointName(name)].blocks
         assert blocks is not None
         assert dict(blocks.blocks()).keys() == {
-            _name(b.block_hash) for b in engine.pool.blocks if b.block_hash is not None
+            block_name(b.block_hash) for b in engine.pool.blocks if b.block_hash is not None
         }
-        assert router._knowledge.servers[EndpointName(name)].held
+        assert router.knowledge.servers[EndpointName(name)].held

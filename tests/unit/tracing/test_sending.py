@@ -54,7 +54,7 @@ def sender_to(collector: Collector, **bounds: float) -> Sender[int]:
 
 def finish(sender: Sender[int]) -> None:
     sender.stop()
-    assert sender._finished.wait(LONG_S)
+    assert sender.finished.wait(LONG_S)
 
 
 def test_a_full_batch_goes_at_once_and_the_rest_when_it_ends(collector: Collector) -> None:
@@ -112,8 +112,8 @@ def test_giving_up_ends_a_sending_that_hangs(collector: Collector) -> None:
         sender.put(n)
     assert collector.asked.wait(LONG_S)
     sender.stop()
-    assert not sender.finished
+    assert not sender.finished.is_set()
     sender.give_up()
     assert collector.closed.is_set()
-    assert sender._finished.wait(LONG_S)
+    assert sender.finished.wait(LONG_S)
     assert len(collector.batches) == 1, "the queued spans are dropped"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,7 +64,7 @@ class Traces:
 
     def arrived(self) -> list[ReadableSpan]:
         self.tracer.sender.stop()
-        assert self.tracer.sender._finished.wait(60)
+        assert self.tracer.sender.finished.wait(60)
         return self.spans
 
 
@@ -195,7 +196,10 @@ def test_a_failed_request_is_an_error_in_its_trace(status: int | None, outcome: 
 
 def test_nothing_is_kept_of_requests_that_are_over() -> None:
     traces = Traces()
+    kept = pick()
+    before = sys.getrefcount(kept.decision)
     for _ in range(10):
-        traces.one(trace=CALLER)
-    assert not traces.tracer._open
-    traces.arrived()
+        traces.one(kept, trace=CALLER)
+    assert len(traces.arrived()) == 10
+    after = sys.getrefcount(kept.decision)
+    assert after == before

@@ -11,6 +11,7 @@ import pytest
 
 from model_server.core.cache_options import CacheOptions
 from model_server.core.engine import Engine, EngineConfig
+from model_server.core.hashing import make_hasher
 from model_server.core.kv_cache import KVCacheManager
 from model_server.core.partial_cache import PartialKVCacheManager
 from model_server.core.request import Adapter, Request, TokenId
@@ -52,7 +53,8 @@ def key_of(manager: PartialKVCacheManager, request: Request, *, end: int) -> lis
     """Return the blocks that are cached under the key of the request's block that ends at `end`."""
     index = (end - 1) // manager.block_size_tokens
     chain = list(request.block_hashes[:index])
-    name = manager._hasher.name(chain, request.token_ids, end=end, scope=request.scope)
+    hasher = make_hasher(CacheOptions().hash_algorithm, block_size_tokens=manager.block_size_tokens)
+    name = hasher.name(chain, request.token_ids, end=end, scope=request.scope)
     return list(manager.pool.find_all(name))
 
 
