@@ -27,6 +27,7 @@ from epp.extproc.headers import RESPONSE_NAMES
 from epp.extproc.phases import Phase
 from epp.extproc.settings import StreamContext, StreamSettings
 from epp.extproc.stream import HttpStream
+from epp.gate import Gate
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import PickerStatus
@@ -66,6 +67,8 @@ class _Path:
         spec = DEFAULT_POLICY.spec
         self._names = request_names(spec)
         self._settings = StreamSettings(mode_override=False)
+        self._gate = Gate(self.picker)
+        self._answers = {str(e.address): answer_of(str(e.address)) for e in self.picker.endpoints()}
 
     def serve(self, messages: Sequence[bytes], *, now: float) -> None:
         """Serve one HTTP request from its first message to its end."""
@@ -76,16 +79,22 @@ class _Path:
                 settings=self._settings,
                 new_request_id=str,
                 timer=time.perf_counter,
+                gate=self._gate,
             )
         )
         for data in messages:
-            event = decode(
-                data, names=self._names, response_names=RESPONSE_NAMES, first=stream.phase is Phase.START
-            )
-            for action in stream.receive(event, now=now):
-                encode(action)
+            self._receive(stream, data, now=now)
+        if stream.pick is not None:
+            self._receive(stream, self._answers[str(stream.pick.destinations[0])], now=now)
         self.picker.tidy(now=now)
         stream.close(now=now)
+
+    def _receive(self, stream: HttpStream, data: bytes, *, now: float) -> None:
+        event = decode(
+            data, names=self._names, response_names=RESPONSE_NAMES, first=stream.phase is Phase.START
+        )
+        for action in stream.receive(event, now=now):
+            encode(action)
 
 
 def _nobody_asks() -> PickerStatus:
@@ -93,16 +102,24 @@ def _nobody_asks() -> PickerStatus:
 
 
 def messages_of(prompts: Prompts, *, number: int) -> tuple[bytes, ...]:
-    """Return the messages that Envoy sends: request headers, request body, response headers."""
+    """Return the messages that Envoy sends of a request: its headers, and its body."""
     _, _, body = b"".join(prompts.next()).partition(b"\r\n\r\n")
-    head, whole, answer = (ext_proc.ProcessingRequest() for _ in range(3))
+    head, whole = ext_proc.ProcessingRequest(), ext_proc.ProcessingRequest()
     own = (("content-length", str(len(body))), ("x-request-id", f"6b5c1f0e-0000-4000-8000-{number:012d}"))
     _set_headers(head.request_headers, (*_REQUEST, *own))
     head.protocol_config.request_body_mode = 2  # BUFFERED
     whole.request_body.body = body
     whole.request_body.end_of_stream = True
+    return head.SerializeToString(), whole.SerializeToString()
+
+
+def answer_of(served: str) -> bytes:
+    """Return the message with the headers of the answer, which names the server that gave it."""
+    answer = ext_proc.ProcessingRequest()
     _set_headers(answer.response_headers, _RESPONSE)
-    return tuple(m.SerializeToString() for m in (head, whole, answer))
+    answer.attributes["envoy.filters.http.ext_proc"].update({"upstream.address": served})
+    data: bytes = answer.SerializeToString()
+    return data
 
 
 def _set_headers(part: ext_proc.HttpHeaders, headers: Iterable[tuple[str, str]]) -> None:

@@ -1,11 +1,11 @@
 """Lists the modules that one request runs through: from the bytes on a connection to the bytes of the answer
 and the end of the stream.
 
-`python -m bench.request_path`. A picker in this process, on its own HTTP/2, serves one chat request of a gRPC
-client three times; the third is traced. Prints each module of `epp` whose code runs, in the order in which
-they are entered, with the functions called there, and the calls from a layer to a higher one
-(`[tool.importlinter]` in pyproject.toml has the layers). Calls of listeners are counted separately, since the
-picker knows none of them: it sends events to its subscribers.
+`python -m bench.request_path`. A picker in this process, on its own HTTP/2, serves chat requests of a gRPC
+client. The last of them is traced, since its usual parts are cached by then. Prints each module of `epp`
+whose code runs, in the order in which they are entered, with the functions called there, and the calls from a
+layer to a higher one (`[tool.importlinter]` in pyproject.toml has the layers). Calls of listeners are counted
+separately, since the picker knows none of them: it sends events to its subscribers.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ from typing import Any, Final
 import grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
-from bench.bench_path import messages_of
+from bench.bench_path import answer_of, messages_of
 from bench.bench_pick import a_picker
 from bench.dataplane.load import Prompts
 from epp.config.listening import Listen
 from epp.extproc.server import ExtProcServer
 from epp.extproc.settings import StreamSettings
+from epp.gate import Gate
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import PickerStatus
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _METHOD: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
+_REQUESTS: Final = 40
 _REPORTING: Final = frozenset({"on_event", "parsed", "picked", "refused", "protocol_error"})
 """Functions that pass on the picker's events and the reports of the streams' observer."""
 
@@ -102,7 +104,7 @@ def _caller(frame: FrameType) -> tuple[str, str] | None:
 
 
 async def walk() -> Walk:
-    """Serve three requests, and trace the third."""
+    """Serve requests, and trace the last one."""
     picker = a_picker(4)
     metrics = Metrics(decisions=DecisionRing(maxlen=10), state=PickerStatus)
     picker.subscribe(metrics.on_event)
@@ -111,16 +113,19 @@ async def walk() -> Walk:
     with tempfile.TemporaryDirectory() as folder:
         address = f"unix:{folder}/epp.sock"
         server = ExtProcServer(
-            picker, metrics, listen=Listen(address=address), settings=StreamSettings(mode_override=False)
+            picker,
+            metrics,
+            listen=Listen(address=address),
+            settings=StreamSettings(mode_override=False),
+            gate=Gate(picker),
         )
         await server.start()
         try:
             async with grpc.aio.insecure_channel(address) as channel:
                 process: Any = channel.stream_stream(_METHOD)
-                for number in range(3):
-                    await _one_request(
-                        process, messages_of(prompts, number=number), found if number == 2 else None
-                    )
+                for number in range(_REQUESTS):
+                    traced = found if number == _REQUESTS - 1 else None
+                    await _one_request(process, messages_of(prompts, number=number), traced)
         finally:
             await server.stop(0)
     return found
@@ -131,13 +136,16 @@ async def _one_request(process: Any, messages: tuple[bytes, ...], traced: Walk |
         sys.setprofile(_Tracer(traced))
     try:
         call = process()
-        for number, message in enumerate(messages):
-            await call.write(message)
-            if number == 0:
-                continue  # the answer to headers may wait for the body
-            ext_proc.ProcessingResponse.FromString(await call.read())
-            if number == 1 and traced is not None:
-                traced.answered = list(traced.functions)
+        head, body = messages
+        await call.write(head)  # the answer to headers may wait for the body
+        await call.write(body)
+        for _ in messages:
+            answer = ext_proc.ProcessingResponse.FromString(await call.read())
+        if traced is not None:
+            traced.answered = list(traced.functions)
+        named = answer.request_body.response.header_mutation.set_headers[0].header.raw_value.decode()
+        await call.write(answer_of(named.partition(",")[0]))
+        await call.read()
         await call.done_writing()
         while await call.read() is not grpc.aio.EOF:
             pass

@@ -389,7 +389,8 @@ class HttpStream:
         pick, context, debug = self.pick, self._context, self._asking.head.debug
         if pick is not None:
             status = answer_status(event.headers)
-            served = read_address(event.served) if event.served else None
+            first = pick.destinations[0]
+            served = first if event.served == first.text else read_address(event.served)
             context.picker.on_response_headers(pick, status=status, served=served, now=now)
             if not event.end_of_stream and (pick.sampled or pick.decision.asked_model):
                 self._answer_body = read_answer(event, pick, self._asking, modes=self._modes, hold=self.hold)
