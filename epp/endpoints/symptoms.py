@@ -153,7 +153,7 @@ class Cuts:
             ends.append(now)
 
     def whole(self, *, now: float) -> Sequence[EndpointState]:
-        """Yields the server of each answer that is now known to be complete."""
+        """Return the server of each answer that is now known to be complete."""
         found = []
         for state, ends in self._ends.items():
             while ends and ends[0] <= now - _REPORTED_S:

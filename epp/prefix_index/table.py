@@ -3,8 +3,8 @@
 Owns which chunks are assumed cached where, when they were last used, and how much each server can hold.
 Capacity is in bytes of prompt text; callers convert from tokens. An entry is one (server, chunk) pair. This
 module has what every request does: it looks up who holds its chain, records the chain, and renews it. Entries
-leave by `removal` and `eviction`. The servers' own reports correct them (`reported`). These modules and
-`integrity` share the table's attributes.
+leave by `removal` and `eviction`. The servers' own reports correct them (`reported`). These modules,
+`integrity` and `sharing.storing` share the table's attributes.
 
 A run is a span of consecutive chunks that all have the same holders, so a long prompt is a few objects,
 however many chunks it has. Runs are split where chains diverge or where their holders differ. A use is one
@@ -19,7 +19,8 @@ choose prompts. So equal hashes of different prefixes may cost matches, but must
 run is part of a chain only if its parent is the run before it, and a split or a new run that would use an
 index key twice is refused.
 
-Synchronous, knows no clock: times are monotonic seconds of the caller. Caller: `epp.picker`.
+Synchronous, knows no clock: times are monotonic seconds of the caller. Callers: the picker
+and its parts (`server_caches`, `commit`, `fleet_news`), `sharing` and `misses`.
 """
 
 from __future__ import annotations

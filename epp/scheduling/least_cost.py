@@ -1,8 +1,8 @@
 """The default rule, `least-cost`, and its price: what a prompt costs at a server, in seconds.
 
 The price is one expression, the same for one server's numbers and for columns of them. `disaggregation` uses
-it for the price of a prefill elsewhere, and `record` for the parts that people see. `rules` has the other
-rules.
+it for the price of a prefill elsewhere, and `candidates` for the parts that people see. `rules` has the
+other rules.
 """
 
 from __future__ import annotations
