@@ -182,7 +182,8 @@ def chunk(body: bytes) -> bytes:
     return f"{len(body):x}\r\n".encode() + body + b"\r\n"
 
 
-CHUNKED: Final = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+CHUNKED: Final = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+"""It says that the connection ends. Otherwise the client may send its next request there, which is cut."""
 ANSWERS: Final = (
     whole(GOOD),
     CHUNKED + chunk(GOOD) + b"0\r\n\r\n",
