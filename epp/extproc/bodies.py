@@ -37,9 +37,9 @@ class Body:
         self._buffer: bytes | memoryview | bytearray = b""
         self._end: JsonEnd | None = None
         self.pieces = 0
-        """Pieces since the last `take`."""
+        """The number of pieces so far."""
         self.size_bytes = 0
-        """Bytes of all pieces so far, taken or not."""
+        """Bytes of all pieces so far."""
 
     def add(self, piece: bytes | memoryview) -> bool:
         """Add the next piece. False: all bodies together exceed the bound. The piece is kept all the same."""
