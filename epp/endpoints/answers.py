@@ -1,5 +1,5 @@
-"""When requests were sent and when their answers began: all that a fleet needs to know of answers while its
-servers are well.
+"""Remembers when requests were sent and when their answers began. While all servers are well, a fleet needs to
+know no more of answers.
 
 `Answers` finds requests whose first byte is overdue. `Failures` decides what follows from that, and from
 answers that fail. Pure: times are monotonic seconds. Owned by `Fleet`. The picker reports its own requests

@@ -1,4 +1,4 @@
-"""What all streams of one server share: their settings, the picker, and where requests may wait."""
+"""Holds what all streams of one server share: their settings, the picker, and where requests may wait."""
 
 from __future__ import annotations
 

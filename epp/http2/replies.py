@@ -1,5 +1,5 @@
-"""Replies to whole messages without events: the chunks of a full duplex answer, which the picker only sends
-back. Pure.
+"""Answers whole messages without making events. These are the chunks of a full duplex answer, which the picker
+only sends back. Pure.
 """
 
 from __future__ import annotations

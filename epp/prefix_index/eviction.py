@@ -19,7 +19,7 @@ _ANY = sys.maxsize
 
 
 def charge(table: PrefixTable, name: EndpointName, *, size_bytes: int, now: float) -> None:
-    """Bytes in the server's cache whose prompt we do not know. A server that has left is ignored."""
+    """Count bytes in the server's cache whose prompt is not known. A server that has left is ignored."""
     mirror = table.taking(name)
     if mirror is None or size_bytes <= 0:
         return
