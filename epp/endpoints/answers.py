@@ -1,5 +1,5 @@
-"""Remembers when requests were sent and when their answers began. While all servers are well, a fleet needs to
-know no more of answers.
+"""Remembers when requests were sent and when their answers began. While all servers are well, a fleet needs
+to know no more of answers.
 
 `Answers` finds requests whose first byte is overdue. `Failures` decides what follows from that, and from
 answers that fail. Pure: times are monotonic seconds. Owned by `Fleet`. The picker reports its own requests

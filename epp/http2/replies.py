@@ -1,5 +1,5 @@
-"""Answers whole messages without making events. These are the chunks of a full duplex answer, which the picker
-only sends back. Pure.
+"""Answers whole messages without making events. These are the chunks of a full duplex answer, which the
+picker only sends back. Pure.
 """
 
 from __future__ import annotations
