@@ -1,8 +1,8 @@
-"""The tokens of the cached blocks that follow one prefix, in order.
+"""The cached blocks that follow one prefix, ordered by their tokens.
 
-A prompt continues in the block that has most tokens in common with it. In this order that block stands next
-to the place where the prompt would stand, so a binary search finds it among any number of blocks. Blocks with
-equal tokens stand side by side, ordered by their ids.
+A prompt continues in the block that shares the longest beginning with it. This block is next to the place
+where the prompt would be in the order, so a binary search finds the block among any number of blocks. Blocks
+with equal tokens are side by side, ordered by their ids.
 
 Caller: the cache of partial blocks. It has one of these lists for each prefix that cached blocks follow.
 """
@@ -31,8 +31,8 @@ class Beginnings:
         return ((block, tokens) for tokens, _, block in self._entries)
 
     def add(self, tokens: _Tokens, block: Block) -> None:
-        """Add a block, which must not be in the list yet. If its tokens change, remove it and add it
-        again.
+        """Add a block, which must not be in the list yet. If the block's tokens change, remove the block and
+        add it again.
         """
         insort(self._entries, (tokens, block.block_id, block))
 
@@ -42,8 +42,8 @@ class Beginnings:
         del self._entries[at]
 
     def longest(self, wanted: _Tokens) -> tuple[int, Block | None]:
-        """Return the longest common beginning of `wanted` and a block, in tokens, and such a block. A
-        block that ends there is preferred.
+        """Return the number of tokens in the longest beginning that `wanted` shares with a block, and that
+        block. Of several such blocks, prefer one that ends there.
         """
         at = bisect_left(self._entries, (wanted,))
         beside = self._entries[max(0, at - 1) : at + 1]
@@ -59,7 +59,7 @@ class Beginnings:
 
 
 def _common(left: Sequence[TokenId], right: Sequence[TokenId]) -> int:
-    """Return the number of leading tokens that both have in common."""
+    """Return the number of leading tokens that `left` and `right` have in common."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return index

@@ -4,18 +4,19 @@ Invariants (`check_integrity`):
 - a block is free exactly when nobody holds it (`ref_count == 0`). A free block without a hash has no content
   that could be found, and is on the stack of empty blocks. A free block with a hash is in the order of
   eviction;
-- the map of cached blocks contains exactly the blocks with a hash. One hash may name several blocks: block
-  tables are append-only, so equal content that was computed twice stays twice, and the block that was cached
+- the map of cached blocks contains exactly the blocks with a hash. One hash may name several blocks. Block
+  tables are append-only, so content that was computed twice stays in two blocks. The block that was cached
   first is used;
-- a free block keeps its hash and content until it is taken for other content: this is the eviction;
-- at most `max_unused_blocks` free blocks keep a hash. Further ones are forgotten in the same order.
+- a free block keeps its hash and content until it is taken for other content. Taking it is the eviction;
+- at most `max_unused_blocks` free blocks keep a hash. Of more blocks, the first in the order of eviction lose
+  their hashes.
 
-New content goes to empty blocks first, the one freed last before the others, and then to blocks in the order
-of eviction. The blocks of a sequence are freed from its tail, so the block with the longest prefix, which the
-fewest others can share, is evicted first.
+New content goes to empty blocks first, beginning with the block that was freed last. Then it goes to blocks
+in the order of eviction. The blocks of a sequence are freed from its tail, so the block with the longest
+prefix, which the fewest others can share, is evicted first.
 
-Callers: the KV cache managers and the prompt cache, which decide. This module knows neither requests nor
-tokens.
+Callers: the KV cache managers and the prompt cache, which decide which blocks to take and to release. This
+module knows neither requests nor tokens.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class BlockPool:
         return 1 - self.num_free / len(self.blocks)
 
     def find(self, block_hash: BlockHash) -> Block | None:
-        """Return the block that was cached first under this hash. Changes nothing."""
+        """Return the block that was cached first under this hash, without adding a holder."""
         copies = self._cached.get(block_hash)
         return next(iter(copies.values())) if copies else None
 
@@ -107,8 +108,8 @@ class BlockPool:
         return taken
 
     def cache(self, block: Block, block_hash: BlockHash, *, prefix_blocks: int = 0) -> None:
-        """Let a held block be found under `block_hash` from now on. It ends a prefix of `prefix_blocks`
-        blocks. Some policies use this number; `lru` does not.
+        """Let a held block be found under `block_hash` from now on. The block ends a prefix of
+        `prefix_blocks` blocks. Some policies use this number; `lru` does not.
         """
         assert block.ref_count > 0, "only a held block gets content"
         assert block.block_hash is None, "a block has one hash at a time"
@@ -118,7 +119,7 @@ class BlockPool:
 
     def uncache(self, block: Block) -> None:
         """Remove the block from the cache: its content can no longer be found. Its holders keep it. The block
-        must be held, or being taken.
+        must be held, or `take` must be about to hand it out.
         """
         name = block.block_hash
         if name is None:
@@ -132,7 +133,7 @@ class BlockPool:
         block.prefix_blocks = 0
 
     def release(self, table: Sequence[Block]) -> None:
-        """Remove a holder from each block of a sequence, given in the sequence's order."""
+        """Remove a holder from each of these blocks, which are given in the order of their sequence."""
         empty: list[Block] = []
         for block in reversed(table):
             assert block.ref_count > 0, "a block was freed more often than it was held"

@@ -1,6 +1,6 @@
 """One block of the KV cache, with the values by which free blocks are ordered.
 
-A block lives as long as its pool and changes only through it. Callers: the pool and the free orders.
+A block lives as long as its pool, and only the pool changes it. Callers: the pool and the free orders.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Block:
         self.ref_count = 0
         self.block_hash: BlockHash | None = None
         self.prefix_blocks = 0
-        """Number of blocks in the prefix that this block ends. 0: it has no hash."""
+        """Number of blocks in the prefix that this block ends. 0 means that the block has no hash."""
         self.last_use = 0
-        """The pool's step in which a holder last released it."""
+        """The pool's step in which a holder last released the block."""
         self.uses = 0
         """How often the content was held: once when it was computed, then once for each hit."""
         self.before: Block | None = None

@@ -1,4 +1,4 @@
-"""The events of the prefix cache's content, for an observer outside. Callers: the KV cache managers.
+"""The events by which an observer follows the content of the prefix cache. Callers: the KV cache managers.
 
 The managers call the observer while they plan a step, so an observer only takes notes. Only full blocks are
 reported. A block that two requests computed is stored twice, and reported as stored and as removed twice.
@@ -17,7 +17,7 @@ class CacheObserver(Protocol):
         """Note that the blocks [first, end) of the request can now be found under its `block_hashes`."""
 
     def removed(self, block_hash: BlockHash) -> None:
-        """Note that one block less can be found under this hash."""
+        """Note that one of the blocks under this hash can no longer be found."""
 
     def cleared(self) -> None:
         """Note that no block can be found any more. `removed` may have been called for some of them just

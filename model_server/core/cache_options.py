@@ -15,14 +15,14 @@ class CacheOptions:
     """The seed of the root hash. Servers whose events are compared need the same seed."""
     eviction: EvictionName = "lru"
     free_queue: QueueName = "linked"
-    """The data structure of `lru`."""
+    """The data structure that keeps the order of `lru`."""
     max_unused_blocks: int | None = None
     """The most free blocks that keep cached content. None means all of them."""
     preallocated_blocks: int = 0
     """When a request needs a new block, it gets up to this many more empty blocks, if they are free."""
     partial_blocks: bool = False
-    """True: blocks that are not full can be found too, token by token. False: full blocks only, as in
-    vLLM.
+    """True means that blocks that are not full can be found too, token by token. False means full blocks
+    only, as in vLLM.
     """
 
     def __post_init__(self) -> None:

@@ -1,12 +1,12 @@
 """The engine: requests in, tokens out, one step at a time.
 
 A step is `begin` (schedule, reserve blocks), the runner's `execute`, and `finish` (append the tokens, end
-finished requests). They are separate because a step takes time: the server begins, waits as long as the
-runner says, and finishes. In between the engine really shows what is being computed. `step` does all three
-for callers with a clock of their own.
+finished requests). The three are separate because a step takes time: the server begins a step, waits as long
+as the runner says, and finishes the step. While the server waits, the engine shows the requests that are
+being computed. `step` does all three for callers with a clock of their own.
 
 Between `begin` and `finish` only `add`, `abort`, `stop` and reads are allowed. The blocks of a request that
-ends in this way are free at once, and the current step yields no token for it.
+`abort` or `stop` ends are free at once, and the current step yields no token for this request.
 
 Everything is deterministic: the same calls give the same answers. Callers: the server's driver, and tests.
 """
@@ -40,19 +40,19 @@ class StepResult:
 
 
 class Runner(Protocol):
-    """Turns a plan into tokens. This may be the cost model, or a real model."""
+    """Turns a plan into tokens. A runner is the cost model or a real model."""
 
     def execute(self, plan: StepPlan) -> StepResult: ...
 
 
 @dataclass(frozen=True, slots=True)
 class TokenOutput:
-    """One new token of one request, at most one for each request and step."""
+    """One new token of one request. A step yields at most one token for each request."""
 
     request: Request
     token_id: TokenId
     previous_token_s: float | None
-    """The time when the token before it came. None means that this is the first token."""
+    """The time of the request's previous token. None means that this is the first token."""
     logprobs: TokenLogprobs | None = None
 
 
@@ -99,7 +99,9 @@ class EngineConfig:
 
 
 def blocks_for_concurrency(*, requests: int, max_len_tokens: int, block_size_tokens: int) -> int:
-    """Return blocks that are enough for so many requests at once, each as long as the model allows."""
+    """Return the number of blocks that this many requests need at once if each is as long as the model
+    allows.
+    """
     return -(-max_len_tokens * requests // block_size_tokens)
 
 
@@ -160,7 +162,9 @@ class Engine:
         return plan
 
     def finish(self, plan: StepPlan, result: StepResult, *, now: float) -> list[TokenOutput]:
-        """Record a computed step. A request that ended in it has a `finish_reason` and holds no blocks."""
+        """Record a computed step. A request that ended in this step has a `finish_reason` and holds no
+        blocks.
+        """
         outputs: list[TokenOutput] = []
         told = result.logprobs or [None] * len(plan.chunks)
         last = result.last_logits or [None] * len(plan.chunks)

@@ -1,16 +1,17 @@
 """The policies that decide which free block with cached content is evicted first.
 
-- `lru`: a free queue. Blocks are freed tail first, so of one sequence the longest prefix goes first,
-  and of several sequences the one that was freed first;
-- `last-touch`: the step of last use, then the longest prefix, as a heap of heaps: the outer one over steps,
-  for each step an inner one over prefixes. It differs from `lru` only among sequences that end in the same
-  step;
-- `lfu`: the fewest uses, then last use, then the longest prefix. A block is used at least as often as those
-  that continue it, so a chain still goes tail first. Old favourites never fade.
+- `lru`: a free queue evicts the block that was freed first. The blocks of a sequence are freed tail first, so
+  the longest prefix of a sequence is evicted first;
+- `last-touch`: evicts by the step of last use, then the longest prefix first. It is a heap of heaps: the
+  outer heap orders steps, and each step has an inner heap that orders prefixes. The policy differs from `lru`
+  only among sequences that end in the same step;
+- `lfu`: evicts the block with the fewest uses first, then by last use, then the longest prefix first. A block
+  is used at least as often as the blocks that continue it, so a chain is still evicted from its tail. Old
+  uses count as much as new ones, for ever.
 
-Leaving a heap's middle only forgets the entry, which is dropped when it comes up; heaps are rebuilt when
-forgotten entries outnumber the others. Invariant (`check_integrity`): each free block has one entry that
-counts.
+A block that leaves the middle of a heap leaves a stale entry behind. The entry is dropped when it comes to
+the top. A heap is rebuilt when its stale entries outnumber the others. Invariant (`check_integrity`): each
+free block has exactly one entry that is not stale.
 
 Callers: the block pool.
 """
@@ -35,7 +36,7 @@ QUEUES: dict[QueueName, type[LinkedQueue | LazyQueue]] = {
 }
 
 _SLACK_ENTRIES = 64
-"""This many stale entries are not worth a rebuild."""
+"""Up to this number of stale entries, a heap is not rebuilt, since a rebuild would save little."""
 
 
 def make_order(eviction: EvictionName, *, queue: QueueName = "linked") -> FreeOrder:

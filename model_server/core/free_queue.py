@@ -1,9 +1,7 @@
-"""Free blocks with cached content, in order of eviction: first in, first out, and a hit takes a block out of
-the middle.
-
-There are three ways to take out of the middle, behind one protocol. The micro-benchmark compares them
-(docs/bench-caching.md):
-- `LinkedQueue`: a doubly linked list, O(1) at once;
+"""The queue of free blocks with cached content. The block that joined first is evicted first, and a hit takes
+a block out of the middle. Three classes of one protocol take blocks out of the middle in different ways. The
+micro-benchmark compares them (docs/bench-caching.md):
+- `LinkedQueue`: a doubly linked list removes the block at once, in O(1);
 - `LazyQueue`: a hit only marks the block, and marked blocks are skipped when they come to the front. A marked
   block that is freed again has to leave its old place first, which is O(n);
 - `DeferredQueue`: a hit only marks the block. A thread of its own removes the marked blocks after each step,
@@ -36,8 +34,8 @@ class FreeOrder(Protocol):
         ...
 
     def append(self, block: Block) -> None:
-        """Add a block that became free. Its `last_use`, `uses` and `prefix_blocks` are up to date. The last
-        block of a sequence is appended first.
+        """Add a block that became free. The block's `last_use`, `uses` and `prefix_blocks` are up to date.
+        The last block of a sequence is appended first.
         """
         ...
 
@@ -109,7 +107,7 @@ class LinkedQueue:
 
 class LazyQueue:
     """Invariant: every marked block has exactly one entry, which is stale. Every free block has exactly one
-    that is not stale.
+    entry that is not stale.
     """
 
     __slots__ = ("_entries", "_marked")

@@ -1,13 +1,13 @@
-"""Block hashes: the names by which blocks of tokens are found again.
+"""Block hashes, which are the names by which blocks of tokens are found again.
 
-A block's hash names the whole prefix up to the block's end. Two prompts share a block only if everything
-before it is equal too. There are two ways to compute it, with the same hits:
+A block's hash names the whole prefix up to the block's end. Two prompts share a block only if all tokens
+before the block are equal too. There are two ways to compute the hash, with the same hits:
 - chained: hash(hash of the block before, own tokens), linear in the prompt;
 - direct: hash(all tokens before, own tokens), quadratic in the prompt, and correct without a proof about
   chains.
 
 The LoRA adapter also decides the content of the KV cache, and the cache salt decides who may share it. Both
-are the prompt's `PrefixScope` and part of its hashes.
+belong to the prompt's `PrefixScope`, which the hashes cover.
 
 Algorithms:
 - `sha256`, `sha256_cbor`: vLLM's two formulas bit for bit, so that KV events name the same blocks. A
@@ -50,8 +50,8 @@ class PrefixScope:
     adapter_path: str = ""
     cache_salt: str = ""
     approximation: str = ""
-    """The name of the difference between its KV and the KV that the model computes from the tokens alone
-    (`sel:0.25`). Empty means that there is no difference.
+    """The name of the way in which the prefix's KV differs from the KV that the model computes from the
+    tokens alone (`sel:0.25`). Empty means that the KV does not differ.
     """
 
     def packed(self) -> bytes:
@@ -89,8 +89,8 @@ class BlockHasher(ABC):
     def name(
         self, chain: Sequence[BlockHash], token_ids: Sequence[int], *, end: int, scope: PrefixScope
     ) -> BlockHash:
-        """Return the hash of the block after those in `chain`. It ends before position `end`, and may be
-        partial.
+        """Return the hash of the block after the blocks of `chain`. The block ends before position `end`, and
+        may be partial.
         """
 
 
@@ -98,8 +98,8 @@ class ChainedHasher(BlockHasher):
     """vLLM's formula: H((hash before, own tokens, extra keys)) over a serialized form, beginning with
     H(seed).
 
-    An adapter is an extra key of each of its blocks. A salt is an extra key of the first block only, and the
-    chain carries it on.
+    An adapter is an extra key of each of its blocks. A salt is an extra key of the first block only, since
+    the hashes of later blocks depend on the first hash.
     """
 
     def __init__(self, block_size_tokens: int, *, formula: _Formula, seed: str) -> None:
@@ -158,7 +158,7 @@ def make_hasher(algorithm: HashAlgorithm, *, block_size_tokens: int, seed: str =
             return Xxh3Hasher(block_size_tokens, seed=seed)
         case "direct":
             return DirectHasher(block_size_tokens, seed=seed)
-        case _:  # it may come from a command line or a file, so the type does not guarantee it
+        case _:  # The name comes from a command line or a file, so the type does not guarantee it.
             raise ValueError(
                 f"unknown hash algorithm {algorithm!r}; choose one of {', '.join(HASH_ALGORITHMS)}"
             )

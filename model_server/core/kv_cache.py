@@ -1,20 +1,21 @@
-"""The KV cache manager: which blocks each request holds, and what of a new prompt is there already.
+"""The KV cache manager knows which blocks each request holds, and finds the cached prefix of a new prompt.
 
 Invariants (`check_integrity`):
-- a request's table covers its computed tokens and those being computed, in order, and is append-only but for
-  one thing: a block that others hold too is copied before the request writes into it, and the copy takes its
-  place;
+- a request's table covers, in order, its computed tokens and the tokens that a step is computing. The table
+  is append-only, with one exception: before a request writes into a block that others hold too, the block is
+  copied, and the copy takes its place in the table;
 - a block's reference count is the number of tables and pins that hold it;
-- full blocks are cached (findable) when their slots are handed out: a step computes all its chunks before
-  anything reads them, so a second request of the same step may already share them;
-- never more is handed out than is free. Cached blocks that wait to be evicted are hits and free at once, and
-  a request that takes them as hits cannot also get them as new blocks: both are counted before anything
-  moves.
+- full blocks are cached (findable) when their slots are handed out. A step computes all its chunks before
+  anything reads them, so a second request of the same step may already share these blocks;
+- the manager never hands out more blocks than are free. A cached block that waits for eviction can be a hit,
+  and is free too. A request that takes such a block as a hit cannot also get it as a new block, so hits and
+  new blocks are counted together before anything changes.
 
 The copies that a step owes are handed over by `take_copies`;
 the runner makes them in order, before it computes.
 
-Callers: the schedulers and the prompt cache. Time, queues and tokens' meaning are not known here.
+Callers: the schedulers and the prompt cache. This module knows no time and no queues, and not what tokens
+mean.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class PrefixCacheStats:
     queries_tokens: int = 0
     hits_tokens: int = 0
     external_queries_tokens: int = 0
-    """Tokens that were not found here, and were looked up in a store below."""
+    """Tokens that were not found in this cache, and were looked up in a store below it."""
     external_hits_tokens: int = 0
 
 
@@ -57,7 +58,7 @@ class CachedPrefix:
     loaded: LoadedPrefix | None = None
     """The content to copy into new blocks after `blocks`."""
     outside_blocks: int = 0
-    """Number of blocks before `blocks` that are read elsewhere and stay empty."""
+    """Number of blocks before `blocks` whose content is read from outside the cache. They stay empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,9 @@ class KVCacheManager:
         self._unreported: Counter[BlockHash] = Counter()
         """Cached blocks with approximate content, which are not reported to the observer."""
         self.observer: CacheObserver = Unobserved()
-        """Gets only full blocks, so it does not fit a cache that also finds partial blocks."""
+        """The observer hears of full blocks only, so it does not fit a cache that also finds partial
+        blocks.
+        """
         self._hasher = make_hasher(
             options.hash_algorithm, block_size_tokens=block_size_tokens, seed=options.hash_seed
         )
@@ -137,7 +140,7 @@ class KVCacheManager:
         """Return the part of the request's prefix that is in the cache, without a gap from the start on.
 
         At least one token is left to compute, because the first new token needs its output. So a full hit
-        ends one block early. Changes no block.
+        ends one block early. This changes no block.
         """
         if not self.enable_prefix_caching:
             return CachedPrefix((), 0)
@@ -217,8 +220,8 @@ class KVCacheManager:
         return end
 
     def computed(self, request: Request) -> None:
-        """Note that `request.num_computed_tokens` has grown. Full blocks were cached earlier, and subclasses
-        need to know.
+        """Note that `request.num_computed_tokens` has grown. This class cached full blocks earlier and does
+        nothing here. Subclasses override this method.
         """
 
     def free(self, request: Request) -> None:

@@ -1,20 +1,19 @@
 """The KV cache manager whose blocks can be found before they are full, token by token.
 
 As in the report on hash table prefix caching, a partial block is in the table under the hash of its prefix
-and its tokens so far. Its key is replaced as it grows, and when it is full the next block gets a key of its
-own. A key alone finds a block only for a prompt that ends exactly where the block ends. This fails once the
-block has grown by one token of an answer. So each cached block is also listed under the prefix before it,
-with the tokens that it has computed, in their order (`beginnings`). A prompt gets the longest beginning that
-any of these blocks has in common with it.
+and its tokens so far. The block's key is replaced as the block grows. When the block is full, the next block
+gets a key of its own. A key alone finds a block only for a prompt that ends exactly where the block ends.
+This fails once the block has grown by one token of an answer. So each cached block is also listed under the
+prefix before it, with the tokens that it has computed, in their order (`beginnings`). A prompt gets the
+longest beginning that any of these blocks has in common with it.
 
 If the cached block is free and ends where the match ends, the request continues in it. Otherwise the request
 gets a copy of the matching slots, since it will write into the block.
 
 Invariants (`check_integrity`): a listed block is cached and lists only computed tokens (tokens that a step is
-still computing cannot be copied before this step computes). Of an unfinished request, at most the tail is
-hashed beyond the full blocks.
-
-Full blocks are shared as in the base class. Callers: as for the base class.
+still computing cannot be copied before this step computes). Besides the full blocks of an unfinished request,
+at most its last block has a hash. Full blocks are shared as in the base class. Callers: as for the base
+class.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from model_server.core.kv_cache import CachedPrefix, KVCacheManager
 from model_server.core.request import Request, TokenId
 
 _Place = bytes
-"""The hash of the block before. For a first block it is the prompt's scope."""
+"""The hash of the block before this one. For a first block this field holds the prompt's scope."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +75,15 @@ class PartialKVCacheManager(KVCacheManager):
         return CachedPrefix(full.blocks, full.num_tokens + common, tail)
 
     def computed(self, request: Request) -> None:
-        """List the tokens that the last step computed, and give the tail the key of its tokens so far."""
+        """List the tokens that the last step computed, and give the last block the key of its tokens so
+        far.
+        """
         if not self.enable_prefix_caching:
             return
         size, table = self.block_size_tokens, self._tables[request.request_id]
         last = (request.num_computed_tokens - 1) // size
-        # A step adds to the block where it began and to later blocks, so the walk ends at an up-to-date
-        # block.
+        # A step adds tokens to the block where it began and to later blocks, so the walk ends at the first
+        # up-to-date block.
         for index in range(last, -1, -1):
             tokens = tuple(
                 request.token_ids[index * size : min((index + 1) * size, request.num_computed_tokens)]

@@ -1,12 +1,13 @@
 """Keeps whole prompts with their blocks and the logits after their last token, so that an equal prompt needs
 no prefill.
 
-The block cache finds shared beginnings. This cache finds only equal prompts, but leaves nothing to compute
-for them: the first token is sampled from the kept logits. The blocks stay pinned while the prompt is kept,
-including its partial tail. A request that continues from them copies the tail before it writes into it.
+The block cache finds shared beginnings. This cache finds only equal prompts, and nothing has to be computed
+for them, since the first token is sampled from the kept logits. The blocks stay pinned while the prompt is
+kept, including its partial tail. A request that continues from them copies the tail before it writes into it.
 
-Invariants (`check_integrity`): at most `max_entries` prompts are kept; 0 keeps none. Each prompt pins exactly
-its blocks and releases them when it is removed, the least recently used first.
+Invariants (`check_integrity`): at most `max_entries` prompts are kept. 0 means that no prompt is kept. Each
+prompt pins exactly its blocks, and releases them when it is removed. The least recently used prompt is
+removed first.
 
 Callers: the prompt engine, and the continuous engine with its scheduler. The model defines what logits are.
 """

@@ -1,14 +1,16 @@
 """The engine that computes a whole prompt when it is added, and three ways to batch the decoding afterwards.
 
-It is the plain counterpart of the continuous engine, with the cache of whole prompts:
+This engine is the simple counterpart of the continuous engine, and uses the cache of whole prompts:
 - `run_naive`: one request after the other, alone;
 - `OfflineScheduler`: add all requests, then run them to their ends in one batch;
-- `OnlineScheduler`: add at any time; each step gives one token to at most `max_batch_size` requests, in turn.
+- `OnlineScheduler`: add requests at any time; each step computes one token for each of at most
+  `max_batch_size` requests, which take turns.
 
 Invariant (`check_integrity`): the greatest lengths of all unfinished requests together fit the cache, so that
-a decoding request always finds a block. Prompts that are only kept give way.
+a decoding request always finds a block. Kept prompts that no request uses are removed if their blocks are
+needed.
 
-Greedy answers are the same in all of them, and in the continuous engine.
+Greedy answers are the same in all three ways, and in the continuous engine.
 
 Callers: benchmarks, tests, batch jobs.
 """
@@ -32,7 +34,7 @@ class Model(Protocol):
 
 
 Sampler = Callable[[object, Request], TokenId]
-"""Chooses the next token from logits. It is greedy where answers are compared."""
+"""Chooses the next token from logits. Callers that compare answers give a greedy sampler."""
 
 
 class OutOfBlocksError(Exception):

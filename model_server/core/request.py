@@ -22,7 +22,7 @@ RequestId = NewType("RequestId", str)
 TokenId = NewType("TokenId", int)
 
 NO_TOKEN = TokenId(-1)
-"""A token that no model produces: the end marker of a model that has none."""
+"""The end marker of a model that has no end marker of its own. No model produces this token."""
 
 
 class RequestState(enum.Enum):
@@ -58,12 +58,11 @@ class Request:
     adapter: Adapter | None = None
     cache_salt: str = ""
     approximation: str = ""
-    """The name of the way in which its KV is computed, if that is not exact. Such blocks serve only requests
-    with the same name.
+    """The name of the approximation by which the request's KV is computed. Empty means that the KV is exact.
+    Approximate blocks serve only requests with the same name.
     """
     seed: int = 0
-    """The length of the answer, for a runner that makes up its answers. A runner that samples reads
-    `sampling`.
+    """Part of `fingerprint`, for a runner that makes up its answers. A runner that samples reads `sampling`.
     """
     sampling: SamplingParams = GREEDY
 
@@ -82,7 +81,7 @@ class Request:
     stored: LoadedPrefix | OutsidePrefix | None = field(default=None, init=False)
     """The fetched prefix. A loaded prefix is used once, by the first admission."""
     num_stored_tokens: int = field(default=0, init=False)
-    """The number of `num_cached_tokens` that came from this store."""
+    """The number of `num_cached_tokens` that came from the store below the cache."""
     num_preemptions: int = field(default=0, init=False)
     finish_reason: FinishReason | None = field(default=None, init=False)
     block_hashes: list[BlockHash] = field(default_factory=list, init=False)

@@ -1,5 +1,5 @@
-"""How a request wants its tokens chosen, and the log probabilities of a chosen token. Values only: the runner
-chooses.
+"""The settings by which a request's tokens are chosen, and the log probabilities of a chosen token. This
+module holds values only. The runner chooses.
 
 Callers: all code that makes requests, and the runners.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 MAX_LOGPROBS = 20
 """The most alternatives for each token, as in the OpenAI API and vLLM."""
 MAX_TEMPERATURE = 2
-"""This value is that of the OpenAI API and vLLM."""
+"""The OpenAI API and vLLM have the same limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +23,9 @@ class SamplingParams:
     top_k: int = 0
     """Tokens are chosen only among this many of the most likely ones. 0 means all."""
     seed: int = 0
-    """Decides the draw together with the token's position. Equal seeds give equal answers, whatever else is
-    in the batch."""
+    """The seed and the token's position together decide the random draw. Equal seeds give equal answers,
+    whatever else is in the batch.
+    """
     num_logprobs: int | None = None
     """Return each token's log probability, and those of this many most likely tokens. None means that no log
     probability is returned.

@@ -1,12 +1,12 @@
-"""Continuous batching: which requests compute how many tokens in the next step.
+"""Continuous batching decides which requests compute how many tokens in the next step.
 
 The rule is first come, first served:
 - each step has a token budget. Running requests are served first, in order of admission. A request that
   decodes gets one token. A request in prefill gets as much of its prompt as the budget leaves, so long
   prompts come in chunks between other requests' tokens;
 - when blocks run out, the request admitted last gives its blocks back and waits at the head of the queue. It
-  starts again later, with its part of the prefix cache. So the oldest running request always continues. Since
-  a request that could not fit alone is refused when it is added, every request ends;
+  starts again later, with its part of the prefix cache. So the oldest running request always continues. A
+  request that could not fit alone is refused when it is added. For both reasons every request ends;
 - then waiting requests are admitted while budget, places and blocks last. A request that cannot get blocks
   stops the admission, so that small requests do not starve a large one. A request whose LoRA adapter finds no
   slot is skipped, and so is one whose prefix is still being loaded from a store below the cache.
@@ -14,7 +14,7 @@ The rule is first come, first served:
 Invariants (`check_integrity`): a request is waiting or running, never both. Running requests hold blocks and
 waiting ones hold none. At most `max_num_seqs` run, with at most `max_loras` different adapters.
 
-Callers: the engine. There is no clock: `now` is only written down.
+Callers: the engine. This module reads no clock, and only records `now`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Chunk:
     """The request's blocks, for a runner that writes KV."""
     kept: PromptEntry | None = None
     """The kept result of an equal prompt. The chunk then has no tokens, and the next token comes from this
-    result."""
+    result.
+    """
     keeps_logits: bool = False
     """True if the chunk ends a prompt that will be kept, so that the step's result must have its logits."""
 
@@ -111,7 +112,7 @@ class Scheduler:
         )
 
     def remove(self, request: Request) -> None:
-        """Remove an ended request, wherever it is. Its blocks are free at once."""
+        """Remove an ended request, whether it waits or runs. Its blocks are free at once."""
         if request.state is RequestState.RUNNING:
             self._running.remove(request)
             self._kv_cache.free(request)

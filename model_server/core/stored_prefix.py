@@ -1,8 +1,6 @@
-"""The part of a request's prefix that a store below the KV cache has. Values only; the runner handles the
-content.
-
-It is set on a request before the request is admitted. The KV cache manager reads which blocks it needs, and
-the runner copies or reads the content. Callers: the tiers.
+"""The part of a request's prefix that a store below the KV cache has. This module holds values only. The
+tiers set the stored prefix on a request before the request is admitted. The KV cache manager reads which
+blocks the prefix needs, and the runner copies or reads the content. Callers: the tiers.
 """
 
 from __future__ import annotations
@@ -24,9 +22,8 @@ class LoadedPrefix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutsidePrefix:
-    """The first `num_blocks` blocks are read where they are, in the way of the runner's view.
-
-    The request's own blocks at these places stay empty, and cannot be found. Everything computed after such a
+    """The runner reads the first `num_blocks` blocks from the store through its view, and copies nothing. The
+    request's own blocks at these places stay empty, and cannot be found. All KV that is computed after such a
     prefix is approximate, so the request's scope names the approximation.
     """
 

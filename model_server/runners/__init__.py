@@ -1,1 +1,1 @@
-"""Runners: they turn a step's plan into tokens."""
+"""Runners turn a step's plan into tokens."""

@@ -1,12 +1,12 @@
-"""A runner that computes nothing and takes as long as a real one would: for gateways, tests and simulations.
+"""A runner that computes nothing, and whose steps take as long as a real model's. Gateways, tests and
+simulations use it.
 
 A step takes this many seconds at speed 1; p are the prefill chunks and d the requests that decode:
 
     prefill = sum over p of  n / prefill_rate * (1 + (start + n / 2) / context_knee)
     decode  = step + per_request * (len(d) - 1) + per_context_token * (context of all d)      (0 without d)
-    total   = decode + prefill * (1 + interference)     where both are there
-              max(step, prefill)                        for prefill alone
-              decode                                    for decode alone
+    total = decode + prefill * (1 + interference) for prefill and decode max(step, prefill) for prefill alone
+              decode for decode alone
 
 So a prefill costs more the further it is into its prompt (attention grows with the context), and decoding
 requests wait for the prompts that are computed in their step. An adapter that is not resident costs its

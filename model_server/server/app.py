@@ -1,8 +1,8 @@
 """The HTTP routes. Each handler reads, submits, and sends. `openai` and `replies` define the formats.
 
 A handler is cancelled when its client goes away (`handler_cancellation` in `serve`). However a handler ends,
-it aborts what it submitted, which has no effect on ended requests. So an abandoned request never keeps its
-blocks.
+it aborts the requests that it submitted. An abort has no effect on an ended request. So an abandoned request
+never keeps its blocks.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ from model_server.server.remote_prefill import BLOCKS_PATH, HEADER, BlocksAsked,
 from model_server.server.replies import DONE, Delta, Reply, error_event
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
-"""The form of a client's x-request-id that is returned in an answer. Any other is replaced
-by an id of ours."""
+"""An answer returns a client's x-request-id of this form. Any other id is replaced by an id of this
+server.
+"""
 
 _CLIENT_GONE = 499
-"""No client reads this answer. An exception would write a traceback to the log for each client that goes
-away.
+"""The status of an answer whose client has gone. No client reads it. An exception instead of an answer would
+write a traceback to the log for each client that goes away.
 """
 _READ_AT_ONCE_BYTES = 64 * 1024
 _MAX_BODY_BYTES = web.AppKey("max_body_bytes", int)
@@ -72,8 +73,8 @@ class Api:
         kv_event_sources: Callable[[], dict[str, dict[str, Any]]],
         remote_prefill: RemotePrefill | None = None,
     ) -> None:
-        """`runtime_lora` lets clients load and unload adapters. Otherwise these paths do not exist, as in
-        vLLM. `remote_prefill` lets other servers compute prompts for this one, and this one for them.
+        """`runtime_lora` lets clients load and unload adapters. Without it the paths for this do not exist,
+        as in vLLM. `remote_prefill` lets other servers compute prompts for this one, and this one for them.
         """
         self._remote_prefill = remote_prefill
         self._runtime_lora = runtime_lora
@@ -208,7 +209,7 @@ class Api:
         ]
 
     async def _kv_blocks(self, http: web.Request) -> web.Response:
-        assert self._remote_prefill is not None, "the path is there with the flag only"
+        assert self._remote_prefill is not None, "this path exists only with the flag"
         try:
             asked = msgspec.json.decode(await http.read(), type=BlocksAsked)
             held = self._remote_prefill.held(asked)
@@ -281,7 +282,7 @@ class Api:
 
 
 async def _small(http: web.Request) -> bytes:
-    """Return a body that names one adapter. Raise ApiError if the body is longer."""
+    """Return a body that names one adapter. Raise ApiError if the body is too long for this."""
     raw = await http.read()
     if len(raw) > _READ_AT_ONCE_BYTES:
         raise ApiError(f"The body is over the {_READ_AT_ONCE_BYTES:,} bytes that are taken on this path.")

@@ -1,4 +1,4 @@
-"""The backends of a server: a made-up model, or a real one. No other module knows both.
+"""The two backends of a server: a made-up model and a real model. No other module knows both.
 
 Torch is imported only for a real model.
 """
@@ -40,7 +40,9 @@ DEFAULT_HF_BLOCKS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostSettings:
-    """A server without a model: steps take as long as `costs` say, and words are made up."""
+    """The settings of a server without a model. Its steps take as long as `costs` say, and its words are made
+    up.
+    """
 
     costs: CostModel
     mean_answer_tokens: int = 128
@@ -48,7 +50,7 @@ class CostSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HfSettings:
-    """A real model, which this process computes."""
+    """The settings of a real model, which this process computes."""
 
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

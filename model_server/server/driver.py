@@ -29,7 +29,7 @@ _MAX_LAG_S = 0.05
 
 
 class Mailbox:
-    """Where one HTTP request receives the text of its choices. It has one reader."""
+    """The queue from which one HTTP request takes the text of its choices. A mailbox has one reader."""
 
     __slots__ = ("_arrived", "_closed", "_deltas")
 
@@ -91,8 +91,9 @@ class EngineDriver:
         compute: Callable[[StepPlan], Awaitable[StepResult]] | None = None,
         staging: Staging | None = None,
     ) -> None:
-        """`compute` runs the runner's `execute` outside the event loop's thread. None means that it takes no
-        time. `staging` fetches prefixes from a store below the cache. None means that there is no store.
+        """`compute` runs the runner's `execute` outside the event loop's thread. None means that `execute`
+        takes no time. `staging` fetches prefixes from a store below the cache. None means that there is no
+        store.
         """
         self._engine = engine
         self._compute = compute
@@ -242,7 +243,7 @@ class EngineDriver:
 
     def _report(self, output: TokenOutput) -> TokenReport:
         assert output.logprobs is not None, (
-            "the runner gave no log probabilities for a token for which a client wants them"
+            "the runner gave no log probabilities for a token, but a client wants them"
         )
         top = tuple((self._text_of(TokenId(token)), logprob) for token, logprob in output.logprobs.top)
         return TokenReport(self._text_of(output.token_id), output.logprobs.logprob, top)

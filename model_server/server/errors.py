@@ -1,5 +1,5 @@
-"""The errors that a client can cause: one exception with its HTTP status. `app` answers it
-in OpenAI's shape.
+"""The errors that a client can cause. Each is an ApiError with an HTTP status, and `app` turns it into an
+answer of OpenAI's shape.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""KV events: the changes of the prefix cache's content for subscribers, in the form that vLLM 0.32 sends.
+"""KV events tell subscribers how the content of the prefix cache changes, in the form that vLLM 0.32 sends.
 
 One message is a batch in msgpack: [timestamp, [events], data parallel rank]. Each event is a map with its
-name under "type". The fields, their order, and which are left out when they are empty are vLLM's. Recorded
-messages that are decoded and encoded again give the same bytes (tests/contract).
+name under "type". vLLM defines the fields, their order, and the fields that are left out when they are empty.
+Recorded messages that are decoded and encoded again give the same bytes (tests/contract).
 
 `KvEventLog` takes notes while steps are planned and turns them into numbered messages afterwards. It keeps
 the newest messages for subscribers that missed some. Invariants (`check_integrity`): kept messages are
 numbered without a gap, and the newest has the number before the next one.
 
-Pure: no socket and no clock here. Callers: the driver, and `kv_publisher`, which sends.
+This module uses no socket and no clock. Callers: the driver, and `kv_publisher`, which sends the messages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from model_server.core.request import Request
 from model_server.tiers.events import TierEvent, TierRemoved
 
 MEDIUM = "GPU"
-"""vLLM's name of the first tier, on a CPU too. A store below uses "CPU" and "STORAGE"."""
+"""vLLM's name of the first tier, which it uses on a CPU too. A store below the cache uses "CPU" and
+"STORAGE".
+"""
 SPEC_KIND = "full_attention"
 DEFAULT_BUFFER_BATCHES = 10_000
 

@@ -3,7 +3,7 @@ subscriber missed.
 
 The format on the wire is vLLM's. PUB sends three frames: topic, number (8 bytes, big-endian), batch. A DEALER
 that sends an empty frame and a number to the ROUTER gets every kept message from that number on, each after
-an empty frame, and then one numbered -1.
+an empty frame. The last message of the reply has the number -1.
 
 Both sockets bind, whatever the address is; vLLM binds only addresses that contain `*`. A subscriber that does
 not keep up loses messages and does not slow the engine. It sees the gap in the numbers, and asks for a
@@ -81,7 +81,7 @@ class KvPublisher:
         return _bound_address(self._router) if self._router is not None else None
 
     def source(self) -> dict[str, Any]:
-        """Return how to subscribe, in vLLM's names."""
+        """Return the settings that a subscriber needs, under vLLM's names."""
         return {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
@@ -93,7 +93,7 @@ class KvPublisher:
         }
 
     def publish(self) -> None:
-        """Send the notes since the last call, if any. Never waits."""
+        """Send the notes since the last call, if any, without waiting."""
         message = self._log.take(wall_time_s=self._wall_clock())
         if message is not None:
             # This is done at once: a PUB socket drops messages that a slow subscriber cannot take.
@@ -151,7 +151,8 @@ async def open_publisher(
 
     try:
         pub = bound(zmq.PUB, settings.endpoint, _HIGH_WATER_MARK)
-        # Room for one whole replay for each client. Anything beyond it was requested and not read.
+        # Each client has room for one whole replay. A client that needs more has requested messages and not
+        # read them.
         replay = settings.replay_endpoint
         router = bound(zmq.ROUTER, replay, settings.buffer_batches + 1) if replay is not None else None
         yield KvPublisher(log, settings=settings, pub=pub, router=router, wall_clock=wall_clock)

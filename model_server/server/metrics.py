@@ -1,9 +1,9 @@
 """Prometheus metrics under vLLM's names and labels, in a registry of their own.
 
 Gauges and cache counters are read from the engine at each scrape. The others are counted when steps finish.
-There is one intended difference from vLLM: of the label sets of `lora_requests_info`, which vLLM keeps for
-ever, only the last few stay. As in vLLM the value is a Unix time and the newest one is valid, and there is no
-sample before the first adapter's request.
+There is one intended difference from vLLM. vLLM keeps all label sets of `lora_requests_info` for ever, and
+this server keeps only the last few. As in vLLM the value of a label set is a Unix time, and the label set
+with the newest time is valid. There is no sample before the first request for an adapter.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ class Metrics:
     def _request_ended(self, request: Request, reason: FinishReason) -> None:
         scheduled, first, last = request.scheduled_s, request.first_token_s, request.last_token_s
         assert scheduled is not None, "a request ended by a token has been admitted"
-        assert first is not None, "a request ended by a token has had a first one"
-        assert last is not None, "a request ended by a token has had a last one"
+        assert first is not None, "a request ended by a token has had a first token"
+        assert last is not None, "a request ended by a token has had a last token"
         self._ended[reason].inc()
         self._queue.observe(scheduled - request.arrival_s)
         self._prefill.observe(first - scheduled)

@@ -30,7 +30,7 @@ from model_server.server.sampling import SamplingBody, SamplingReader
 from model_server.server.stops import StopRule
 from model_server.text.language import Language
 
-DEFAULT_COMPLETION_TOKENS = 16  # the API's own default; the answer to a chat may use the model's whole length
+DEFAULT_COMPLETION_TOKENS = 16  # the API's default for completions; a chat answer may fill the model's length
 _MAX_SALT_CHARACTERS = 1024
 _MAX_STOP_STRINGS = 16
 _MAX_STOP_CHARACTERS = 256
@@ -107,7 +107,8 @@ AnyBody = TypeVar(
 class Job:
     """The work of one HTTP request: each prompt becomes one engine request and one choice of the answer.
 
-    If several answers to a prompt are wanted, the prompt is here as many times, one after the other.
+    If a client wants several answers to a prompt, the job holds the prompt once for each answer, one after
+    the other.
     """
 
     chat: bool
@@ -137,13 +138,13 @@ def read_body(raw: bytes, kind: type[AnyBody]) -> AnyBody:
 
 
 def _field_at_fault(message: str) -> str | None:
-    """Return the place in the body, as msgspec writes it."""
+    """Return the place of the error in the body, as msgspec writes it."""
     found = [match[1] for pattern in (FAULT_PLACE, MISSING_FIELD) if (match := pattern.search(message))]
     return ".".join(found).strip(".") or None
 
 
 class RequestReader:
-    """Turns bodies into jobs for one server, with its names, tokenizer and length."""
+    """Turns bodies into jobs for one server, by the names, tokenizer and length of its model."""
 
     def __init__(
         self,
@@ -246,8 +247,8 @@ class RequestReader:
     def _truncated(
         self, prompts: Sequence[list[TokenId]], most: int | None, max_tokens: int | None
     ) -> Sequence[list[TokenId]]:
-        """Return the last `most` tokens of each prompt. -1 means as many as leave room for the answer, and
-        None means all.
+        """Return the last `most` tokens of each prompt. -1 means as many tokens as leave room for the answer,
+        and None means all tokens.
         """
         if most is None:
             return prompts

@@ -26,7 +26,8 @@ ABSENT = msgspec.Raw()
 _MAX_OPTION_BYTES = 64 * 1024
 _MAX_COUNTED_CHARACTERS = 256 * 1024
 """/tokenize counts a text up to this length even if the model's own length is shorter, since this is its
-purpose."""
+purpose.
+"""
 _LONGEST_ESCAPE_BYTES = 6
 r"""The most bytes of one character in JSON, as in \u00e9. A character outside the first plane takes two of
 these.
@@ -39,7 +40,7 @@ FAULT_PLACE = re.compile(r" - at `\$(\S*)`$")
 MISSING_FIELD = re.compile(r"missing required field `(\w+)`")
 _ROLE = re.compile(r"[a-z_]{1,24}")
 _ANY_JSON = msgspec.json.Decoder(float_hook=float)
-"""`float_hook`: msgspec's own way takes 10 us for a number like 1e-310."""
+"""The decoder has a `float_hook`, because msgspec's own way takes 10 us for a number like 1e-310."""
 
 Decoded = TypeVar("Decoded")
 
@@ -83,7 +84,7 @@ def decoded(raw: msgspec.Raw | bytes, kind: type[Decoded] | Any, *, param: str) 
 
 
 def option(raw: msgspec.Raw, kind: type[Decoded] | Any, *, param: str) -> Decoded | None:
-    """Return a field whose value is small if a client means it. Raise ApiError otherwise."""
+    """Return a field whose sensible values are all small. Raise ApiError if the value is large."""
     if not given(raw):
         return None
     if len(memoryview(raw)) > _MAX_OPTION_BYTES:
@@ -182,7 +183,7 @@ class PromptReader:
         return texts
 
     def _cut(self, texts: list[str]) -> list[list[TokenId]]:
-        """Return the tokens of the texts. Stop at the first text that is one too many."""
+        """Return the tokens of the texts. Stop at the first text that makes the sum of tokens too large."""
         room = MAX_LENGTHS * self._max_len_tokens
         prompts = []
         for text in texts:
@@ -266,7 +267,7 @@ def _json(raw: msgspec.Raw, kind: Any, *, param: str) -> Any:
 
 
 def _first_marks(raw: msgspec.Raw) -> tuple[bytes, bytes]:
-    """Return the first character of a value, and for a list also the first one inside."""
+    """Return the first character of a value, and for a list also the first character inside."""
     view = memoryview(raw)
     found = _LIST_START.match(view)
     return bytes(view[:1]), found[1] if found else b""
@@ -277,6 +278,6 @@ def _too_many() -> ApiError:
 
 
 def _place(param: str, message: str) -> str:
-    """Return the place in the field, as msgspec writes it."""
+    """Return the place of the error in the field, as msgspec writes it."""
     fault, missing = FAULT_PLACE.search(message), MISSING_FIELD.search(message)
     return param + (fault[1] if fault else "") + (f".{missing[1]}" if missing else "")

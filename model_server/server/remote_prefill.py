@@ -1,14 +1,13 @@
-"""Prompts that another server computes for this one (`--kv-transfer`): the server's side of
-`x-prefiller-host-port`.
+"""Lets another server compute prompts for this server (`--kv-transfer`), as the header
+`x-prefiller-host-port` asks.
 
 This server sends the request to the other server with one token of answer. Then it asks which blocks of the
-prompt the other server has, waits as long as their transfer takes, and has them in its own cache. The request
-then runs here like any other, and finds them. The blocks of a made-up model have no content, so only their
-names are sent; `KvTransferSettings` says how long their content would take.
-
-If anything goes wrong there, the request loses only time: this server computes the prompt itself. A client
-that sets the header makes this server call an address. So only the gateway may set it, and nothing is done
-without the flag.
+prompt the other server has, waits as long as their transfer takes, and puts them into its own cache. The
+request then runs on this server like any other, and finds the blocks. The blocks of a made-up model have no
+content, so only their names are sent. `KvTransferSettings` says how long their content would take. If the
+other server or the transfer fails, this server computes the prompt itself, and the request loses only time. A
+client that sets the header makes this server call an address. So only the gateway may set the header, and the
+header has no effect without the flag.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class BlocksAsked(msgspec.Struct, frozen=True):
 
 class BlocksHeld(msgspec.Struct, frozen=True):
     held: int
-    """The number of leading blocks."""
+    """The number of leading blocks that the answering server holds."""
 
 
 class RemotePrefillError(Exception):
@@ -76,8 +75,8 @@ class RemotePrefill:
         self._sleep = sleep
 
     def held(self, asked: BlocksAsked) -> BlocksHeld:
-        """Return how many of the blocks this server can hand over. The server that asks has the prompt to
-        answer. Raise ValueError if a hash is not hexadecimal.
+        """Return how many of the blocks this server can hand over to the server that asks. Raise ValueError
+        if a hash is not hexadecimal.
         """
         pool, count = self._engine.kv_cache.pool, 0
         for text in asked.hashes:
@@ -88,11 +87,11 @@ class RemotePrefill:
 
     async def fetch(self, where: str, path: str, raw: bytes, requests: Sequence[Request]) -> int:
         """Have the prompt computed at `where`, and get its blocks. Return the number of tokens that came. 0
-        means that this server has to compute them.
+        means that this server has to compute the prompt.
         """
         prompt = requests[0]
         if any(request.token_ids != prompt.token_ids for request in requests[1:]):
-            return 0  # several prompts: llm-d's sidecar does not send these to the prefill server either
+            return 0  # llm-d's sidecar does not send several prompts to the prefill server either
         kv, size = self._engine.kv_cache, self._engine.config.block_size_tokens
         known = len(kv.get_computed(prompt).blocks)
         missing = prompt.block_hashes[known : (len(prompt.token_ids) - 1) // size]

@@ -1,4 +1,6 @@
-"""Answers of the OpenAI API, whole and in chunks. Plain data; this module neither waits nor sends."""
+"""Builds answers of the OpenAI API, whole or in chunks. This module handles plain data, and neither waits nor
+sends.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,13 @@ class TokenReport:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New text of one choice. With a `finish_reason` it is the last one."""
+    """New text of one choice. A delta with a `finish_reason` is the last delta of its choice."""
 
     index: int
     text: str
     finish_reason: FinishReason | None
     told: tuple[TokenReport, ...] | None = None
-    """The log probabilities of its tokens. None means that the client did not ask."""
+    """The log probabilities of the delta's tokens. None means that the client did not ask for them."""
     stop_reason: str | None = None
     """The stop string that ended the answer, if one did."""
 

@@ -1,7 +1,6 @@
-"""Brings the server up and down: the composition root of `model-server serve`.
-
-SIGTERM and SIGINT drain: the port closes, requests under way finish (at most `drain_timeout_s`), then the
-process ends. A second signal ends it at once. If the engine's loop fails, the whole server fails with it.
+"""Starts and stops the server. This is the composition root of `model-server serve`. SIGTERM and SIGINT drain
+the server: the port closes, unfinished requests get at most `drain_timeout_s` to finish, and then the process
+ends. A second signal ends the process at once. If the engine's loop fails, the whole server fails with it.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class ServerSettings:
     max_adapters: int = DEFAULT_MAX_ADAPTERS
     """The most adapters loaded at the same time, including those given at the start."""
     allow_runtime_lora_updating: bool = False
-    """True: clients may load and unload adapters over HTTP."""
+    """True means that clients may load and unload adapters over HTTP."""
     num_blocks: int | None = None
     """The number of blocks. None means as many as `max_concurrency` or the backend asks for."""
     max_concurrency: int | None = None
@@ -80,8 +79,8 @@ class ServerSettings:
     kv_events: KvEventSettings | None = None
     kv_store: KvStoreSettings | None = None
     kv_transfer: KvTransferSettings | None = None
-    """Another server that a request's header names may compute the prompt, and this server may compute
-    prompts for others. None: neither is allowed.
+    """The settings by which servers compute prompts for each other. A request's header names the other
+    server. None means that this server neither asks another server nor computes prompts for others.
     """
 
     def __post_init__(self) -> None:
@@ -215,7 +214,9 @@ class Server:
         )
 
     def _kv_event_sources(self) -> dict[str, dict[str, Any]]:
-        """Return how to subscribe, by data parallel rank. The result is empty if there are no events."""
+        """Return the settings that a subscriber needs, by data parallel rank. The result is empty if there
+        are no events.
+        """
         return {"0": self.kv_publisher.source()} if self.kv_publisher is not None else {}
 
 

@@ -1,13 +1,13 @@
-"""Requests whose prefix is in a store below the cache: the prefix is fetched while they wait, and then they
-are admitted.
+"""Fetches the prefixes of requests from a store below the cache while the requests wait. The requests are
+admitted after that.
 
 A request is looked up when it is submitted. If the store has more of its prefix than the engine's blocks, the
 request is marked as loading, so the scheduler skips it. The loader's thread fetches one prefix after the
-other. A failure there does not affect the request: it is computed like any other. When a request has ended,
-its blocks are also given to the store.
+other. A failed fetch does not affect the request, whose prompt is then computed like any other. When a
+request has ended, its blocks are also given to the store.
 
-Prefixes that are fetched and not yet admitted are bounded: further requests wait for their fetch until others
-are admitted.
+Prefixes that are fetched and not yet admitted are bounded: at the limit, the next fetch waits until other
+requests are admitted.
 
 Everything here runs in the event loop's thread. Caller: the driver.
 """
@@ -61,7 +61,7 @@ class Staging:
         self._step_thread = step_thread
         self._staged_bytes = staged_bytes
         self.loader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-store-loader")
-        """Runs all reads of the store, one after the other. Others may only wait for it."""
+        """Runs all reads of the store, one after the other. No other thread reads the store."""
         tiers.start_reordering(is_idle=lambda: not engine.num_unfinished)
         self._waiting: deque[Request] = deque()
         self._fetching: Request | None = None
@@ -107,7 +107,7 @@ class Staging:
         first request.
         """
         self._log = log, publish
-        self._tiers.listen(self._teller(log, publish))
+        self._tiers.listen(self._sender(log, publish))
 
     def cache_was_reset(self) -> None:
         """Report the store's content again, each block once, because subscribers have forgotten
@@ -115,22 +115,22 @@ class Staging:
         """
         if self._log is not None:
             self._num_resets += 1
-            _leave(self.loader, partial(self._tiers.listen, self._teller(*self._log)))
+            _leave(self.loader, partial(self._tiers.listen, self._sender(*self._log)))
 
-    def _teller(self, log: KvEventLog, publish: Callable[[], None]) -> Tell:
+    def _sender(self, log: KvEventLog, publish: Callable[[], None]) -> Tell:
         """Return a `tell` that works until the next reset of the cache. After a reset, everything is reported
         again.
         """
         loop, num_resets = asyncio.get_running_loop(), self._num_resets
 
-        def told(event: TierEvent) -> None:
+        def log_and_publish(event: TierEvent) -> None:
             if num_resets == self._num_resets:
                 log.tier_changed(event)
                 publish()
 
         def tell(event: TierEvent) -> None:
-            with suppress(RuntimeError):  # the loop has ended, and with it the subscriptions
-                loop.call_soon_threadsafe(told, event)
+            with suppress(RuntimeError):  # the event loop has ended, so no subscriber is left
+                loop.call_soon_threadsafe(log_and_publish, event)
 
         return tell
 
@@ -142,12 +142,12 @@ class Staging:
         more.
         """
         loop = asyncio.get_running_loop()
-        # A request that still waits for its prefix may be computed later. It stores nothing.
+        # A request that still waits for its prefix may be computed later, but its blocks are not stored.
         self._closed = True
         self._waiting.clear()
         await loop.run_in_executor(
             self._step_thread, _nobody
-        )  # the work that was left to that thread is saved now
+        )  # the step thread has now done its remaining work
         await loop.run_in_executor(self.loader, lambda: self._tiers.close(timeout_s=timeout_s))
         self.loader.shutdown()
 
@@ -163,7 +163,7 @@ class Staging:
                 return
             self._waiting.popleft()
             self._fetching = request
-            # The cache may now hold more or less of it than when it was submitted.
+            # The cache may now hold more or less of the prompt than when the request was submitted.
             first_block = len(self._engine.kv_cache.get_computed(request).blocks)
             usable = (len(request.token_ids) - 1) // self._engine.config.block_size_tokens
             fetch = partial(
@@ -191,7 +191,7 @@ class Staging:
 
 
 def _leave(thread: Executor, work: Callable[[], None]) -> None:
-    """Run work whose result no caller waits for. So a fault is only logged."""
+    """Run work whose result no caller waits for. A fault is only logged."""
 
     def done(future: Future[None]) -> None:
         if not future.cancelled() and (error := future.exception()) is not None:

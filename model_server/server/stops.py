@@ -1,9 +1,8 @@
-"""Stop strings: the answer ends where one of them first appears, and a stream never shows the beginning of
-one.
+"""Ends an answer where a stop string first appears. A stream never shows the beginning of a stop string.
 
 Text comes in pieces that may be cut anywhere, so text that could still become a stop string is held back
 until this is decided. If several stop strings complete with the same piece, the one that starts first ends
-the answer. Pure. Caller: the driver.
+the answer. This module does no I/O. Caller: the driver.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 class StopRule:
     strings: tuple[str, ...]
     include: bool = False
-    """True: the answer shows the stop string too."""
+    """True means that the answer shows the stop string too."""
 
     def __post_init__(self) -> None:
         if not all(self.strings):
@@ -54,16 +53,14 @@ class StopFilter:
         return text[: len(text) - undecided]
 
     def flush(self) -> str:
-        """Return the text that was held back and has become no stop string: the answer has ended by
-        itself.
-        """
+        """Return the text that was held back, because the answer has ended without a stop string."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the number of characters at the end of `text` with which `stop` begins, less than all of
-    `stop`.
+    """Return the length of the longest end of `text` with which `stop` begins. The length is less than that
+    of `stop`.
     """
     longest = min(len(stop) - 1, len(text))
     return next((n for n in range(longest, 0, -1) if stop.startswith(text[len(text) - n :])), 0)

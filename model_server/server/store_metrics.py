@@ -45,7 +45,11 @@ class StoreMetrics:
             ("kv_store:usage_bytes", "Bytes in the folder of the store", now.used_bytes),
             ("kv_store:capacity_bytes", "The most bytes that the folder may hold", now.capacity_bytes),
             ("kv_store:waiting_bytes", "Bytes that wait to be written", now.waiting_bytes),
-            ("kv_store:usable", "0 for a while after the disk has failed", int(now.usable)),
+            (
+                "kv_store:usable",
+                "1 if the store uses its disk, 0 for a while after the disk has failed",
+                int(now.usable),
+            ),
         ):
             yield self._family(GaugeMetricFamily, name, text, (), [((), value)])
         yield from self._by_tier(now)

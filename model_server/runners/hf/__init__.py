@@ -1,3 +1,3 @@
-"""The runner that computes: any decoder of the transformers library, over the engine's blocks.
-Needs the extra `engine`.
+"""The runner that computes any decoder of the transformers library over the engine's blocks. It needs the
+extra `engine`.
 """

@@ -1,9 +1,9 @@
 """Paged attention, as a function that transformers' models call by its name in every layer.
 
 First the step's keys and values go to their slots. Then the queries of each request attend to the content of
-the request's blocks. Nothing about a request is kept here between steps. Requests with one token each are
-attended together; then the query heads that share a KV head take the place of query positions, so that keys
-are never repeated for them.
+the request's blocks. This module keeps nothing about a request between steps. Requests with one token each
+are attended together; then the query heads that share a KV head take the place of query positions, so that
+keys are never repeated for them.
 
 Models whose attention needs more than a causal mask (sliding windows, soft caps, sinks) are refused, because
 a wrong answer would look like a right one.
@@ -28,7 +28,7 @@ _BEYOND_CAUSAL = ("sliding_window", "softcap", "s_aux")
 
 
 def register() -> None:
-    """Make `NAME` known to transformers. A second call does no harm."""
+    """Make `NAME` known to transformers. A second call has no further effect."""
     AttentionInterface.register(NAME, paged_attention)
 
 
@@ -43,14 +43,14 @@ def paged_attention(
     paged: PagedStep,
     **options: object,
 ) -> tuple[torch.Tensor, None]:
-    """Attend. `query` is (1, head, rows, dim), `key` and `value` are (1, KV head, rows, dim). Return (1,
-    rows, head, dim).
+    """Compute one layer's attention over the current step. `query` is (1, head, rows, dim), `key` and `value`
+    are (1, KV head, rows, dim). Return (1, rows, head, dim).
     """
     assert attention_mask is None, "paged attention makes its own masks"
     for name in _BEYOND_CAUSAL:
         if options.get(name) is not None:
             raise UnsupportedModelError(
-                f"the model's attention uses {name}, but this engine computes plainly causal attention only"
+                f"the model's attention uses {name}, but this engine computes only plain causal attention"
             )
     rows = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return paged.attend(int(module.layer_idx), *rows, scaling=scaling)[None], None
@@ -117,8 +117,9 @@ class PagedStep:
         return attended[0].transpose(0, 1)
 
     def _mask(self, chunk: LongChunk, context: Context) -> torch.Tensor:
-        """Return a mask of shape (queries, tokens). A causal mask is made once for all layers. It holds
-        numbers to add to scores, because from true and false torch would make such numbers in each layer.
+        """Return a mask of shape (queries, tokens). A causal mask is made once for all layers. The mask holds
+        numbers to add to scores. torch would otherwise turn a mask of true and false into such numbers in
+        each layer.
         """
         if context.visible is not None:
             return context.visible

@@ -2,8 +2,8 @@
 row.
 
 A request that computes one token is attended together with others of about its length. A longer chunk is
-attended by itself, and so is a request with a long context on a CPU. Built once for each step, and read by
-every layer. Callers: the model (builds), the attention function (reads).
+attended by itself, and so is a request with a long context on a CPU. A batch is built once for each step, and
+every layer reads it. Callers: the model (builds), the attention function (reads).
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""LoRA adapters in PEFT's format, several in one step: each adapter adds its own low-rank part to the rows of
-its own requests.
+"""Computes several LoRA adapters in PEFT's format in one step. Each adapter adds its low-rank part to the
+rows of its own requests.
 
 A hook on every adapted projection adds `scale · B(A(x))` to the output rows of the requests that named the
 adapter, and leaves the other rows alone. Keys and values of adapted requests differ from those of the base
-model. The core knows this: adapters never share blocks. A block is named by the adapter's name and path. So
+model. So the core never lets two adapters share blocks. A block is named by the adapter's name and path. So
 an adapter whose file has changed in place is refused, because the cached blocks would belong to the old file.
 
-An adapter that was unloaded stays until no request uses it.
+An unloaded adapter stays in memory until no request uses it.
 
-Callers: the model (a step's rows), the server (load, unload), both in the thread that computes steps.
+Callers: the model (sets a step's rows) and the server (loads and unloads), both in the thread that computes
+steps.
 """
 
 from __future__ import annotations
@@ -78,13 +79,13 @@ class AdapterBank:
 
     def load(self, adapter: Adapter) -> None:
         """Read the adapter from its folder. Raise AdapterError if the folder holds no adapter, or the adapter
-        does not fit this model. Nothing has changed then.
+        does not fit this model. After an error the bank is as before.
         """
         folder = Path(adapter.path)
         digest = _digest(folder)
         if self._digests.get(adapter, digest) != digest:
             raise AdapterError(
-                f"{adapter.path} has changed since {adapter.name!r} was loaded from it, and what the old one computed may be "
+                f"{adapter.path} has changed since {adapter.name!r} was loaded from it, and blocks of the old adapter may be "
                 "cached: load it from another path or under another name"
             )
         if adapter not in self._digests and len(self._digests) >= _MOST_KNOWN:
@@ -111,8 +112,8 @@ class AdapterBank:
             self._leaving.discard(gone)
 
     def digest(self, adapter: Adapter) -> str | None:
-        """Return the digest of the adapter's files, which is the same each time they are loaded. Return None
-        if it was never loaded.
+        """Return the digest that the adapter's files had when they were loaded. Return None if the adapter
+        was never loaded.
         """
         digest = self._digests.get(adapter)
         return None if digest is None else digest.hex()

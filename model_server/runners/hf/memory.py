@@ -47,9 +47,10 @@ class KvMemory:
         self._slots = self.data.view(shape.num_layers, 2, num_blocks * block_size_tokens, *heads)
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """`slots`: (tokens,): block number times block size, plus the place in the block.
+        """Write one layer's keys and values to their slots. `slots` has the shape (tokens,); a slot is the
+        block number times the block size, plus the place in the block.
 
-        `keys`, `values`: (tokens, head, dim).
+        `keys` and `values` have the shape (tokens, head, dim).
         """
         self._slots[layer, 0].index_copy_(0, slots, keys)
         self._slots[layer, 1].index_copy_(0, slots, values)
@@ -58,10 +59,10 @@ class KvMemory:
         self, layer: int, blocks: torch.Tensor, *, into: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the keys and values of whole blocks. `blocks` holds their numbers in any shape (...). Both
-        results: (..., slot, head, dim).
+        results have the shape (..., slot, head, dim).
 
-        `into`: a result of `scratch` for at least this many blocks. The next read into it overwrites this
-        one. Memory that is used again and again stays in the processor's caches.
+        `into` is a result of `scratch` for at least this many blocks. The next read into it overwrites this
+        result. Memory that is used again and again stays in the processor's caches.
         """
         shape, numbers = (*blocks.shape, *self.data.shape[3:]), blocks.reshape(-1)
         # This copies whole blocks at the speed of memory. Indexing would copy the numbers one by one.
@@ -84,7 +85,7 @@ class KvMemory:
             self.data[:, :, target, :end] = self.data[:, :, source, :end]
 
     def load_block(self, block_id: BlockId, content: torch.Tensor) -> None:
-        """Restore the result of `save_block`, of any device and type."""
+        """Restore the result of `save_block`, which may be on any device and of any type."""
         self.data[:, :, block_id] = content.to(device=self.device, dtype=self.shape.dtype)
 
     def save_block(self, block_id: BlockId) -> torch.Tensor:

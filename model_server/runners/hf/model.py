@@ -61,7 +61,7 @@ def load(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Any:
     """
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} holds no model: it needs config.json and *.safetensors")
-    transformers_logging.disable_progress_bar()  # a server's log is not a terminal
+    transformers_logging.disable_progress_bar()  # progress bars would fill the server's log
     try:
         module = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     except (OSError, ValueError) as error:
@@ -102,7 +102,7 @@ class PagedModel:
         return int(self.module.config.max_position_embeddings)
 
     def forward(self, plan: StepPlan) -> Sequence[torch.Tensor]:
-        """Return logits (vocabulary,) after the last token of each chunk."""
+        """Return the logits after the last token of each chunk, each of the shape (vocabulary,)."""
         self.memory.copy(plan.copies)
         if not plan.chunks:
             return ()

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 _ROWS = 64
-"""The weights are packed for this number of rows. For 1 to 600 rows an order made for 8 to 512 is equally
-good, and one made for 1 is worse."""
+"""The weights are packed for this number of rows. For products of 1 to 600 rows, an order made for 8 to 512
+rows is equally good, and an order made for 1 row is worse.
+"""
 _OPS = ("_reorder_linear_weight", "_linear_pointwise")
 
 
@@ -31,7 +32,7 @@ class SharedProduct:
     layers is called, and kept for the others.
 
     Rows are recognized by identity. A layer with other rows computes the whole product for itself, which is
-    slow and correct.
+    slow but correct.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, num_layers: int) -> None:

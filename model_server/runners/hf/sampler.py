@@ -1,9 +1,8 @@
-"""From logits to tokens: greedy, or drawn at a temperature from the most likely tokens.
-
-A draw is one uniform number, made from the request's seed and the token's place in the answer, which goes
-through the distribution's cumulative sum over tokens. If only the most likely tokens are allowed, the sum is
-in order of likelihood, otherwise in the vocabulary's order. So a token depends only on its logits and its
-request: neither the rest of the batch nor a preemption changes an answer. Caller: the runner.
+"""Chooses tokens from logits: the most likely token, or a token drawn at a temperature from the most likely
+tokens. A draw makes one uniform number from the request's seed and the token's place in the answer. It looks
+this number up in the cumulative sum of the tokens' probabilities. If only the most likely tokens are allowed,
+the sum is in order of likelihood, otherwise in the vocabulary's order. So a token depends only on its logits
+and its request: neither the rest of the batch nor a preemption changes an answer. Caller: the runner.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ _FIRST_LOOK = 1024
 def choose(
     logits: torch.Tensor, requests: Sequence[Request]
 ) -> tuple[list[TokenId], list[TokenLogprobs | None]]:
-    """Return the next token of each request, with the log probabilities that it asked for. `logits`:
-    (requests, vocabulary).
+    """Return the next token of each request, with the log probabilities that it asked for. `logits` has the
+    shape (requests, vocabulary).
     """
     tokens = [TokenId(token) for token in logits.argmax(-1).tolist()]
     for row, request in enumerate(requests):
@@ -64,7 +63,9 @@ def _most_likely(probabilities: torch.Tensor, params: SamplingParams) -> tuple[t
 
 
 def _place(weights: torch.Tensor, number: float) -> int:
-    """Return the place of a number in [0, 1) among weights of any sum."""
+    """Return the index of the weight that the number falls on. The number is a share of the weights' sum, in
+    [0, 1).
+    """
     cumulative = weights.cumsum(-1)
     found = torch.searchsorted(cumulative, number * cumulative[-1], right=True)
     return min(int(found), len(weights) - 1)

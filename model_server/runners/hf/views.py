@@ -1,9 +1,9 @@
-"""Lets a request read something else than all of its blocks: the hook for a store that keeps only the
-important part.
+"""Lets a request read something other than all of its blocks. A store that reads only important tokens uses
+this hook.
 
-A view stands between one request's queries and its keys and values, in each layer. It is asked after the
-step's own keys and values are written. It gets the queries, and so can compute attention weights itself.
-Without a view a request reads every token up to each query's own.
+A view stands between one request's queries and its keys and values, in each layer. The view is called after
+the step's own keys and values are written. It gets the queries, so it can compute attention weights itself.
+Without a view each query reads every token up to its own.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class KvView(Protocol):
     def read(
         self, layer: int, chunk: LongChunk, query: torch.Tensor, *, memory: KvMemory, scaling: float
     ) -> Context:
-        """Return what the request reads. `query` is (queries, head, dim), after rotation and not yet
-        multiplied by `scaling`.
+        """Return the keys and values that the request reads. `query` is (queries, head, dim), after rotation
+        and not yet multiplied by `scaling`.
         """
         ...
 
