@@ -1,4 +1,6 @@
-"""The command `model-server`: flags to settings, one message for each mistake, exit codes."""
+"""The command `model-server` turns flags into settings, prints one message for each mistake, and returns the
+exit code.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,8 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Return 0 if a signal ended it after draining, 2 for settings that make no sense, 1 if
-    the port is taken.
+    """Run a command. Return 0 if a signal ended the command after draining, 2 for settings that make no
+    sense, 1 if the port is taken.
     """
     args = command_line().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = args.run

@@ -16,7 +16,7 @@ import msgspec
 from model_server.calibrate.probes import LATE_AFTER_TOKENS, Probe, Trace
 
 _TOKEN_IDS = range(100, 1000)
-"""These tokens are ordinary ones in every vocabulary."""
+"""In every vocabulary these ids are ordinary tokens."""
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_read=600)
 
 

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.max_prompt_tokens < 64 or args.max_batch < 2 or args.repeats < 1:
         print(
-            "model-server: --max-prompt-tokens must be at least 64, --max-batch 2, --repeats 1",
+            "model-server: --max-prompt-tokens must be at least 64, --max-batch at least 2, and --repeats at least 1",
             file=sys.stderr,
         )
         return 2

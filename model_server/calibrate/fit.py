@@ -1,10 +1,10 @@
-"""Computes the cost model's figures from samples, by least squares on relative errors, and how well they fit.
-Pure.
+"""Computes the cost model's figures from samples, by least squares on relative errors, and how well the
+figures fit. This module does no I/O.
 
 Prefill alone takes a + n / rate + n² / (2 · rate · knee). Here a is the cost of a request besides its
-computation (network, scheduling). The cost model has no place for it, so it is reported and left out. Decode
-takes step + per request + per context token. Prefill beside decode is measured by the time that it takes
-beyond both alone. Figures that would be below zero are set to zero.
+computation (network, scheduling). The cost model has no place for this cost, so it is reported and left out.
+Decode takes step + per request + per context token. The cost of prefill beside decode is the time that both
+take together, beyond the times that each takes alone. Figures that would be below zero are set to zero.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from model_server.calibrate.probes import DecodeSample, MixedSample, PrefillSamp
 from model_server.runners.cost import CostModel
 
 _NO_KNEE_TOKENS = 1e9
-"""Used if prefill showed no growth with context."""
+"""The context knee that is used if prefill showed no growth with context."""
 
 
 class FitError(Exception):
@@ -94,7 +94,7 @@ def fit(samples: Sequence[Sample]) -> Fit:
 
 
 def decode_s(costs: CostModel, sample: DecodeSample | MixedSample) -> float:
-    """Return the time of one step that decodes so many requests."""
+    """Return the time of one step that decodes this many requests."""
     return (
         costs.decode_step_s
         + costs.decode_per_request_s * (sample.batch - 1)

@@ -1,5 +1,5 @@
-"""The probes of a calibration, and what the times of their tokens show about the parts of the cost model.
-Pure.
+"""Plans the probes of a calibration, and turns the times of their tokens into samples for the cost model.
+This module does no I/O.
 
 There are three kinds of probe: one prompt alone (prefill), several requests that decode together (decode),
 and a prompt that comes while others decode (both in one step). Prompts are random tokens, so no cache ever
@@ -20,8 +20,8 @@ _SHORT_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Prompts of these lengths sent `together`, each answered with `answer_tokens`; then perhaps one late
-    prompt.
+    """A probe sends prompts of the lengths `together` at once, and each gets `answer_tokens`. If
+    `late_tokens` is set, one more prompt of this length follows.
     """
 
     together: tuple[int, ...]
@@ -31,7 +31,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One request: when it was sent, and when each of its tokens came."""
+    """The times of one request: when it was sent, and when each of its tokens came."""
 
     sent_s: float
     token_s: Sequence[float]
@@ -139,9 +139,9 @@ def _mixed(probe: Probe, together: Sequence[Trace], late: Trace) -> MixedSample 
 
 
 def _context(probe: Probe, together: Sequence[Trace], at_s: float) -> float:
-    """Return the tokens of all requests at that moment."""
-    said = sum(time <= at_s for trace in together for time in trace.token_s)
-    return float(sum(probe.together) + said)
+    """Return the number of tokens that all requests have at the time `at_s`."""
+    answered = sum(time <= at_s for trace in together for time in trace.token_s)
+    return float(sum(probe.together) + answered)
 
 
 def _gaps(times: Sequence[float]) -> list[float]:

@@ -25,7 +25,7 @@ _COST_FLAGS = (
         "MS",
         "decode_per_request_s",
         1e-3,
-        "time that each further request adds to such a step",
+        "time that each further request adds to a step that decodes",
     ),
     (
         "--interference",

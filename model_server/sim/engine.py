@@ -1,15 +1,16 @@
 """A simulated engine: the core's scheduling and block pool without tokens, fast enough for hours of traffic.
 
-It behaves like `core.engine.Engine` with the cost runner: it has the same block pool (the core's own), the
-same rules for chunks, admission and preemption, and the same durations. Differential tests check this. It
-leaves out the tokens: a request brings the names of its blocks, and the length of an answer is known.
+The simulated engine behaves like `core.engine.Engine` with the cost runner. It has the same block pool (the
+core's own), the same rules for chunks, admission and preemption, and the same durations. Differential tests
+check this. The simulated engine has no tokens: a request brings the names of its blocks, and the length of an
+answer is known.
 
 While all requests only decode, many steps are computed as one stride in closed form, until a request ends or
-needs a block. An arrival ends a stride at the end of the current step, because the real engine would look at
-its queue then.
+needs a block. A request that arrives ends the stride at the end of the current step, because the real engine
+would look at its queue then.
 
-Protocol of use: call `add` at any time. Call `wake(now)` at `due_s`: this records the computed work and
-starts the next step or stride. `add` may bring `due_s` forward. Caller: the fleet.
+Call `add` at any time. Call `wake(now)` at `due_s`, which records the computed work and starts the next step
+or stride. `add` may move `due_s` to an earlier time. Caller: the fleet.
 
 Invariants (`check_integrity`): those of the core's scheduler, and never two strides at once.
 """
@@ -74,7 +75,8 @@ class SimEngine:
         self._resident: OrderedDict[str, None] = OrderedDict()
         self._no_room = False
         """The first request in the queue found too few blocks. Nothing behind it is admitted before a request
-        ends."""
+        ends.
+        """
 
     @property
     def num_running(self) -> int:
@@ -93,8 +95,8 @@ class SimEngine:
         return frozenset(self._resident)
 
     def generated_tokens(self, *, now: float) -> int:
-        """Return all answer tokens by now, with those of the stride under way: a server counts at every
-        step.
+        """Return all answer tokens by now, including those of the current stride, since a server counts at
+        every step.
         """
         counted, stride = self.counters.generated_tokens, self._stride
         if stride is None or stride.num_steps == 1:
@@ -111,8 +113,8 @@ class SimEngine:
         return job.end_tokens <= self.shape.capacity_tokens
 
     def add(self, job: Job, *, now: float) -> None:
-        """Queue a request. The caller has to wake an idle engine now, and an engine that does several
-        steps in one stride at the end of its current step.
+        """Queue a request. This may move `due_s`: an idle engine has to be woken now, and an engine in a
+        stride of several steps at the end of its current step.
         """
         assert self.fits(job), "the request could never run"
         job.arrived_s = now
@@ -125,7 +127,7 @@ class SimEngine:
             self.due_s = stride.end_s(stride.num_steps)
 
     def drop_all(self) -> list[Job]:
-        """Fail everything in the process, because it died. The engine cannot be used afterwards."""
+        """Fail all requests of the engine, because its process died. The engine cannot be used afterwards."""
         lost = self.jobs()
         self._running.clear()
         self._waiting.clear()
@@ -133,8 +135,8 @@ class SimEngine:
         return lost
 
     def wake(self, now: float) -> tuple[list[Job], list[Job]]:
-        """Record the current stride, which is over (or there is none), and start the next one. Return
-        requests with their first token, and ended ones.
+        """Record the current stride, if there is one, because it is over. Start the next stride. Return the
+        requests that got their first token, and the requests that ended.
         """
         first: list[Job] = []
         ended: list[Job] = []
@@ -224,16 +226,18 @@ class SimEngine:
         self.due_s = stride.end_s(num_steps)
 
     def _steps_alike(self, chunks: list[tuple[Job, int]]) -> int:
-        """Return the number of steps until a request ends or needs a block, if all requests decode. Otherwise
-        1.
+        """Return the number of steps until a request ends or needs a block. Return 1 if not all requests
+        decode.
         """
         least = 1 << 30
         for job, num_tokens in chunks:
             computed = job.num_computed
             if num_tokens != 1 or computed + 1 != job.num_tokens or job.first_token_s is None:
-                # a prompt's last token may be a chunk alone, and the answer's first token must be seen
+                # A chunk may be a prompt's last token alone, and the step must end when the answer's first
+                # token comes.
                 return 1
-            # The step that fills a block stands alone: the block can be found from that step's start on.
+            # The step that fills a block must be the first of a stride, because the block can be found from
+            # the step's start on.
             slots = job.num_slots - computed - 1
             least = min(least, slots)
             left = job.end_tokens - job.num_tokens

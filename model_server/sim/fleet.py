@@ -1,14 +1,14 @@
 """Many servers, a router and a workload on one virtual clock.
 
-Owns the clock: a heap of events. Each event has a time and a number, so that events of the same time keep the
-order in which they were planned. The same inputs give the same run, byte for byte. Only the phases and the
-jitter of the scrapes are random, from the given generator.
+This module owns the clock, which is a heap of events. Each event has a time and a number, so that events of
+the same time keep the order in which they were planned. The same inputs give the same run, byte for byte.
+Only the phases and the jitter of the scrapes are random, from the given generator.
 
 The router is asked at each arrival, and is told what a proxy would see: the first token, the end of the
 answer, and scrapes. It may use any of these events. A server that dies fails its requests; the workload is
 told and may continue.
 
-Callers: benchmarks and tests. Knows no routing rule.
+Callers: benchmarks and tests. This module knows no routing rule.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Router(Protocol):
     """Chooses a server. Every method gets the virtual time."""
 
     def set_servers(self, names: Sequence[str], *, restarted: str, now: float) -> None:
-        """Set the current servers. `restarted` names one that came back with a cold cache, or is empty."""
+        """Set the current servers. `restarted` names a server that came back with a cold cache, or is
+        empty.
+        """
 
     def route(self, request: SimRequest, *, now: float) -> str | None:
         """Return the server's name. None refuses the request. `WAITS` means that a `Gate` will answer
@@ -53,8 +55,8 @@ class Gate(Protocol):
     """Holds requests that have no server yet. It is asked after each event, and when it is due."""
 
     def decided(self, *, now: float) -> Iterable[tuple[int, str | None]]:
-        """Return the requests that are decided now, each with its server; None refuses it. Each decision is
-        carried out before the next one is asked for.
+        """Return the requests that are decided now, each with its server, or with None if the request is
+        refused. The fleet carries out each decision before it asks for the next.
         """
 
     @property
@@ -63,7 +65,7 @@ class Gate(Protocol):
 
 
 class Workload(Protocol):
-    """The arrivals. Closed loops plan a user's next request when the last one is over."""
+    """The arrivals. A closed loop plans a user's next request when the user's last request is over."""
 
     def start(self) -> Iterable[tuple[float, SimRequest]]: ...
 
@@ -252,7 +254,7 @@ class Fleet:
         due_s = engine.due_s
 
         def wake(now: float) -> None:
-            if engine.due_s == due_s:  # Otherwise its time was changed, or its process died.
+            if engine.due_s == due_s:  # else the due time has changed, or the process died
                 first, ended = engine.wake(now)
                 for job in first:
                     self._first_token(job, now)
@@ -291,7 +293,7 @@ class Fleet:
         known = name in self._engines
         self._engines[name] = SimEngine(shape)
         if known:
-            return  # its scrapes go on
+            return  # the scrapes of this server go on
         for scraper in range(self._plan.num_scrapers):
             phase_s = self._rng.random() * self._plan.scrape_interval_s
             self._at(now + phase_s, self._scrape_of(scraper, name))
@@ -305,10 +307,11 @@ class Fleet:
                 for job in old.drop_all():
                     self._end(job, now, failed=True)
             if change.add:
-                assert change.add not in self._engines, "the server is there already"
+                assert change.add not in self._engines, "a server of this name exists already"
                 self._start_server(change.add, speed=change.speed, now=now)
             if change.remove:
-                self._retired.append(self._engines.pop(change.remove))  # its requests end by their own events
+                # The server's requests still end, because their events are planned already.
+                self._retired.append(self._engines.pop(change.remove))
             self._router.set_servers(list(self._engines), restarted=change.restart, now=now)
 
         return apply

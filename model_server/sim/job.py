@@ -1,7 +1,7 @@
 """A request inside a simulated engine: its needs and its progress.
 
-Only its engine changes it. Times are seconds of the virtual clock. None: the request did not reach this
-point.
+Only the engine changes it. Times are seconds of the virtual clock. A time of None means that the request did
+not reach this point.
 """
 
 from __future__ import annotations

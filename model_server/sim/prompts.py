@@ -3,9 +3,8 @@
 A prompt is a sequence of segments (id, tokens). Equal ids in equal order give equal text. So prompts share
 text by sharing segments, and no text of 48 KB has to be kept for each request: text is rendered when the
 request arrives. Block names are a chained hash over that text, cut every `block_tokens`, so two prompts share
-a block exactly when everything before it is equal too.
-
-Pure functions. Callers: the simulated fleet, and routers that want the text.
+a block exactly when all text before the block is equal too. This module does no I/O. Callers: the simulated
+fleet, and routers that want the text.
 """
 
 from __future__ import annotations

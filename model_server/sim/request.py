@@ -12,13 +12,14 @@ class SimRequest:
     request_id: int
     segments: tuple[Segment, ...]
     answer: Segment
-    """The length of the answer is the number of its tokens. A later prompt that continues from it contains
-    this segment."""
+    """The answer is a segment of this many tokens. A later prompt that continues the conversation contains
+    this segment.
+    """
     adapter: str = ""
     session: str = ""
     tenant: str = ""
     priority: int = 0
-    """The priority. A request with a larger one goes first, if the router knows priorities."""
+    """The priority. A request with a larger number goes first, if the router knows priorities."""
     first_user_segment: int = 0
     """The index of the segment where the first user message starts. The system prompt is before it."""
 

@@ -1,5 +1,5 @@
-"""Several steps of the same plan at once, in closed form: when the n-th of them ends, and which one runs at a
-moment.
+"""Computes several steps of the same plan at once, in closed form: when the n-th step ends, and which step
+runs at a given time.
 
 Each step takes a constant longer than the step before, since every answer grows by one token. Called by the
 engine.

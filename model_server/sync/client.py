@@ -39,7 +39,7 @@ class _Refusal(msgspec.Struct):
 
 
 class AdapterServer:
-    """One server, by its base URL. An async context manager."""
+    """One server, named by its base URL. This class is an async context manager."""
 
     def __init__(self, url: str, *, api_key: str | None = None) -> None:
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}

@@ -1,4 +1,6 @@
-"""Reads the wanted adapters: a YAML file, in a cluster a mounted ConfigMap. Caller: `loop`."""
+"""Reads the wanted adapters from a YAML file. In a cluster this file is a mounted ConfigMap. Caller:
+`loop`.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 def read_adapters(file: Path) -> Adapters:
-    """Return the wanted adapters. Raise AdapterFileError on anything but a whole, sensible file. An empty
-    list is written as one.
+    """Return the wanted adapters. Raise AdapterFileError if the file is not complete and valid. A file
+    without the key `adapters` is not valid either: no adapters are written as an empty list.
     """
     try:
         found = msgspec.convert(yaml.safe_load(file.read_bytes()), _File).adapters

@@ -1,17 +1,18 @@
 """Decides which adapters to load and unload, from the wanted adapters, the served ones, and the history.
 
 The rules:
-- a wanted adapter that is not served is loaded. One that is served from another path is unloaded first;
+- a wanted adapter that is not served is loaded. A wanted adapter that is served from another path is unloaded
+  first;
 - this process unloads only what it has loaded itself, unless it prunes: adapters that were given at the
   server's start or loaded by others stay;
 - a failed action is tried again later, each time after twice as long, with a random part, so that the
   sidecars of a fleet do not ask a shared store at the same moment. A changed path starts again from the first
   pause.
 
-A server that restarts has lost the loaded adapters. An adapter that is no longer served is no longer ours,
-and is loaded again.
+A server that restarts has lost the loaded adapters. If an adapter that this process loaded is no longer
+served, this process forgets that it has loaded the adapter, and loads it again if it is wanted.
 
-Pure: time and randomness are arguments. Caller: `loop`.
+Time and randomness are arguments. Caller: `loop`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Load:
 class Unload:
     name: AdapterName
     path: str
-    """The path from which it is served."""
+    """The path from which the adapter is served."""
 
 
 Action = Load | Unload
@@ -48,10 +49,12 @@ class Record:
     """The history of one name."""
 
     loaded_path: str | None = None
-    """The path that this process loaded under the name, as long as it was served since."""
+    """The path from which this process loaded the adapter. None again if the adapter is no longer served from
+    this path.
+    """
     failed: Action | None = None
     failures: int = 0
-    """The number of failures of that action in a row."""
+    """How often the action `failed` has failed in a row."""
     retry_at_s: float = 0.0
     error: str = ""
 
@@ -80,7 +83,7 @@ class Backoff:
 class AdapterStatus:
     name: AdapterName
     path: str
-    """The wanted path. For an adapter that is not wanted: the path from which it is served."""
+    """The wanted path, or for an adapter that is not wanted, the path from which it is served."""
     state: State
     failures: int = 0
     error: str = ""
@@ -88,8 +91,8 @@ class AdapterStatus:
 
 
 def plan(wanted: Adapters, served: Adapters, history: History, *, now: float, prune: bool) -> list[Action]:
-    """Return the actions to do now; those that free room come first. At most one action for each name. Plan
-    again after them.
+    """Return the actions to do now, at most one for each name. The actions that free room come first. Plan
+    again after these actions.
     """
     unloads: list[Action] = []
     loads: list[Action] = []

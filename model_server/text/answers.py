@@ -1,8 +1,9 @@
-"""Made-up answers: the same prompt always gets the same words, and the same number of them.
+"""Makes up answers. The same prompt always gets the same words, and the same number of words.
 
 Word and length depend only on the request's fingerprint and the position, so a preempted request continues as
-if nothing had happened. Every token is one registered piece of the tokenizer. So if the answer's text is sent
-back in the next turn of a conversation, it gives exactly the generated tokens, and finds their blocks.
+if nothing had happened. Every token is one registered piece of the tokenizer. So if a client sends the
+answer's text back in the next turn of a conversation, the text gives exactly the generated tokens, and the
+server finds their blocks.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _SENTENCE_TOKENS = 12
 class Answers:
     def __init__(self, tokenizer: Tokenizer, *, mean_tokens: int) -> None:
         """`mean_tokens` is the mean length of an answer without a limit. Lengths are spread evenly from half
-        of it to one and a half.
+        of the mean to one and a half times the mean.
         """
         if mean_tokens < 1:
             raise ValueError("the mean answer has at least one token")

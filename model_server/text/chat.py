@@ -1,7 +1,6 @@
-"""A stand-in for a model's chat template: role markers around each message.
-
-The rendered conversation is a prefix of its next turn's. Nothing that comes later (the number of messages,
-the generation prompt) changes earlier text, and an answer plus its end marker is exactly the rendered
+"""A stand-in for a model's chat template, which puts role markers around each message. The text of a
+conversation is a prefix of the text of its next turn. Later parts of a conversation (more messages, the
+generation prompt) never change earlier text. An answer plus its end marker is exactly the text of the
 assistant's message that the client sends back.
 """
 

@@ -1,5 +1,5 @@
-"""The text functions of a model that the server needs: prompts to tokens, and tokens to text, piece by piece
-or all at once.
+"""The text functions that the server needs from a model. They turn prompts into tokens, and tokens into text,
+piece by piece or all at once.
 
 There are two kinds: `standin`, for a made-up model, and `pretrained`, with the tokenizer and chat template of
 a real model. Callers: the request reader, the driver.
@@ -22,7 +22,7 @@ class ChatMessage:
     role: str
     content: str
     tool_calls: Sequence[Any] = ()
-    """The fields are as the client sent them."""
+    """The fields hold the client's values, unchanged."""
 
 
 class UnknownTokenError(Exception):
@@ -43,7 +43,9 @@ class Detokenizer(Protocol):
         ...
 
     def flush(self) -> str:
-        """Return the text that was held back, as well as it can be shown, because the answer has ended."""
+        """Return the text that was held back, because the answer has ended. The text may stand for an
+        unfinished character.
+        """
         ...
 
 
@@ -55,8 +57,8 @@ class Language(Protocol):
 
     @property
     def longest_token_characters(self) -> int:
-        """Return the most characters that a token stands for. A text with so many for each allowed token is
-        too long, and needs no counting.
+        """Return the most characters that one token stands for. A text with more characters than this for
+        each allowed token is too long, and its tokens need not be counted.
         """
         ...
 

@@ -1,10 +1,10 @@
 """The language of a real model: its own tokenizer and chat template, which transformers reads from its
 folder.
 
-Streaming: the text of a token is final when the text up to it no longer ends inside a character. Only the
-tokens since the last final one are decoded again, so a long answer costs no more for each token than a short
-one. They are decoded together with a few tokens before them, because in many tokenizers a token's text
-depends on whether something stands before it.
+In a stream the text of a token is final when the text up to this token no longer ends inside a character.
+Only the tokens since the last final token are decoded again, so a token of a long answer costs no more than a
+token of a short answer. These tokens are decoded together with a few tokens before them, because in many
+tokenizers a token's text depends on the token before it.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def _eos(folder: Path, tokenizer: Any) -> list[int]:
 
 
 def _not_variables(tokenizer: Any) -> set[str]:
-    """Return arguments of the template's call that clients may not set: how it is applied, from which file
-    and to what.
+    """Return the arguments of the template's call that clients may not set. They choose the template and its
+    input.
     """
     ours = set(inspect.signature(tokenizer.apply_chat_template).parameters)
     return ours - {"add_generation_prompt", "continue_final_message"}

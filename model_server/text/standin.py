@@ -53,7 +53,7 @@ class StandInLanguage:
             return "".join([self._tokenizer.decode(token) for token in token_ids])
         except KeyError as error:
             raise UnknownTokenError(
-                f"Token {error} cannot be turned back: ids are hashes here, and only an answer's are known."
+                f"Token {error} has no known text: ids are hashes here, and only the tokens of answers are known."
             ) from error
 
     def detokenizer(self, prompt: Sequence[TokenId]) -> _Pieces:  # noqa: ARG002 - its pieces stand for themselves

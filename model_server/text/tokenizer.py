@@ -1,12 +1,12 @@
-"""A stand-in for a model's tokenizer: it has no vocabulary file, and about four characters for a token of
-English.
+"""A stand-in for a model's tokenizer. It needs no vocabulary file, and cuts English into tokens of about four
+characters.
 
 Text is cut by one regular expression whose pieces are short and depend on nothing after them. So all tokens
 of a text except the last one are also tokens of every longer text that starts with it, which a prefix cache
 needs. (A text that ends inside a marker may differ from there on.) A token's id is a hash of its piece. Ids
 cannot be turned back into text, except those of registered pieces (the words of answers).
 
-Markers like `<|user|>` are single tokens wherever they stand.
+A marker such as `<|user|>` is always a single token.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _MAX_REMEMBERED_PIECES = 200_000
 
 _AT_ONCE_CHARACTERS = 16 * 1024
 """A search holds Python's lock to its end, so a long text is searched in parts. Other threads get their turn
-in between."""
+in between.
+"""
 
 
 class _PieceIds(dict[str, TokenId]):

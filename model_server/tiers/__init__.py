@@ -1,3 +1,3 @@
-"""Prefix KV beyond GPU memory: a probe finds the important tokens, they are read in dense chunks, and chunks
-are kept by their use and importance.
+"""Keeps the KV of prefixes beyond GPU memory. A probe finds a prefix's important tokens, requests read these
+in dense chunks, and the fast tiers keep chunks by their use and importance.
 """

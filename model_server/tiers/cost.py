@@ -1,13 +1,11 @@
 """Predicts which way to a prefix's KV is the fastest: computing it again, or reading it, whole or in part.
 
 `Machine` and `Work` give the cost of a request on stated hardware. `Speeds` learns the same from a running
-server, which knows neither the bandwidth of its disk nor the speed of its processor. Pure: times come in as
-numbers.
-
-The model is a sum: the computation of the new tokens, the bytes read from disk, a latency for each read, and
-a copy of all bytes that are used, wherever they were found. With large tiers the copy is most of it. Reads
-ahead of the computation make the sum smaller. docs/tiers.md says how near the model comes to the measured
-cells, and a test holds it.
+server, which knows neither the bandwidth of its disk nor the speed of its processor. This module reads no
+clock and gets times as numbers. The model adds up four times: the computation of the new tokens, the reading
+of bytes from disk, a latency for each read, and a copy of all bytes that are used, wherever they were found.
+With large tiers the copy takes most of the time. Reads ahead of the computation make the sum smaller.
+docs/tiers.md says how near the model comes to the measured cells, and a test checks this.
 
 Callers: the server's tiers (`Speeds`), tests and docs (the rest).
 """
@@ -20,9 +18,9 @@ from dataclasses import dataclass
 _MEMORY = 0.2
 """The weight of the newest measurement in a learned speed."""
 _FEW_TOKENS = 32
-"""A step with fewer tokens shows the time of a step, not that of its tokens."""
+"""A step with fewer tokens takes about as long as any step, so it shows nothing about the time of a token."""
 _TRY_AGAIN = 16
-"""After this many prefixes were computed and not loaded, one is loaded, to see whether loading has become
+"""After this many prefixes were computed and not loaded, a prefix is loaded, to see whether loads have become
 faster.
 """
 
@@ -86,8 +84,8 @@ class Speeds:
             self._compute_s_per_token = _learnt(self._compute_s_per_token, seconds / tokens)
 
     def loaded(self, load: Load, *, seconds: float) -> None:
-        """Learn from a load. It shows the speed of the place from which most of it came. The other place's
-        share of the time is subtracted first.
+        """Learn from a load. The load shows the speed of the place from which most of its bytes came. The
+        other place's share of the time is subtracted first.
         """
         if load.disk_bytes >= load.held_bytes:
             own_s = seconds - load.held_bytes * (self._held_s_per_byte or 0.0)

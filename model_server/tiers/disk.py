@@ -1,4 +1,4 @@
-"""Counted reads of the disk tier. Measurements may use a disk that is slowed down to a given rate.
+"""Reads the disk tier, and counts the reads. Measurements may use a disk that is slowed down to a given rate.
 
 A read is one `pread`. Callers: segments; the benchmarks, which choose the disk.
 """

@@ -12,4 +12,4 @@ class LayoutMismatchError(StoreError):
 
 
 class DamagedSegmentError(StoreError):
-    """A segment is shorter than it says, or its bytes were changed."""
+    """A segment's file is shorter than its description says, or its bytes were changed."""

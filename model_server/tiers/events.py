@@ -1,4 +1,4 @@
-"""Events about a store's content, from any thread. Plain values.
+"""Events about a store's content, from any thread. The events are plain values.
 
 Callers: the store and its reader send them, and the server turns them into KV events.
 """
@@ -18,20 +18,22 @@ Medium = Literal["CPU", "STORAGE"]
 
 @dataclass(frozen=True, slots=True)
 class TierStored:
-    """Consecutive blocks of one prefix can be loaded from here."""
+    """Consecutive blocks of one prefix can be loaded from this tier."""
 
     medium: Medium
     hashes: Sequence[BlockHash]
     first_block: int
     parent: BlockHash | None
     token_ids: Sequence[int] = ()
-    """The tokens. They are missing if the store no longer knows them, because it keeps only hashes."""
+    """The blocks' tokens. They are missing if the store no longer knows them, because it keeps only
+    hashes.
+    """
     scope: PrefixScope = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
 class TierRemoved:
-    """These blocks can no longer be loaded from here."""
+    """These blocks can no longer be loaded from this tier."""
 
     medium: Medium
     hashes: Sequence[BlockHash]

@@ -1,11 +1,11 @@
-"""The files of a store's folder: written whole, readable only by their owner, and read through a bounded
-number of handles.
+"""Writes and reads the files of a store's folder. Each file is written whole and readable only by its owner.
+A bounded number of handles is open for reading.
 
 A store has more files than a process may have open. So `OpenFiles` keeps only the files open that were read
-last. Another file is opened again when it is read, and must still be the same file: DamagedSegmentError if it
-was replaced or removed meanwhile. A reader holds the handle, which is closed when no reader has it.
+last. A file that was closed is opened again when it is read. If it was replaced or removed meanwhile, the
+read raises DamagedSegmentError. A reader holds the handle, which is closed when no reader has it any more.
 
-Callers: segments, the store (its manifest), the importance files. Any thread.
+Callers: segments, the store (its manifest), the importance files. All threads may call.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ _ONLY_OWNER = 0o600
 
 
 def write_whole(path: Path, pieces: Iterable[bytes], *, synced: bool) -> None:
-    """Write or replace the file in one step: whenever the file has its name, it is complete. `synced`: even
-    after a crash of the machine.
-
-    Raises the disk's OSError. If only the folder could not be synced, the file is there.
+    """Write or replace the file in one step, so that a file under this name is always complete. With `synced`
+    this also holds after a crash of the machine. Raise the disk's OSError. If only the folder could not be
+    synced, the file exists in spite of the error.
     """
     unfinished = path.with_name(path.name + UNFINISHED)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -46,7 +45,8 @@ def write_whole(path: Path, pieces: Iterable[bytes], *, synced: bool) -> None:
                 os.fsync(file.fileno())
         unfinished.rename(path)
     except BaseException:
-        with suppress(OSError):  # a full disk needs this room; remains go when the store is opened next
+        # A full disk needs this room. The next opening of the store removes the file otherwise.
+        with suppress(OSError):
             unfinished.unlink(missing_ok=True)
         raise
     if synced:
@@ -66,8 +66,8 @@ class Handle:
     """A file that is open for reading as long as this object exists."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file. If a link stands at this path, the link is not followed; if a pipe stands there,
-        the call does not wait for a writer. DamagedSegmentError: the path is a link.
+        """Open the file. Raise DamagedSegmentError if the path is a link. If the path is a pipe, the call
+        does not wait for a writer.
         """
         try:
             self.number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -89,7 +89,9 @@ class OpenFiles:
         self.limit = limit or max(_LEAST_OPEN, min(_MOST_OPEN, _allowed() // 4))
         self._lock = threading.Lock()
         self._recent: OrderedDict[int, weakref.ref[ReadFile]] = OrderedDict()
-        """By identity, the one that was read longest ago first. Some of them are no longer used."""
+        """The open files by identity, in the order of their last reads, the oldest first. Some of them are no
+        longer used.
+        """
 
     def read(self, file: ReadFile) -> None:
         """Note that the file is open, and was read last."""

@@ -1,12 +1,12 @@
-"""The chunks that nearly every request of a segment reads. They are fetched while the layer before is
-computed.
+"""Finds the chunks that nearly every request of a segment reads, so that they can be fetched while the layer
+before is computed.
 
-The chunks that a layer needs are known only when its queries are. So its reads would wait for the
+Which chunks a layer needs is known only when its queries are computed. So its reads would wait for the
 computation, and the computation of the next layer would wait for these reads. But requests with the same
 prefix choose similar tokens, and reordering puts these into the same chunks.
 
-Invariants (`check_integrity`): a chunk is counted at most once for each request. Pure. Caller: the tiered
-reader, in its own thread.
+Invariants (`check_integrity`): a chunk is counted at most once for each request. This module does no I/O.
+Caller: the tiered reader, in its own thread.
 """
 
 from __future__ import annotations
@@ -37,14 +37,16 @@ class Foresight(Generic[S]):
         self._reads: defaultdict[S, defaultdict[int, _Reads]] = defaultdict(lambda: defaultdict(_Reads))
 
     def record(self, segment: S, layer: int, chunks: Collection[int]) -> None:
-        """Note that a request has read these chunks of the layer, each once, and no other chunks of it."""
+        """Note that a request has read these chunks of the layer, each once, and no other chunk of the
+        layer.
+        """
         reads = self._reads[segment][layer]
         reads.requests += 1
         reads.of_chunk.update(chunks)
 
     def expected(self, segment: S, layer: int) -> list[int]:
-        """Return the expected chunks in ascending order. There are none before two requests have shown
-        them.
+        """Return the expected chunks in ascending order. No chunk is expected before two requests have read
+        the layer.
         """
         reads = self._reads[segment][layer] if segment in self._reads else _Reads()
         if reads.requests < _FEWEST_REQUESTS:

@@ -1,8 +1,8 @@
-"""Decides whether a disk that failed may be tried again. Pure; time is an argument.
+"""Decides whether a disk that failed may be tried again. Time is an argument.
 
-After a failure nothing is tried for a while. This pause doubles with each further failure and ends with the
-first success. So a full or dying disk costs requests next to nothing, and a disk that has recovered is used
-again. Callers: the writer, the loads.
+After a failure the disk is not used for a while. This pause doubles with each further failure and ends with
+the first success. So a full or dying disk costs requests next to nothing, and a disk that has recovered is
+used again. Callers: the writer, the loads.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""How important each token of a node was to the requests that used it: a running mean for each layer.
-
-One request's attention says little about the next one's, so only the mean forgets. The caller normalizes
-weights: each request counts once, however many queries it had. A request may have used only the beginning of
-the node; then only these tokens are counted. Pure. Callers: the knowledge about a store's nodes, which splits
-it with its node.
+"""Keeps how important each token of a node was to the requests that used it, as a running mean for each
+layer. A mean over requests is kept because one request's attention says little about the attention of the
+next. The caller normalizes weights, so that each request counts once, however many queries it had. A request
+may have used only the beginning of the node; then only these tokens are counted. This module does no I/O.
+Caller: `learnt`, which splits the importance together with its node.
 
 Invariants (`check_integrity`): every layer has a mean for each token, and none is negative. Tokens that no
 request has used have zero, and stand after used ones.
@@ -57,8 +56,8 @@ class NodeImportance:
         return self._reads[layer]
 
     def top(self, layer: int, count: int) -> set[int]:
-        """Return the `count` most important tokens, earlier ones first among equals. None before the first
-        request.
+        """Return the `count` most important tokens, the earlier token first among equals. Return None before
+        the first request.
         """
         if not self.num_requests:
             return set()
@@ -73,8 +72,8 @@ class NodeImportance:
         return self._part(slice(0, num_tokens)), self._part(slice(num_tokens, self.num_tokens))
 
     def packed(self) -> bytes:
-        """Return bytes for `unpacked`: uses, then the means of each layer, with 32 bits each in the machine's
-        order.
+        """Return bytes for `unpacked`: the uses, then the means of each layer. Each number has 32 bits in the
+        machine's byte order.
         """
         return array("I", self._uses).tobytes() + b"".join(
             array("f", means).tobytes() for means in self._means
@@ -82,7 +81,7 @@ class NodeImportance:
 
     @classmethod
     def unpacked(cls, content: bytes, *, num_layers: int, num_tokens: int) -> NodeImportance:
-        """Return the importance that `packed` wrote. Raise ValueError if it has another size."""
+        """Return the importance that `packed` wrote. Raise ValueError if the bytes are of another size."""
         if len(content) != 4 * num_tokens * (1 + num_layers):
             raise ValueError(f"importance of {num_layers} layers and {num_tokens} tokens is wanted")
         made = cls(num_layers=num_layers, num_tokens=num_tokens)

@@ -1,11 +1,11 @@
-"""What was learned about a store's nodes, in a small file beside each node's segment, which survives a
-restart.
+"""Saves what was learned about a store's nodes in a small file beside each node's segment, so that it
+survives a restart.
 
     <first block's hash>.importance     CRC, a line of JSON (the node's blocks, layers), the packed numbers
 
-Written whole under another name and renamed, like a segment, but not synced: what a crash loses is learned
-again. Files that are damaged, or whose node is gone, are removed when they are read. Callers: the tiered
-reader.
+A file is written whole under another name and renamed, like a segment. It is not synced, because the server
+learns again what a crash loses. Files that are damaged, or whose node is gone, are removed when they are
+read. Callers: the tiered reader.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def save(folder: Path, blocks: Blocks, importance: NodeImportance) -> None:
 def load(
     folder: Path, *, stored: Collection[BlockHash], num_layers: int, block_tokens: int
 ) -> list[tuple[Blocks, NodeImportance]]:
-    """Return the importance of the nodes whose names are in `stored`, in a layout with so many layers and
-    tokens a block. Other files are removed.
+    """Return the importance of the nodes whose names are in `stored`, in a layout with `num_layers` layers
+    and `block_tokens` tokens a block. Other files are removed.
     """
     found = []
     for path in folder.glob(f"*{SUFFIX}"):
@@ -76,7 +76,7 @@ def _remove(path: Path) -> None:
 
 
 def _read(path: Path, *, num_layers: int, block_tokens: int) -> tuple[Blocks, NodeImportance]:
-    """Read a file, at most the size that a node can have, whatever the file says."""
+    """Read a file. The function never reads more bytes than a node's importance can have."""
     if path.stat().st_size > 4 * MAX_TOKENS * (1 + num_layers) + 80 * MAX_TOKENS // block_tokens + 2048:
         raise ValueError("it is too long")
     whole = path.read_bytes()

@@ -1,10 +1,8 @@
-"""The order in which a node's tokens are stored: a mapping list, and the chunks that a set of tokens needs.
-
-`slots[token]` is the place at which a token of the node is stored. Everywhere else tokens keep their logical
-order: prefixes are matched, and attention is computed, only by logical position. The order is a permutation
-of the node's own tokens, never across nodes.
-
-Pure. Callers: the segment writer, the reader of selected tokens, the background reordering.
+"""Holds the order in which a node's tokens are stored as a mapping list, and finds the chunks that a set of
+tokens needs. `slots[token]` is the place at which a token of the node is stored. All other code keeps tokens
+in their logical order: prefixes are matched and attention is computed only by logical position. The order is
+a permutation of the node's own tokens, and never moves a token to another node. This module does no I/O.
+Callers: the segment writer, the reader of selected tokens, the background reordering.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ class TokenOrder:
 
     @classmethod
     def by_importance(cls, importance: Sequence[float]) -> TokenOrder:
-        """Return the most important tokens first, equal ones in logical order. So any number of the most
-        important tokens lies in the fewest chunks.
+        """Return the layout with the most important tokens first, and equally important tokens in logical
+        order. So any number of the most important tokens lies in the fewest chunks.
         """
         stored = sorted(range(len(importance)), key=lambda token: -importance[token])
         return cls.of_stored(stored)
@@ -40,7 +38,7 @@ class TokenOrder:
         return order
 
     def stored(self) -> list[int]:
-        """Return the token at each slot: the inverse list."""
+        """Return the token at each slot, which is the inverse of `slots`."""
         tokens = [0] * len(self.slots)
         for token, slot in enumerate(self.slots):
             tokens[slot] = token

@@ -1,12 +1,13 @@
-"""What requests have shown about the nodes of a store: the importance of each node's tokens, and which nodes
-are due to be reordered.
+"""Keeps what requests have shown about the nodes of a store: the importance of each node's tokens, and which
+nodes are due to be reordered.
 
-A node that was split takes its tokens' means along. A node that came back with other blocks starts again. A
-node is due after 2 requests that used it, and then each time their number has doubled since it was reordered,
-because means move more and more slowly.
+When a node is split, both parts keep the means of their tokens. A node that came back with other blocks
+starts again. A node is due after 2 requests that used it. Later it is due each time the number of its
+requests has doubled since it was reordered, because means change more and more slowly.
 
-Invariants (`check_integrity`): importance has the tokens of the blocks that it belongs to; nodes that are
-due, reordered or unsaved have importance. Pure. Caller: the tiered reader, in its own thread.
+Invariants (`check_integrity`): a node's importance covers exactly the tokens of its blocks; nodes that are
+due, reordered or unsaved have importance. This module does no I/O. Caller: the tiered reader, in its own
+thread.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Learnt:
         return name
 
     def orders(self, blocks: Blocks) -> list[TokenOrder] | None:
-        """Return for each layer the node's tokens in the order of importance, or None if nothing is known
+        """Return for each layer the node's tokens in the order of importance. Return None if nothing is known
         about these tokens. From now on the node counts as reordered.
         """
         importance = self.known(blocks)
@@ -96,8 +97,8 @@ class Learnt:
         return [self._importance[name] for name in names if name in self._importance]
 
     def keep(self, names: Collection[BlockHash]) -> list[BlockHash]:
-        """Forget all other nodes, which are no longer stored. Return those of them about which something was
-        known.
+        """Forget all nodes but these, because the others are no longer stored. Return the forgotten nodes
+        that had importance.
         """
         gone = [name for name in self._importance if name not in names]
         for name in gone:

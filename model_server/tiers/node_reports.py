@@ -1,7 +1,7 @@
 """Reports which nodes the fast tiers hold as a whole, whenever this changes.
 
 A node is reported when all its chunks of all layers are in a fast tier, and again when the first of these
-chunks leaves. Pure. Caller: the tiered reader, in its own thread.
+chunks leaves. This module does no I/O. Caller: the tiered reader, in its own thread.
 
 Invariants (`check_integrity`, with the chunks that are held): each count is the number of held chunks; the
 reported nodes are exactly those that are held as a whole.

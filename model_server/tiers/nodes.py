@@ -1,12 +1,13 @@
-"""The radix tree of stored prefixes: each node is a run of blocks, named by the block hashes that the engine
-and vLLM use.
+"""The radix tree of stored prefixes. Each node is a run of blocks, and the block hashes of the engine and
+vLLM name the blocks.
 
 A block hash names its whole prefix, so a node is found by its first block's hash alone, and two nodes never
 hold the same block. If a new prefix leaves a node in its middle, the node is split, and the head keeps the
 node's name.
 
 Invariants (`check_integrity`): a node's parent ends where the node begins; no block is in two nodes; nodes
-are not empty. Pure. Caller: the prefix store, which does on disk what `insert` reports.
+are not empty. This module does no I/O. Caller: the prefix store, which makes the changes on disk that
+`insert` reports.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ class PrefixTree:
         return found
 
     def num_held(self, hashes: Sequence[BlockHash]) -> int:
-        """Return how many of a prefix's first blocks are in the tree. A block is there only if all blocks
-        before it are there.
+        """Return how many of a prefix's first blocks are in the tree. A block is in the tree only if all
+        blocks before it are.
         """
         return bisect_left(hashes, 1, key=lambda block: block not in self._node_of)
 
@@ -107,8 +108,8 @@ class PrefixTree:
     def attach(
         self, hashes: Sequence[BlockHash], *, first_block: int, parent_hash: BlockHash | None
     ) -> Node | None:
-        """Put a node back that was in a tree before. Return None if its blocks are already there, or its
-        parent's end is not.
+        """Put a node back that was in a tree before. Return None if its blocks are in the tree already, or if
+        its parent's last block is not.
         """
         if not self._node_of.keys().isdisjoint(hashes):
             return None
@@ -160,11 +161,11 @@ class PrefixTree:
         linked = list(self._roots.values())
         for node in linked:
             linked.extend(node.children.values())
-        assert len(linked) == len(self._nodes), "every node hangs in the tree"
+        assert len(linked) == len(self._nodes), "the tree reaches every node from a root"
 
 
 def _common(own: Sequence[BlockHash], wanted: Sequence[BlockHash], at: int) -> int:
-    """Return the number of leading blocks of `own` that equal those of `wanted` from there on."""
+    """Return the number of leading blocks of `own` that equal the blocks of `wanted` from `at` on."""
     count, most = 0, min(len(own), len(wanted) - at)
     while count < most and own[count] == wanted[at + count]:
         count += 1

@@ -18,13 +18,13 @@ from model_server.tiers.segment import KvLayout
 
 _NAME = "manifest.json"
 _MOST_BYTES = 1 << 16
-"""Manifests that we write are shorter than this."""
+"""Every manifest that this module writes is shorter than this."""
 _FORMAT = 1
 
 
 def locked(folder: Path) -> int:
-    """Take the lock, which lasts as long as this file descriptor is open. Raise StoreError if another process
-    has it.
+    """Take the lock, which lasts as long as the returned file descriptor is open. Raise StoreError if another
+    process has the lock.
     """
     number = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

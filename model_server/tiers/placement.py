@@ -2,10 +2,10 @@
 
 The disk holds a full copy of every chunk, so a chunk that leaves a tier is just dropped, and nothing is
 written back. A used chunk enters the fastest tier whose weakest chunks have a lower score. The chunks that it
-displaces there try the next tier in the same way. Uses of a chunk are counted as long as the disk has it, in
-a tier or not. A request reads the chunks of a node one after the other, so each chunk would have one use more
-than the chunks that the request has not reached yet. Therefore this last use does not count when chunks of
-one node are compared.
+displaces try the next tier in the same way. Uses of a chunk are counted as long as the disk has the chunk,
+whether or not a fast tier has it. A request reads the chunks of a node one after the other, so each chunk
+that it has read has one use more than the chunks that it has not reached yet. Therefore a chunk's last use
+does not count when chunks of one node are compared.
 
 Scores: `by_uses_and_importance` is the default; `by_importance` (important tokens x uses) is the document's.
 For comparison there are `by_uses` (LFU, with the same full history) and `by_age` (LRU). Decision 0106 has
@@ -13,7 +13,7 @@ their figures.
 
 Invariants (`check_integrity`): a chunk is in at most one tier; a tier never holds more bytes than it may.
 
-Pure. Callers: the tiered reader, benchmarks.
+This module does no I/O. Callers: the tiered reader, benchmarks.
 """
 
 from __future__ import annotations
@@ -37,9 +37,13 @@ class ChunkUse:
     num_uses: int = 0
     last_use: int = 0
     earlier: float = 0.0
-    """Important tokens x uses, from the time when the same tokens were in other chunks."""
+    """The product of important tokens and uses from the time before a reordering, when the same tokens were
+    in other chunks.
+    """
     node: Hashable = None
-    """The chunk's node. The same requests read all chunks of a node. None: the chunk belongs to no node."""
+    """The chunk's node. The same requests read all chunks of a node. None means that the chunk belongs to no
+    node.
+    """
 
 
 Score = Callable[[ChunkUse], float]
@@ -53,10 +57,9 @@ _HEAD_START_USES = 2.0
 
 
 def by_uses_and_importance(use: ChunkUse) -> float:
-    """The chunk with more uses is stronger. A chunk that reordering has just made starts with half of the
-    uses that its tokens had before, but with two at most.
-
-    Of two chunks with equal uses, the one with more important tokens is stronger.
+    """Score a chunk by its uses. A chunk that reordering has just made starts with half of the uses that its
+    tokens had before, but with two at most. Of two chunks with equal uses, the chunk with more important
+    tokens has the higher score.
     """
     before = use.earlier / max(1.0, use.num_important)
     tie = use.num_important / (100 + use.num_important)
@@ -93,8 +96,8 @@ class TieredPlacement(Generic[K]):
     """The places of all chunks. `capacities_bytes` are the sizes of the tiers, fastest first. The disk is
     below them and has no entry.
 
-    `forgetful`, for comparison, behaves as caches with `by_uses` mostly do: every used chunk enters, and a
-    chunk that is displaced from the last tier loses its count.
+    `forgetful` exists for comparison. With it the placement behaves as caches with `by_uses` mostly do: every
+    used chunk enters a tier, and a chunk that is displaced from the last tier loses its count.
     """
 
     def __init__(
@@ -133,12 +136,12 @@ class TieredPlacement(Generic[K]):
     def use(
         self, key: K, *, size_bytes: int, num_important: float, earlier: float = 0.0, node: Hashable = None
     ) -> tuple[int, dict[K, int]]:
-        """Called when a chunk is read. Returns the tier where it was found, and the new tier of each chunk
-        that has moved because of this use, its own included.
+        """Record that a chunk is read. Return the tier where the chunk was found, and the new tier of each
+        chunk that has moved because of this use. The chunk that was read may be one of them.
 
-        `num_important`: how many of its tokens are important to this use. `earlier` counts only at the first
-        use of a chunk: how often its tokens mattered before the chunk was made of them. `node`, too, counts
-        only at the first use.
+        `num_important` of the chunk's tokens are important to this use. `earlier` says how often the tokens
+        mattered before the chunk was made of them. `earlier` and `node` are read only at the first use of a
+        chunk.
         """
         self._now += 1
         use = self._uses.setdefault(key, ChunkUse(size_bytes, earlier=earlier, node=node))
@@ -165,9 +168,8 @@ class TieredPlacement(Generic[K]):
     def adopt(
         self, key: K, *, size_bytes: int, num_important: float, num_uses: int, node: Hashable = None
     ) -> dict[K, int]:
-        """Called when a new chunk takes the place of others that are forgotten, and gets their uses.
-
-        Returns the chunks that have moved, as `use` does.
+        """Let a new chunk take the place of chunks that are forgotten, with their uses. Return the chunks
+        that have moved, as `use` does.
         """
         assert key not in self._uses, "it is new"
         self._now += 1
@@ -190,7 +192,9 @@ class TieredPlacement(Generic[K]):
             self._tiers[tier].ranking.lowered(key, self._score(use))
 
     def forget(self, keys: Iterable[K]) -> None:
-        """Forget these chunks, because the disk no longer has them, or has others under their names."""
+        """Forget these chunks, because the disk no longer has them, or has other content under their
+        names.
+        """
         for key in keys:
             use = self._uses.pop(key, None)
             if use is not None and (tier := self.tier_of(key)) < len(self._tiers):
@@ -210,7 +214,7 @@ class TieredPlacement(Generic[K]):
         return self._score(self._uses[key])
 
     def _score_against(self, weakest: K, key: K) -> float:
-        """Return the score of `key` for the decision whether `weakest` must leave to make room for it."""
+        """Return the score of `key` for the decision whether `weakest` must leave to make room for `key`."""
         use = self._uses[key]
         read_together = use.node is not None and self._uses[weakest].node == use.node
         if key == self._reading and read_together:
@@ -232,9 +236,8 @@ class TieredPlacement(Generic[K]):
         moved[key] = len(self._tiers)
 
     def _make_room(self, number: int, key: K) -> list[K] | None:
-        """Remove chunks from the tier to make room for `key`, and return them.
-
-        None, and nothing changed: a chunk that would have to leave is as strong as `key`.
+        """Remove chunks from the tier to make room for `key`, and return them. Return None and change nothing
+        if a chunk that would have to leave is as strong as `key`.
         """
         tier, use = self._tiers[number], self._uses[key]
         if use.size_bytes > tier.capacity_bytes:
@@ -242,7 +245,7 @@ class TieredPlacement(Generic[K]):
         displaced: list[K] = []
         while tier.used_bytes + use.size_bytes > tier.capacity_bytes:
             weakest = tier.ranking.weakest(self._score_of)
-            assert weakest is not None, "a tier that is full holds something"
+            assert weakest is not None, "a full tier holds a chunk"
             if not self._forgetful and self._score_of(weakest) >= self._score_against(weakest, key):
                 for kept in displaced:
                     tier.add(kept, self._score_of(kept), self._uses[kept].size_bytes)

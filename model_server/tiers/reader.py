@@ -1,13 +1,11 @@
-"""Reads prefixes through the tiers: the probed keys of every token, then only the chunks that hold chosen
-tokens.
+"""Reads prefixes through the tiers. A request first reads the probed keys of every token, then only the
+chunks that hold chosen tokens. `TieredReader` owns the fast tiers above one store: the resident chunks, the
+importance of every token of a node so far, and one thread that does all reads. While a layer computes, this
+thread already fetches the probed keys of the next layers, and the chunks of the next layer that nearly every
+request reads. A `TieredPrefix` is the view of one request.
 
-`TieredReader` owns the fast tiers above one store: the resident chunks, the importance of every token of a
-node so far, and one thread that does all reads. While a layer computes, this thread already fetches the
-probed keys of the next layers, and the chunks of the next layer that nearly every request reads. A
-`TieredPrefix` is the view of one request.
-
-Only that thread uses the state of the reader, so no lock is needed. Callers on other threads wait for it, but
-not for ever.
+Only that thread uses the state of the reader, so no lock is needed. Callers on other threads wait for this
+thread, but not for ever.
 
 Invariants (`check_integrity`, between requests): the held chunks are exactly those that are placed in a fast
 tier, and each has its size; only segments of the store are known.
@@ -46,8 +44,8 @@ from model_server.tiers.tiered_prefix import PROBE, ChunkKey, LayerRead, Staged,
 _CPU = torch.device("cpu")
 
 _PATIENCE_S = 60.0
-"""The longest wait for one layer's read. A disk that hangs costs its readers this time once, and then they
-compute.
+"""The longest wait for one layer's read. Requests lose this time once to a disk that hangs, and then compute
+their prefixes.
 """
 
 _T = TypeVar("_T")
@@ -67,11 +65,10 @@ class TieredReader:
         device: torch.device = _CPU,
         patience_s: float = _PATIENCE_S,
     ) -> None:
-        """`capacities_bytes`: GPU (this is main memory if the model computes on the CPU), then CPU.
-
-        `score`, `forgetful`: as in the placement. `device`: where the model computes. The chunks of the first
-        tier are kept there, and results of reads are returned there. `patience_s`: how long a read may take
-        before its caller gets a TimeoutError.
+        """`capacities_bytes` are the sizes of the GPU tier (main memory if the model computes on the CPU) and
+        of the CPU tier. `score` and `forgetful` are those of the placement. The model computes on `device`,
+        where the chunks of the first tier are kept and the results of reads are returned. A read that takes
+        longer than `patience_s` raises TimeoutError in its caller.
         """
         self.store = store
         self.records = records
@@ -97,14 +94,14 @@ class TieredReader:
         for blocks, importance in learnt:
             self._learnt.restore(blocks, importance)
         self._earlier: dict[Segment, list[dict[int, int]]] = {}
-        """For each layer of a segment: how often the tokens of each chunk were read before the chunk was
-        made.
+        """How often the tokens of each chunk were read before the chunk was made, for each layer of a
+        segment.
         """
         self._node_reports = NodeReports(store.layout)
         self._foresight = Foresight[Segment]()
         self._reordering: Segment | None = None
         """This segment's chunks are needed for a moment after the segment has been replaced."""
-        self._waited_in_vain: Future[Any] | None = None
+        self._hanging: Future[Any] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tiers")
 
     @property
@@ -122,26 +119,24 @@ class TieredReader:
         return TieredPrefix(self, parts)
 
     def wait_for(self, work: Future[_T]) -> _T:
-        """Return the result of work in the reader's thread. TimeoutError or another OSError: the disk
-        hangs.
-
-        Work is done in its order. So while one piece of work hangs, the pieces behind it are not waited
-        for.
+        """Return the result of work in the reader's thread. Raise TimeoutError or another OSError if the disk
+        hangs. Work is done in the order in which it came. So while one piece of work hangs, no caller waits
+        for the pieces behind it.
         """
-        hangs = self._waited_in_vain is not None and not self._waited_in_vain.done()
+        hangs = self._hanging is not None and not self._hanging.done()
         try:
             return work.result(timeout=0 if hangs else self.patience_s)
         except TimeoutError as error:
             if not hangs:
-                self._waited_in_vain = work
+                self._hanging = work
             raise TimeoutError(f"no answer within {self.patience_s:g} s") from error
 
     def submit(self, layer: int, work: LayerRead, staged: Staged) -> Future[list[torch.Tensor]]:
         return self._thread.submit(self._fetch, layer, work, staged)
 
     def stage(self, layer: int, parts: Sequence[tuple[Segment, int]], staged: Staged) -> None:
-        """Fetch the chunks of the layer that nearly every request reads, before this request's choice is
-        known.
+        """Fetch, before this request's choice is known, the chunks of the layer that nearly every request
+        reads.
         """
         self._thread.submit(self._stage, layer, parts, staged)
 
@@ -172,8 +167,8 @@ class TieredReader:
         return False
 
     def _reorder(self, old: Segment) -> bool:
-        """Reorder a node. The fast tiers keep its content, as far as the new chunks can be made from the old
-        chunks that they held.
+        """Reorder a node. The fast tiers keep the new chunks that can be made from the old chunks that they
+        held.
         """
         orders = self._thread.submit(self._begin_reordering, old).result()
         if orders is None:
@@ -197,8 +192,8 @@ class TieredReader:
         self.wait_for(self._thread.submit(save))
 
     def listen(self, tell: Tell) -> None:
-        """From now on, `tell` is called with the nodes that the fast tiers hold as a whole. It is called
-        first with those that they hold now.
+        """Call `tell` from now on with the nodes that the fast tiers hold as a whole, beginning with the
+        nodes that they hold now.
         """
 
         def start() -> None:
@@ -249,7 +244,7 @@ class TieredReader:
         return fetched
 
     def _stage(self, layer: int, parts: Sequence[tuple[Segment, int]], staged: Staged) -> None:
-        with suppress(DamagedSegmentError, OSError):  # the caller that needs the chunk meets the error again
+        with suppress(DamagedSegmentError, OSError):  # the caller that needs the chunk gets the error
             for segment, _ in parts:
                 for chunk in self._foresight.expected(segment, layer):
                     if (key := (segment, layer, chunk)) not in self._held:
@@ -296,8 +291,8 @@ class TieredReader:
         return Load(disk_bytes=num_bytes[False], held_bytes=num_bytes[True])
 
     def _earlier_uses(self, segment: Segment) -> list[dict[int, int]]:
-        """For each layer: how often the tokens of each chunk were used before, as known at the first use of a
-        chunk of the segment. So the counts do not start from nothing after a reordering.
+        """Return how often the tokens of each chunk were used before, for each layer, as known at the first
+        use of a chunk of the segment. So the counts do not start at zero after a reordering.
         """
         if (known := self._earlier.get(segment)) is not None:
             return known
@@ -349,7 +344,7 @@ class TieredReader:
         if PROBE in held:
             carried[PROBE] = held[PROBE], (PROBE,)
         for chunk, (content, made_of) in carried.items():
-            if (new, layer, chunk) in self._placement:  # a request was faster
+            if (new, layer, chunk) in self._placement:  # a request has read the chunk meanwhile
                 continue
             num_uses = max(uses[source] for source in made_of)
             moved = self._placement.adopt(

@@ -1,8 +1,7 @@
 """Converts keys and values of a model's memory to the bytes of segments, and back.
 
-A token's record in a layer is its probed keys, then everything else: the other keys and all values. Callers:
-the code that stores prefixes (from a memory or from copied blocks), the reader (bytes to tensors),
-benchmarks.
+A token's record in a layer holds its probed keys first, then the other keys and all values. Callers: the code
+that stores prefixes (from a memory or from copied blocks), the reader (bytes to tensors), benchmarks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Reorders nodes in the background: while the engine is idle, and otherwise for a bounded share of the time.
-
-One thread reorders one node after the other. A node has at most `writer.NODE_TOKENS` tokens, so a request
-that comes meanwhile waits for the interpreter during one node at most. After a failure of the disk or of
-anything else, the thread pauses for a while. Caller: the served tiers.
+"""Reorders nodes in the background while the engine is idle, and for a bounded share of the time while the
+engine computes. One thread reorders one node after the other. A node has at most `writer.NODE_TOKENS` tokens,
+so a request that comes meanwhile waits for the interpreter during one node at most. After a failure of the
+disk or of anything else, the thread pauses for a while. Caller: the served tiers.
 """
 
 from __future__ import annotations
@@ -29,11 +28,9 @@ class BackgroundReordering:
         clock: Callable[[], float],
         stop_within: Callable[[float], bool] | None = None,
     ) -> None:
-        """`reorder_next` reorders one node; False: no node is due.
-
-        `busy_share`: the share of the time for reordering while the engine computes.
-
-        `stop_within` waits this many seconds and then says whether to stop.
+        """`reorder_next` reorders one node, and returns False if no node is due. `busy_share` is the share of
+        the time for reordering while the engine computes. `stop_within` waits the given number of seconds and
+        says whether the thread has to stop.
         """
         if not 0 < busy_share <= 1:
             raise ValueError(f"the share of the time must be over 0 and at most 1, not {busy_share}")

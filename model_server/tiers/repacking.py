@@ -1,5 +1,5 @@
-"""Makes chunks of a reordered layer from the chunks of its old order that are in memory. Pure. Caller: the
-tiered reader.
+"""Makes chunks of a reordered layer from the chunks of its old order that are in memory. This module does no
+I/O. Caller: the tiered reader.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""One radix node's KV as a file: the probed keys of all tokens in logical order, the rest in chunks in stored
-order.
+"""Keeps one radix node's KV as a file. The file holds the probed keys of all tokens in logical order, and all
+other keys and values in chunks in stored order.
 
     magic, length and CRC of the description
     description: JSON (block hashes, place in the tree), mapping lists (16 bits a token and layer), CRC of
@@ -8,8 +8,8 @@ order.
     all values
 
 A file is written whole, and a file that has its final name is complete. Length and CRC show whether a file
-was cut off or altered. A file from elsewhere is used only as far as its values fit. A segment that was
-replaced can still be read in its old state while its file is open. After that, a read raises
+was cut off or altered. A file that another program wrote is refused if its values do not fit. A segment that
+was replaced can still be read in its old state while its file is open. After that, a read raises
 `DamagedSegmentError`, and the reader computes the prefix.
 
 Callers: the store.
@@ -67,7 +67,7 @@ class KvLayout:
         return self.num_layers * num_tokens * (self.probe_bytes + self.rest_bytes)
 
     def described_bytes(self, num_blocks: int) -> int:
-        """Return an upper bound of the bytes that stand before the data of so many blocks."""
+        """Return an upper bound of the bytes that stand before the data of this many blocks."""
         num_tokens = num_blocks * self.block_tokens
         a_layer = 2 * num_tokens + 4 * (self.num_chunks(num_tokens) + 1)
         return 2048 + 80 * num_blocks + self.num_layers * a_layer
@@ -94,9 +94,9 @@ class Place:
     hashes: tuple[BlockHash, ...]
     first_block: int
     parent: BlockHash | None
-    """The last block before its own."""
+    """The hash of the last block before the segment's own."""
     weights: str = ""
-    """A digest of the adapter that computed it. Empty means the model alone."""
+    """A digest of the adapter that computed the segment. Empty means the model alone."""
 
 
 def write(
@@ -162,20 +162,20 @@ class Segment:
         return self._checked(number, offset, layout.chunk_bytes(chunk, num_tokens=self.num_tokens))
 
     def layer(self, layer: int) -> LayerRecords:
-        """Return all of one layer, in logical order again."""
+        """Return all records of one layer, in logical order."""
         chunks = range(self._layout.num_chunks(self.num_tokens))
         stored = b"".join([self.chunk(layer, chunk) for chunk in chunks])
         rest = self.orders[layer].unpack(stored, record_bytes=self._layout.rest_bytes)
         return LayerRecords(self.probe(layer), rest)
 
     def is_there(self) -> bool:
-        """Return whether its path still leads to the same file, so that the segment was neither replaced
-        nor removed.
+        """Return whether the segment's path still leads to the same file. It does not if the segment was
+        replaced or removed.
         """
         return self._file.is_there()
 
     def check_integrity(self) -> None:
-        """Read everything. Raise DamagedSegmentError if bytes were changed."""
+        """Read all chunks. Raise DamagedSegmentError if bytes were changed."""
         for order in self.orders:
             order.check_integrity()
         for layer in range(self._layout.num_layers):
@@ -203,8 +203,8 @@ class Segment:
             raise ValueError(f"{wanted} bytes are wanted")
 
     def _read_numbers(self, numbers: bytes) -> None:
-        """Read the mapping lists, then the checksums. Layers in logical order share one list: most nodes have
-        only this list.
+        """Read the mapping lists, then the checksums. All layers in logical order share one list, which is
+        the only list of most nodes.
         """
         layout, logical = self._layout, TokenOrder.logical(self.num_tokens)
         row = 2 * self.num_tokens
@@ -228,20 +228,24 @@ class Segment:
         return content
 
 
-def _place(told: Any, layout: KvLayout) -> Place:
+def _place(description: Any, layout: KvLayout) -> Place:
     """Return the place in a description. Raise ValueError, KeyError or TypeError if it is not the place of a
     segment of this layout.
     """
-    if told["layout"] != asdict(layout):
+    if description["layout"] != asdict(layout):
         raise ValueError("it has another layout than its store")
-    hashes = tuple(BlockHash(bytes.fromhex(block)) for block in told["hashes"])
-    first_block, parent, weights = told["first_block"], told["parent"], told.get("weights", "")
+    hashes = tuple(BlockHash(bytes.fromhex(block)) for block in description["hashes"])
+    first_block, parent, weights = (
+        description["first_block"],
+        description["parent"],
+        description.get("weights", ""),
+    )
     if not hashes or len(set(hashes)) != len(hashes) or not all(hashes):
-        raise ValueError("a segment has blocks, and each of them once")
+        raise ValueError("it has no blocks, or names a block twice")
     if not isinstance(first_block, int) or (first_block > 0) != (parent is not None):
-        raise ValueError("blocks stand before it or none")
+        raise ValueError("its first block and its parent contradict each other")
     if not isinstance(weights, str):
-        raise TypeError("a digest is a text")
+        raise TypeError("its digest is not a string")
     return Place(hashes, first_block, None if parent is None else BlockHash(bytes.fromhex(parent)), weights)
 
 
@@ -254,7 +258,7 @@ def _chunks(layout: KvLayout, records: LayerRecords, order: TokenOrder) -> list[
 def _describe(
     layout: KvLayout, place: Place, orders: Sequence[TokenOrder], checksums: Sequence[int]
 ) -> bytes:
-    told = {
+    description = {
         "layout": asdict(layout),
         "hashes": [block.hex() for block in place.hashes],
         "first_block": place.first_block,
@@ -262,7 +266,7 @@ def _describe(
         "weights": place.weights,
     }
     slots = array("H", [slot for order in orders for slot in order.slots])
-    return json.dumps(told).encode() + b"\n" + _to_little(slots) + _to_little(array("I", checksums))
+    return json.dumps(description).encode() + b"\n" + _to_little(slots) + _to_little(array("I", checksums))
 
 
 def _to_little(numbers: array[int]) -> bytes:

@@ -1,11 +1,9 @@
-"""Chooses the tokens of a stored prefix that a request's new queries need, layer by layer: a probe with a few
-heads.
-
-The keys of the first heads are read for all tokens. The softmax weights of the new queries on them give each
-head its top-k set. If these sets are similar enough, their sum picks the layer's tokens. If not, the layer
-gets all tokens, so that its output is exact. Chosen tokens that are alone in a chunk may be exchanged for
-tokens of chunks that are read anyway. With grouped queries the keys are those of the KV heads that the first
-query heads use.
+"""Chooses, layer by layer, the tokens of a stored prefix that a request's new queries need, by a probe with a
+few heads. The keys of the first heads are read for all tokens. The softmax weights of the new queries on
+these keys give each head its top-k set. If these sets are similar enough, their sum picks the layer's tokens.
+Otherwise the layer gets all tokens, so that its output is exact. Chosen tokens that are alone in a chunk may
+be exchanged for tokens of chunks that are read anyway. With grouped queries the keys are those of the KV
+heads that the first query heads use.
 
 Callers: the selective view; the accuracy benchmark, which compares other choices.
 """
@@ -27,7 +25,7 @@ class Choice:
     """The tokens of the prefix that one layer reads."""
 
     tokens: torch.Tensor | None
-    """The logical positions in ascending order. None means all."""
+    """The logical positions of the chosen tokens in ascending order. None means all tokens."""
     importance: torch.Tensor | None = None
     """The mean weight that a probed query gave each token, (prefix tokens,). None means that no query
     looked.
@@ -56,13 +54,13 @@ Chooser = Callable[[Seen], Choice]
 
 
 def num_probe_kv_heads(settings: SelectionSettings, *, num_heads: int, num_kv_heads: int) -> int:
-    """Return the number of KV heads that serve the probed query heads. They are the first ones."""
+    """Return the number of KV heads that serve the probed query heads. These are the first KV heads."""
     return -(-min(settings.probe_heads, num_heads) * num_kv_heads // num_heads)
 
 
 def head_weights(seen: Seen, *, num_heads: int, group: int) -> torch.Tensor:
-    """Return weights (head, prefix token): the mean over the new queries, for the first `num_heads` query
-    heads. `group` of them share a KV head.
+    """Return the mean weights over the new queries, for the first `num_heads` query heads, with the shape
+    (head, prefix token). `group` query heads share a KV head.
     """
     queries = seen.query.shape[0]
     keys = seen.keys[:, [head // group for head in range(num_heads)]]
@@ -107,8 +105,8 @@ def choose(heads: torch.Tensor, *, settings: SelectionSettings, chunks: torch.Te
 def in_few_chunks(
     importance: torch.Tensor, chosen: torch.Tensor, *, chunks: torch.Tensor, share: float
 ) -> torch.Tensor:
-    """As many tokens as `chosen`, from fewer chunks: the chunks that hold most of the chosen tokens' weight,
-    up to `share` of it.
+    """Return as many tokens as `chosen`, from fewer chunks. These chunks hold most of the chosen tokens'
+    weight, up to `share` of it.
 
     A chosen token that is alone in its chunk costs a whole chunk. The next-best token of a chunk that is read
     anyway costs nothing.

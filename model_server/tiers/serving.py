@@ -1,22 +1,20 @@
-"""The tiers under a running engine: prefixes that left the engine's blocks are loaded back, and computed
-prefixes are stored.
-
-Three threads call this module, each its own part of it:
+"""Runs the tiers under a running engine. Prefixes that left the engine's blocks are loaded back, and computed
+prefixes are stored. Three threads call this module. Each calls its own methods:
 - the loader's thread (`fetch`, `learn_from`, `listen`, `close`) may wait for the disk. It reads and checks
   the prefix of a waiting request before the request is admitted. So neither the engine nor another request
   waits for a disk, and a damaged file only means that the prefix is computed;
 - the step's thread (`execute`, `save`) copies loaded content into blocks, then computes the step. Then it
   copies finished prompts out of the blocks, which no request can overwrite before the next step, and leaves
   them to the writer;
-- the event loop's thread (`num_held`, `status`) only looks, and never waits.
+- the event loop's thread (`num_held`, `status`) only reads state, and never waits.
 
 A prefix is stored when its prompt is computed, not when its blocks are about to be reused. Otherwise the
 eviction would have to wait for the copy in the middle of a step, and a process that dies would lose
 everything that was still in memory.
 
 Only exact prefixes are stored. The prefix of an adapter is stored with a digest of the adapter's files at the
-time of loading. These files may change under the same name and path while the server is down, and then the
-prefix is not used any more.
+time of loading. If these files change under the same name and path while the server is down, the prefix is
+not used any more.
 
 Callers: the server.
 """
@@ -58,8 +56,8 @@ from model_server.tiers.view import SelectiveView
 from model_server.tiers.writer import BackgroundWriter, Written
 
 _RECOMPUTED_AT_ONCE = 512
-"""Tokens computed at once, if a prefix has to be computed in the middle of a step because its load has
-failed.
+"""The most tokens computed at once if a prefix has to be computed in the middle of a step because its load
+has failed.
 """
 
 _LAST_NODE_S = 10.0
@@ -148,8 +146,8 @@ class ServedTiers:
 
     @property
     def approximation(self) -> str:
-        """Return the name of the difference between KV that is computed after a load and exact KV. Empty
-        means that there is none.
+        """Return the name of the way in which KV that is computed after a load differs from exact KV. Empty
+        means that it is exact.
         """
         return self._selection.cache_key if self._selection else ""
 
@@ -158,8 +156,8 @@ class ServedTiers:
         return self._records.shape.bytes_per_token * self.store.layout.block_tokens
 
     def start_reordering(self, *, is_idle: Callable[[], bool]) -> None:
-        """Start reordering in the background. If every prefix is loaded whole, nothing is learnt by which
-        nodes could be reordered.
+        """Start reordering in the background. This does nothing if every prefix is loaded whole, because the
+        server then learns no order for nodes.
         """
         if self._selection is None or not self.settings.reorder_share:
             return
@@ -208,8 +206,8 @@ class ServedTiers:
     # The loader's thread.
 
     def listen(self, tell: Tell) -> None:
-        """From now on, `tell` is called, on any thread, with the blocks that come and go. It is called first
-        with the blocks that are there. This waits for reads.
+        """Call `tell` from now on, on any thread, with the blocks that come and go, beginning with the blocks
+        that are stored now. This call waits for reads.
         """
         self.store.listen(tell)
         self.reader.listen(tell)
@@ -254,7 +252,7 @@ class ServedTiers:
         content = []
         for layer in range(self._records.shape.num_layers):
             keys, values = prefix.read(layer, tokens)
-            # not a view, which would keep memory of half as many keys again
+            # This copies. A view would keep memory of half as many keys again.
             content.append((keys, values.contiguous()))
         self._health.worked()
         self._counts.exact_loads += 1
@@ -285,7 +283,7 @@ class ServedTiers:
         load. Call this when the request's prompt is computed.
         """
         if isinstance(request.stored, OutsidePrefix):
-            self._health.worked()  # the prefix has been read now; at the time of `fetch` it was only opened
+            self._health.worked()  # The request has read the prefix by now. `fetch` only opened it.
             view = _view_of(request)
             self.reader.finish(view.prefix, view.view.choices.items())
 
@@ -355,8 +353,8 @@ class ServedTiers:
         return copied
 
     def _compute_prefix(self, plan: StepPlan, request: Request) -> None:
-        """Compute the prefix into the request's own blocks at these places. From now on the request reads
-        them like any other request.
+        """Compute the prefix into the request's own blocks at these places. From now on the request reads its
+        blocks like any other request.
         """
         [table] = [chunk.table for chunk in plan.chunks if chunk.request is request]
         assert isinstance(request.stored, OutsidePrefix)

@@ -1,7 +1,5 @@
-"""The settings of selective loads and of a server's store.
-
-Plain values, checked once. Used by all code that selects tokens, by the hash key of approximate results, and
-by the server's flags.
+"""The settings of selective loads and of a server's store. They are plain values, checked once. Callers: all
+code that selects tokens, the hash key of approximate results, and the server's flags.
 """
 
 from __future__ import annotations
@@ -25,8 +23,8 @@ class SelectionSettings:
     alpha: float = DEFAULT_ALPHA
     chunk_share: float = FEW_CHUNKS
     """The share of the chosen tokens' weight that the chunks to be read must hold. Under 1, the chunks that
-    hold least are left out, and their tokens are replaced by the best other tokens of chunks that are read.
-    At 1, the document's rule, a chunk is read even for one chosen token.
+    hold the least weight are left out, and their tokens are replaced by the best other tokens of chunks that
+    are read. At 1, a chunk is read even for one chosen token.
     """
 
     def __post_init__(self) -> None:
@@ -67,7 +65,7 @@ class KvStoreSettings:
     cpu_bytes: int = 1_000_000_000
     """Main memory for chunks that were read."""
     device_bytes: int = 0
-    """Memory of the model's device for such chunks, beside the engine's blocks."""
+    """Memory of the model's device for chunks that were read, beside the engine's blocks."""
     ratio: float = 1.0
     """At 1, stored prefixes are loaded whole, and answers are exact. Below 1, only this share of their tokens
     is read.
@@ -80,8 +78,8 @@ class KvStoreSettings:
     pending_bytes: int = 512_000_000
     """The most bytes that may wait to be written. Further prefixes are not stored."""
     reorder_share: float = 0.05
-    """The share of the time, while the engine computes, for packing important tokens together. 0: never, not
-    even while the engine is idle.
+    """The share of the time, while the engine computes, for packing important tokens together. 0 turns this
+    off, even while the engine is idle.
     """
     staged_bytes: int = 1_000_000_000
     """The most bytes that may be loaded ahead for requests that wait for their admission."""

@@ -2,8 +2,8 @@
 of random sets.
 
 Two random sets of k out of n tokens have an expected Jaccard index near j = (k/n) / (2 - k/n). Heads have to
-agree more than that: the threshold is j ** alpha, with alpha < 1. Pure; called by the selection and by
-reports on it.
+agree more than random sets do: the threshold is j ** alpha, with alpha < 1. This module does no I/O. Callers:
+the selection, and reports on the selection.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ DEFAULT_ALPHA = 0.6
 
 
 def jaccard(one: AbstractSet[int], other: AbstractSet[int]) -> float:
-    """Return the number of common elements, divided by the number of elements in either set. Two empty
-    sets have 1.
+    """Return the number of common elements, divided by the number of elements in either set. Return 1 for two
+    empty sets.
     """
     either = len(one | other)
     return len(one & other) / either if either else 1.0

@@ -1,12 +1,13 @@
-"""The disk tier: a folder with a full copy of every prefix node's KV, one segment file each, under a size
-limit.
+"""The disk tier is a folder with a full copy of every prefix node's KV. Each node has one segment file. The
+folder has a size limit.
 
     manifest.json     the model and layout of the KV; KV of another model, type or layout is refused
     <first block's hash>.kv
 
-The tree of prefixes is not written down: each segment names its place. So after a crash nothing can disagree
-with the files. When the folder is opened, damaged segments are dropped. So are segments whose parent is gone,
-or whose blocks another segment already has (a split that was cut off between its two writes).
+No file holds the tree of prefixes, because each segment names its place in the tree. So after a crash no
+index can disagree with the files. When the folder is opened, damaged segments are dropped. So are segments
+whose parent is gone, or whose blocks another segment already has (a split that was cut off between its two
+writes).
 
 One process at a time has the folder (flock). Its threads may read, put and reorder together. Writers wait for
 each other, and lookups never wait for a file to be written. A reader keeps its segment, even if the segment
@@ -56,7 +57,7 @@ class PrefixStore:
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
         self.tell: Tell = to_nobody
-        """Called with the blocks that come and go, in that order."""
+        """Called with the blocks that are stored and removed, in the order of these changes."""
         self.folder = folder
         self._writing = threading.RLock()
         """Held while the tree is changed. A thread that needs both locks takes this one before `_lock`."""
@@ -105,7 +106,7 @@ class PrefixStore:
     def num_held(self, hashes: Sequence[BlockHash], *, weights: str = "") -> int:
         """Return how many of a prefix's first blocks are stored.
 
-        This is a hint: the call does not wait for a lock, and the number may be out of date in a moment.
+        The number is a hint: the call does not wait for a lock, and the store may change at any time.
         """
         return self._tree.num_held(hashes) if self._have_weights(hashes, weights) else 0
 
@@ -119,13 +120,12 @@ class PrefixStore:
         scope: PrefixScope = PLAIN,
         weights: str = "",
     ) -> int:
-        """Store those full blocks of a prefix that are not stored yet. Returns the number of new blocks.
-
-        `layers`: the records of all its tokens from block `first_block` on. If the store does not have the
-        blocks before it, nothing is stored. `token_ids` (also from there on) and `scope` are passed on to
-        `tell`. Blocks that other `weights` have computed under the same names are removed. StoreError: the
-        records have another shape, or the store cannot hold them. OSError: the disk failed; what was stored
-        before is still stored.
+        """Store those full blocks of a prefix that are not stored yet. Return the number of new blocks.
+        `layers` holds the records of all tokens from block `first_block` on. If the store does not have the
+        blocks before `first_block`, nothing is stored. `token_ids` (also from `first_block` on) and `scope`
+        are passed on to `tell`. Blocks that other `weights` have computed under the same names are removed.
+        Raise StoreError if the records have another shape, or the store cannot hold them. Raise OSError if
+        the disk failed; blocks that were stored before are still stored.
         """
         self._check_shape(hashes, layers, first_block=first_block)
         with self._writing:
@@ -168,8 +168,8 @@ class PrefixStore:
             return written
 
     def drop_damaged(self, damaged: Segment) -> None:
-        """Remove a node in which a reader found changed bytes, and all nodes behind it. They will be computed
-        again.
+        """Remove a node in which a reader found changed bytes, and all nodes behind it. Requests will compute
+        them again.
         """
         with self._writing, self._lock:
             name = damaged.place.hashes[0]
@@ -199,8 +199,8 @@ class PrefixStore:
             return list(self._segments.values())
 
     def listen(self, tell: Tell) -> None:
-        """From now on, `tell` is called with the blocks that come and go. It is called first with the blocks
-        that are there, each block once.
+        """Call `tell` from now on with the blocks that come and go, beginning with the blocks that are stored
+        now, each block once.
         """
         with self._lock:
             self.tell = tell
@@ -219,7 +219,7 @@ class PrefixStore:
             assert files == {_file_name(name) for name in names}
             for node in self._tree:
                 own = self._segments[node.name]
-                assert own.place == _place(node, own.place.weights), "a segment says where it belongs"
+                assert own.place == _place(node, own.place.weights), "a segment names its place in the tree"
                 assert (
                     node.parent is None or self._segments[node.parent.name].place.weights == own.place.weights
                 )
@@ -292,8 +292,8 @@ class PrefixStore:
             raise StoreError(f"a node has at most {segment.MAX_TOKENS} tokens, not {num_tokens}")
 
     def _split(self, node: Node, num_blocks: int) -> None:
-        """Split a node, its tail first. If the head were shortened first and the process died, the tail's
-        blocks would be nowhere.
+        """Split a node, and write the tail first. If the head were shortened first and the process died, the
+        tail's blocks would be lost.
         """
         old = self._segments[node.name]
         cut = num_blocks * self.layout.block_tokens
@@ -314,7 +314,7 @@ class PrefixStore:
                 own = [records.part(self.layout, start, end) for records in layers]
                 written.append(self._write(place, own, orders))
         except BaseException:
-            with suppress(OSError):  # a tail that stays is removed when the store is opened next
+            with suppress(OSError):  # else the next opening of the store removes the tail
                 self._path(hashes[num_blocks]).unlink(missing_ok=True)
             raise
         with self._lock:
@@ -326,9 +326,7 @@ class PrefixStore:
     def _write(
         self, place: Place, layers: Sequence[LayerRecords], orders: Sequence[TokenOrder] | None
     ) -> Segment:
-        """Write the segment. If this fails, the segment before it stays, or there is none if that file is
-        gone already.
-        """
+        """Write the segment. If this fails, the old segment stays, unless its file is gone already."""
         name = place.hashes[0]
         path, before = self._path(name), self._segments.get(name)
         logical = [TokenOrder.logical(len(place.hashes) * self.layout.block_tokens)] * self.layout.num_layers
@@ -336,7 +334,7 @@ class PrefixStore:
             segment.write(path, self.layout, place, layers, orders or logical)
             return Segment(path, self.layout, self.disk)
         except BaseException:
-            with suppress(OSError):  # a file that stays is removed when the store is opened next
+            with suppress(OSError):  # else the next opening of the store removes the file
                 if before is None:
                     path.unlink(missing_ok=True)
                 elif not before.is_there():
@@ -361,8 +359,8 @@ class PrefixStore:
         return layout.data_bytes(num_blocks * layout.block_tokens) + described
 
     def _make_room(self, num_bytes: int, *, keep: Collection[BlockHash]) -> None:
-        """Remove old nodes until there is room. `keep` are the nodes that were just used. Raise StoreError if
-        there would not be enough room even if all other nodes were removed. They then stay.
+        """Remove old nodes until there is room. Nodes in `keep` were just used and stay. Raise StoreError,
+        and remove nothing, if there would not be enough room without all other nodes.
         """
         kept_bytes = sum(self._segments[name].size_bytes for name in keep)
         if kept_bytes + num_bytes > self.capacity_bytes:
@@ -379,8 +377,8 @@ class PrefixStore:
             self._remove(node)
 
     def _remove(self, node: Node) -> None:
-        """Remove the node and all nodes behind it. Raise OSError if a file could not be removed. It is
-        removed when the store is opened next, or the node comes back then.
+        """Remove the node and all nodes behind it. Raise OSError if a file could not be removed. The next
+        opening of the store removes the file, or puts the node back.
         """
         failed: OSError | None = None
         gone = [node]
@@ -427,5 +425,5 @@ def _place(node: Node, weights: str = "") -> Place:
 
 
 def _order_of_part(order: TokenOrder, start: int, end: int) -> TokenOrder:
-    """Return the tokens [start, end) in the sequence in which they were stored."""
+    """Return the tokens [start, end) in the order in which they were stored."""
     return TokenOrder.of_stored([token - start for token in order.stored() if start <= token < end])

@@ -1,8 +1,7 @@
-"""One request's prefix in the tiers, as its view reads it: layer by layer, first the probed keys, then the
-chosen tokens.
-
-The reader decides what is read and in which thread. This module knows which data is wanted, and where each
-token is in the data that came. Made by the tiered reader, and used by views.
+"""One request's prefix in the tiers, as the request's view reads it: layer by layer, first the probed keys,
+then the chosen tokens. The reader decides when data is read and in which thread. This module knows which data
+is wanted, and where each token is in the data that came. The tiered reader makes these prefixes, and views
+use them.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ PROBE = -1
 """The number of the chunk that holds a layer's probed keys."""
 
 ChunkKey = tuple[Segment, int, int]
-"""The key of a chunk: segment, layer, chunk."""
+"""The key of a chunk holds the segment, the layer and the number of the chunk."""
 
 Staged = dict[ChunkKey, torch.Tensor]
 """One request's chunks that were fetched from disk before its choice was known."""
@@ -59,7 +58,7 @@ class TieredPrefix:
         self._probes: dict[int, Future[list[torch.Tensor]]] = {}
         self._num_fetched_ahead = 0
         """The probed keys of the layers before this one were fetched ahead. If they are needed again, they
-        are fetched only when they are asked for.
+        are not fetched ahead.
         """
         self._probed: dict[int, torch.Tensor] = {}
         self._reads: dict[int, Future[list[torch.Tensor]]] = {}
@@ -71,8 +70,8 @@ class TieredPrefix:
         return sum(num_blocks for _, num_blocks in self.parts) * self._block_tokens
 
     def foresee(self, tokens: torch.Tensor) -> None:
-        """Called when every layer will read exactly these tokens. They are fetched ahead, without waiting for
-        a choice.
+        """Note that every layer will read exactly these tokens. Their chunks are fetched ahead, without
+        waiting for a choice.
         """
         self._foreseen = tokens
 
@@ -145,8 +144,8 @@ class TieredPrefix:
         return wanted, torch.cat(rows)
 
     def _probe_read(self) -> LayerRead:
-        """Return the read of a probe chunk. Every request needs all of it, so it counts as a chunk whose
-        tokens are all important.
+        """Return the read of a probe chunk. Every request needs the whole probe chunk, so all its tokens
+        count as important.
         """
         needed = self._reader.layout.chunk_tokens
         return [(segment, PROBE, needed) for segment, _ in self.parts]

@@ -1,4 +1,5 @@
-"""A request's view of a stored prefix: chosen tokens of the prefix and all new tokens, layer by layer.
+"""A request's view of a stored prefix shows the request, layer by layer, the chosen tokens of the prefix and
+all new tokens.
 
 In each layer the first chunk of new tokens chooses by the probed keys. The chosen tokens are read once and
 serve the request's later steps too. The source decides where the prefix comes from: paged memory, or the
@@ -30,8 +31,8 @@ class PrefixSource(Protocol):
         ...
 
     def chunks(self, layer: int) -> torch.Tensor | None:
-        """Return the number of the chunk in which each token is read, (tokens,). None means that nothing is
-        read in chunks.
+        """Return the number of the chunk in which each token is read, with the shape (tokens,). None means
+        that nothing is read in chunks.
         """
         ...
 
@@ -47,7 +48,7 @@ class SelectiveView:
 
     def __init__(self, source: PrefixSource, choose: Chooser) -> None:
         self.choices: dict[int, Choice] = {}
-        """The choice of each layer. Complete once the first chunk of new tokens is computed."""
+        """The choice of each layer. All layers have chosen once the first chunk of new tokens is computed."""
         self._source = source
         self._choose = choose
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -93,7 +94,7 @@ class SelectiveView:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemorySource:
-    """A prefix in paged memory: nothing is read from elsewhere, and only the attention is selective."""
+    """A prefix in paged memory. Nothing is read from another tier, and only the attention is selective."""
 
     memory: KvMemory
     blocks: torch.Tensor

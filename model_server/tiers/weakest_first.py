@@ -1,11 +1,13 @@
-"""Keys in the order of their scores, weakest first: a min-heap that is updated only where it is read.
+"""Keys in the order of their scores, weakest first, as a min-heap whose entries are updated only when they
+come to the top.
 
 A rising score, such as that of a used chunk, costs nothing until its key appears as the weakest. A falling
-score must be reported with `lowered`. Of equal scores, the key that was added first comes first.
+score must be reported with `lowered`. Of keys with equal scores, the key that was added first comes first.
 
 Invariants (`check_integrity`): every key has a heap entry, and no entry is above the key's score.
 
-Pure. Callers: the placement of chunks in tiers, the ranking of chunks in vLLM's offload tier.
+This module does no I/O. Callers: the placement of chunks in tiers, the ranking of chunks in vLLM's offload
+tier.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ S = TypeVar("S", bound=Ordered)
 class WeakestFirst(Generic[K, S]):
     def __init__(self) -> None:
         self.filed: dict[K, S] = {}
-        """The score of each key in the heap. The key's own score may have risen since."""
+        """The score under which each key is in the heap. The key's own score may have risen since."""
         self._heap: list[tuple[S, int, K]] = []
         self._entries = 0
 
@@ -43,8 +45,8 @@ class WeakestFirst(Generic[K, S]):
         del self.filed[key]
 
     def lowered(self, key: K, score: S) -> None:
-        """File a key again whose score has fallen. A score that has risen is noticed when its key comes
-        up.
+        """Give a key whose score has fallen a new entry. A score that has risen is noticed when its key comes
+        to the top.
         """
         if score < self.filed[key]:
             self.file(key, score)

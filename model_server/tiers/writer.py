@@ -1,12 +1,13 @@
-"""Writes prefixes to the store in one thread, for which nothing waits.
+"""Writes prefixes to the store in one thread. No request waits for this thread.
 
 The waiting prefixes are bounded in bytes. A prefix that does not fit is counted and not stored. After a
 failure of the disk, nothing is written for a while (`health`), and prefixes that come meanwhile are not
 stored either. Requests are not affected. Any other failure with one prefix is logged, and the thread goes on.
-It is a daemon thread, since a disk that hangs must not keep the process from ending. The store survives an
-incomplete write.
+The thread is a daemon thread, since a disk that hangs must not keep the process from ending. The store
+survives an incomplete write.
 
-Invariants (`check_integrity`): what waits adds up to `waiting_bytes`, and is at most `capacity_bytes`.
+Invariants (`check_integrity`): the waiting prefixes have `waiting_bytes` bytes together, which is at most
+`capacity_bytes`.
 Callers: the served tiers (offer, from the step thread), the server (drain).
 """
 
@@ -33,18 +34,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Written:
-    """The blocks of a prefix that are to be stored: those from `first_block` on."""
+    """The blocks of a prefix from `first_block` on, which have to be stored."""
 
     hashes: Sequence[BlockHash]
     first_block: int
     size_bytes: int
     records: Callable[[int, int], Sequence[LayerRecords]]
-    """The records of the blocks [start, end) of the prefix; called in the writer's thread."""
+    """Returns the records of the blocks [start, end) of the prefix. It is called in the writer's thread."""
     token_ids: Sequence[int]
     """The tokens of these blocks."""
     scope: PrefixScope = PLAIN
     weights: str = ""
-    """The weights of the adapter that computed them, as the store names them."""
+    """The weights of the adapter that computed the blocks, as the store names them."""
 
     @property
     def own(self) -> Sequence[BlockHash]:
@@ -107,8 +108,8 @@ class BackgroundWriter:
             return self._changed.wait_for(lambda: not self.waiting_bytes, timeout_s)
 
     def close(self, *, timeout_s: float) -> bool:
-        """Waiting blocks are not stored any more. Blocks that are being written are still stored, if the
-        process lives long enough. False: they are still being written.
+        """Drop the waiting blocks. Blocks that are being written are still stored, if the process lives long
+        enough. Return False if blocks are still being written.
         """
         with self._changed:
             self._closed = True
@@ -149,7 +150,7 @@ class BackgroundWriter:
         self._on_the_way -= Counter(written.own)
 
     def _count_dropped(self, written: Written) -> None:
-        """Count the blocks that are not stored now, for whatever reason."""
+        """Count blocks that will not be stored."""
         held = max(written.first_block, self._store.num_held(written.hashes, weights=written.weights))
         self.counts.dropped_blocks += len(written.hashes) - held
 
@@ -161,7 +162,7 @@ class BackgroundWriter:
             self._health.worked()
         except StoreError as error:
             _log.warning("a prefix of %d blocks is not stored: %s", len(written.hashes), error)
-            # the damaged segment is that of the node that would have been split
+            # the damaged segment belongs to the node that had to be split
             if isinstance(error, DamagedSegmentError):
                 found = self._store.match(written.hashes, weights=written.weights)
                 self._store.drop_unreadable(segment for segment, _ in found)

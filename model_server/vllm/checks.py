@@ -42,7 +42,7 @@ _OWN_FLAGS = {
     "--lora-modules": "lora.adapters",
 }
 _CONNECTOR_FLAGS = frozenset({"--kv-transfer-config", "--kv-offloading-size"})
-"""The user alone decides about connectors other than the one that `kvOffload` configures."""
+"""`kvOffload` configures one connector. The user may choose others with these flags."""
 _OWN_VARIABLES = {
     "PYTHONHASHSEED": "hashSeed",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "lora.runtimeUpdates",
@@ -50,8 +50,8 @@ _OWN_VARIABLES = {
 
 
 def problems(profile: Profile) -> list[Problem]:
-    """Return all problems, in the order of the checks. Empty: pods that are started in this way can be
-    routed to.
+    """Return all problems, in the order of the checks. Without problems, the gateway can route to pods that
+    are started from this profile.
     """
     return [problem for check in _CHECKS for problem in check(profile)]
 
@@ -67,7 +67,7 @@ def _names(profile: Profile) -> Iterator[Problem]:
         if not value or value.startswith("-"):
             yield Problem(field, f"{value!r} is no name.", f"a {field}'s name.")
     if any(not name or name.startswith("-") for name in profile.served_names):
-        yield Problem("servedNames", "An empty name, or one that reads as a flag.", "names.")
+        yield Problem("servedNames", "A name is empty, or looks like a flag.", "names.")
     yield from _repeated("servedNames", profile.served_names)
     yield from _repeated("pools", [pool.name for pool in profile.pools])
 
@@ -97,8 +97,8 @@ def _prefix_cache(profile: Profile) -> Iterator[Problem]:
     if not profile.prefix_caching:
         yield Problem(
             "prefixCaching",
-            "Without a prefix cache no pod is better than another for any prompt, and the gateway would still "
-            "send prompts after caches that do not exist.",
+            "Without a prefix cache no pod is better than another for any prompt, but the gateway would still "
+            "choose pods by caches that do not exist.",
             "true, or the policy rule least-load and no profile.",
         )
     for pool, own in _each_pool(profile):
@@ -117,8 +117,8 @@ def _prefix_cache(profile: Profile) -> Iterator[Problem]:
 
 
 def _what_events_name(profile: Profile) -> Iterator[Problem]:
-    """Check what block hashes depend on. Block hashes and block sizes mean something only if all pods and the
-    reader agree on them.
+    """Check the settings that decide block hashes. A reader can use block hashes only if all pods and the
+    reader have the same settings.
     """
     if profile.kv_events is None:
         return
@@ -128,8 +128,8 @@ def _what_events_name(profile: Profile) -> Iterator[Problem]:
         unset = ", ".join(f"{pool}hashSeed" for pool, own in settings if own.hash_seed is None)
         yield Problem(
             unset,
-            "KV events name blocks by hashes that start from PYTHONHASHSEED. Unset, it is one thing in vLLM 0.32, "
-            "random in older releases and with xxhash, and whatever a base image sets.",
+            "KV events name blocks by hashes that start from PYTHONHASHSEED. If it is not set, the start is fixed "
+            "in vLLM 0.32, random in older releases and with xxhash, and a base image may set another.",
             "hashSeed: 0, and the same number in the reader of the events.",
         )
     for field, values in (
@@ -141,7 +141,7 @@ def _what_events_name(profile: Profile) -> Iterator[Problem]:
             yield Problem(
                 f"pools: {field}",
                 f"Pods differ ({', '.join(sorted(map(str, values)))}), so the same prompt has different block hashes "
-                "on them, and a match on one says nothing about another.",
+                "on them, and a match on one pod says nothing about another pod.",
                 f"one {field}, at the top of the profile.",
             )
     if any(own.block_size_tokens is None for _, own in settings):
@@ -161,8 +161,8 @@ def _exact_routing(profile: Profile) -> Iterator[Problem]:
         if own.hash_algorithm in HASH_ALGORITHMS and own.hash_algorithm != "sha256_cbor":
             yield Problem(
                 f"{pool}hashAlgorithm",
-                f"{own.hash_algorithm} hashes Python's pickle or is no cryptographic hash: another program cannot "
-                "compute it reliably, or a tenant can collide it on purpose.",
+                f"{own.hash_algorithm} hashes Python's pickle, which another program cannot compute reliably, or is no "
+                "cryptographic hash, so a tenant can make collisions on purpose.",
                 "sha256_cbor.",
             )
 
@@ -182,8 +182,8 @@ def _events_addresses(profile: Profile) -> Iterator[Problem]:
         elif not address.startswith("tcp://*:"):
             yield Problem(
                 field,
-                f"vLLM binds an events address only where it holds '*', and connects to {address} instead; a replay "
-                "address without it is bound where other pods do not reach it.",
+                f"vLLM binds an address for events only if it contains '*', and would connect to {address} instead. A "
+                "replay address without '*' is bound, but other pods cannot reach it.",
                 f"tcp://*:{tcp_port(address)}.",
             )
 
@@ -193,7 +193,9 @@ def _kv_offload(profile: Profile) -> Iterator[Problem]:
     if offload is None:
         return
     if offload.memory_bytes < 1:
-        yield Problem("kvOffload.memoryBytes", "vLLM does not start without memory for it.", "bytes.")
+        yield Problem(
+            "kvOffload.memoryBytes", "vLLM does not start without memory for the offload.", "bytes."
+        )
     if offload.policy not in OFFLOAD_POLICIES:
         yield Problem(
             "kvOffload.policy",
@@ -202,7 +204,9 @@ def _kv_offload(profile: Profile) -> Iterator[Problem]:
         )
     given = [*profile.extra_args, *(arg for pool in profile.pools for arg in pool.extra_args)]
     for flag in _CONNECTOR_FLAGS & {_flag_of(arg) for arg in given}:
-        yield Problem("extraArgs", f"{flag} would replace what kvOffload writes.", "one of the two.")
+        yield Problem(
+            "extraArgs", f"{flag} would replace what kvOffload writes.", "kvOffload or the flag, not both."
+        )
 
 
 def _lora(profile: Profile) -> Iterator[Problem]:

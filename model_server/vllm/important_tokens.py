@@ -2,7 +2,8 @@
 128]]}`.
 
 vLLM passes the `kv_transfer_params` of a request to its offload tier unchanged. Ranges are half-open and
-count tokens of the prompt, as vLLM counts them. Pure. Callers: the cache policy, the ranking.
+count tokens of the prompt, as vLLM counts them. This module does no I/O. Callers: the cache policy, the
+ranking.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from dataclasses import dataclass
 
 FIELD = "important_tokens"
 MAX_RANGES = 4096
-"""A request with more ranges is not believed, because they are read on the thread of vLLM's scheduler."""
+"""The ranges of a request with more ranges are ignored, because reading them would hold up the thread of
+vLLM's scheduler.
+"""
 
 
 class ImportantTokensError(ValueError):

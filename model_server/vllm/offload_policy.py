@@ -1,12 +1,10 @@
 """The cache policy that vLLM loads for its CPU offload tier.
 
-`eviction_policy` names the class, `cache_policy_module_path` this module.
-
-It keeps vLLM's records of chunks and leaves the choice to `offload_ranking`.
-
-Runs in vLLM's process, on the thread of its scheduler. The important tokens of a request may be any value,
-and never stop this thread. This module imports only the standard library, vLLM and this package, so that
-vLLM's image needs no other package. vLLM's interface is marked experimental; this module is written for 0.32.
+The setting `eviction_policy` names the class, and `cache_policy_module_path` this module. The policy keeps
+vLLM's records of chunks and leaves the choice to `offload_ranking`. It runs in vLLM's process, on the thread
+of vLLM's scheduler. A request may name anything as its important tokens, and no value stops this thread. This
+module imports only the standard library, vLLM and this package, so that vLLM's image needs no other package.
+vLLM's interface is marked experimental; this module is written for 0.32.
 
 Caller: vLLM. No other module of this repository may import this one, because vLLM is not installed where the
 rest runs.

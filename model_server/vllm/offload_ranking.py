@@ -1,5 +1,5 @@
-"""Decides which chunk of vLLM's CPU offload tier is evicted first: by `by_importance` of the tiers, with the
-facts that vLLM gives to its cache policies.
+"""Decides which chunk of vLLM's CPU offload tier is evicted first. The score is `by_importance` of the tiers,
+from the facts that vLLM gives to its cache policies.
 
 vLLM says which chunks a request used and where they end in its prompt, but never which tokens mattered. So
 requests have to name their important tokens (`important_tokens`). The score uses a running mean over the
@@ -7,17 +7,17 @@ requests that named any. As long as no request did, all tokens of a chunk count,
 of uses.
 
 vLLM finds a prefix from its head on and never past a missing chunk. So a use of a chunk is also a use of the
-chunks before it, even unseen ones (vLLM does not report chunks that its GPU cache answers for). And a chunk
-is as important as the chunks that can only be found behind it. Of equal scores, the chunk that was used
-longest ago goes first; within one prompt, the tail goes first.
+chunks before it, even if vLLM did not report these (it does not report chunks that its GPU cache holds). And
+a chunk is at least as important as each chunk that can be found only through it. Of chunks with equal scores,
+the chunk that was used longest ago is evicted first; within one prompt, the tail is evicted first.
 
 Uses are halved at intervals, because otherwise a chunk that was popular once would stay for ever. Uses of
-chunks that left are remembered for a while.
+chunks that left the tier are remembered for a while.
 
 Invariants (`check_integrity`): exactly the idle chunks of the tier are ranked; the memory of chunks outside
 the tier is bounded.
 
-Pure; knows nothing of vLLM but the names of its chunks. Caller: the cache policy.
+This module does no I/O, and uses nothing of vLLM but the names of its chunks. Caller: the cache policy.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RequestUses:
 @dataclass(slots=True)
 class _Chunk:
     end_tokens: int | None
-    """The end of the chunk in every prompt that contains it."""
+    """The position at which the chunk ends, in every prompt that contains the chunk."""
     use: ChunkUse
     parent: ChunkKey | None = None
     told_tokens: float = 0
@@ -67,7 +67,7 @@ class OffloadRanking:
         self._chunks: dict[ChunkKey, _Chunk] = {}
         self._resident: set[ChunkKey] = set()
         self._gone: OrderedDict[ChunkKey, None] = OrderedDict()
-        """Known chunks that are not in the tier; the one used longest ago first."""
+        """Known chunks that are not in the tier, in the order of their last uses, the oldest first."""
         self._evictable = WeakestFirst[ChunkKey, tuple[float, int]]()
         self._chunk_tokens = 0
         self._now = 0
@@ -146,7 +146,9 @@ class OffloadRanking:
         self._evictable.check_integrity(self._rank)
 
     def _learn(self, keys: Sequence[ChunkKey], ends_tokens: Sequence[int | None]) -> None:
-        """All chunks have the same size, and end at multiples of it."""
+        """Learn the size of chunks, and which chunk each chunk continues. All chunks have the same size, and
+        end at multiples of this size.
+        """
         self._chunk_tokens = math.gcd(self._chunk_tokens, *(end for end in ends_tokens if end is not None))
         before: tuple[ChunkKey, int] | None = None
         for key, end in zip(keys, ends_tokens, strict=True):

@@ -1,10 +1,10 @@
-"""A launch profile: one YAML file from which every vLLM pod behind one gateway is started in the same way.
+"""A launch profile is one YAML file from which all vLLM pods behind one gateway are started in the same way.
 
-`load` reads and checks it (`checks`). `arguments`, `environment` and `pod_patch` say how to start `vllm
+`load` reads and checks the file (`checks`). `arguments`, `environment` and `pod_patch` say how to start `vllm
 serve`. Pools are groups of pods that differ in something, such as a card or a price. Settings that decide
 block hashes must not differ.
 
-Nothing here runs vLLM or knows a cluster. Caller: the command `model-server profile`.
+This module does not run vLLM, and knows no cluster. Caller: the command `model-server profile`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Part(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=T
 
 
 class KvEvents(_Part, frozen=True):
-    """Where vLLM publishes its cache's content. The addresses are ZeroMQ's."""
+    """The ZeroMQ addresses at which vLLM publishes its KV events."""
 
     endpoint: str = DEFAULT_EVENTS_ENDPOINT
     replay_endpoint: str | None = None
@@ -58,13 +58,14 @@ class Lora(_Part, frozen=True):
 
 
 class KvOffload(_Part, frozen=True):
-    """KV that leaves GPU memory is kept in main memory (vLLM's OffloadingConnector)."""
+    """Makes vLLM keep KV that leaves GPU memory in main memory (vLLM's OffloadingConnector)."""
 
     memory_bytes: int
     """The main memory of each pod."""
     policy: str = "lru"
     """`lru` and `arc` are vLLM's. `importance` is `offload_policy` of this package, which the image must
-    contain."""
+    contain.
+    """
 
 
 class Pool(_Part, frozen=True):
@@ -81,7 +82,7 @@ class Pool(_Part, frozen=True):
 class Profile(_Part, frozen=True):
     model: str
     served_names: tuple[str, ...] = ()
-    """The model's names in requests. Empty means its own name."""
+    """The model's names in requests. Empty means the model's own name."""
     container: str = "vllm"
     """The container of the pod to which the patch applies."""
     port: int = 8000
@@ -198,8 +199,8 @@ def shell_variables(variables: Mapping[str, str]) -> str:
 
 
 def tcp_port(address: str) -> int | None:
-    """Return the port of a tcp:// address. Return None for any other address, or one without a number at its
-    end.
+    """Return the port of a tcp:// address. Return None for any other address, or an address that does not end
+    with a number.
     """
     scheme, _, rest = address.partition("://")
     port = rest.rpartition(":")[2]

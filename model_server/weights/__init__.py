@@ -1,3 +1,3 @@
-"""Finds the files of a model: in a given folder, or from a small model that is fetched and converted once. No
-torch on import.
+"""Finds the files of a model: in a given folder, or from a small model that is fetched and converted once. An
+import of this package does not import torch.
 """

@@ -1,8 +1,9 @@
-"""Folders under the user's cache that are made once: under a lock, under another name first, and renamed when
-they are complete.
+"""Makes folders under the user's cache, each only once. A process makes a folder under a lock and under
+another name, and renames it when it is complete.
 
-A folder under its final name is complete. Its name contains everything that decides its content. Remains of a
-killed process are removed by the next one. Linux and other POSIX systems (flock).
+A folder under its final name is complete. Its name contains everything that decides its content. Each process
+removes the remains of killed processes. The lock is flock, so this module runs on Linux and other POSIX
+systems.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ def cache_folder() -> Path:
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """Return the folder of that name. If it does not exist, `make` fills it, and other processes that need
-    it wait.
+    """Return the folder of this name. If the folder does not exist, `make` fills it, and other processes that
+    need the folder wait.
     """
     folder = cache_folder() / name
     if folder.is_dir():

@@ -1,4 +1,4 @@
-"""The error if the files of a model cannot be found or fetched. The message says what to do."""
+"""The error for a model whose files cannot be found or fetched. The message says what to do."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from model_server.weights.errors import WeightsError
 
 
 def convert(gguf: Path, folder: Path) -> None:
-    """Write the model into `folder`. Raise WeightsError if the file does not hold all of it."""
+    """Write the model into `folder`. Raise WeightsError if the file does not hold the whole model."""
     logging.disable_progress_bar()
     config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
     model = AutoModelForCausalLM.from_config(config)

