@@ -1,8 +1,8 @@
-"""Accepts the connections of a listening socket, and loses none of them at a stop.
+"""Accepts the connections of a listening socket, and loses none of them when it stops.
 
 asyncio's own servers take a connection in one turn of the loop and give it to its protocol in a later turn. A
-server that is closed in between leaves the connection open for ever, or logs an error. Used by our own
-HTTP/2, by the admin address and by the hub of the workers.
+server that is closed in between leaves the connection open for ever, or logs an error. Our own HTTP/2, the
+admin address and the hub of the workers use this module.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Welcome = Callable[[socket.socket], Coroutine[Any, Any, None]]
 
 
 class Acceptor:
-    """Runs `welcome` for each connection, each in a task of its own, until `stop`. `welcome` owns the
-    connection from its first step; if it raises OSError, the connection is closed.
+    """Runs `welcome` for each connection, in a task of its own, until `stop`. `welcome` owns the connection
+    from its first step. If `welcome` raises OSError, the connection is closed.
     """
 
     def __init__(

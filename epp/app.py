@@ -57,7 +57,7 @@ _STOP_GRACE_S = 1.0
 
 
 class App:
-    """One worker. `run` returns the process's exit status."""
+    """One worker process with all its parts. `run` returns the exit status of the process."""
 
     def __init__(self, config: Config, *, worker: int = 0, hub: Path | None = None) -> None:
         self._config = config
@@ -117,7 +117,7 @@ class App:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         if self._recording is not None:
-            self._recording.stop()  # streams that were cut just now are in the recording, too
+            self._recording.stop()  # last, so that the recording includes the streams that were cut
         return 0
 
     # -- parts, made at start --------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class App:
                 text, source = self._inputs.endpoints_text, self._config.endpoints_file
                 self._on_endpoints_file((self._inputs.endpoints, load_rewrites(text, source=source)))
             elif self._eds is not None and not Path(config.envoy.eds_file).exists():
-                self._eds.write(())  # Envoy needs this file to start; until then it reads an earlier file
+                self._eds.write(())  # Envoy needs some file to start, but a file of an earlier run stays
         except OSError as error:
             raise ConfigError(f"envoy.edsFile: {config.envoy.eds_file}: {error.strerror}") from error
 
@@ -303,8 +303,8 @@ class App:
         await self._server.drain(self._config.drain_seconds)
 
     async def _become_ready(self) -> None:
-        """Wait until the endpoints, their models and the other pickers' knowledge of them are known. Data
-        planes may come after that.
+        """Wait until the endpoints, their models and the other pickers' table are known, then report the
+        picker as ready.
         """
         await self._endpoints_known.wait()
         if self._cluster is not None:
@@ -345,7 +345,7 @@ class App:
             _log.info("policy %s is scored in dry run", tried.metadata.name if tried else "none")
 
     def _use_policy(self, policy: Policy) -> None:
-        """Use the policy of the file. In dry run, the policy that routed before goes on."""
+        """Use the policy of the file. If that policy is in dry run, the policy in use stays."""
         tried = policy.spec.mode == "DryRun"
         self._use_policies(self._picker.policy if tried else policy, policy if tried else None)
 
@@ -361,8 +361,8 @@ class App:
         self._set_endpoints(endpoints)
 
     def _set_endpoints(self, endpoints: Sequence[Endpoint], pools: frozenset[str] = frozenset()) -> None:
-        """Write Envoy's file first, so that Envoy knows every endpoint that the picker names, or soon will.
-        Raises OSError if the file cannot be written.
+        """Use a new list of endpoints. Envoy's file is written first, so that Envoy learns of an endpoint
+        before or soon after the picker names it. Raises ConfigError if the file cannot be written.
         """
         if self._eds is not None:
             try:

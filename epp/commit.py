@@ -65,7 +65,9 @@ class Considered(NamedTuple):
 
 
 class Commits:
-    """See the module's docstring. `unix_offset_s` converts monotonic times into wall-clock times."""
+    """Books chosen requests and follows them to their ends. `unix_offset_s` converts monotonic times into
+    wall-clock times.
+    """
 
     def __init__(
         self,
@@ -156,10 +158,9 @@ class Commits:
     # -- the response and the end ----------------------------------------------------------------------------
 
     def on_response_headers(self, routed: Pick, *, status: int, served: Address | None, now: float) -> bool:
-        """Called when the answer begins. Later headers of the same answer change nothing.
-
-        True: another endpoint than the first choice serves the request. Booking and table entry then move
-        there.
+        """Take in the beginning of the answer. Return whether another endpoint than the first choice serves
+        the request. If so, booking and table entry move to that endpoint. Later headers of the same answer
+        change nothing.
         """
         if routed.phase is not Phase.SENT:
             return False
@@ -207,7 +208,7 @@ class Commits:
             self._listeners.send(Grew(now, routed.state, chain))
 
     def end(self, routed: Pick, *, outcome: Outcome, now: float) -> None:
-        """Called when the HTTP request is over: release its booking. The prefix stays only if the server
+        """Release the booking of a request that is over. The prefix stays in the table only if the server
         computed it.
         """
         if routed.over:
@@ -234,12 +235,12 @@ class Commits:
         self._listeners.send(Ended(now, routed))
 
     def detach(self, routed: Pick, *, now: float) -> None:
-        """Called when the stream is let go while the answer continues. From now on scrapes count the
-        request.
+        """Stop following a request whose stream is let go while the answer continues. From now on scrapes
+        count the request.
         """
         if not routed.over:
             if routed.phase is Phase.ANSWERED:
-                self._fleet.failures.ended(routed.state, now=now)  # no further event says anything about it
+                self._fleet.failures.ended(routed.state, now=now)  # the last event of this answer
             routed.enter(Phase.DETACHED)
             routed.wait.over = True
             routed.decision.outcome = "detached"
@@ -340,7 +341,9 @@ class Commits:
         return bool(routed.chain) and routed.table is self._caches.table and same_server
 
     def _forget_prefix(self, routed: Pick) -> None:
-        """The server did not compute the prompt, so remove the entries that only this request recorded."""
+        """Remove the table entries that only this request recorded, because the server did not compute the
+        prompt.
+        """
         if routed.recorded is not None and not routed.prefix_lost and self._mirrored(routed):
             undo(self._caches.table, routed.recorded)
         routed.prefix_lost = True

@@ -31,7 +31,7 @@ class PickRequest(Struct, frozen=True, gc=False):
     prescribed: tuple[Address, ...] = ()
     """In conformance runs only: the addresses that the test names, in order."""
     asked_model: str = ""
-    """The name that the client sent, if a rewrite replaced it. Empty: none did."""
+    """The name that the client sent, if a rewrite replaced it. Empty: no rewrite."""
     max_destinations: int = MOST_DESTINATIONS
     """Most destinations that the caller can read. The policy may allow fewer."""
     hurried: bool = False
@@ -55,7 +55,7 @@ class Queued(Struct, frozen=True, gc=False):
 
 
 DIRECT: Final = Queued()
-"""The value if there is no flow control."""
+"""The value for requests that did not pass flow control."""
 
 
 class Candidate(Struct, frozen=True):
@@ -99,12 +99,13 @@ class WouldPick(Struct, frozen=True):
     agrees: bool
     """Whether this is also the endpoint that was picked."""
     more_cached_tokens: int = 0
-    """Tokens of this prompt cached there, minus those cached at the picked endpoint."""
+    """Tokens of this prompt cached at `chosen`, minus those cached at the picked endpoint."""
     more_s: float = 0.0
-    """Time to the first token there, minus the time at the picked endpoint. Negative: sooner."""
+    """Time to the first token at `chosen`, minus the time at the picked endpoint. Negative: sooner."""
     flow: str = ""
-    """What its flow control would have done:
-    `go`, `wait`, `demote`, or the reason of a refusal such as `flow_deadline`. Empty: it has none."""
+    """What the policy's flow control would have done: `go`, `wait`, `demote`, or the reason of a refusal such
+    as `flow_deadline`. Empty: the policy has no flow control.
+    """
 
 
 class Prefill(Struct, frozen=True):
@@ -113,16 +114,17 @@ class Prefill(Struct, frozen=True):
     name: EndpointName
     address: str
     matched_tokens: int
-    """Tokens of the prompt in its cache."""
+    """Tokens of the prompt in the cache of this server."""
     uncached_tokens: int
-    """Tokens that it has to compute."""
+    """Tokens of the prompt that this server has to compute."""
     transfer_s: float
     """Predicted time until the answering server has the tokens that it lacks."""
     predicted_s: float
     """Predicted time from the pick until the answering server has the whole prompt."""
     cost_s: float
-    """Predicted cost in seconds by the least-cost rule, with the transfer. This was compared with
-    `instead_of_s`."""
+    """Predicted cost in seconds by the least-cost rule, with the transfer. The picker compared this cost with
+    `instead_of_s`.
+    """
     instead_of_s: float
     """Predicted cost of computing the prompt on the answering server."""
 
@@ -164,14 +166,14 @@ class Decision(Struct, gc=False):
     until then."""
     ttft_s: float | None = None
     cached_tokens: int | None = None
-    """The number that the server itself reported, if the answer was sampled."""
+    """Cached tokens of the prompt as the server itself reported, if the answer was sampled."""
     output_tokens: int | None = None
     """Length of the answer as the server reported, if the answer was sampled."""
     unread: str = ""
     """Why the body was not read, so that the request was routed by load: costly_body, encoded_body,
     partial_body, body_not_seen, no_room."""
     asked_model: str = ""
-    """The name that the client sent, if a rewrite replaced it. Empty: none did."""
+    """The name that the client sent, if a rewrite replaced it. Empty: no rewrite."""
     waited_s: float = 0.0
     """How long flow control held the request."""
     priority: int = 0
@@ -193,15 +195,16 @@ Outcome = Literal["ended", "aborted", "failed"]
 
 
 class Observer(Protocol):
-    """The streams report to an observer what the picker cannot know: times, refusals, faults of the data
-    plane. An observer never waits. Picks, and later changes of them, come as events of the picker
-    (`picker_events`).
+    """Receives from the streams what the picker cannot know: times, refusals, faults of the data plane. An
+    observer never waits. Picks, and later changes of them, come as events of the picker (`picker_events`).
     """
 
     def parsed(self, *, seconds: float, size_bytes: int) -> None: ...
 
     def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None:
-        """trace: the caller's trace context as it came, if tracing is on."""
+        """Called when a request got an error and no endpoint. trace: the caller's trace context, if tracing
+        is on.
+        """
 
     def protocol_error(self, reason: str) -> None:
         """Called when the data plane sent a message that the stream could not understand."""

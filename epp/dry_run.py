@@ -1,12 +1,11 @@
-"""Scores a policy in dry run: it scores the same candidates as the policy in use, and only records what this
-policy would have picked.
+"""Scores the candidates by a policy in dry run too, and only records what this policy would have picked.
 
 Pure. A dry run sees what the pick saw: the endpoints, their state before the booking, and the chunks of the
 prompt in the table. It cannot act, because bookings and the table follow the policy in use. So chunks,
 scrapes and sampling of the tried policy have no effect, and the candidates are those of the policy in use.
 Both policies draw the same random numbers, so two equal policies agree on every pick. The predicted effect of
-another pick is for this one request, with the caches as the policy in use fills them. After a week of its own
-picks the tried policy would find other caches; `epp replay` simulates this. `picker` calls this module only
+another pick is for this one request, with the caches as the policy in use fills them. If the tried policy had
+routed for a week, the caches would be different. `epp replay` simulates this. `picker` calls this module only
 while there is a policy in dry run.
 """
 
@@ -34,20 +33,20 @@ class DryRun:
         self.picks = 0
         self.agreed = 0
         self.refused = 0
-        """Requests that it would have refused. They count in none of the numbers below."""
+        """Requests that this policy would have refused. They count in none of the numbers below."""
         self.prompt_tokens = 0
         self.cached_tokens = 0
         """Cached tokens at the picks of the policy in use."""
         self.more_cached_tokens = 0
         """Cached tokens at the picks of this policy, minus `cached_tokens`. May be negative."""
         self.flow: Counter[str] = Counter()
-        """Requests by what its flow control would have done with them; see `WouldPick.flow`."""
+        """Requests by what this policy's flow control would have done with them; see `WouldPick.flow`."""
         self.more_s = 0.0
         """Seconds to the first token at the picks of this policy, minus those of the policy in use. May be
         negative."""
 
     def follow(self, rng: random.Random) -> None:
-        """Draw the same numbers as `rng` will draw. To be called before the policy in use ranks."""
+        """Draw the same numbers as `rng` will draw. Call this before the policy in use ranks."""
         self._rng.setstate(rng.getstate())
 
     def choose(self, request: SchedulingRequest, snapshot: Snapshot, *, place: int) -> WouldPick:

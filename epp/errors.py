@@ -12,7 +12,7 @@ DETAILS: Final = "picker_"
 an error. `PickError.reason` follows the prefix.
 """
 _MOST_NAME_CHARS: Final = 200
-"""How many characters of a name that a client sent are repeated in the answer."""
+"""The answer repeats at most this many characters of a name that a client sent."""
 
 
 class PickError(Exception):
@@ -90,7 +90,7 @@ class SaturatedError(PickError):
 
 
 class NoRoomError(SaturatedError):
-    """Unfinished bodies together are over their bound, and the policy says to refuse at overload."""
+    """All unfinished bodies together are over their bound, and the policy says to refuse at overload."""
 
     reason = "no_room"
 

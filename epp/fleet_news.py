@@ -1,8 +1,8 @@
 """Takes in what the sources say: endpoints, lists of models, scrapes, KV reports, failures and probes.
 
-Owns the fleet and the prefix table, and keeps them right between requests. `picker` chooses by them. Every
-method is synchronous and books nothing. No request runs this code. Callers: the composition root, and other
-pickers' events (`sharing`).
+Owns the fleet and the prefix table, and keeps both right between requests. `picker` chooses endpoints by
+them. Every method is synchronous and books nothing. No request runs this code. The composition root calls it,
+and so does `sharing` for the events of other pickers.
 """
 
 from __future__ import annotations
@@ -31,18 +31,20 @@ from epp.types import Address, Endpoint, EndpointMetrics, EndpointName, ModelLis
 
 
 class FleetNews:
-    """See the module's docstring."""
+    """The part of the picker that knows endpoints, caches and names of models. `Picker` inherits from it."""
 
     def __init__(self, spec: PolicySpec, *, secret: HashSecret, refuses_unknown_models: bool) -> None:
-        """refuses_unknown_models: a model that no server lists is a 404, if every server's list is known."""
+        """refuses_unknown_models: a request for a model that no server lists gets 404 once all lists are
+        known.
+        """
         self._listeners = Listeners()
         self.recorders = 0
         """Listeners that record requests. While there is one, the header of tenants is read even if flow
         control is off."""
         self.fleet = Fleet(spec, refuses_unknown_models=refuses_unknown_models)
-        """The state of every endpoint. For reading, and for other pickers' events."""
+        """The state of every endpoint. Outside this class only `sharing` changes these states."""
         self.rewrites: Rewrites | None = None
-        """The streams apply them before a prompt is hashed. None: there are none."""
+        """Rewrites of model names. The streams apply them before a prompt is hashed. None: no rewrites."""
         self._recently_left = RecentlyLeft()
         self.caches = ServerCaches(spec, secret=secret)
 
@@ -51,7 +53,7 @@ class FleetNews:
         self._listeners.add(listener)
 
     def unsubscribe(self, listener: Listener) -> None:
-        """Stop calling `listener`. This does no harm if it is not subscribed, and while events are sent."""
+        """Stop calling `listener`. It may be unsubscribed already. This is allowed while events are sent."""
         self._listeners.remove(listener)
 
     def learned(self, model: str) -> Learned:
@@ -70,13 +72,13 @@ class FleetNews:
 
     @property
     def roots(self) -> Roots:
-        """The seeds of hashes, for those who may share only with pickers that hash in the same way."""
+        """The seeds of hashes. Only pickers with the same seeds may share their tables."""
         return self.caches.roots
 
     @property
     def table(self) -> PrefixTable:
-        """Return the prefix table, for reading and for other pickers' events. It is replaced if prompts are
-        cut or hashed differently.
+        """Return the prefix table, for reading and for other pickers' events. Another table replaces this one
+        if prompts are cut or hashed differently.
         """
         return self.caches.table
 
@@ -108,7 +110,7 @@ class FleetNews:
             state = self._state(name)
             same = self._recently_left.come_back(state.endpoint)
             if same:
-                # Its mirror keeps its size until the server states one, because a guess must not evict
+                # The mirror keeps its size until the server states one, because a guess must not evict
                 # anything.
                 continue
             if same is not None:
@@ -137,8 +139,8 @@ class FleetNews:
         self.fleet.set_aliases(rewrites.aliases)
 
     def model_list(self, subset: frozenset[Address] | None = None) -> bytes | None:
-        """Return the answer to `GET /v1/models`; with addresses, for the servers at these addresses only.
-        None: no server has listed its models.
+        """Return the answer to `GET /v1/models`. subset: only the servers at these addresses. None: no server
+        has listed its models.
         """
         return self.fleet.model_list(subset)
 
@@ -172,8 +174,8 @@ class FleetNews:
         self.fleet.failures.hangs(state, now=now)
 
     def answer_cut(self, served: Address, *, now: float) -> bool:
-        """An answer that this endpoint began well broke off midway. False: no endpoint has this address, or
-        several ranks share the address, and any of them may have served the answer.
+        """Note that an answer of this endpoint began well and broke off midway. Return False if no endpoint
+        has this address, or if several ranks share it: then any of them may have served the answer.
         """
         state = self.fleet.at(served)
         if state is None or state.endpoint.rank is not None:
@@ -237,7 +239,7 @@ class FleetNews:
         assert set(self.table.mirrors) == present | self._recently_left.names()
 
     def _align(self) -> None:
-        """Servers have come or gone, so the table's bits stand for other slots now."""
+        """Follow the fleet's slots after servers came or went: the table's bits stand for other slots now."""
         self.caches.align(self.fleet.columns.roster.names)
 
     def _state(self, name: EndpointName) -> EndpointState:

@@ -2,8 +2,9 @@
 
 Connects `flow`, which knows no servers, with the picker, which knows no queue. The forecast for a request is
 the picker's own choice, which is committed in the same turn of the event loop. There is one queue for each
-base model, since servers of one model cannot relieve those of another. Synchronous: no task, no clock, no
-logger. Whoever owns a timer calls `pump` at `due_at`, and after events that may have freed a server.
+base model, since servers of one model cannot relieve those of another. Everything here is synchronous: there
+is no task, no clock and no logger. The owner of a timer calls `pump` at `due_at`, and after events that may
+have freed a server.
 
 Invariant: a request that waits is decided once, by its `Decided`, or leaves.
 """
@@ -30,7 +31,9 @@ from epp.picker_events import Pick
 from epp.types import Value
 
 _AT_ONCE: Final = 50
-"""When flow control ends, most requests that are sent in one turn of the event loop: some 10 ms of work."""
+"""When flow control ends, at most this many requests are sent in one turn of the event loop: some 10 ms of
+work.
+"""
 _MESSAGES: Mapping[RefusedFor, str] = {
     "deadline": "the first token would come too late",
     "ttl": "no model server became free in time",
@@ -71,7 +74,7 @@ class Gate:
         self._policy: Policy | None = None
         self._flows: dict[str, ModelQueue] = {}
         self._released: list[ModelQueue] = []
-        """Queues of which all requests go, in order, because flow control has ended for them."""
+        """Queues that send all their requests, in order, because flow control has ended for them."""
         self._draining = False
         self._tried_with: DryRun | None = None
         self._tried_flows: dict[str, ModelQueue] = {}
@@ -96,8 +99,8 @@ class Gate:
 
     @property
     def read(self) -> Flow | None:
-        """If the policy in use holds no requests: the flow control whose headers are read anyway. It belongs
-        to a policy in dry run, or to the policy in use if requests are recorded.
+        """The flow control whose headers are read although the policy in use holds no requests. It belongs to
+        a policy in dry run, or to the policy in use if requests are recorded.
         """
         return self.tried or (self._picker.policy.spec.flow if self._picker.recorders else None)
 
@@ -122,7 +125,7 @@ class Gate:
         longest_s: float,
         now: float,
     ) -> Pick | WaitingRequest:
-        """Return a pick at once, or the request that waits. PickError: the request is refused."""
+        """Return a pick at once, or the request that waits. Raises PickError if the request is refused."""
         picker = self._picker
         policy = picker.policy
         if policy is not self._policy:
@@ -176,8 +179,8 @@ class Gate:
                 self._carry_out(flow, verdict, now=now)
 
     def drain(self, *, now: float) -> None:
-        """The process ends: let no request wait any more, and send all waiting requests in order. Some go
-        now, and the others with the next calls of `pump`.
+        """Send all waiting requests in order, and let no request wait any more, because the process ends.
+        Some requests go now, and the others with the next calls of `pump`.
         """
         self._draining = True
         self._let_all_go()
@@ -186,7 +189,9 @@ class Gate:
     # -- other pickers of the same servers -------------------------------------------------------------------
 
     def reports(self, *, anew: bool = False) -> Sequence[tuple[str, Row]]:
-        """Return reports for the other pickers, by base model. anew: all, because they have none yet."""
+        """Return reports for the other pickers, by base model. anew: all reports, for pickers that have none
+        yet.
+        """
         self._collects_reports = True
         for model in self._flows:
             self._reported.setdefault(model, Reported())
@@ -357,7 +362,7 @@ class Gate:
         self._flows = {}
 
     def _release(self, *, now: float) -> None:
-        """Send the next portion of the requests that all go."""
+        """Send the next portion of the requests whose flow control has ended."""
         left = _AT_ONCE
         while self._released and left:
             flow = self._released[0]

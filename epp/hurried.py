@@ -58,8 +58,8 @@ def choose_hurriedly(
 
 
 def _some(slots: Sequence[int], most: int, rng: random.Random) -> list[int]:
-    """Return two random slots. If more are wanted, also those that follow the first slot. `rng.sample` takes
-    five times as long.
+    """Return two random slots. If more are wanted, add the slots that follow the first one. `rng.sample`
+    takes five times as long.
     """
     n = len(slots)
     first = int(rng.random() * n)

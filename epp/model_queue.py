@@ -30,7 +30,7 @@ Decided = Callable[[Pick | PickError, float], None]
 """Called once for each request that waited, with its pick or its refusal, and the time."""
 
 _MOST_TENANTS: Final = 32
-"""Most waiting tenants that are shown to people."""
+"""At most this many waiting tenants are shown to people."""
 _RIDES_S: Final = 0.05
 """See `FlowSettings.rides_s`."""
 _ORDERS: Mapping[str, Order] = {"Arrival": "arrival", "Deadline": "deadline", "Shortest": "shortest"}

@@ -2,7 +2,8 @@
 
 Owns the rule. `commit` keeps the bookings of chosen requests. Every method is synchronous and runs on one
 thread, so nothing else can happen between reading the state and booking a place. Nothing here waits, logs or
-reads a clock. Callers: `extproc` for requests, the composition root for policy, the simulator for both.
+reads a clock. `extproc` calls it for requests, the composition root for the policy, and the simulator for
+both.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _NO_SECRET = HashSecret()
 
 
 class Picker(FleetNews):
-    """See the module's docstring. To receive the picker's events, call `subscribe`."""
+    """Chooses an endpoint for each request. To receive the picker's events, call `subscribe`."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class Picker(FleetNews):
         refuses_unknown_models: bool = True,
     ) -> None:
         """unix_offset_s: converts monotonic times into wall-clock times for people.
-        refuses_unknown_models: a model that no server lists is a 404, if every server's list is known.
+        refuses_unknown_models: a request for a model that no server lists gets 404 once all lists are known.
         """
         super().__init__(policy.spec, secret=secret, refuses_unknown_models=refuses_unknown_models)
         self._rng = rng
@@ -54,7 +55,7 @@ class Picker(FleetNews):
         )
         self._apply(policy)
         self.dry_run: DryRun | None = None
-        """The policy in dry run, and how often it agreed. For reading."""
+        """The policy in dry run, and how often it agreed. Callers only read it."""
 
     def set_policy(self, policy: Policy, *, now: float) -> None:  # noqa: ARG002 - one shape for all events
         """Use another policy from the next pick on. The table is kept, unless prompts are cut differently
@@ -69,13 +70,13 @@ class Picker(FleetNews):
         self.dry_run = DryRun(policy) if policy is not None else None
 
     def housekeep(self, *, now: float) -> None:
-        """Do the work of `tidy`, and what is due now and then, whether requests come or not."""
+        """Do the work of `tidy` and the work that is due now and then, whether requests come or not."""
         self.tidy(now=now)
         self.fleet.housekeep(now=now)
         self.give_up_left(now=now)
 
     def tidy(self, *, now: float) -> None:
-        """Work after a pick for which no request should wait: eviction in bounded portions, and a search for
+        """Do the work after a pick that no request should wait for: evict in bounded portions, and search for
         overdue answers.
         """
         failures, overdue = self.fleet.failures, self.fleet.answers.suspects(now=now)
@@ -138,8 +139,7 @@ class Picker(FleetNews):
 
     def commit(self, considered: Considered, *, queued: Queued = DIRECT, now: float) -> Pick:
         """Book and record a choice. Nothing may have changed since it was considered."""
-        # There was no await since the candidates were considered, nor is there one in this module. So the
-        # scored state is the state that is booked.
+        # No code of this module awaits, so the state that was scored is still the state that is booked.
         would_pick = (
             None if self.dry_run is None else self._would_pick(self.dry_run, considered, queued, now=now)
         )
@@ -156,7 +156,7 @@ class Picker(FleetNews):
         return replace(would_pick, flow=queued.would) if queued.would else would_pick
 
     def on_response_headers(self, pick: Pick, *, status: int, served: Address | None, now: float) -> bool:
-        """Called when the answer begins. Returns whether another endpoint than the first choice sent it."""
+        """Take in that an answer begins. Return whether another endpoint than the first choice sent it."""
         return self._commits.on_response_headers(pick, status=status, served=served, now=now)
 
     def on_feedback(self, pick: Pick, feedback: ResponseFeedback, *, now: float) -> None:
@@ -166,7 +166,9 @@ class Picker(FleetNews):
         self._commits.end(pick, outcome=outcome, now=now)
 
     def detach(self, pick: Pick, *, now: float) -> None:
-        """Called when the stream is let go while the answer continues. Scrapes count the request then."""
+        """Stop following a request whose stream is let go while the answer continues. Scrapes count the
+        request then.
+        """
         self._commits.detach(pick, now=now)
 
     def queued(self, model: str, *, now: float) -> tuple[Floats, Floats]:
@@ -184,6 +186,6 @@ class Picker(FleetNews):
 
     def _apply(self, policy: Policy) -> None:
         self.policy = policy
-        """The policy in use. For reading."""
+        """The policy in use. Callers only read it."""
         self._spec: PolicySpec = policy.spec
         self._scheduler = Scheduler(policy.spec, RULES[policy.spec.rule](policy.spec, self._rng))

@@ -6,7 +6,8 @@ the path of a request: it notes what it needs and returns. It must not keep `Beg
 whole prompt, without a bound.
 
 Most events are about a `Pick`: one routed request, whose `Phase` says how far it is. Only `commit` makes and
-changes one. `extproc` reads its destinations, and passes it again at each later event of its HTTP request.
+changes a `Pick`. `extproc` reads the destinations of a pick, and passes the pick again at each later event of
+the HTTP request.
 """
 
 from __future__ import annotations
@@ -91,15 +92,15 @@ class Pick(Entry):
     recorded: Recorded | None
     table: PrefixTable
     process: int
-    """The process of the server that got the request. A restarted server holds nothing of it."""
+    """The process of the server that got the request. A restarted server holds nothing of the prompt."""
     wait: Wait
     """The wait for its first byte."""
     path_hash: int = 0
     """See `PickRequest.path_hash`."""
     prefill: PrefillJob | None = None
-    """The work of a prefill server for it. None: its own server computes the prompt."""
+    """The work of a prefill server for this request. None: the chosen server computes the prompt."""
     prefix_lost: bool = False
-    """Whether the table has forgotten its prompt, because the server did not compute it."""
+    """Whether the table has forgotten this prompt, because the server did not compute it."""
 
     def enter(self, phase: Phase) -> None:
         """Enter the next phase. An assertion fails if this phase may not follow the current one."""
@@ -127,8 +128,8 @@ class Pick(Entry):
 
     @property
     def asks(self) -> bool:
-        """Whether the request has a body. A good answer to another one, such as `GET /health`, does not show
-        that the server computes.
+        """Whether the request has a body. A good answer to a request without one, such as `GET /health`, does
+        not show that the server computes.
         """
         decision = self.decision
         return bool(decision.model) or self.prompt.size.text_bytes > 0 or bool(decision.unread)
@@ -263,7 +264,7 @@ class Listeners:
         self._all = (*self._all, listener)
 
     def remove(self, listener: Listener) -> None:
-        """Harmless if it does not listen, and while an event is sent."""
+        """Stop calling this listener. It may be removed already. A call while an event is sent is allowed."""
         self._all = tuple(each for each in self._all if each != listener)
 
     def send(self, event: PickerEvent) -> None:

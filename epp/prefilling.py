@@ -2,8 +2,8 @@
 books the work there until the answer begins.
 
 The rule chooses the answering server as usual. `commit` calls this module afterwards, and only if some
-endpoint has a role that prefills. Synchronous, like all of the picker. Each booking is released exactly once,
-and one event is sent then.
+endpoint has a role that prefills. All methods are synchronous. Each booking is released exactly once, and one
+event is sent then.
 """
 
 from __future__ import annotations
@@ -64,17 +64,17 @@ class Prefilling:
         slots = [slot for slot in fleet.prefillers(inference.model, subset=subset) if slot != here]
         if not slots:
             return None
-        seen = fleet.snapshot(slots, model=inference.model, adapter=adapter, spec=spec, now=now)
+        snapshot = fleet.snapshot(slots, model=inference.model, adapter=adapter, spec=spec, now=now)
         held = self._caches.table.holders(prompt.chain)
-        cached = self._caches.cached_tokens(prompt, held, fleet.columns.block_tokens)[seen.at]
+        cached = self._caches.cached_tokens(prompt, held, fleet.columns.block_tokens)[snapshot.at]
         asked = SchedulingRequest(prompt_tokens=prompt.tokens, cached_tokens=cached)
-        found = computed_elsewhere(choice, answering, asked, seen, spec=spec, rng=self._rng)
+        found = computed_elsewhere(choice, answering, asked, snapshot, spec=spec, rng=self._rng)
         if found is None:
             return None
-        state = fleet.in_slot(seen.slots[found.place])
+        state = fleet.in_slot(snapshot.slots[found.place])
         if found.trial:
             fleet.failures.tried(state, inference.model, now=now)
-        return Helper(state, _record(found, seen, matched=int(cached[found.place])))
+        return Helper(state, _record(found, snapshot, matched=int(cached[found.place])))
 
     def book(self, routed: Pick, helper: Helper, *, spec: PolicySpec, now: float) -> None:
         """Book the prompt on the prefill server, which from now on is believed to hold it, and name this
@@ -91,8 +91,8 @@ class Prefilling:
         routed.set_headers = (*routed.set_headers, (PREFILLER, chosen.address))
 
     def answered(self, job: PrefillJob, *, status: int, now: float) -> None:
-        """Called when the answer begins, so the prefill endpoint has finished. After an error this is not
-        known.
+        """Release the booking, because the answer begins and so the prefill endpoint has finished. After an
+        error nobody knows whether it has.
         """
         computed = status < 400
         self._release(job, computed=computed, failed=is_fault(status), now=now)
@@ -100,12 +100,12 @@ class Prefilling:
             self._fleet.failures.answered(job.state, failed=False, now=now)
 
     def lost(self, job: PrefillJob, *, now: float) -> None:
-        """Called when the request is over. If its answer has not begun, it will not begin."""
+        """Release the booking of a request that is over. If its answer has not begun, it will not begin."""
         self._release(job, computed=False, failed=False, now=now)
 
     def detach(self, job: PrefillJob, *, now: float) -> None:
-        """Called when the beginning of the answer will not be reported. From now on scrapes count the prompt,
-        and its booking drains.
+        """Stop following the prompt, because the beginning of the answer will not be reported. From now on
+        scrapes count the prompt, and its booking drains.
         """
         if job.over:
             return
@@ -114,7 +114,9 @@ class Prefilling:
         self._listeners.send(PrefillEnded(now, job, "detached"))
 
     def _release(self, job: PrefillJob, *, computed: bool, failed: bool, now: float) -> None:
-        """computed: the prefill endpoint did its part, as far as is known."""
+        """Release the booking and send the event. computed: the prefill endpoint did its part, as far as is
+        known.
+        """
         if job.over:
             return
         job.over = True
@@ -129,16 +131,16 @@ class Prefilling:
         return same and job.table is self._caches.table
 
 
-def _record(found: Elsewhere, seen: Snapshot, *, matched: int) -> Prefill:
-    slot = seen.slots[found.place]
-    ahead_tokens = float(seen.undone_tokens[found.place]) + found.uncached_tokens
+def _record(found: Elsewhere, snapshot: Snapshot, *, matched: int) -> Prefill:
+    slot = snapshot.slots[found.place]
+    ahead_tokens = float(snapshot.undone_tokens[found.place]) + found.uncached_tokens
     return Prefill(
-        name=seen.roster.names[slot],
-        address=str(seen.roster.addresses[slot]),
+        name=snapshot.roster.names[slot],
+        address=str(snapshot.roster.addresses[slot]),
         matched_tokens=matched,
         uncached_tokens=found.uncached_tokens,
         transfer_s=found.transfer_s,
-        predicted_s=ahead_tokens / float(seen.rate[found.place]) + found.transfer_s,
+        predicted_s=ahead_tokens / float(snapshot.rate[found.place]) + found.transfer_s,
         cost_s=found.cost_s,
         instead_of_s=found.instead_of_s,
     )

@@ -170,7 +170,7 @@ def _check_socket(path: Path, *, field: str) -> None:
 
 
 def _check_folder(folder: Path, *, field: str) -> None:
-    """Try to write a file there. This finds missing permissions, read-only mounts and full disks."""
+    """Try to write a file in this folder, to find missing permissions, read-only mounts and full disks."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"x")
@@ -179,5 +179,5 @@ def _check_folder(folder: Path, *, field: str) -> None:
 
 
 def _nearest(folder: Path) -> Path:
-    """Return the nearest folder above that exists. The picker makes the missing ones."""
+    """Return the nearest existing folder above this path. The picker makes the missing folders."""
     return next((each for each in (folder, *folder.parents) if each.exists()), folder)

@@ -63,12 +63,12 @@ def tune() -> None:
 
     glibc returns the top of the heap to the kernel as soon as a large prompt is freed, and the next prompt
     causes page faults again: some 250 for each request of 400 KB, a quarter of its CPU. With another
-    allocator nothing is changed.
+    allocator nothing changes.
 
     By default the collector runs after every 700 new objects, which are a few requests, although requests
-    leave no cycles. It would walk the prefix table and the last decisions. Objects that exist now are never
-    walked again. A run over the 1,000 youngest objects takes some 0.2 ms; over 10,000 objects it took 1.3 ms,
-    and 20 ms if the picker has a quarter of a core.
+    leave no cycles. The collector would walk the prefix table and the last decisions. Objects that exist now
+    are never walked again. A run over the 1,000 youngest objects takes some 0.2 ms; over 10,000 objects it
+    took 1.3 ms, and 20 ms if the picker has a quarter of a core.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

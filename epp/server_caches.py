@@ -1,8 +1,8 @@
 """The picker's belief about the content of the servers' caches: the prefix table, with chunks as the policy
 says, and with the cache sizes that servers state or that the picker has learned.
 
-Owns the table, the schedule of chunks, and everything that is learned of each model. All of it is synchronous
-and belongs to one picker, its only caller.
+Owns the table, the schedule of chunks, and everything that is learned of each model. Everything here is
+synchronous and belongs to one picker, its only caller.
 """
 
 from __future__ import annotations
@@ -42,10 +42,13 @@ _RESIZE_RATIO = 0.02
 _TOKEN_ID_BYTES = 4
 _SAMPLE_BYTES = 2048
 _MOST_UNREAD_BYTES = 256 * 1024
-"""Bound for an unread body, which may have any size and is seldom all text. If more counted, its server would
-get nothing else for a minute."""
+"""Bound for an unread body, which may have any size and is seldom all text. With a larger bound, the server
+of such a body would get no other request for a minute.
+"""
 _MEDIA_BYTES = 4096
-"""For a recording or another upload that is not JSON. Its size does not show how many tokens it makes."""
+"""Bytes that count for a recording or another upload that is not JSON. The size of an upload does not show
+how many tokens it makes.
+"""
 
 
 class Prompt(Value, frozen=True):
@@ -79,7 +82,7 @@ class Slots:
 
     def of(self, mask: int) -> int | Ints:
         """Return the slots of the servers in a mask. A single slot is returned as a number."""
-        if not mask & (mask - 1):  # as for most prompts
+        if not mask & (mask - 1):  # one server, or none: the case of most prompts
             return self._slots[mask.bit_length() - 1]
         as_bytes = np.frombuffer(mask.to_bytes(-(-mask.bit_length() // 8), "little"), dtype=np.uint8)
         return self._by_bit[np.flatnonzero(np.unpackbits(as_bytes, bitorder="little"))]
@@ -108,7 +111,9 @@ class ServerCaches:
         """What servers say of their caches in exact mode."""
 
     def apply(self, spec: PolicySpec, states: Iterable[EndpointState]) -> bool:
-        """Use another policy. False: prompts are cut differently now, and the table starts empty."""
+        """Use another policy. Return False if the table starts empty, because prompts are cut differently
+        now.
+        """
         old, self._spec = self._spec, spec
         if old.chunks == spec.chunks:
             self.table.set_bounds(max_entries=spec.table.max_entries, ttl_s=spec.table.ttl_seconds)
@@ -170,8 +175,8 @@ class ServerCaches:
     # -- prompts ---------------------------------------------------------------------------------------------
 
     def beginning(self, prompt: Prompt) -> int:
-        """Hash of the prompt's first bytes, as many as the policy's `prefixHash` says. 0: the prompt has no
-        full chunk.
+        """Return the hash of the prompt's first bytes, as many as the policy's `prefixHash` says. 0: the
+        prompt has no full chunk.
         """
         chunks = max(1, self.schedule.chunks_in(self._spec.prefix_hash.size_bytes))
         return prompt.chain[:chunks][-1] if prompt.chain else 0
@@ -210,7 +215,7 @@ class ServerCaches:
     def _fill_by_tier(
         self, cached: Floats, slots: int | Ints, prompt: Prompt, chunks: int, block_tokens: Ints
     ) -> None:
-        """`cached_tokens` of servers that may hold a part of their chunks in a slower tier."""
+        """Fill in `cached_tokens` of servers that may hold a part of their chunks in a slower tier."""
         tokens_per_byte = prompt.tokens / max(1, prompt.size.text_bytes)
         shares = self._spec.tiers.shares
         for slot in np.atleast_1d(slots).tolist():
@@ -226,8 +231,8 @@ class ServerCaches:
     def record(
         self, state: EndpointState, prompt: Prompt, *, cached_tokens: int, now: float
     ) -> Recorded | None:
-        """From now on the server is believed to hold the prompt; before, it held `cached_tokens` of it. None:
-        the prompt has no chunk.
+        """Record that the server holds the prompt from now on. Before, it held `cached_tokens` of the prompt.
+        None: the prompt has no chunk.
         """
         if not prompt.chain:
             return None
@@ -247,7 +252,7 @@ class ServerCaches:
         return hash_chain(inference.prompt, seed=self._seed(inference), schedule=self.schedule)
 
     def remainder(self, inference: InferenceRequest, chain: Sequence[ChunkHash]) -> InferenceRequest:
-        """Return the request with only those bytes of its prompt that are in no chunk. The chain of its next
+        """Return the request with only those bytes of its prompt that are in no chunk. The chain of the next
         turn needs no more.
         """
         covered = self.schedule.end_bytes(len(chain))

@@ -48,7 +48,7 @@ class Pauses:
         self._tries = 0
 
     def next_s(self, *, at_least_s: float = 0.0) -> float:
-        """at_least_s: the pause that a server asked for; bounded."""
+        """Return the next pause. at_least_s: the pause that a server asked for, within the bounds."""
         bound = min(self._longest_s, self._first_s * 2**self._tries)
         self._tries = min(self._tries + 1, 32)
         asked = min(at_least_s, 6 * self._longest_s)
@@ -59,7 +59,7 @@ class Pauses:
 
 
 class Sources:
-    """`failures` counts failures by source, for metrics."""
+    """Keeps loops running. `failures` counts failures by source, for metrics."""
 
     def __init__(self, *, rng: Random, first_pause_s: float = _FIRST_PAUSE_S) -> None:
         self._rng = rng
@@ -67,7 +67,9 @@ class Sources:
         self.failures: Counter[str] = Counter()
 
     async def keep(self, source: str, run: Callable[[], Awaitable[None]], /) -> NoReturn:
-        """Run it until this task is cancelled. KeyboardInterrupt and SystemExit pass through."""
+        """Run `run` again and again until this task is cancelled. KeyboardInterrupt and SystemExit pass
+        through.
+        """
         loop = asyncio.get_running_loop()
         pauses = Pauses(self._rng, first_s=self._first_pause_s)
         self.failures[source] += 0  # so that the metric exists before the first failure

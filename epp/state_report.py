@@ -86,7 +86,7 @@ def endpoints_of(
 
 def _sharing(service: SharingService) -> shown.SharingStatus:
     speaker, listener, link = service.exchange.speaker, service.exchange.listener, service.counts
-    heard = listener.counts
+    received = listener.counts
     return shown.SharingStatus(
         connected=service.connected,
         peers=listener.peers,
@@ -96,15 +96,15 @@ def _sharing(service: SharingService) -> shown.SharingStatus:
         said_events=speaker.num_sent,
         dropped_events=speaker.dropped,
         read_bytes=link.read_bytes,
-        heard_events=heard.events,
+        heard_events=received.events,
         skipped={
-            "unresolved": heard.unresolved,
-            "stale": heard.stale,
-            "stranger": heard.unknown_endpoints,
-            "excessive": heard.excessive,
+            "unresolved": received.unresolved,
+            "stale": received.stale,
+            "stranger": received.unknown_endpoints,
+            "excessive": received.excessive,
             "malformed": link.malformed,
         },
-        gaps=heard.gaps,
+        gaps=received.gaps,
         errors=dict(link.errors),
         tables={"stored": link.stored_tables, "loaded": link.loaded_tables},
     )

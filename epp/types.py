@@ -19,17 +19,18 @@ from msgspec import Struct
 
 
 class Value(Struct, frozen=True, gc=False):
-    """Immutable, and compared by value. Compiled code takes class options only from a base class and drops
-    those in the class's own head; `frozen=True` there is for the type checker.
+    """Base of structs that are immutable and compared by value. Compiled code takes class options only from a
+    base class and drops the options in the class's own head. A class repeats `frozen=True` for the type
+    checker.
     """
 
 
 class Facts(Struct, frozen=True, eq=False, gc=False):
-    """Immutable, and compared by identity."""
+    """Base of structs that are immutable and compared by identity."""
 
 
 class Entry(Struct, eq=False, gc=False):
-    """Mutable, and compared by identity wherever it is kept."""
+    """Base of structs that are mutable and compared by identity."""
 
 
 BEGAN: Final = "x-prefix-gateway-began"
@@ -40,7 +41,7 @@ RANK_ADDRESS: Final = "x-data-parallel-host-port"
 """The request header with the address of the data parallel rank that gets the request. The server's front
 reads it."""
 RANK: Final = "x-data-parallel-rank"
-"""The same with the rank's number, as vLLM and SGLang read it."""
+"""The request header with the number of the data parallel rank, as vLLM and SGLang read it."""
 PREFILLER: Final = "x-prefiller-host-port"
 """The request header that names the server that computes the prompt for the answering server. llm-d's sidecar
 reads it.
@@ -48,7 +49,7 @@ reads it.
 SERVER_HEADERS: Final = (
     PREFILLER,
     "x-llm-d-prefiller-host-port",
-    "x-prefiller-url",  # llm-d's sidecar reads this one if the newer one is missing
+    "x-prefiller-url",  # llm-d's sidecar reads this header if the newer one is missing
     RANK_ADDRESS,
     RANK,
     "x-encoder-hosts-ports",
@@ -64,8 +65,9 @@ METRICS_PLACE: Final = re.compile(r"(:[1-9][0-9]{0,4})?(/[A-Za-z0-9._~/-]{0,255}
 """A place on the server itself: another port, another path, or both."""
 
 ChunkHash = NewType("ChunkHash", int)
-"""The xxh3_64 of a chunk, seeded with the hash of the chunk before it. So it names the whole prefix up to its
-end."""
+"""The xxh3_64 of a chunk, seeded with the hash of the chunk before it. So the hash names the whole prefix up
+to the end of the chunk.
+"""
 
 EndpointName = NewType("EndpointName", str)
 """One serving port of one model server, unique in the pool: `pod` or `pod:port`."""
@@ -117,11 +119,11 @@ class Role(enum.StrEnum):
     BOTH = "both"
     """It answers requests, and computes prompts for others too."""
     ENCODE = "encode"
-    """It encodes media for others, and does neither of the two."""
+    """It encodes media for others. It computes no prompts and answers no requests."""
 
     @property
     def answers(self) -> bool:
-        """Whether requests may be sent there."""
+        """Whether requests may be sent to an endpoint of this role."""
         return self not in (Role.PREFILL, Role.ENCODE)
 
     @property
@@ -225,7 +227,7 @@ class PromptSize(Struct, frozen=True, gc=False):
 
     text_bytes: int
     continuation_bytes: float = 0.0
-    """The bytes among these that continue a letter beyond ASCII."""
+    """The number of these bytes (`text_bytes`) that continue a letter beyond ASCII."""
     opaque: int = 0
     """Number of hashes and ids that stand for something else: pictures, stored conversations."""
 
@@ -256,7 +258,9 @@ class EndpointMetrics:
     ttft_sum_s: float | None = None
     ttft_count: float | None = None
     prefill_sum_s: float | None = None
-    """Counter: seconds from admission to first token, for requests that have ended. So are the next two."""
+    """Counter: seconds from admission to first token, for requests that have ended. The next two fields are
+    counters for the same requests.
+    """
     prefill_count: float | None = None
     prefill_tokens: float | None = None
     """Prompt tokens computed in those prefills, without cached ones."""
@@ -295,8 +299,8 @@ class ModelCard(Value, frozen=True):
 
 @dataclass(frozen=True)
 class ModelList:
-    """What one server lists. Never empty. Its sets are made once, because an index over a fleet needs those
-    of all servers.
+    """What one server lists. Never empty. Its sets are made once, because an index over a fleet needs the
+    sets of all servers.
     """
 
     cards: tuple[ModelCard, ...]

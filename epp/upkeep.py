@@ -28,7 +28,9 @@ class Upkeep:
         self._sick_servers = SickServersLog()
 
     async def housekeep(self) -> None:
-        """Also evict while no request comes, so that an idle picker forgets expired entries."""
+        """Do the picker's work that is due now and then, also while no request comes: an idle picker forgets
+        expired entries.
+        """
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
             self._picker.housekeep(now=time.monotonic())

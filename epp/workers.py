@@ -54,7 +54,7 @@ class Supervisor:
 
     @contextlib.asynccontextmanager
     async def _hub(self) -> AsyncIterator[None]:
-        """A hub in a directory that only this user may enter. The directory is removed afterwards."""
+        """Yield a hub in a directory that only this user may enter. The directory is removed afterwards."""
         if not self._meet:
             yield
             return
@@ -100,8 +100,8 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             if status == _UNUSABLE and first:
-                # The worker has said why.
-                # Later this is no reason to stop: the other workers go on with their configuration.
+                # The worker has logged the reason. A later failure does not stop the others, which keep their
+                # configuration.
                 self._status = status
                 self._stop()
                 return

@@ -27,7 +27,7 @@ control.
 """
 
 MOST_DESTINATIONS: Final = 8
-"""The most that a policy may ask for."""
+"""The most destinations that a policy may ask for."""
 
 
 class Dialect(Struct, frozen=True):

@@ -33,7 +33,7 @@ class EnvoyTracing(Strict, frozen=True):
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host, without brackets, and port."""
+        """Return the host, without brackets, and the port."""
         host, _, port = self.collector.rpartition(":")
         return host.strip("[]"), int(port)
 

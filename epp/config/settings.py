@@ -35,7 +35,7 @@ class AssumedModes(Strict, frozen=True):
     request_body: BodyModeName = "FULL_DUPLEX_STREAMED"
     """Mode of request bodies that the picker assumes if the data plane sends no `protocol_config`."""
     response_body: BodyModeName = "FULL_DUPLEX_STREAMED"
-    """The same for response bodies."""
+    """Mode of response bodies that the picker assumes in the same case."""
 
 
 class Streams(Strict, frozen=True):
@@ -107,8 +107,9 @@ class Config(Strict, frozen=True):
     any gateway. The Envoy of `epp envoy-config` answers so too, also while the picker is away. A list here
     replaces the default list."""
     allowed_paths: tuple[str, ...] = ()
-    """Entries of `blockedPaths` that clients may use, such as `/version`. So the rest of the default list
-    stays in force."""
+    """Entries of `blockedPaths` that clients may use, such as `/version`. The rest of the default list stays
+    in force.
+    """
     conformance_headers: bool = False
     """Obey the header `test-epp-endpoint-selection`. Only for conformance runs, because clients can then
     choose the endpoint."""
@@ -133,7 +134,7 @@ class Config(Strict, frozen=True):
 
     @property
     def closed_paths(self) -> tuple[str, ...]:
-        """Return `blocked_paths` without those that are allowed."""
+        """Return `blocked_paths` without the paths in `allowed_paths`."""
         return tuple(path for path in self.blocked_paths if path not in self.allowed_paths)
 
     @property

@@ -17,13 +17,15 @@ Ratio = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Frozen, with fields in camelCase. An unknown field is refused. The text below a field describes it."""
+    """A frozen struct with fields in camelCase. An unknown field is refused. The text below a field describes
+    it.
+    """
 
 
 def definitions(root: type[msgspec.Struct]) -> Mapping[str, Any]:
     """Return the JSON schema of `root` and of every struct in it, by the name of the class."""
     _, found = msgspec.json.schema_components([root])
-    base: Any = root.__base__  # the other structs have the same
+    base: Any = root.__base__  # all structs have the same base
     for section in base.__subclasses__():
         if section.__name__ in found:
             for field, text in _texts(section).items():

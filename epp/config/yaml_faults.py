@@ -56,7 +56,7 @@ def decode(text: str | bytes, *, kind: type | UnionType) -> Any:
 def _check_shape(text: str | bytes) -> None:
     """Refuse documents on which PyYAML would overflow its stack or use memory without bound: deep nesting,
     and aliases inside a value that has an anchor. Refuse a key that stands twice, too: PyYAML would drop the
-    first value without a word.
+    first value without an error.
     """
     anchored: list[bool] = []
     keys: list[_Keys | None] = []
@@ -113,7 +113,7 @@ def in_words(error: Exception, *, of: type[msgspec.Struct]) -> str:
 
 
 def _instead(text: str, *, of: type[msgspec.Struct]) -> str:
-    """Return what the field takes, if a value is of another type or none of its choices."""
+    """Return what the field takes, if the value has another type or is none of the field's choices."""
     found = _AT.search(text)
     node = _at(inspect.type_info(of), found["path"]) if found else None
     if isinstance(node, inspect.LiteralType):

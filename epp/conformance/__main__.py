@@ -43,13 +43,13 @@ def _parser() -> argparse.ArgumentParser:
         "--model",
         default="",
         metavar="NAME",
-        help="all endpoints have it, and the picker knows which models they have",
+        help="a model that all endpoints have; the picker knows the models of every endpoint",
     )
     parser.add_argument(
         "--alias",
         default="",
         metavar="NAME=MODEL",
-        help="the picker puts this model into requests for this name",
+        help="an alias: the picker replaces NAME by MODEL in the requests that it sends on",
     )
     parser.add_argument(
         "--prefillers",
@@ -57,12 +57,17 @@ def _parser() -> argparse.ArgumentParser:
         metavar="IP:PORT,IP:PORT",
         help="endpoints that compute prompts for the others; not among --endpoints",
     )
-    parser.add_argument("--junit", type=Path, metavar="FILE", help="write a report in JUnit's XML there")
+    parser.add_argument(
+        "--junit", type=Path, metavar="FILE", help="write a report in JUnit's XML to this file"
+    )
     parser.add_argument(
         "--ca", type=Path, metavar="FILE", help="PEM; the picker speaks TLS with a certificate of this CA"
     )
     parser.add_argument(
-        "--cert", type=Path, metavar="FILE", help="PEM; our certificate, where the picker asks for one"
+        "--cert",
+        type=Path,
+        metavar="FILE",
+        help="PEM; the certificate of this tool, for a picker that asks for one",
     )
     parser.add_argument("--key", type=Path, metavar="FILE", help="PEM; the key of --cert")
     parser.add_argument(
@@ -118,13 +123,13 @@ async def _run(
 
 
 async def run(target: Target) -> list[Result]:
-    """Run every check, one after the other. Their order does not matter."""
+    """Run every check, one after the other. The order of the checks does not matter."""
     return [await _checked(check, target) for check in CHECKS]
 
 
 async def _checked(check: Check, target: Target) -> Result:
     began_at = time.monotonic()
-    said, failed = "", True
+    detail, failed = "", True
     try:
         async with asyncio.timeout(_LONGEST_CHECK_S):
             await check.run(target)
@@ -132,13 +137,13 @@ async def _checked(check: Check, target: Target) -> Result:
     except NotAskedError as error:
         return Result(target.dialect, check.row, check.claim, "not asked", str(error))
     except AssertionError as error:
-        said = str(error)
+        detail = str(error)
     except grpc.aio.AioRpcError as error:
-        said = f"the stream ended with {error.code().name}: {error.details()}"
+        detail = f"the stream ended with {error.code().name}: {error.details()}"
     except TimeoutError:
-        said = "no answer in time"
+        detail = "no answer in time"
     seconds = time.monotonic() - began_at
-    return Result(target.dialect, check.row, check.claim, "fail" if failed else "pass", said, seconds)
+    return Result(target.dialect, check.row, check.claim, "fail" if failed else "pass", detail, seconds)
 
 
 @asynccontextmanager

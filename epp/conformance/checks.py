@@ -177,7 +177,7 @@ async def _a_request_id_is_made(target: Target) -> None:
 
 
 async def _prompts_stay_with_their_prefix(target: Target) -> None:
-    """Needs a picker that routes by prefix, and idle endpoints."""
+    """Check that prompts go back to their server. Needs idle endpoints and a picker that routes by prefix."""
     bodies = _long_prompts(target)
     homes = [(await target.route(body)).destinations[0] for body in bodies]
     for body, home in zip(bodies, homes, strict=True):
@@ -254,7 +254,7 @@ async def _a_client_names_no_server_to_call(target: Target) -> None:
 
 
 async def _a_prefill_server_is_named(target: Target) -> None:
-    """A busy decode server should get a long prompt from a prefill server. Needs idle endpoints."""
+    """Check that a prefill server computes a long prompt for a busy decode server. Needs idle endpoints."""
     if not target.prefillers:
         raise NotAskedError("no prefill endpoint is named (--prefillers)")
     if target.mode.bare:

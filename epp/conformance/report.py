@@ -19,18 +19,18 @@ class Result:
     row: int
     claim: str
     outcome: Outcome
-    said: str = ""
+    detail: str = ""
     """The error, or the reason why the check was not made."""
     seconds: float = 0.0
 
 
 def table(results: Sequence[Result]) -> str:
-    """Return one line for each check, the failures with details, and a sum."""
+    """Return one line for each check, the details of the failures, and the totals."""
     lines = []
     for result in results:
         lines.append(f"{result.dialect:<14} row {result.row:>2}  {result.claim:<{_WIDTH}} {result.outcome}")
         if result.outcome == "fail":
-            lines.append(f"{'':<14}         {result.said}")
+            lines.append(f"{'':<14}         {result.detail}")
     counts = {
         outcome: sum(r.outcome == outcome for r in results) for outcome in ("pass", "fail", "not asked")
     }
@@ -60,9 +60,9 @@ def junit(results: Sequence[Result]) -> str:
                 time=f"{result.seconds:.3f}",
             )
             if result.outcome == "fail":
-                ET.SubElement(case, "failure", message=_printable(result.said))
+                ET.SubElement(case, "failure", message=_printable(result.detail))
             elif result.outcome == "not asked":
-                ET.SubElement(case, "skipped", message=_printable(result.said))
+                ET.SubElement(case, "skipped", message=_printable(result.detail))
     return ET.tostring(root, encoding="unicode", xml_declaration=True)
 
 

@@ -23,7 +23,7 @@ ROWS: Final[dict[int, Row]] = {
     2: Row("must", "full duplex: answers in order, bodies back byte for byte in small pieces"),
     3: Row("must", "only endpoints of the subset hint are named"),
     4: Row("must", "the pick in a header and in the metadata, equal"),
-    5: Row("must", "a list of ip:port, more than one where there are more"),
+    5: Row("must", "a list of ip:port, with more than one address if there are more endpoints"),
     6: Row("must", "503 without an endpoint, 429 with Retry-After when shedding"),
     7: Row("data plane", "books the server that really served"),
     8: Row("must", "gRPC health by name, Watch, and a drain in the right order"),

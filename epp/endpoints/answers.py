@@ -1,5 +1,5 @@
 """Remembers when requests were sent and when their answers began. While all servers are well, a fleet needs
-to know no more of answers.
+no other facts about answers.
 
 `Answers` finds requests whose first byte is overdue. `Failures` decides what follows from that, and from
 answers that fail. Pure: times are monotonic seconds. Owned by `Fleet`. The picker reports its own requests
@@ -40,14 +40,14 @@ class Wait(Entry):
     """Number of answers of this server at the time when the request was sent."""
     others_before: int
     model: str
-    """The model that it asks for. Empty: not known."""
+    """The model that the request asks for. Empty: not known."""
     over: bool = False
     """Whether the answer began, or the client no longer waits for it."""
 
 
 class Answers:
-    """Requests that wait for their first byte, which servers are suspected to hang because of them, and which
-    servers answer well.
+    """Knows which requests wait for their first byte, which servers seem to hang, and which servers answer
+    well.
 
     A server is suspected if requests wait there for their first byte longer than others took, while other
     servers have answered requests since. This is checked only when a request is overdue, so the check costs
@@ -81,8 +81,8 @@ class Answers:
         hang_seconds: float,
         now: float,
     ) -> Wait:
-        """Called when a request was sent to a server that should need `predicted_s` to its first token.
-        hang_seconds: the least time after which a first byte is overdue; 0: it never is.
+        """Record that a request was sent to a server that should need `predicted_s` to its first token.
+        hang_seconds: the least time after which a first byte is overdue. 0: no first byte is ever overdue.
 
         An answer that comes whole takes as long as the server generates, so its first byte is never overdue
         if the server counts tokens as it generates them: `symptoms.Stalls` sees whether the counters grow.
@@ -107,7 +107,7 @@ class Answers:
         self._typical_s[wait.streams] = typical + _TYPICAL_STEP * (now - wait.sent_at - typical)
 
     def well(self, state: EndpointState, model: str, *, path_hash: int) -> None:
-        """Called when a server answered well for a model, at this path."""
+        """Record that a server answered well for a model, at this path."""
         self._served[model, path_hash] = state
         state.answered_model = model
         self._served.move_to_end((model, path_hash))
@@ -120,7 +120,7 @@ class Answers:
 
     def suspects(self, *, now: float) -> Sequence[Wait]:
         """Return the requests that became overdue since the last call, if this suggests that their servers
-        hang. An answer that is not streamed may just be long, so of such a request the server has to be
+        hang. An answer that is not streamed may just be long, so the server of such a request has to be
         asked.
         """
         found = []

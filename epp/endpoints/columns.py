@@ -2,7 +2,7 @@
 endpoint, in the order of the fleet.
 
 A pick computes with these arrays instead of looping over objects, so a thousand endpoints cost little more
-than four. An `EndpointState` owns what is known of its endpoint. When it changes, it notes its slot in
+than four. An `EndpointState` owns what is known of its endpoint. When the state changes, it notes its slot in
 `changed`, and the next reader copies the rows of these slots. An unknown value is NaN here and None in the
 state. Owned by `Fleet`, its only caller.
 """
@@ -44,7 +44,7 @@ class Columns:
         self._load: Floats = np.zeros(n)
         """Requests at each server, by the last metrics and the events since then."""
         self._known_load: Floats = np.zeros(n)
-        """Requests that pickers know to be there, whatever the metrics say."""
+        """Requests that pickers know to be at each server, whatever the metrics say."""
         # Columns that change with every request are memoryviews: numpy writes three times as slowly.
         self._rows = tuple(
             cast("memoryview[float]", column.data)
@@ -52,7 +52,7 @@ class Columns:
         )
         self._scraped_at: Floats = np.full(n, _NEVER)
         self._oldest_scrape = _NEVER
-        """No metrics are older than this."""
+        """No metrics are older than this time."""
         self._waiting: Floats = np.full(n, np.nan)
         self._kv_usage: Floats = np.full(n, np.nan)
         self._pages_seen = self._waiting, self._kv_usage

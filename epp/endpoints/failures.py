@@ -43,7 +43,8 @@ _TRIAL_STEP: Final = 0.4
 """How far a good answer moves the share of a server that is left out: two bring it back under a half."""
 _NOTHING: Final = 0.06
 """A smaller share is forgotten, which takes 9 s after a single failure. Until then a server that is well
-again gets no request on an idle fleet, because even a small share costs more than servers differ by.
+again gets no request on an idle fleet, because even a small share costs more than servers differ in their
+costs.
 """
 _ABOVE_MEAN: Final = 0.2
 """A server is left out only if its share is this much over the average of the candidates."""
@@ -81,10 +82,8 @@ class Failures:
         whole: bool = False,
         now: float,
     ) -> None:
-        """Called when a server answered, well or with a failure.
-
-        model: only this model fails. asked_model: the model that the request asked for, if known. whole: the
-        answer is known to be complete.
+        """Take in an answer of a server, good or failed. model: only this model fails. asked_model: the model
+        that the request asked for, if known. whole: the answer is known to be complete.
         """
         if state.gone:
             return
@@ -110,24 +109,24 @@ class Failures:
             mark.allow_trial(self.settings.trial_seconds, now=now)  # with the next request
 
     def answer_cut(self, state: EndpointState, *, now: float) -> None:
-        """Called when an answer began well and was cut. This picker or another one has reported this."""
+        """Count an answer that began well and was cut, as this picker or another one has reported."""
         if not state.gone:
             self._cuts.cut(state)
             self.answered(state, failed=True, now=now)
 
     def ended(self, state: EndpointState, *, now: float) -> None:
-        """Called when an answer that began well has ended, by its end or by a cut."""
+        """Take in that an answer that began well is over, complete or cut."""
         self._cuts.ended(state, now=now)
 
     def refused_model(self, state: EndpointState, model: str, *, path_hash: int, now: float) -> None:
-        """Called when a server answered 404. It counts where another server has answered for this model at
-        the same path: clients also name paths that no server has.
+        """Take in that a server answered 404. The 404 counts only if another server has answered for this
+        model at the same path, because clients also name paths that no server has.
         """
         if self._answers.another_serves(state, model, path_hash=path_hash):
             self.answered(state, failed=True, model=model, now=now)
 
     def well(self, state: EndpointState, model: str, *, now: float) -> None:
-        """Called when a server answered well for a model."""
+        """Take in that a server answered well for a model."""
         self.answered(state, failed=False, now=now)
         self.answered(state, failed=False, model=model, now=now)
 
@@ -168,8 +167,8 @@ class Failures:
             self._cuts.forget(key[0])
 
     def _have_probed(self, wait: Wait, *, now: float) -> None:
-        """Let a probe decide whether a server hangs. Until then its share is small, however often this is
-        called.
+        """Let a probe decide whether a server hangs. Until then the server's share stays small, also after
+        several calls.
         """
         mark = self.marks.setdefault((wait.state, ""), Mark())
         if not (mark.out or mark.probing):
@@ -185,7 +184,7 @@ class Failures:
         *,
         now: float,
     ) -> bool:
-        """Take in a metrics page. True: it shows that the server hangs, and this was not known before."""
+        """Take in a metrics page. Return whether the page is the first to show that the server hangs."""
         seen = self._stalls.page(state, before, after, hang_seconds=self.settings.hang_seconds, now=now)
         mark = self.marks.get((state, ""))
         if seen == "grew" and mark is not None and counts_answers(after):
@@ -202,9 +201,7 @@ class Failures:
         return False
 
     def hangs(self, state: EndpointState, *, now: float) -> bool:
-        """Called when a server hangs, as this picker or another one found. True: this was not known
-        before.
-        """
+        """Leave out a server that hangs, as this picker or another one found. Return whether this is news."""
         if state.gone:
             return False
         mark = self.marks.setdefault((state, ""), Mark())
@@ -316,7 +313,9 @@ class Failures:
 
     @property
     def lacking(self) -> Sequence[tuple[EndpointState, str]]:
-        """Servers and the models that they lack: each gets only trial requests for its model."""
+        """The servers that lack a model, each with the model. Such a server gets only trial requests for the
+        model.
+        """
         return [key for key, mark in self.marks.items() if key[1] and mark.out]
 
     def _reason(self, state: EndpointState, mark: Mark) -> str:
@@ -337,7 +336,7 @@ def _takes_probes(state: EndpointState) -> bool:
 
 
 def _waits_unseen(state: EndpointState) -> bool:
-    """Return whether the server has a queue, and its counters would not show that it works on it."""
+    """Return whether the server has a queue, and its counters would not show that the queue moves."""
     page = state.metrics
     return page is not None and page.counts_at_end and bool(page.waiting)
 

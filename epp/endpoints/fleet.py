@@ -43,18 +43,20 @@ class Fleet:
     """States by name. Names and addresses are unique; the source checks that."""
 
     def __init__(self, spec: PolicySpec, *, refuses_unknown_models: bool = True) -> None:
-        """refuses_unknown_models: if every server's list is known, a model in none of the lists is an error
-        of the client.
+        """refuses_unknown_models: once every server's list is known, a request for a model in none of the
+        lists is the client's error.
         """
         self._spec = spec
         self._refuses = refuses_unknown_models
         self.unknown_asked = 0
-        """Number of requests for a model that no server lists. It may have been loaded since."""
+        """Number of requests for a model that no list names. A server may have loaded the model since its
+        last list.
+        """
         self._states: dict[EndpointName, EndpointState] = {}
         self._by_address: dict[Address, EndpointState] = {}
         self._model_rates: dict[str, ModelRate] = {}
         self.models: AbstractSet[str] = frozenset()
-        """The known base models of the servers. For reading."""
+        """The known base models of the servers. Callers only read them."""
         self.ranked = False
         """Whether some endpoints are ranks of a server."""
         self._prefilling: list[int] = []
@@ -68,11 +70,11 @@ class Fleet:
         """Answers to `GET /v1/models`, by subset."""
         self._aliases: Sequence[ModelCard] = ()
         self.answers = Answers()
-        """When requests were sent and their answers began. The picker reports to it."""
+        """The times when requests were sent and when their answers began, as the picker reports them."""
         self.failures = Failures(spec.failures, self.answers)
-        """Which servers fail. The picker reports to it, and people read it."""
+        """The servers that fail. The picker reports answers here, and people see the result."""
         self.unreported = Unreported()
-        """The picks of other pickers that are not known here yet. The listener reports to it."""
+        """The picks of other pickers that are not known here yet, as the listener's reports suggest."""
         self._in_slots: list[EndpointState] = []
         self._columns = Columns([])
 
@@ -178,7 +180,7 @@ class Fleet:
         return restarted
 
     def housekeep(self, *, now: float) -> None:
-        """Work that must not delay a pick."""
+        """Do the work that must not delay a pick."""
         self._away.give_up(self._pools, now=now)
 
     def _reset(self, state: EndpointState, *, now: float) -> None:
@@ -248,7 +250,7 @@ class Fleet:
         """Return the slots of the endpoints that may serve a request for `model`, at the addresses in
         `subset` if there is one.
 
-        NoEndpointError: there are none. UnknownModelError: no server has such a model.
+        Raises NoEndpointError if there are none, and UnknownModelError if no server has such a model.
         """
         named = self._named(model)
         if named.answering is None or self.columns.holders(model):
@@ -277,7 +279,7 @@ class Fleet:
         return bool(self._prefilling)
 
     def prefillers(self, model: str, *, subset: AbstractSet[Address] | None) -> Sequence[int]:
-        """Return the slots of endpoints that may compute a prompt for `model` for another one. May be
+        """Return the slots of endpoints that may compute a prompt for `model` for another endpoint. May be
         empty.
         """
         able = set(self.serving(model))
@@ -314,7 +316,7 @@ class Fleet:
 
     @property
     def columns(self) -> Columns:
-        """The current state of every endpoint, by slot. For reading."""
+        """The current state of every endpoint, by slot. Callers only read it."""
         columns = self._columns
         if columns.changed:
             columns.follow()
@@ -340,7 +342,9 @@ class Fleet:
         return {self._in_slots[slot] for slot in self.healthy(everyone)}
 
     def adapter(self, model: str) -> str:
-        """`model` if some endpoint declares it as an adapter or was seen to hold it, else empty."""
+        """Return `model` if some endpoint declares it as an adapter or was seen to hold it, else an empty
+        text.
+        """
         if self._named(model).declared:
             return model
         holders = self.columns.holders(model)
@@ -355,8 +359,8 @@ class Fleet:
     def serving(self, model: str) -> Sequence[int]:
         """Return the slots of the servers that can serve `model`, ready or not.
 
-        UnknownModelError: every server says that it does not have the model. NoEndpointError: the same, but
-        servers of a pool that still exists had it.
+        Raises UnknownModelError if every server says that it does not have the model, but NoEndpointError if
+        servers of a pool that still exists had the model.
         """
         columns = self.columns
         try:
@@ -391,5 +395,7 @@ class Fleet:
 
 
 def _process(endpoint: Endpoint) -> tuple[Address, str, str]:
-    """Identifies the serving process: if a value differs, process and cache are other ones."""
+    """Return the values that identify the serving process. If one differs, another process serves with
+    another cache.
+    """
     return endpoint.address, endpoint.incarnation, endpoint.model

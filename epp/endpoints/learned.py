@@ -2,9 +2,8 @@
 how much the servers' caches keep.
 
 `TokenEstimate` learns from sampled answers and from the servers' counters. `CacheSize` learns from the hits
-that servers count. What requests add to the comparison stands in the windows of each server's state
-(`state.CounterWindow`, `state.HitWindow`). The prefill rate is not here, since servers differ in it
-(`prefill_rate`).
+that servers count. The windows of each server's state (`state.CounterWindow`, `state.HitWindow`) hold what
+requests add to the comparison. The prefill rate is not here, since servers differ in it (`prefill_rate`).
 
 Pure arithmetic; times are monotonic seconds. The picker calls it with the counters of pages and with the
 usage of sampled answers. A pick only reads `TokenEstimate.terms`.
@@ -29,12 +28,14 @@ _PRIOR_OPAQUE = 0.00005
 """Weight of the prior that a picture takes no tokens, as a fraction of the weight of one request with a
 picture."""
 _KEEP_TOKENS = 200_000.0
-"""Older evidence is scaled down to this, so that a change of traffic shows within some hundred requests."""
+"""Older samples together count as this many tokens at most, so that a change of traffic shows within some
+hundred requests.
+"""
 MOST_BYTES_PER_TOKEN = 64.0
 _MOST_TOKENS_PER_BYTE = 2.0
 """A tokenizer makes at most one token of a byte. A chat template adds the rest."""
 _MOST_TOKENS_PER_OPAQUE = 200_000.0
-"""Most tokens of a picture or the like, such as a long film."""
+"""The most tokens that a picture or other media may count for, such as a long film."""
 
 _TRUE_ENOUGH = 0.6
 """The assumed size stays as it is when this share of the stalest predictions is right."""
@@ -54,7 +55,8 @@ class TokenEstimate:
         tokens = a * bytes + b * bytes that continue a letter beyond ASCII + c * pictures and the like
 
     by weighted least squares with sums that forget old samples, so a single odd sample cannot change the
-    estimate much. It starts with the bytes per token of the policy. The mean of bytes per token over all
+    estimate much. The estimate starts with the bytes per token of the policy. The mean of bytes per token
+    over all
     traffic is kept too: it converts the size of a cache from tokens to bytes of prompts.
     """
 
@@ -70,7 +72,7 @@ class TokenEstimate:
 
     @property
     def bytes_per_token(self) -> float:
-        """Mean over everything that was learned."""
+        """The mean bytes per token over everything that was learned."""
         return self._bytes / self._tokens
 
     def learn(self, size: PromptSize, tokens: float) -> None:
@@ -169,7 +171,9 @@ class CacheSize:
 
 
 def sample_of(window: CounterWindow, after: EndpointMetrics) -> tuple[PromptSize, float] | None:
-    """If a window closes with this page and all its requests were ours: their size and tokens."""
+    """Return size and tokens of the requests of a window, if it closes with this page and all of them were
+    ours.
+    """
     start = window.start
     if start is None or after.finished is None or after.finished < (start.finished or 0):
         _restart(window, after)

@@ -1,5 +1,5 @@
-"""What the picker remembers about a server that has failed recently, and the probes that it sends to this
-server. Owned by `failures`.
+"""Holds what the picker remembers about a server that has failed recently, and the probes that it sends
+there. Owned by `failures`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class Mark:
 
     share: float = 0.0
     at: float = 0.0
-    """When the share was true; it halves every `_HALF_LIFE_S` from then on, unless the server is left out."""
+    """When the share was true. The share halves every `_HALF_LIFE_S` from then on, unless the server is left
+    out.
+    """
     out: bool = False
     """Whether the share was over the limit and has not come back under it."""
     hangs: bool = False
@@ -72,7 +74,7 @@ class Mark:
         self.tried(picks=picks, now=now)
 
     def tried(self, *, picks: int, now: float) -> None:
-        """Called when a trial was sent, or the first one has to wait from now on. picks: the requests so
+        """Note that a trial was sent, or that the wait for the first trial begins. picks: the requests so
         far.
         """
         self.tried_at, self.tried_picks = now, picks
@@ -82,6 +84,6 @@ class Mark:
         self.tried_at = now - LONGEST_TRIALS * trial_s
 
     def recover(self, *, now: float) -> None:
-        """Called when the server is well again. Its mark is the same as after one failure."""
+        """Take the server back, since it is well again. Its mark is the same as after one failure."""
         self.out = self.hangs = self.stalls = False
         self.share, self.at = min(self.share, STEP), now

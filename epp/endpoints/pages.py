@@ -1,4 +1,4 @@
-"""What a metrics page corrects in the state of its server: the backlog, the prefill rate and the adapters.
+"""Corrects the state of a server by its metrics page: the backlog, the prefill rate and the adapters.
 
 The backlog drains as an estimate between pages. The counters of a page then confirm what was really computed.
 The estimate keeps only what the server cannot have counted yet: servers count a prompt when its prefill has
@@ -95,8 +95,8 @@ def _all_begun(state: EndpointState, after: EndpointMetrics) -> bool:
 
     First tokens minus ended requests are the requests that decode, except for a constant: requests
     that ended without a first token, and counts from before. If we subtract the requests at the
-    server, the number is largest on pages without a request in prefill. So a page with the largest
-    number seen so far has none.
+    server, the number is largest on pages without a request in prefill. So a page with the largest number
+    seen so far shows no request in prefill.
     """
     inside = after.inside
     if inside is None or after.ttft_count is None or after.finished is None:
@@ -108,9 +108,8 @@ def _all_begun(state: EndpointState, after: EndpointMetrics) -> bool:
 
 
 def begun(backlog: Backlog, requests: int, *, now: float, rate: float) -> tuple[int, float] | None:
-    """The server's counters show so many more first tokens than at the last call.
-
-    Returns the tokens of all these requests together, and their `ahead_tokens`. None: not all of the
+    """Release the oldest bookings: since the last call the server's counters show first tokens of `requests`
+    more. Returns the tokens of all these requests together, and their `ahead_tokens`. None: not all of the
     requests are known, or some of them had to wait for an adapter.
     """
     backlog.advance(now, rate)
@@ -127,7 +126,7 @@ def begun(backlog: Backlog, requests: int, *, now: float, rate: float) -> tuple[
 
 
 def confirm(backlog: Backlog, tokens: float, *, now: float, rate: float) -> None:
-    """Called when the server's counters show that it computed `tokens` since the last call."""
+    """Subtract the `tokens` that the server has computed since the last call, by its counters."""
     backlog.advance(now, rate)
     tokens = max(0.0, tokens - backlog.uncounted_tokens)
     baseline(backlog)
@@ -137,12 +136,12 @@ def confirm(backlog: Backlog, tokens: float, *, now: float, rate: float) -> None
 
 
 def baseline(backlog: Backlog) -> None:
-    """The first counters of a server already contain everything that was released until now."""
+    """Count nothing released so far as uncounted: the first counters of a server contain all of it."""
     backlog.uncounted_tokens = backlog.unbegun = 0
 
 
 def settle(backlog: Backlog, *, now: float, rate: float) -> None:
-    """Called when the server has no counters: take the drain estimate as true."""
+    """Take the drain estimate as true, since the server has no counters."""
     backlog.advance(now, rate)
     _take(backlog, backlog.drained_tokens)
     backlog.drained_tokens = 0.0
@@ -150,7 +149,7 @@ def settle(backlog: Backlog, *, now: float, rate: float) -> None:
 
 
 def _take(backlog: Backlog, tokens: float) -> None:
-    """Subtract tokens from the oldest bookings. Bookings without tokens are removed too: those of
+    """Subtract tokens from the oldest bookings. Bookings without tokens are removed too, because bookings of
     requests of unknown size would stay for ever.
     """
     left = int(tokens)

@@ -22,8 +22,8 @@ its model's rate, times the factor that its times to first tokens show.
 The first requests end after their answers, which may take half a minute. Until then the rate comes from the
 counters of prompt tokens, from times when servers always had prompts to compute. A server's own factor starts
 from its times to first tokens. A second line is fitted over these, with the tokens that each request found
-before it added to its own. It serves only to compare the servers, since the answers that they write take a
-part of these times.
+before it added to its own. The second line serves only to compare the servers, since the answers that they
+write take a part of these times.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Line:
     __slots__ = (
         "_counts",
         "_fit",
+        "_observed",
         "_requests",
-        "_said",
         "_start",
         "per_load_s",
         "per_request_s",
@@ -81,7 +81,7 @@ class Line:
     def __init__(self, *, start: float) -> None:
         """start: the rate from which the fit begins."""
         self._fit = ThreeTerms()
-        self._said: dict[PrefillRate, int] = {}
+        self._observed: dict[PrefillRate, int] = {}
         """The last observation of each server: its prefills took far longer than predicted (1), far shorter
         (-1), or neither (0)."""
         self._counts = {-1: 0, 0: 0, 1: 0}
@@ -104,13 +104,13 @@ class Line:
         """Learn from tokens and seconds of some prefills together, by the server's own counters."""
         predicted_s = self.predicted_s(requests=requests, tokens=tokens, adapter_loads=adapter_loads)
         ratio = seconds / max(predicted_s, _LEAST_S)
-        says = (ratio > _MOST_SLOWNESS) - (ratio < 1 / _MOST_SLOWNESS)
+        side_seen = (ratio > _MOST_SLOWNESS) - (ratio < 1 / _MOST_SLOWNESS)
         self.leave(server)
-        self._said[server] = says
-        self._counts[says] += 1
-        if not self._learns_from(says):
+        self._observed[server] = side_seen
+        self._counts[side_seen] += 1
+        if not self._learns_from(side_seen):
             return
-        if says:
+        if side_seen:
             self._fit.scale(_KEEP_WRONG)
         # Weighted by 1 / requests: the noise of a sum grows with what it sums.
         self._fit.add((requests, tokens, float(adapter_loads)), seconds, weight=1 / requests)
@@ -122,17 +122,17 @@ class Line:
 
     def leave(self, server: PrefillRate) -> None:
         """Forget a server that is gone or that has another model now."""
-        if server in self._said:
-            self._counts[self._said.pop(server)] -= 1
+        if server in self._observed:
+            self._counts[self._observed.pop(server)] -= 1
 
-    def _learns_from(self, says: int) -> bool:
-        """Return whether the line should learn from this observation: most servers say the same; or no server
-        agrees with the line, and there is no majority.
+    def _learns_from(self, side_seen: int) -> bool:
+        """Return whether the line should learn from this observation: if most servers show the same, or if no
+        server agrees with the line and there is no majority.
         """
         for side in (-1, 1):
-            if 2 * self._counts[side] > len(self._said):
-                return says == side
-        return says == 0 or not self._counts[0]
+            if 2 * self._counts[side] > len(self._observed):
+                return side_seen == side
+        return side_seen == 0 or not self._counts[0]
 
     def _solve(self) -> None:
         per_request, per_token, per_load = self._terms(_PRIOR_REQUESTS, _PRIOR_LOADS)
@@ -157,7 +157,9 @@ class Line:
 
 
 class ModelRate(Line):
-    """What the prefills of one model take, and what its servers are compared by while few have ended."""
+    """The time that prefills of one model take, and the line that compares its servers while few requests
+    have ended.
+    """
 
     __slots__ = ("_busy_s", "_busy_tokens", "_guess", "first_tokens")
 
@@ -171,8 +173,8 @@ class ModelRate(Line):
         """The line of times to first tokens."""
 
     def worked(self, *, tokens: float, seconds: float) -> None:
-        """A server computed so many tokens while it always had prompts to compute. This moves the rate until
-        prefill times are known.
+        """Move the rate by the tokens of a server that always had prompts to compute, until prefill times are
+        known.
         """
         if not self._requests:
             self._busy_tokens += min(tokens, _MOST_SLOWNESS * self._guess * seconds)
@@ -181,7 +183,7 @@ class ModelRate(Line):
 
 
 class PrefillRate:
-    """One server's V."""
+    """The prefill rate of one server (V)."""
 
     __slots__ = (
         "_busy_s", "_first_predicted_s", "_first_s", "_predicted_s", "_taken_s", "model", "slowness",
@@ -219,7 +221,7 @@ class PrefillRate:
         self._sum_up()
 
     def _sum_up(self) -> None:
-        """Compute the factor from the server's prefill times. While these are few, also from its times to
+        """Compute the factor from the server's prefill times and, while these are few, from its times to
         first tokens.
         """
         ratio = (self._first_s + _OWN_PRIOR_S) / (self._first_predicted_s + _OWN_PRIOR_S)
@@ -238,9 +240,9 @@ class PrefillRate:
         self._predicted_s += model.predicted_s(requests=requests, tokens=tokens, adapter_loads=adapter_loads)
 
     def began(self, *, requests: int, tokens: float, ahead_tokens: float, seconds: float) -> None:
-        """Take in the times to the first tokens of some requests together. ahead_tokens: what the server had
-        to compute before these, by the estimates when the requests were sent: `tokens` of them for their own
-        prompts.
+        """Take in the times to the first tokens of some requests together. ahead_tokens: the tokens that the
+        server had to compute before these first tokens, as estimated when the requests were sent. `tokens` of
+        them belong to the requests' own prompts.
         """
         if not tokens or not seconds:
             return
@@ -265,6 +267,6 @@ class PrefillRate:
             self._busy_s = 0.0
 
     def leave(self) -> None:
-        """Called when the server is gone, or has another model now."""
+        """Leave the model's lines, because the server is gone or has another model now."""
         self.model.leave(self)
         self.model.first_tokens.leave(self)

@@ -26,15 +26,15 @@ class RecentlyLeft:
         return set(self._left)
 
     def leave(self, endpoint: Endpoint, *, now: float) -> bool:
-        """Called when an endpoint left. False: it cannot come back as the same process."""
+        """Remember an endpoint that left. Return False if it cannot come back as the same process."""
         if not endpoint.incarnation:
             return False
         self._left[endpoint.name] = endpoint, now
         return True
 
     def come_back(self, endpoint: Endpoint) -> bool | None:
-        """Called when an endpoint of this name came. Returns True: the same process as before; False: another
-        process; None: no endpoint of this name had left.
+        """Return whether an endpoint that came is the same process as the one of this name that had left.
+        None: no endpoint of this name had left.
         """
         left = self._left.pop(endpoint.name, None)
         if left is None:

@@ -1,10 +1,10 @@
 """Knows which servers can serve which model: from the models that the source declares, and from the list of
 each server at `/v1/models`.
 
-`Serving` is an index over one list of endpoints; it never changes, and
-`Fleet` makes another one when endpoints come or go, or when a server lists other models. Only this module
-says which servers may get a request for a model that no list names: servers whose list is not known yet,
-since they may have the model. A model can be unknown only when every list is known.
+`Serving` is an index over one list of endpoints. An index never changes. `Fleet` makes another one when
+endpoints come or go, or when a server lists other models. Only this module says which servers may get a
+request for a model that no list names: servers whose list is not known yet, since they may have the model. A
+model can be unknown only when every list is known.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from epp.errors import UnknownModelError
 from epp.types import Endpoint, ModelCard, ModelList
 
 MOST_LISTED: Final = 4096
-"""Models in the gateway's answer to `GET /v1/models`; more are left out."""
+"""The most models in the gateway's answer to `GET /v1/models`. Further models are left out."""
 _AWAY_S: Final = 300.0
 """How long a missing model counts as away if other servers of its pool are still there."""
 _MOST_GONE: Final = 256
@@ -70,7 +70,7 @@ class AwayModels:
             del models[next(iter(models))]
 
     def keep(self, pools: AbstractSet[str]) -> None:
-        """Forget the models of all pools except these, which exist."""
+        """Forget the models of pools that no longer exist. pools: those that exist."""
         self._left = {pool: models for pool, models in self._left.items() if pool in pools}
 
     def give_up(self, pools: AbstractSet[str], *, now: float) -> None:
@@ -88,9 +88,11 @@ class Named(NamedTuple):
     """What the lists say about one name of a model. The empty name stands for every model."""
 
     slots: Sequence[int] | None
-    """The servers that declare or list it. None: there are none."""
+    """The servers that declare or list the name, and servers that may have the model. None: no server
+    declares or lists the name.
+    """
     answering: Sequence[int] | None
-    """Those of them that may be a destination."""
+    """Those of these servers that may be a destination. None: no server declares or lists the name."""
     declared: bool
     """Whether the model is an adapter that a source or a server's list names."""
 
@@ -135,24 +137,24 @@ class Serving:
         """Whether every endpoint serves the same models, as far as known."""
 
     def _same_everywhere(self) -> bool:
-        everything = [e.adapters | {e.model} for e in self._endpoints]
-        said = frozenset().union(*everything)
+        models_of = [e.adapters | {e.model} for e in self._endpoints]
+        declared_anywhere = frozenset().union(*models_of)
         ignored = {""} if any(self._names) else _NOTHING
         for slot, names in enumerate(self._names):
-            declared = everything[slot] - ignored
-            everything[slot] = names if declared <= names else declared | names
+            declared = models_of[slot] - ignored
+            models_of[slot] = names if declared <= names else declared | names
         silent = set(self._silent)
-        saying = [slot for slot in self._everyone if slot not in silent]
-        if not saying:
-            return len({*everything}) <= 1
-        models = everything[saying[0]]
-        if any(everything[slot] != models for slot in saying):
+        known = [slot for slot in self._everyone if slot not in silent]
+        if not known:
+            return len({*models_of}) <= 1
+        models = models_of[known[0]]
+        if any(models_of[slot] != models for slot in known):
             return False
-        pools = {self._pools[slot] for slot in saying}
+        pools = {self._pools[slot] for slot in known}
         for slot in silent:
-            missing = models - everything[slot]
-            guessed = self._pools[slot] in pools and missing.isdisjoint(said)
-            if not everything[slot] <= models or (missing and not guessed):
+            missing = models - models_of[slot]
+            guessed = self._pools[slot] in pools and missing.isdisjoint(declared_anywhere)
+            if not models_of[slot] <= models or (missing and not guessed):
                 return False
         return True
 
@@ -173,11 +175,11 @@ class Serving:
         return [slot for slot in slots if slot not in self._no_answers] if self._no_answers else slots
 
     def _able(self, model: str) -> Sequence[int] | None:
-        said = {s for s, e in enumerate(self._endpoints) if model == e.model or model in e.adapters}
-        slots = said.union(slot for slot, names in enumerate(self._names) if model in names)
+        declaring = {s for s, e in enumerate(self._endpoints) if model == e.model or model in e.adapters}
+        slots = declaring.union(slot for slot, names in enumerate(self._names) if model in names)
         if not slots:
             return None
-        if not said and self._silent:
+        if not declaring and self._silent:
             pools = {self._pools[slot] for slot in slots}
             slots.update(slot for slot in self._silent if self._pools[slot] in pools)
         return self._everyone if len(slots) == len(self._everyone) else sorted(slots)
@@ -190,8 +192,8 @@ class Serving:
         bases: base models by slot.
 
         An adapter that no server declares, but that a server was seen to hold, can be on any server of the
-        same pool and base model: it must not be tied for good to the server where it was seen.
-        UnknownModelError: no server has the model, and `refuses` is set.
+        same pool and base model: the adapter must not be tied for good to the server where it was seen.
+        Raises UnknownModelError if no server has the model and `refuses` is set.
         """
         able = self.look_up(model).slots
         if able is not None:

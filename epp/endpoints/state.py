@@ -57,7 +57,7 @@ class Backlog:
         """Tokens that were computed and released since the last scrape. The next scrape's counters will
         contain them."""
         self.unbegun = 0
-        """The number of these requests."""
+        """The number of requests that were computed and released since the last scrape."""
         self.at = now
 
     @property
@@ -88,7 +88,7 @@ class Backlog:
         booking.ahead_tokens = self.tokens - self.drained_tokens
 
     def release(self, booking: Booking, *, computed: bool, now: float, rate: float) -> None:
-        """Called when the request is over, or is known to be computed: remove what is left of its booking.
+        """Remove what is left of the booking of a request that is over, or that is known to be computed.
         Idempotent.
 
         computed: the server did the work, so its counters will show it.
@@ -316,8 +316,8 @@ class EndpointState:
         return loads
 
     def scrape_failed(self, *, now: float) -> None:
-        """Called when the scrape brought no page that could be read. Bookings of streams that were let go
-        must not pile up meanwhile.
+        """Count a scrape that brought no page that could be read. Old bookings are removed, because bookings
+        of streams that were let go must not pile up meanwhile.
         """
         self.changed.add(self.slot)
         self.failures += 1
@@ -330,7 +330,7 @@ class EndpointState:
         self.backlog.book(booking, now=now, rate=self.tokens_per_s)
 
     def release(self, booking: Booking, *, computed: bool, now: float) -> None:
-        """Called when the request is over. computed: the server did its prefill, as far as we know."""
+        """Release the booking of a request that is over. computed: its prefill is done, as far as we know."""
         self.changed.add(self.slot)
         self.in_flight -= 1
         self.ends_since_scrape += 1
@@ -338,19 +338,19 @@ class EndpointState:
         self.backlog.release(booking, computed=computed, now=now, rate=self.tokens_per_s)
 
     def detach(self) -> None:
-        """Called when the stream is let go while the answer continues. Scrapes count it, and its booking
-        drains.
+        """Stop counting a request whose stream is let go while the answer continues. Scrapes count the
+        request, and its booking drains.
         """
         self.changed.add(self.slot)
         self.in_flight -= 1
 
     def computed(self, booking: Booking, *, now: float) -> None:
-        """Called when the prefill of the request is done, as far as we know."""
+        """Release the booking of a request whose prefill is done, as far as we know."""
         self.changed.add(self.slot)
         self.backlog.release(booking, computed=True, now=now, rate=self.tokens_per_s)
 
     def book_peers(self, booking: Booking, *, at: float, now: float) -> None:
-        """Another picker sent a request to the server, at `at` by our clock."""
+        """Book a request that another picker sent to the server, at `at` by our clock."""
         self.changed.add(self.slot)
         self.peers_in_flight += 1
         if self._unseen(at):
@@ -358,14 +358,16 @@ class EndpointState:
         self.backlog.book(booking, now=now, rate=self.tokens_per_s)
 
     def release_peers(self, booking: Booking, *, computed: bool, at: float, now: float) -> None:
-        """Called when a request of another picker is over, or that picker is gone."""
+        """Release the booking of another picker's request that is over, or whose picker is gone."""
         self.changed.add(self.slot)
         self.detach_peers(at=at)
         self.ended_loads += computed and booking.loads
         self.backlog.release(booking, computed=computed, now=now, rate=self.tokens_per_s)
 
     def detach_peers(self, *, at: float) -> None:
-        """Another picker no longer follows its request. The booking drains, and scrapes count the request."""
+        """Stop counting a request that another picker no longer follows. The booking drains, and scrapes
+        count the request.
+        """
         self.changed.add(self.slot)
         self.peers_in_flight -= 1
         if self._unseen(at):
@@ -378,14 +380,18 @@ class EndpointState:
         return self.metrics is None or at > self.metrics.scraped_at
 
     def on_peer_restart(self, *, at: float) -> None:
-        """Another picker saw the server restart. The server's metrics stay until our own next scrape."""
+        """Take in that another picker saw the server restart. The server's metrics stay until our own next
+        scrape.
+        """
         self.changed.add(self.slot)
         self.cold_at = at
         self.process += 1
         self.adapters.clear()
 
     def forget_server(self, *, now: float) -> None:
-        """Another process serves under this name, so forget metrics, adapters and backlog of the old one."""
+        """Forget metrics, adapters and backlog of the old process, because another process serves under this
+        name.
+        """
         self.changed.add(self.slot)
         self.process += 1
         self.cold_at = now

@@ -120,7 +120,7 @@ def _grew(before: EndpointMetrics, after: EndpointMetrics) -> bool:
 
 
 class Cuts:
-    """For servers that have cut answers midway: which of their later answers were complete.
+    """Finds the later answers that are complete, for servers that have cut answers midway.
 
     The beginning of an answer proves nothing about such a server. The end of an answer does, once Envoy's
     access log has had the time to report a cut.
@@ -139,13 +139,13 @@ class Cuts:
         return self._ends
 
     def cut(self, state: EndpointState) -> None:
-        """Called when one of the ended answers was cut."""
+        """Take in that one of the ended answers was cut."""
         ends = self._ends.setdefault(state, deque())
         if ends:
             ends.popleft()
 
     def ended(self, state: EndpointState, *, now: float) -> None:
-        """Called when an answer that began well has ended."""
+        """Take in that an answer that began well has ended."""
         ends = self._ends.get(state)
         # The oldest ends stay. If newer ends replaced them, none of a busy server's ends would ever be old
         # enough.

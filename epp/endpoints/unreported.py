@@ -31,7 +31,7 @@ class Unreported:
         """The estimate for each base model, and when it was made. Empty: pickers do not share."""
 
     def reported(self, model: str, *, age_s: float, now: float) -> None:
-        """Another picker has reported a request for this base model, which it sent `age_s` ago."""
+        """Count a request for this base model that another picker has reported now and sent `age_s` ago."""
         picks = self.picks(model, now=now) + min(max(age_s, 0.0), _MOST_AGE_S) / _OVER_S
         self.of_models[model] = picks, now
 
@@ -45,7 +45,7 @@ class Unreported:
         return left if left > _NEGLIGIBLE else 0.0
 
     def forget(self, present: AbstractSet[str]) -> None:
-        """If there are many models, forget those that no server has any more."""
+        """If there are many models, forget the models that no server has any more."""
         forget_models(self.of_models, present)
 
     def check_integrity(self) -> None:

@@ -10,8 +10,8 @@ from epp.envoy.names import PICKER
 
 
 def access_log() -> Message:
-    """Return an access log that sends the picker the answers that began with 2xx and that their server cut,
-    and no others.
+    """Return an access log that sends the picker only the answers that began with 2xx and that their server
+    cut.
     """
     # Connection ended, stream reset, protocol error. A cut answer of HTTP/1.1 always has the last of these.
     # A client that leaves sets none of them.

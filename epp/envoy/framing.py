@@ -22,8 +22,8 @@ header when it writes the answer."""
 
 
 def replies() -> Message:
-    """The filter stands after the external processor in the list, because filters see answers from last to
-    first.
+    """Return the filter. It stands after the external processor in the list, because filters see answers from
+    last to first.
     """
     envoys_own = _is("true", "HttpResponseLocalReplyMatchInput")
     marked = _is(_VALUE, "HttpResponseHeaderMatchInput", header_name=_HEADER)

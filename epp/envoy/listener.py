@@ -104,8 +104,8 @@ def routed(name: str, routes: list[Message]) -> Message:
 
 def _connection_manager(config: Config) -> Message:
     envoy = config.envoy
-    # Off unless a route turns it on. A request that is not valid HTTP has no route. Its error would wait for
-    # the picker's answer, and Envoy closes the connection before the answer comes.
+    # This filter is off unless a route turns it on. A request that is not valid HTTP has no route. Its error
+    # would wait for the picker's answer, and Envoy closes the connection before the answer comes.
     ext_proc = {"name": EXT_PROC, "typed_config": _external_processor(config), "disabled": True}
     return {
         # AUTO also accepts HTTP/2 by prior knowledge in clear text. With TLS, the handshake shows the
@@ -116,8 +116,8 @@ def _connection_manager(config: Config) -> Message:
         "normalize_path": True,
         "merge_slashes": True,
         "path_with_escaped_slashes_action": "UNESCAPE_AND_FORWARD",
-        # Removed before any filter runs, so also for requests that bypass the picker: no client may name its
-        # server, or a server that its server calls.
+        # These headers are removed before any filter runs, so also for requests that bypass the picker. No
+        # client may name its server, or a server that its server calls.
         "early_header_mutation_extensions": [_strip()],
         # The gateway is an edge: `x-envoy-*` headers of outside clients (retries, time-outs) are not obeyed
         # ...
@@ -195,9 +195,8 @@ def _external_processor(config: Config) -> Message:
 
 
 def _routes(config: Config) -> list[Message]:
-    """The first match wins: first the paths that clients may not use, then everything else.
-
-    The picker is asked only if a route says so.
+    """Return the routes: first the paths that clients may not use, then everything else. The first match
+    wins. The picker is asked only if a route says so.
     """
     return [*(_blocked(path) for path in config.closed_paths), _to_model_servers(config.envoy)]
 

@@ -1,6 +1,6 @@
 """Names that the generated bootstrap, the endpoints file and the picker's protocol must agree on.
 
-Called by the other modules of this package; knows nothing else.
+The other modules of this package import it. It imports none of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whole files for Envoy: a reader sees the old text or the new one, never a part.
+"""Writes whole files for Envoy: a reader sees the old text or the new one, never a part.
 
 Envoy follows renames, so each change is a new file renamed into place. Called by `eds` and `sds`.
 """

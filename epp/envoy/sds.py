@@ -42,7 +42,7 @@ def path(config: Config, name: str) -> str:
 
 
 def write(config: Config) -> None:
-    """Write every file that the bootstrap of `config` names. Raises OSError if one cannot be written."""
+    """Write every file that the bootstrap of `config` names. Raises OSError if a file cannot be written."""
     for name, secret in _secrets(config).items():
         resource = {"@type": _TYPE_URL, "name": name, **secret}
         text = json.dumps({"resources": [resource]}, indent=1).encode() + b"\n"

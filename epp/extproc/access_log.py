@@ -43,7 +43,7 @@ class AccessLog:
         self._calls = 0
 
     def open(self) -> bool:
-        """Called when a call begins. Returns False: too many calls are open."""
+        """Count a call that begins. Return False if too many calls are open."""
         if self._calls >= MOST_CALLS:
             self._on_fault("too_many_access_logs")
             return False
@@ -51,7 +51,7 @@ class AccessLog:
         return True
 
     def close(self) -> None:
-        """Called when a call that was opened has ended."""
+        """Count the end of a call that was opened."""
         self._calls -= 1
 
     def receive(self, data: bytes, *, now: float) -> None:

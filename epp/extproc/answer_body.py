@@ -1,5 +1,5 @@
 """The body of one answer that is read as it streams by: because its pick is sampled, or because the model's
-name in it must be replaced by the client's name. `stream` makes none for any other answer. Pure.
+name in it must be replaced by the client's name. `stream` makes no `AnswerBody` for any other answer. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from epp.request.response import ResponseFeedback, ResponseReader
 
 
 class AnswerBody:
-    """`feed` each piece, and send on what it returns. `finish` at the end."""
+    """Reads one answer. Call `feed` with each piece and send on its result. Call `finish` at the end."""
 
     __slots__ = ("_names", "_reader", "asked_for", "renames", "samples")
 
@@ -33,7 +33,7 @@ class AnswerBody:
         return data if self._names is None else self._names.feed(data, end=end)
 
     def finish(self) -> ResponseFeedback:
-        """Return what a sampled answer taught."""
+        """Return the figures of a sampled answer, from which the picker learns."""
         assert self._reader is not None, "only sampled answers teach"
         return self._reader.finish()
 
@@ -41,9 +41,8 @@ class AnswerBody:
 def read_answer(
     event: ResponseHeaders, pick: Pick, asking: Asking, *, modes: Modes, hold: bool
 ) -> AnswerBody | None:
-    """Return what reads the body of this answer. None: nobody has to read it.
-
-    hold: the stream stays to the end.
+    """Return the reader for the body of this answer. None: nobody has to read the body. hold: the stream
+    stays to the end.
     """
     context = asking.context
     settings, echoed = context.settings, modes.response_body.echoed
@@ -66,8 +65,8 @@ def read_answer(
 
 
 def _asks(modes: Modes) -> bool:
-    """Return whether the data plane can be asked for the body of an answer: it accepts no such request in the
-    other modes.
+    """Return whether the data plane can be asked for the body of an answer. It accepts no such request
+    in modes where the request's body comes early or is sent back.
     """
     return not (modes.early_body or modes.request_body.echoed)
 
@@ -75,9 +74,8 @@ def _asks(modes: Modes) -> bool:
 def answer_to_headers(
     event: ResponseHeaders, explained: Pick | None, body: AnswerBody | None, settings: StreamSettings
 ) -> Answer:
-    """Return the answer to the headers of an answer that is not only passed on.
-
-    explained: the pick whose reasons the client asked for.
+    """Return the picker's message about the headers of an answer that is not only passed on. explained: the
+    pick whose reasons the client asked for.
     """
     headers: list[tuple[str, str]] = []
     if explained is not None:

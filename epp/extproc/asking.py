@@ -1,14 +1,14 @@
 """The question of one stream to the picker, and the answer to the data plane: from the head and the body of a
 request to a `PickRequest`, and from a pick to destinations.
 
-Owns the facts from the head, and the body with a replaced model name until it is sent on. `stream` knows when
-the body is there, asks the picker, and knows in which message the answer goes.
+Owns the facts from the head. Also owns a body with a replaced model name until the body is sent on. `stream`
+knows when the body is there, asks the picker, and knows in which message the answer goes.
 
 Header names are matched in any case. The values of a repeated header are joined by commas, as HTTP says.
 
 A data plane that sends no `:path` and no mode wants only a pick (NGINX Gateway Fabric). It gets one
-destination in the answer to the headers, and no body back, and its requests never wait. That it closes the
-stream cleanly after the pick says nothing about the HTTP request.
+destination in the answer to the headers, and no body back, and its requests never wait. It closes the stream
+cleanly after the pick, which says nothing about the HTTP request.
 
 Pure. Owned by `stream`.
 """
@@ -58,7 +58,9 @@ OVERLOADED: Final = InferenceRequest(kind=ApiKind.OTHER, unread="overload")
 NOT_SEEN: Final = InferenceRequest(kind=ApiKind.OTHER, unread="body_not_seen")
 """The data plane has to know the server before it hands over the body."""
 NO_ROOM: Final = InferenceRequest(kind=ApiKind.OTHER, unread="no_room")
-"""All bodies together exceed `streams.maxHeldBodyBytes`. Refused if the policy refuses at overload."""
+"""All bodies together exceed `streams.maxHeldBodyBytes`. The request is refused if the policy refuses at
+overload.
+"""
 
 _RESERVED: Final = frozenset(RESERVED)
 _REQUEST_NAMES: Final = _RESERVED.union(
@@ -70,14 +72,14 @@ _MAX_TRACEPARENT_CHARS: Final = 128
 
 
 class RequestHead(Entry):
-    """What the request headers say. The state machine holds one for each request."""
+    """The facts from the request headers. The state machine holds one object for each request."""
 
     path: str
     """Empty: the data plane sends no pseudo-headers, so the body has to show the API."""
     request_id: str
     """Empty: no request id came."""
     declared_bytes: int
-    """Content-Length; 0 if it is absent or not a number."""
+    """Content-Length. 0 if the header is absent or not a number."""
     encoded: bool
     """The body is compressed, so it cannot be read."""
     reserved: tuple[str, ...]
@@ -92,8 +94,8 @@ class RequestHead(Entry):
     claim: Claim = NO_CLAIM
 
     def forget(self) -> None:
-        """Forget what only the pick needs: the stream may stay open for long, and clients choose how much
-        this is.
+        """Forget the facts that only the pick needs. The stream may stay open for long, and clients choose
+        the size of these facts.
         """
         self.path = self.session = self.prescribed = ""
         self.claim = NO_CLAIM
@@ -113,7 +115,7 @@ NO_HEAD: Final = RequestHead(
 
 
 class Asking:
-    """`read` the head; make the `request` once; then `answer` or `refusal`."""
+    """Call `read` for the head, then `request` once, then `answer` or `refusal`."""
 
     __slots__ = (
         "_changed_body", "_changed_bytes", "_made_id", "_subset", "_trace", "asks_only", "context", "head", "hurried", "kind",
@@ -137,7 +139,7 @@ class Asking:
 
     @property
     def changes_body(self) -> bool:
-        """Another body than the one that came has to be sent on."""
+        """Whether another body than the one that came has to be sent on."""
         return self._changed_body is not None
 
     def read(self, event: RequestHeaders) -> RequestHead:
@@ -169,9 +171,8 @@ class Asking:
     def request(
         self, body: bytes | memoryview, *, instead: InferenceRequest | None, partial: bool, modes: Modes
     ) -> PickRequest:
-        """Return the question to the picker. PickError: the request is refused.
-
-        instead: taken for the body's content, which is then not read.
+        """Return the question to the picker. Raises PickError if the request is refused. instead: stands for
+        the body, which is then not read.
         """
         head, context = self.head, self.context
         settings, started = context.settings, context.timer()
@@ -339,7 +340,7 @@ def answer_status(headers: Sequence[tuple[str, str]]) -> int:
 
 
 def _to_remove(found: Mapping[str, str], flow: Flow) -> tuple[str, ...]:
-    """See `RequestHead.reserved`."""
+    """Return the headers to remove, which `RequestHead.reserved` holds."""
     removed = () if _RESERVED.isdisjoint(found) else tuple(name for name in RESERVED if name in found)
     if flow.mode == "Hold":
         for claim, names in (("Objective", OBJECTIVES), ("Deadline", (TTFT_MS,))):
@@ -349,8 +350,8 @@ def _to_remove(found: Mapping[str, str], flow: Flow) -> tuple[str, ...]:
 
 
 def _claimed(spec: PolicySpec, read: Flow | None) -> Flow | None:
-    """Return the flow control whose headers are read. This is the flow control of the policy in force if it
-    holds requests.
+    """Return the flow control whose headers are read: that of the policy in use if it holds requests, else
+    `read`.
     """
     return spec.flow if spec.flow.mode == "Hold" else read
 
@@ -363,7 +364,7 @@ def not_set(reserved: tuple[str, ...], headers: Sequence[tuple[str, str]]) -> tu
 
 
 def bounded_trace(text: str) -> str:
-    """Return the text, or nothing if it is too long to be a trace context: streams keep it for as long as
-    they live.
+    """Return the text, or an empty text if it is too long to be a trace context. Streams keep the text for as
+    long as they live.
     """
     return text if len(text) <= _MAX_TRACEPARENT_CHARS else ""

@@ -1,5 +1,5 @@
-"""A request's body that comes in pieces before its headers are answered: its pieces, held within a bound that
-all requests share, and where its JSON ends. Also how a body is sent back in pieces. Pure.
+"""Holds the pieces of a request's body that come before its headers are answered, within a bound that all
+requests share. Finds where the JSON of the body ends, and sends a body back in pieces. Pure.
 
 A `Body` belongs to one stream. The `BodyRoom` belongs to all streams of a process. Invariant: the size in the
 room is the sum of the sizes of its bodies. A body that was taken or dropped has size 0.
@@ -42,7 +42,9 @@ class Body:
         """Bytes of all pieces so far."""
 
     def add(self, piece: bytes | memoryview) -> bool:
-        """Add the next piece. False: all bodies together exceed the bound. The piece is kept all the same."""
+        """Add the next piece. Return False if all bodies together exceed the bound. The piece is kept all the
+        same.
+        """
         size = len(piece)
         self.pieces += 1
         self.size_bytes += size
@@ -59,7 +61,7 @@ class Body:
         """Return whether the body is complete, by its declared size or by its JSON, so that later pieces
         could not matter. Call this with each piece, once, in order.
 
-        If the data plane keeps trailers to itself, nothing marks the end of a body before them.
+        If the data plane does not pass trailers on, nothing marks the end of a body that has trailers.
         """
         if declared_bytes:
             return self.size_bytes >= declared_bytes
@@ -68,7 +70,7 @@ class Body:
         return self._end.feed(bytes(piece))
 
     def take(self) -> bytes | memoryview:
-        """Return all pieces that are held, and hold them no longer."""
+        """Return all pieces, and hold them no longer."""
         buffer = self._buffer
         self.drop()
         return memoryview(buffer) if isinstance(buffer, bytearray) else buffer
@@ -124,8 +126,8 @@ def passed_on(event: RequestBody, mode: BodyMode) -> Sequence[Action]:
 
 
 def pieces(slot: Slot, data: bytes | memoryview, *, end_of_stream: bool) -> Sequence[Echo]:
-    """Return the same bytes in order, in pieces that the protocol allows. An end without bytes is one empty
-    piece.
+    """Return the same bytes in order, in pieces that the protocol allows. A body that ends without bytes
+    gives one empty piece.
     """
     if len(data) <= MAX_PIECE_BYTES:
         return (Echo(slot, data, end_of_stream=end_of_stream),) if data or end_of_stream else ()

@@ -48,8 +48,8 @@ _SEND: Final = processing_mode_pb2.ProcessingMode.HeaderSendMode.SEND
 _STREAMED: Final = processing_mode_pb2.ProcessingMode.BodySendMode.STREAMED
 
 Around = tuple[tuple[str, ...] | None, str | None, Modes | None]
-"""What a message says besides its main part: the subset hint, the server that served (None: not stated), and
-the modes.
+"""The parts of a message besides its main part: the subset hint, the server that served (None: not stated),
+and the modes.
 """
 
 
@@ -67,7 +67,7 @@ def decode(data: bytes, *, names: frozenset[str], response_names: frozenset[str]
 
 
 def around(data: bytes) -> Around | None:
-    """None: the bytes are broken, or hold a main part."""
+    """Return the parts besides the main part. None: the bytes are broken, or hold a main part."""
     try:
         message = ext_proc.ProcessingRequest.FromString(data)
     except DecodeError:

@@ -1,4 +1,4 @@
-"""What a service of gRPC and its transport know of each other: the handler of a call, and its caller."""
+"""The interfaces between a service of gRPC and its transport: the handler of a call, and its caller."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ class Handler:
     __slots__ = ()
 
     def message(self, data: bytes, *, now: float) -> None:
-        """Called when a message of the caller came."""
+        """Handle a message of the caller."""
         raise NotImplementedError
 
     def half_closed(self, *, now: float) -> None:
-        """Called when the caller has sent its last message."""
+        """Take in that the caller has sent its last message."""
 
     def gone(self, *, now: float, broken: bool) -> None:
-        """Called when the call ended, but the handler did not end it. broken: the handler itself failed."""
+        """Take in that the call ended without the handler. broken: the handler itself failed."""
 
 
 class Caller(Protocol):
-    """What a transport lets a handler do with its call. `epp.extproc.peer.Call` is one."""
+    """The side of a call that a transport gives to the handler. `epp.extproc.peer.Call` is one
+    implementation.
+    """
 
     @property
     def is_open(self) -> bool:

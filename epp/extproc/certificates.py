@@ -38,13 +38,13 @@ class Certificates(Generic[_Made]):
             raise ConfigError(f"listen.tls: {error.filename}: {error.strerror}") from error
 
     def refresh(self) -> bool:
-        """Check the files. True: `latest` has changed."""
+        """Check the files. Return whether `latest` has changed."""
         try:
             stamp = self._stamp()
             if stamp == self._seen:
                 return False
             self.latest = self._read(self._tls)
-        except OSError as error:  # ssl.SSLError is one
+        except OSError as error:  # ssl.SSLError is an OSError
             _log.warning("the new certificates cannot be used; the old ones stay in use: %s", error)
             return False
         self._seen = stamp

@@ -1,5 +1,5 @@
-"""When a connection to a data plane is cut: its peer reads none of our bytes, or has not closed its side
-after our last frames.
+"""Decides when to cut a connection to a data plane: if the peer reads none of our bytes, or has not closed
+its side after our last frames.
 """
 
 from __future__ import annotations

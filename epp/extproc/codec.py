@@ -63,7 +63,7 @@ def decode(data: bytes, *, names: frozenset[str], response_names: frozenset[str]
 
 def echo_of(data: bytes) -> bytes | None:
     """Return the answer that passes on a piece of a response's body unchanged. No object is made for the
-    message or the answer. None: the message must be decoded.
+    message or the answer. Return None if the message must be decoded.
     """
     found = wire.echo_of(data, MAX_PIECE_BYTES)
     if found is None:
@@ -73,7 +73,9 @@ def echo_of(data: bytes) -> bytes | None:
 
 
 echoes_in: Final = functools.partial(wire.echoes_in, MAX_PIECE_BYTES)
-"""`echo_of` for all messages of a DATA frame at once. Takes and returns messages with gRPC's heads."""
+"""Does the work of `echo_of` for all messages of a DATA frame at once. Takes and returns messages with gRPC's
+heads.
+"""
 
 
 def _cut_body(data: bytes) -> RequestBody | ResponseBody | None:
@@ -101,8 +103,8 @@ def _cut_request_headers(data: bytes, names: frozenset[str]) -> RequestHeaders |
 
 
 def _cut_response_headers(data: bytes, names: frozenset[str]) -> ResponseHeaders | None:
-    """Decodes the message field by field, because the metadata hold the fallback list, and a large fleet has
-    very many such lists.
+    """Decode response headers field by field, because the metadata hold the fallback list, and a large fleet
+    has very many such lists.
     """
     read = wire.headers_of(data, _readable(names))
     if read is None:
@@ -127,7 +129,7 @@ def _cut_response_headers(data: bytes, names: frozenset[str]) -> ResponseHeaders
 
 
 def _around(data: bytes) -> Around | None:
-    """None: the bytes are broken, or hold more than the known fields around a message's main part."""
+    """Return the parts around a main part. None: the bytes are broken, or hold more than the known fields."""
     return _kept_around(data) if len(data) <= _KEPT_BYTES else by_protobuf.around(data)
 
 
@@ -158,7 +160,7 @@ def encode(action: Action) -> bytes:
 
 
 def _only_names_servers(answer: Answer) -> bool:
-    """Return whether the answer names servers, or nothing, and says the same about them in each place."""
+    """Return whether the answer only names servers, or nothing, and names the same servers in each place."""
     if answer.scores or answer.body is not None or answer.cost is not None:
         return False
     named, headers = answer.destination, answer.set_headers
@@ -190,7 +192,7 @@ def _template(
     """Return the bytes around the names of servers. size: the length of these names. 0: the answer names
     none.
     """
-    named = "\0" * size  # stands nowhere else in the bytes of an answer
+    named = "\0" * size  # these bytes occur nowhere else in an answer
     whole = by_protobuf.encode(
         Answer(
             slot,

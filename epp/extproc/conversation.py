@@ -62,13 +62,13 @@ class Streams:
         self._read: Flow | None = None
         self._names: frozenset[str] = frozenset()
         self.untidied = False
-        """Something was picked since the last `tidy`."""
+        """Whether something was picked since the last `tidy`."""
         self.on_room: Callable[[], None] = lambda: None
         """A function that is called when the gate should be pumped soon."""
 
     @property
     def max_message_bytes(self) -> int:
-        """The longest message. A longer one holds nonsense, or a body that is refused anyway."""
+        """The longest message. A longer message holds nonsense, or a body that is refused anyway."""
         return 2 * self.context.settings.max_body_bytes + MESSAGE_SLACK_BYTES
 
     def answer_unread(self, data: bytes, *, now: float) -> bytes | None:
@@ -95,8 +95,8 @@ class Streams:
             self.context.picker.tidy(now=self.clock())
 
     def room(self) -> None:
-        """A request has ended or has begun to wait, or a drain has begun. So other requests may now go, or
-        may go at another time.
+        """Have the gate pumped soon, because a request has ended or has begun to wait, or a drain has begun.
+        So other requests may go now, or at another time than before.
         """
         if self.context.gate is not None and self.context.gate.waiting:
             self.on_room()
@@ -116,8 +116,8 @@ class Streams:
 
 
 class Conversation(Handler):
-    """One call. The transport calls `message` for each message. At the end it calls `half_closed` if the data
-    plane has ended its side in good order, otherwise `gone`.
+    """Handles one call. The transport calls `message` for each message. At the end the transport calls
+    `half_closed` if the data plane has ended its side in good order, otherwise `gone`.
     """
 
     __slots__ = ("_call", "_names", "_picked", "_stream", "_streams")
@@ -164,7 +164,7 @@ class Conversation(Handler):
             self._streams.room()
 
     def let_go(self, *, now: float) -> None:
-        """Drain: end the call as soon as the request no longer needs it."""
+        """End the call as soon as the request no longer needs it, because a drain has begun."""
         if self._stream is not None:
             self._stream.hold = False
             self._end_if_done(self._stream, now=now)
@@ -174,8 +174,8 @@ class Conversation(Handler):
             self._stream.check_integrity()
 
     def _begin(self, data: bytes, *, now: float) -> HttpStream | None:
-        """Handle the first message. Returns None: the request is answered, or the data plane no longer waits
-        for the answer.
+        """Handle the first message. Return None if the request is answered, or if the data plane no longer
+        waits for the answer.
         """
         call, streams = self._call, self._streams
         if not call.is_open:
@@ -198,8 +198,8 @@ class Conversation(Handler):
         return self._stream
 
     def _still_wanted(self, stream: HttpStream, *, now: float) -> bool:
-        """Return whether anybody would use a pick. If the body has waited for too long, it is not read any
-        more.
+        """Return whether the data plane would use a pick. If the body has waited for too long, it is not read
+        any more.
         """
         if not self._call.is_open:
             return False
@@ -228,7 +228,7 @@ class Conversation(Handler):
             self._picked = self._streams.untidied = True
 
     def _later(self, actions: Sequence[Action]) -> None:
-        """Flow control has decided on a request that waited."""
+        """Send the answers to a request that waited, because flow control has decided."""
         assert self._stream is not None, "the stream waited"
         self._note_pick(self._stream)
         for action in actions:

@@ -2,8 +2,8 @@
 plain values without gRPC and protobuf.
 
 They separate the transport (`codec`, `server`) from the state machine (`stream`): another transport only has
-to make these events and carry out these actions. Header names may come in any case and more than once; values
-are text, one character a byte (latin-1), so that no header is ever undecodable.
+to make these events and carry out these actions. Header names may come in any case and more than once. Values
+are text with one character for each byte (latin-1), so every header can be decoded.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class BodyMode(enum.IntEnum):
     """The request is routed by load, from its headers. Requests without a body are routed in the same way."""
     STREAMED = 1
     """With early body (`send_body_without_waiting_for_header_response`), the answer to the headers waits for
-    the body, but only up to `streamed_hold_bytes`. The data plane stops reading at its own buffer limit, and
-    waiting beyond that limit ended in a 504 (seen on Envoy 1.40). A longer body is routed by load.
+    the body, but only up to `streamed_hold_bytes`. The data plane stops reading at its own buffer limit.
+    Waiting beyond that limit ended in a 504 (seen on Envoy 1.40). A longer body is routed by load.
     Content-Length or the JSON tells where the body ends, because the data plane may never report an end in
     trailers.
 
@@ -39,7 +39,7 @@ class BodyMode(enum.IntEnum):
     """
     BUFFERED_PARTIAL = 3
     """The same as BUFFERED. If the data plane cut the body at its limit, the request is routed by load, since
-    half a JSON text says nothing.
+    half a JSON text cannot be read.
     """
     FULL_DUPLEX_STREAMED = 4
     """The answer to the headers waits for the whole body. Then the picker sends the answer to the headers,
@@ -66,7 +66,7 @@ class RequestHeaders(Struct, frozen=True, gc=False):
     headers: Sequence[tuple[str, str]]
     end_of_stream: bool = False
     subset: tuple[str, ...] | None = None
-    """Raw entries of the subset hint; each may be a comma list. None: no hint came."""
+    """Raw entries of the subset hint. Each entry may be a comma list. None: no hint came."""
     modes: Modes | None = None
 
 
@@ -162,7 +162,7 @@ class Echo(Struct, frozen=True, gc=False):
 
 
 class Refuse(Struct, frozen=True, gc=False):
-    """Answer the client now, mostly with an error. The request goes to no server."""
+    """Answer the client now, in most cases with an error. The request goes to no server."""
 
     status: int
     headers: tuple[tuple[str, str], ...]
@@ -171,7 +171,7 @@ class Refuse(Struct, frozen=True, gc=False):
 
 
 class Delay(Struct, frozen=True, gc=False):
-    """The answer comes later. The data plane shall wait for this time."""
+    """Tell the data plane that the answer comes later. The data plane waits for this time."""
 
     seconds: float
 

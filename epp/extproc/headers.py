@@ -1,4 +1,4 @@
-"""The names of the headers that the picker reads and sets, and what less usual headers say: addresses, the
+"""The names of the headers that the picker reads and sets. Also reads less usual headers: addresses, the
 endpoints that a test prescribes, and a request's claims to flow control. Pure.
 
 Values that cannot be read are skipped here, and `asking` decides what to do. Nothing in this module raises an
@@ -58,13 +58,13 @@ _LONGEST_ADDRESS: Final = 80
 
 
 def read_address(text: str) -> Address | None:
-    """Return the address from `ip:port`; None for anything else."""
+    """Return the address from `ip:port`, or None for any other text."""
     return _read_address(text) if len(text) <= _LONGEST_ADDRESS else None
 
 
 @functools.lru_cache(maxsize=4096)
 def _read_address(text: str) -> Address | None:
-    """Cached, since a fleet's addresses come again with every request."""
+    """Read the address. The results are cached, because a fleet's addresses come again with every request."""
     try:
         return Address.parse(text)
     except ValueError:

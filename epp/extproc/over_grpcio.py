@@ -75,7 +75,7 @@ class GrpcioTransport:
             await server.stop(grace_s)
 
     def check_integrity(self) -> None:
-        """Nothing to check: gRPC keeps the state."""
+        """Check nothing, because gRPC keeps the state."""
 
     def _health_changed(self) -> None:
         task = asyncio.get_running_loop().create_task(self._publish_health(), name="gRPC health")
@@ -87,7 +87,7 @@ class GrpcioTransport:
             await self._servicer.set(service, self._health.status(service))
 
     def _written_late(self, task: asyncio.Task[None]) -> None:
-        """Called when a late answer was written. If its stream has ended, no peer is left for a report."""
+        """Forget a late answer that was written. If its stream has ended, no peer is left for a report."""
         self._writing_late.discard(task)
         _look_at(task)
 
@@ -95,7 +95,8 @@ class GrpcioTransport:
         return [
             ("grpc.max_receive_message_length", self._streams.max_message_bytes),
             ("grpc.max_send_message_length", -1),
-            ("grpc.so_reuseport", 0),  # A taken port is a mistake to report, not one to share.
+            # A port that another process uses is a mistake to report, so it is not shared.
+            ("grpc.so_reuseport", 0),
             # Without these settings, gRPC drops a data plane that sends keepalives every second, with all its
             # streams.
             ("grpc.http2.max_ping_strikes", 0),
@@ -214,7 +215,7 @@ class _Call:
             self._write_late(self)
 
     def reply(self, reply: Reply) -> None:
-        """Every message goes to the conversation, which answers in the same way."""
+        """Do nothing: every message goes to the conversation, which answers in the same way."""
 
     def end(self, status: int = OK, details: str = "") -> None:
         self.is_open = False
@@ -230,7 +231,7 @@ class _Call:
         return data
 
     async def write(self) -> None:
-        """Write everything that is not written, with all that is sent meanwhile."""
+        """Write all messages that are not written yet, including those that are sent meanwhile."""
         async with self._writing:
             while self._unwritten:
                 await self._context.write(self._unwritten.popleft())
@@ -272,7 +273,7 @@ class _Servicer(HealthServicer):  # type: ignore[misc]  # grpcio-health-checking
 
 
 def _credentials(tls: Tls) -> grpc.ServerCredentials:
-    """Return the configuration. On its own thread, gRPC asks for it at each handshake. None: the current
+    """Return the configuration of TLS. gRPC calls this on its own thread at each handshake. None: the current
     configuration stays in use.
     """
     certificates = Certificates(tls, _read_certificates)

@@ -70,7 +70,7 @@ class Http2Transport:
 
 
 class _AccessLogCall(Handler):
-    """Takes messages without an answer until the caller has sent its last message."""
+    """Takes in messages. The only answer follows the caller's last message."""
 
     def __init__(self, call: Call, streams: Streams) -> None:
         self._call = call

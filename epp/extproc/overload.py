@@ -1,5 +1,5 @@
 """Decides which new requests are routed without being read, so that no request waits long while the picker is
-overloaded. `peer.Lateness` measures how long they have waited.
+overloaded. `peer.Lateness` measures how long requests have waited.
 
 An overload begins when `_IN_A_ROW` requests in a row have waited longer than `TARGET_S`, and this has lasted
 for `_PATIENCE_S`. From then on every request that waited longer is routed by load, from its headers only, and
@@ -15,15 +15,15 @@ from math import exp
 from typing import Final
 
 TARGET_S: Final = 0.012
-"""A new request waits with its headers only: messages of older requests go before new requests
-(`epp.http2.beginnings`).
+"""A request that waits longer is late. Only the headers of a new request wait: messages of older requests go
+before new requests (`epp.http2.beginnings`).
 """
 _LATEST_S: Final = 0.024
 """A body is not read either if it has waited this long because something else held the process."""
 _PATIENCE_S: Final = 0.05
 _IN_A_ROW: Final = 16
-"""So many late requests in a row are needed. A queue that is gone sooner was a burst or a short pause of the
-machine, and changes nothing. Single late requests change nothing either.
+"""An overload begins only after this many late requests in a row. A queue that is gone sooner was a burst or
+a short pause of the machine, and changes nothing. Single late requests change nothing either.
 """
 _GAP_S: Final = 0.1
 """If this much time lies between two late requests, there was no queue in between: no pause of the process is
@@ -40,7 +40,9 @@ _SHARE_S: Final = 0.5
 class Overload:
     def __init__(self) -> None:
         self.quiet = True
-        """No request is late, and there is no overload. So the requests in time need not be counted."""
+        """Whether no request is late and there is no overload. While this is true, requests in time need not
+        be counted.
+        """
         self._late = 0
         self._late_since = self._late_at = 0.0
         self._until = 0.0
@@ -55,7 +57,7 @@ class Overload:
         """Return whether a new request is routed by load, unread.
 
         waited_s: how long its first message has waited for this process. Call this for each request that was
-        late, and for all while it is not `quiet`.
+        late, and for all requests while `quiet` is False.
         """
         skipped = waited_s > TARGET_S and self._is_late(now=now)
         if skipped:
@@ -67,7 +69,7 @@ class Overload:
         return skipped
 
     def _is_late(self, *, now: float) -> bool:
-        """Called when a request waited too long. Returns whether that is an overload."""
+        """Count a request that waited too long. Return whether there is an overload."""
         if self._late == 0 or now - self._late_at > _GAP_S:
             self._late, self._late_since = 0, now
         self._late, self.quiet = self._late + 1, False
@@ -75,7 +77,7 @@ class Overload:
         return now < self._until or (self._late >= _IN_A_ROW and now - self._late_since >= _PATIENCE_S)
 
     def gives_up(self, *, waited_s: float, now: float) -> bool:
-        """Return whether a body that should be read is now left unread."""
+        """Return whether to leave a body unread that should be read."""
         return waited_s > _LATEST_S and now < self._until
 
     def _count(self, *, skipped: bool, now: float) -> None:

@@ -37,7 +37,7 @@ _TURN_MESSAGES: Final = 256
 _HIGH_WATER_BYTES: Final = 2**20
 
 _SURELY_BUSY_S: Final = 0.002
-"""If bytes were read within this time after a look, it does not matter whether the loop waited."""
+"""For bytes that are read within this time after a look, it does not matter whether the loop waited."""
 _BETWEEN_LOOKS_S: Final = 0.002
 """Least time between two looks, since each look makes the loop ask the kernel once more. The reported wait is
 too long by at most twice this time."""
@@ -51,7 +51,7 @@ _KEEP: Final = 0.9
 
 
 class Call:
-    """What a handler may do with its call; a `calls.Caller`."""
+    """The call of a handler, as a `calls.Caller`."""
 
     __slots__ = ("_peer", "_stream_id", "trace")
 
@@ -75,7 +75,7 @@ class Call:
 
     def reply(self, reply: Reply) -> None:
         peer = self._peer
-        if self._stream_id not in peer.beginnings.calls:  # Its messages that wait must be answered first.
+        if self._stream_id not in peer.beginnings.calls:  # the call's waiting messages come first
             peer.connection.reply(self._stream_id, reply)
 
     def end(self, status: int = OK, details: str = "") -> None:
@@ -112,7 +112,7 @@ class Lateness:
         """Wall time of the latest turns."""
 
     def read(self, *, before: float, resumed: int, now: float) -> float:
-        """Call this when bytes of a connection are read. Returns the moment after which they came.
+        """Return the moment after which bytes of a connection came. Call this when the bytes are read.
 
         before: when the connection was read last;
         resumed: the value of `looks` when the edge began to read the connection again after a pause.
@@ -131,14 +131,14 @@ class Lateness:
         return before if self.looks - resumed <= 1 else max(before, self._before)
 
     def goes_on(self) -> None:
-        """Call this when a turn begins with bytes that were read before."""
+        """Begin to measure a turn. Call this when the turn begins with bytes that were read before."""
         self._measures = True
         self._turn_began, self._cpu_at_turn = self._clock(), self._cpu_clock()
 
     def worked(self) -> bool:
-        """Call this when the bytes read so far are handled. Bytes that came meanwhile have waited.
-
-        True: call `look` in the loop's next iteration, before the loop looks for bytes.
+        """Measure a turn at its end. Call this when the bytes read so far are handled. Bytes that came
+        meanwhile have waited. If the result is True, call `look` in the loop's next iteration, before the
+        loop looks for bytes.
         """
         now = self._clock()
         if self._measures or now - self._rested_at >= _BETWEEN_TURNS_S:
@@ -153,7 +153,7 @@ class Lateness:
         return True
 
     def look(self) -> None:
-        """Call this just before the loop looks for bytes."""
+        """Note the time. Call this just before the loop looks for bytes."""
         self._asked = False
         self.looks += 1
         self._before, self._looked_at = self._looked_at, self._clock()
@@ -175,7 +175,7 @@ class Surroundings(Protocol):
 
 
 class Peer(asyncio.Protocol):
-    """One connection."""
+    """One connection of a data plane."""
 
     def __init__(self, server: Surroundings) -> None:
         self.server = server
@@ -187,7 +187,7 @@ class Peer(asyncio.Protocol):
         self._again: asyncio.Handle | None = None
         self._closing = Closing()
         self._resumed = -2
-        """How often the server's lateness had looked when we read again after a pause of our own."""
+        """The number of looks of the server's `Lateness` when we read again after a pause of our own."""
         self._reading = True
         self._read_at = self._read_came_after = 0.0
         self.came_after = 0.0
@@ -337,8 +337,8 @@ class Peer(asyncio.Protocol):
             now = server.now()
 
     def _later(self) -> None:
-        """Let the remaining work wait until other peers have had their turn. If it is frames or many bytes,
-        nothing more is read until then.
+        """Let the remaining work wait until other peers have had their turn. If the work is frames or many
+        bytes, nothing more is read until then.
         """
         if self.connection.pending or self.beginnings.held_bytes > _MOST_WAITING_BYTES:
             self._pause()

@@ -1,8 +1,8 @@
 """The phase of one HTTP request, from its first message to the end of its answer, and which phase may follow
 which. `stream` owns the phase.
 
-An answer may begin before the request is picked, if the data plane gives it itself, and before the request's
-body has ended. From then on the rest of the request goes on unchanged.
+An answer may begin before the request's body has ended. It may even begin before the request is picked, if
+the data plane itself answers. From then on the rest of the request goes on unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class Phase(enum.Enum):
     PICKED = enum.auto()
     """The pick is made. The rest of the request goes on unchanged."""
     PASSED = enum.auto()
-    """The request came without its headers, so it will never be picked. The rest of it goes on unchanged."""
+    """The request came without its headers, so it will never be picked. The rest of the request goes on
+    unchanged.
+    """
     REFUSED = enum.auto()
     """The picker has answered the client itself. Nothing more is answered."""
     ANSWERED = enum.auto()
@@ -44,7 +46,7 @@ class Phase(enum.Enum):
 
 
 BEGUN: Final = frozenset({Phase.ANSWERED, Phase.READING, Phase.DONE})
-"""In these phases the client's answer has begun."""
+"""The phases in which the client's answer has begun."""
 
 _ANSWER: Final = frozenset({Phase.ANSWERED, Phase.DONE, Phase.CLOSED})
 _DECISION: Final = frozenset({Phase.PICKED, Phase.REFUSED})

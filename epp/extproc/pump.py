@@ -1,6 +1,5 @@
-"""The timer of the gate: one timer for all waiting requests, so that none of them needs a task of its own.
-
-It calls the gate when the gate's next decision is due, and soon after each event that may have freed a
+"""The timer of the gate: one timer for all waiting requests, so that no request needs a task of its own. The
+timer calls the gate when the gate's next decision is due, and soon after each event that may have freed a
 server. While no request waits there is no timer. If the gate fails, the failure is logged, and the timer goes
 on.
 """
@@ -24,7 +23,9 @@ _AFTER_FAULT_S: Final = 0.1
 
 
 class Pump:
-    """Call `soon` after each event, and `stop` at the end. Belongs to the event loop that calls it."""
+    """Runs the timer. Call `soon` after each event, and `stop` at the end. All calls come from one event
+    loop.
+    """
 
     def __init__(self, gate: Gate, *, clock: Callable[[], float], after: Callable[[], None]) -> None:
         """after: called each time after the gate was pumped."""

@@ -62,7 +62,7 @@ class ExtProcServer:
             self._streams.on_room = self._pump.soon
         self._transport = _transport(self._streams, self._health, listen)
         self.port = 0
-        """The port in use, once started; 0 for a unix socket."""
+        """The port in use after the start. 0 for a unix socket."""
 
     @property
     def overload(self) -> Overload:
@@ -71,11 +71,11 @@ class ExtProcServer:
 
     @property
     def streams(self) -> int:
-        """ext_proc streams in flight."""
+        """The number of ext_proc streams in flight."""
         return len(self._streams.live)
 
     async def start(self, *, ready: bool = True) -> None:
-        """Bind and serve. ConfigError if the address or a certificate cannot be used."""
+        """Bind and serve. Raises ConfigError if the address or a certificate cannot be used."""
         self._health.set_ready(ready=ready)
         self.port = await self._transport.start()
 

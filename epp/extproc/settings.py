@@ -25,7 +25,7 @@ class StreamSettings:
 
     max_body_bytes: int = 32 * 2**20
     room: BodyRoom = field(default_factory=BodyRoom)
-    """Bounds the bodies of all streams together."""
+    """The bound for the bodies of all streams together."""
     streamed_hold_bytes: int = 24 * 1024
     """The most bytes of a STREAMED early body that are held before the pick. Must stay under the data plane's
     buffer limit, which some gateways set to 32 KiB.
@@ -36,12 +36,13 @@ class StreamSettings:
     that the data plane reads only one.
     """
     shows_answers: bool = True
-    """The stream lives as long as the HTTP request. False: it ends once the data plane has the pick."""
+    """Whether the stream lives as long as the HTTP request. False: it ends once the data plane has the pick.
+    """
     conformance_headers: bool = False
     scores_metadata: bool = False
     cost_metadata: bool = False
     mode_override: bool = True
-    """The data plane may be asked to stream a sampled answer."""
+    """Whether the data plane may be asked to stream a sampled answer."""
     longest_delay_s: float = 0.0
     """The longest time that the data plane can be asked to wait for the answer to a buffered body.
 
@@ -53,12 +54,12 @@ class StreamSettings:
     0: unknown, so no request relies on it.
     """
     clear_route_cache: bool = True
-    """Let the data plane choose the route again after the destination header was added."""
+    """Whether the data plane chooses the route again after the destination header was added."""
     blocked: BlockedPaths = _NOTHING_BLOCKED
     answers_list: bool = True
-    """`GET /v1/models` is answered here if any server has reported its models."""
+    """Whether the picker answers `GET /v1/models` if any server has reported its models."""
     traced: bool = False
-    """Trace contexts are read."""
+    """Whether trace contexts are read."""
     assumed_modes: Modes = _SILENT_FULL_DUPLEX
     """The modes of a data plane that does not state its modes. The endpoint picker protocol asks for full
     duplex, so full duplex is assumed.
@@ -67,7 +68,7 @@ class StreamSettings:
 
 @dataclass(frozen=True, slots=True)
 class StreamContext:
-    """What each stream of a server works with."""
+    """The parts that all streams of a server use."""
 
     picker: Picker
     observer: Observer

@@ -1,16 +1,16 @@
-"""The state machine of one HTTP request, as the data plane reports it: takes events, returns actions. It
-knows no gRPC and no clock, and never waits.
+"""The state machine of one HTTP request, as the data plane reports it. The state machine takes events and
+returns actions. It knows no gRPC and no clock, and never waits.
 
 Owns the phase of the request (`phases` has the table), the order of answers in each processing mode
 (`BodyMode` says when the pick is made in each), and the release of the pick.
 
-If a data plane does not state its mode, `assumed_modes` is assumed; set it for deployments that differ.
+If a data plane does not state its mode, the setting `assumed_modes` stands for it.
 Harmless events in a wrong order are accepted and reported to the observer. All others raise a
 StreamProtocolError.
 
 `asking` reads the head and makes the question of head and body, the picker or flow control (`waiting`)
 decides, and `asking` makes the answer. `bodies` holds a body that comes in pieces, and `answer_body` reads an
-answer that teaches.
+answer from which the picker learns.
 
 Invariants: at most one pick; a pick is released exactly once, by `close` or `detach`;
 after a refusal nothing is answered.
@@ -55,10 +55,10 @@ _UNPICKED: Final = (Answer(Slot.REQUEST_HEADERS, remove_headers=RESERVED),)
 
 
 class HttpStream:
-    """One HTTP request. `receive` each event, carry out the actions in order, and `close` at the end,
-    whatever happened.
+    """One HTTP request. Call `receive` with each event, carry out the actions in order, and call `close` at
+    the end, whatever happened.
 
-    Where the context's gate holds the request, its answers are given to `deliver` later.
+    If the context's gate holds the request, the request's answers are given to `deliver` later.
     """
 
     __slots__ = (
@@ -82,20 +82,22 @@ class HttpStream:
         self._deliver = deliver
         self._asking = Asking(context, trace=trace, hurried=unread)
         self.hold = context.settings.hold_streams and not unread
-        """Stay until the HTTP request ends. If a drain sets this to False: until `can_detach` is true."""
+        """Whether the stream stays until the HTTP request ends. A drain sets this to False. The stream then
+        stays until `can_detach` is true.
+        """
         self.passes = False
-        """Pieces of the answer's body go on unchanged and unread, until the last one."""
+        """Whether pieces of the answer's body go on unchanged and unread, until the last piece."""
         self.phase = Phase.START
         self.pick: Pick | None = None
         self._modes = context.settings.assumed_modes
         self._body: Body | None = None
         """The pieces of a body whose headers are not answered yet."""
         self._request_ended = False
-        """No more pieces of the request's body come."""
+        """Whether no more pieces of the request's body come."""
         self._waiting: Waiting | None = None
-        """Not None: flow control holds the request."""
+        """Set while flow control holds the request."""
         self._answer_body: AnswerBody | None = None
-        """Not None: the answer's body is read as it streams by."""
+        """Set while the answer's body is read as it streams by."""
 
     def hurry(self) -> None:
         """Go on as with `unread`, if the request is not picked yet: there is no time to read its body."""
@@ -103,7 +105,9 @@ class HttpStream:
             self._asking.hurried, self.hold = True, False
 
     def receive(self, event: Event, *, now: float) -> Sequence[Action]:
-        """Handle one event. StreamProtocolError: the stream makes no sense any more; close it."""
+        """Handle one event. Raises StreamProtocolError if the event makes no sense. The caller then closes
+        the stream.
+        """
         if self.phase is Phase.CLOSED:
             raise StreamProtocolError("event_after_end")
         if self.phase is Phase.REFUSED:
@@ -126,7 +130,7 @@ class HttpStream:
 
     @property
     def can_detach(self) -> bool:
-        """Whether the stream may end without harm to the request: all is answered, and no body needs us."""
+        """Whether the stream may end without harm to the request: all is answered, and we pass no body on."""
         echoed = self._modes.request_body.echoed
         if self.pick is not None and self._asking.hurried and not echoed:
             return True  # The data plane sends the rest of the request without us.
@@ -144,14 +148,16 @@ class HttpStream:
             self._context.picker.detach(self.pick, now=now)
 
     def half_close(self, *, now: float) -> None:
-        """The data plane ended its side in order: the request is over, unless it only wanted a pick."""
+        """Take in that the data plane ended its side in order. The request is over, unless the data plane
+        wanted only a pick.
+        """
         if self._asking.asks_only and self.phase not in BEGUN:
             self.detach(now=now)
         else:
             self.close(now=now)
 
     def close(self, *, now: float, broken: bool = False) -> None:
-        """Release all that the request holds. Idempotent. broken: the fault is the picker's own."""
+        """Release everything that the request holds. Idempotent. broken: the fault is the picker's own."""
         pick, outcome = self.pick, self._outcome()
         if self._answer_body is not None:
             self._end_answer(now=now)
@@ -184,12 +190,12 @@ class HttpStream:
         return "aborted" if self.phase is Phase.READING else "ended"
 
     def _release(self) -> bool:
-        """Release everything; nothing more may come. False: everything was already released."""
+        """Release everything. No event may follow. Return False if everything was already released."""
         if self.phase is Phase.CLOSED:
             return False
         self._drop()
         self._answer_body = None
-        self._deliver = None  # it belongs to the owner: no circle of references may outlive the request
+        self._deliver = None  # a method of the owner: no circle of references may outlive the request
         self.passes = False
         self._enter(Phase.CLOSED)
         return True
@@ -263,7 +269,7 @@ class HttpStream:
         return passed_on(event, self._modes.request_body)
 
     def _on_whole_body(self, event: RequestBody, *, now: float) -> Sequence[Action]:
-        """The one message with the body came, after the headers were answered."""
+        """Handle the one message with the body, which came after the headers were answered."""
         settings, room, size = self._context.settings, self._context.settings.room, len(event.data)
         if size > settings.max_body_bytes:
             return self._refuse(BodyTooLargeError(limit_bytes=settings.max_body_bytes))
@@ -272,8 +278,8 @@ class HttpStream:
         return self._decide(Slot.REQUEST_BODY, event.data, instead=instead, partial=partial, now=now)
 
     def _on_piece(self, event: RequestBody, body: Body, *, now: float) -> Sequence[Action]:
-        """A piece of the body came, and the headers are not answered. Answer both when the body has come as
-        far as it is read.
+        """Handle a piece of the body while the headers are not answered. Both are answered when enough of the
+        body has come.
         """
         settings, end = self._context.settings, event.end_of_stream
         holds = self.phase is Phase.HOLDING
@@ -312,8 +318,8 @@ class HttpStream:
         after: Sequence[Action] = (),
         now: float,
     ) -> Sequence[Action]:
-        """Let go of the headers and the body that were held: decide, and answer the headers, the body in the
-        form that the mode asks for, and then what comes `after`.
+        """Decide, and answer the headers and the body that were held, the body in the form that the mode asks
+        for. `after` follows these answers.
         """
         count, whole, self._body = body.pieces, body.take(), None
         first: Sequence[Action] = _UNPICKED
@@ -338,9 +344,8 @@ class HttpStream:
         partial: bool = False,
         now: float,
     ) -> Sequence[Action]:
-        """Pick, and put the pick into the answer to `slot`; or refuse; or let the request wait.
-
-        instead: taken for the body's content, which is then not read.
+        """Pick, and put the pick into the answer to `slot`, or refuse the request, or let it wait. instead:
+        stands for the body, which is then not read.
         """
         context, asking, modes = self._context, self._asking, self._modes
         gate = None if asking.hurried or asking.asks_only else context.gate
@@ -355,10 +360,10 @@ class HttpStream:
             return self._picked(slot, offered)
         self._waiting = offered
         self._enter(Phase.WAITING)
-        return offered.told
+        return offered.delays
 
     def _on_decided(self, decided: Pick | PickError, now: float) -> None:  # noqa: ARG002 - as the gate calls it
-        """Flow control has let the request go, or has refused it."""
+        """Send or refuse a request that waited, as flow control has decided."""
         waiting, self._waiting = self._waiting, None
         assert waiting is not None
         assert self._deliver is not None, "a stream with a gate can be answered later"
@@ -401,7 +406,7 @@ class HttpStream:
         return (answer_to_headers(event, pick if debug else None, body, context.settings),)
 
     def _on_response_body(self, event: ResponseBody, *, now: float) -> Sequence[Action]:
-        """A piece of the answer came. It is sent back if the data plane keeps no copy."""
+        """Handle a piece of the answer. The piece is sent back if the data plane keeps no copy."""
         self._learn(event.modes)
         if self.phase not in BEGUN:
             self._context.observer.protocol_error("body_before_response_headers")
@@ -423,7 +428,7 @@ class HttpStream:
         return (*pieces(Slot.RESPONSE_BODY, held, end_of_stream=False), *PLAIN[Slot.RESPONSE_TRAILERS])
 
     def _end_answer(self, *, now: float) -> None:
-        """Hand over what a sampled answer taught. If no byte of the answer came, it taught nothing."""
+        """Pass the figures of a sampled answer to the picker. An answer without a byte has no figures."""
         body, self._answer_body = self._answer_body, None
         if body is not None and self.phase is Phase.READING and self.pick is not None:
             self._context.picker.on_feedback(self.pick, body.finish(), now=now)

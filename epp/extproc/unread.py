@@ -3,8 +3,7 @@ forgets the request.
 
 Such a request gets no state machine: its stream ends with the first answer, and the data plane handles the
 rest alone. Only usual requests are answered here. For all others `answer` returns None, and a normal stream
-is opened. Everything that a client may not do is refused here too, so no request passes here that would
-otherwise be refused. Pure; owned by `conversation.Streams`.
+is opened. This module refuses everything that a normal stream refuses. Pure; owned by `conversation.Streams`.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ class Unread:
     def answer(
         self, data: bytes, *, names: frozenset[str], settings: StreamSettings, now: float
     ) -> bytes | None:
-        """Return the answer to the first message of a stream; the stream ends with this answer.
-
-        None: the stream must be opened.
+        """Return the answer to the first message of a stream. The stream ends with this answer. None: the
+        stream must be opened.
         """
         picker, started = self._picker, self._timer()
         if (

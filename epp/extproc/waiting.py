@@ -1,4 +1,4 @@
-"""One stream's request while flow control holds it, and which answers follow its pick.
+"""Holds one stream's request while flow control lets it wait, and the answers that follow its pick.
 
 A request waits only in modes that allow it. With full duplex, no message is due before the answer to the
 headers. With BUFFERED, the picker asks the data plane for more time once, or the request waits within the
@@ -29,17 +29,17 @@ from epp.picker_events import Pick
 class Waiting:
     """A request that waits until `gate` decides, or until it leaves."""
 
-    __slots__ = ("_gate", "_held", "after", "slot", "told")
+    __slots__ = ("_gate", "_held", "after", "delays", "slot")
 
-    def __init__(self, gate: Gate, held: WaitingRequest, *, slot: Slot, told: Sequence[Action]) -> None:
+    def __init__(self, gate: Gate, held: WaitingRequest, *, slot: Slot, delays: Sequence[Action]) -> None:
         self._gate = gate
         self._held = held
         self.slot = slot
         """The message whose answer carries the pick."""
-        self.told = told
+        self.delays = delays
         """Actions that report the wait to the data plane."""
         self.after: Sequence[Action] = ()
-        """The answers that follow the one with the pick."""
+        """The answers that follow the answer with the pick."""
 
     def leave(self) -> None:
         """Stop waiting, since the stream no longer needs the answer."""
@@ -56,7 +56,8 @@ def offer(
     modes: Modes,
     now: float,
 ) -> Pick | Waiting:
-    """Ask flow control. Returns a pick, if the request goes at once. PickError: the request is refused.
+    """Ask flow control. Return a pick if the request goes at once. Raises PickError if the request is
+    refused.
 
     decided: called with the pick or the refusal of a request that waited.
 
@@ -78,7 +79,7 @@ def offer(
     if isinstance(offered, Pick):
         return offered
     asks_for_more = settings.longest_delay_s > 0 and longest_s < inf
-    return Waiting(gate, offered, slot=slot, told=(Delay(longest_s),) if asks_for_more else ())
+    return Waiting(gate, offered, slot=slot, delays=(Delay(longest_s),) if asks_for_more else ())
 
 
 def _longest_s(slot: Slot, request: PickRequest, modes: Modes, settings: StreamSettings) -> float:

@@ -3,10 +3,9 @@ writes the answer that lets a piece of a body pass unchanged.
 
 A request has some fifteen headers, and routing reads only a few. Protobuf would make an object for each
 header and for each piece of a streamed body. `_wire.c` steps over each field by its length and never
-searches, so no value can look like another header. It returns None for every message that is not exactly as
-data planes send it, and never guesses; protobuf then decodes the message. If the picker was installed without
-a C compiler, protobuf reads and writes every message, with the same results, but more slowly. Called only by
-`codec`.
+searches, so no value can look like another header. For every message of another form `_wire.c` returns None,
+and protobuf decodes the message. If the picker was installed without a C compiler, protobuf reads and writes
+every message, with the same results, but more slowly. Only `codec` calls this module.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _OPTIONS = {
     "--picker-endpoints": "comma list of all ip:port that it may choose from, at least two, none of them under load",
     "--picker-has": "comma list of what it was started with: conformance-headers, scores",
     "--picker-ca": "PEM file: the picker speaks TLS, with a certificate of this authority",
-    "--picker-cert": "PEM file: our certificate, where the picker asks for one",
+    "--picker-cert": "PEM file: the certificate of the tests, for a picker that asks for one",
     "--picker-key": "PEM file: the key of --picker-cert",
     "--picker-server-name": "the name in the picker's certificate, where it is not its address",
 }

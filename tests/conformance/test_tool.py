@@ -35,7 +35,7 @@ path.
 
 
 def outcomes(results: list[Result], outcome: str) -> list[str]:
-    return [f"row {r.row}: {r.claim}: {r.said}" for r in results if r.outcome == outcome]
+    return [f"row {r.row}: {r.claim}: {r.detail}" for r in results if r.outcome == outcome]
 
 
 @pytest.mark.parametrize("name", DIALECTS)
