@@ -1,9 +1,9 @@
-"""The cost of a pick if one picker serves several models: `python -m bench.bench_models`.
+"""Measures the cost of a pick if one picker serves several models: `python -m bench.bench_models`.
 
-Three cases with the same prompts of 1 KB: 1,000 endpoints that list one model; 1,000 endpoints that list ten
-models, 100 servers each, in one pool; the same in ten pools. Prints the microseconds of CPU for one pick and
-its end, then the milliseconds for a change: a server lists another model, or a pod joins. All figures are
-medians of rounds. The cases alternate.
+There are three cases with the same prompts of 1 KB: 1,000 endpoints that list one model; 1,000 endpoints that
+list ten models, 100 servers each, in one pool; the same in ten pools. Prints the microseconds of CPU for one
+pick and its end, then the milliseconds for a change: a server lists another model, or a pod joins. All
+figures are medians of rounds. The cases alternate.
 """
 
 from __future__ import annotations

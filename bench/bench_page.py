@@ -241,7 +241,9 @@ class _Steps:
 
 
 class _Timed(Board):
-    """Measures the CPU that its pages took. Without other pickers nothing else runs meanwhile."""
+    """A Board that also counts the CPU of its pages. Without other pickers, nothing else runs while it makes
+    a page.
+    """
 
     async def packed(self) -> bytes:
         began_s = time.thread_time()

@@ -70,8 +70,8 @@ _RESPONSE = (
     ("server", "envoy"),
 )
 _NO_TABLE = b"\x20"
-"""This goes before the first header block. It says that the data plane has reduced its table to size 0, as
-the picker's settings ask.
+"""The bytes before the first header block. They say that the data plane has reduced its header table to size
+0, as the picker's settings ask.
 """
 _NUMBER = b"012345678901"
 _WINDOW_BYTES = 2**30

@@ -72,8 +72,8 @@ class Autoscaler:
         return min(self.most, max(self.least, count))
 
     def _steady(self, advice: int, now_there: int, now: float) -> int:
-        """Raise the count at most to the smallest advice within one window. Lower it at most to the largest
-        advice within the other.
+        """Return the number of servers after the stabilization windows: a rise goes at most to the smallest
+        advice of the window for rises, and a fall at most to the largest advice of the window for falls.
         """
         behaviour = self.behaviour
         if not self._advised:

@@ -56,7 +56,7 @@ SIGNALS: Mapping[str, Signal] = {
     "undone": Signal(
         "epp_pool_undone_seconds / goal", lambda pool, _: pool.waiting_s["servers"] / pool.goal_s, 0.7
     ),
-    "waiting": Signal("requests that wait, a server", _waiting, 1.0),
+    "waiting": Signal("waiting requests for each server", _waiting, 1.0),
     "kv": Signal("share of the KV cache in use", lambda pool, _: pool.kv_usage, 0.7),
 }
 
@@ -67,7 +67,7 @@ class Plan:
     day: Day
     signal: str = "saturation"
     target: float = 0.0
-    """0: the default target of the signal."""
+    """0 means the default target of the signal."""
     least: int = 2
     most: int = 8
     start_s: float = 120.0

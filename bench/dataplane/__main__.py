@@ -81,7 +81,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _Progress:
-    """One line that changes in place on a terminal. Elsewhere, one line for each step."""
+    """Shows which step runs: on a terminal in one line that changes in place, elsewhere in a line for each
+    step.
+    """
 
     def __init__(self) -> None:
         self._started = time.monotonic()
@@ -149,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan = compare_plan() if args.against else quick_plan()
     progress = _Progress()
     machine = _machine()
-    # the processes that were started must be ended then, too
+    # SIGTERM must also end the processes that the bench started
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         results = uvloop.run(_measure(plan, args, progress))

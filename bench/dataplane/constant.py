@@ -1,4 +1,4 @@
-"""The floor of our own transport: `epp.http2` on its event loop, which answers ext_proc's messages with
+"""Runs the floor of our own transport: `epp.http2` on its event loop, which answers ext_proc's messages with
 constants.
 
     python -m bench.dataplane.constant unix:/PATH ADDRESS...

@@ -1,8 +1,7 @@
-"""The CPU time of another process, with all its threads, also the ended ones: utime + stime of
-/proc/PID/stat, but in nanoseconds.
+"""Reads the CPU time of another process in nanoseconds: utime + stime of all its threads, also of ended ones.
 
-/proc counts in ticks of 10 ms, which is several requests. The kernel's CPU clock of a process counts the same
-time exactly.
+/proc/PID/stat counts this time in ticks of 10 ms, and several requests fit into one tick. The kernel's CPU
+clock of a process counts the same time exactly.
 """
 
 from __future__ import annotations

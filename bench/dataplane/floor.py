@@ -1,4 +1,5 @@
-"""The floor: a bare grpc.aio server that answers ext_proc's messages with constants and decodes none of them.
+"""Runs the floor: a bare grpc.aio server that answers ext_proc's messages with constants and decodes none of
+them.
 
     python -m bench.dataplane.floor [--tuned] unix:/PATH ADDRESS...
 

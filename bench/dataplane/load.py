@@ -65,7 +65,7 @@ class Prompts:
 
 
 def _text(size_bytes: int, rng: random.Random) -> bytes:
-    """Words as they stand in a JSON string: with some line ends and quotes, which are escaped, and letters
+    """Return random words as the content of a JSON string. Some have escaped line ends or quotes, or letters
     beyond ASCII.
     """
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(2000)]

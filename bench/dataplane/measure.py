@@ -1,4 +1,5 @@
-"""Takes turns: in each round every variant serves the same load for a moment, in a new random order.
+"""Measures cells in rounds: in each round every variant serves the same load for a moment, in a new random
+order.
 
 A cell is one size of prompt and of answer. The CPU that a process uses without any request (scrapes, health
 checks) is measured first and subtracted, so that a slow cell does not look expensive. Where pickers scrape

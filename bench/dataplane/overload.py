@@ -97,7 +97,7 @@ class Trial:
         return (
             f"reads {self.capacity:4.0f} a second; ms p50 {cuts[49] * 1000:4.0f}, p90 {cuts[89] * 1000:4.0f}, p99 {cuts[98] * 1000:4.0f},"
             f" at most {max(self.took_s) * 1000:4.0f}; {late} of {len(self.took_s)} over 100 ms; read {self.read:.0f},"
-            f" {self.read / (self.capacity * seconds):.2f} of what it could; passed it by {self.passed_by}; afterwards {self.afterwards:.2f} read"
+            f" {self.read / (self.capacity * seconds):.2f} of what it could; {self.passed_by} bypassed it; afterwards {self.afterwards:.2f} read"
         )
 
 

@@ -19,32 +19,32 @@ Written by `make bench-dataplane ARGS="--page docs/bench-dataplane.md"`. Machine
 - **Turns.** In each round every way serves the same load for half a second, in a new random order. Tables
   show medians over the rounds. A ratio is taken within its round. The number after ± is half the distance
   between the quartiles.
-- **CPU** is that of a process with all its threads, from the kernel's clock of that process: utime plus
-  stime, but not in ticks of 10 ms. The CPU that the process uses without any request (scrapes, health checks)
-  is measured first, shown, and subtracted.
+- **CPU** is the CPU time of a process with all its threads. The kernel's clock of that process counts it:
+  utime plus stime, but not in ticks of 10 ms. The CPU that the process uses without any request (scrapes,
+  health checks) is measured first, shown, and subtracted.
 - **The floor** is a bare grpc.aio server on the same event loop: it answers the same messages with constants,
-  undecoded, on streams that it holds until the HTTP request ends, as ours does. It runs on the defaults of
-  gRPC and of the allocator.
-- **The floor with our settings** uses those of `epp/process.py` instead: gRPC's older listener, which passes
-  no message from thread to thread, and an allocator that keeps freed memory. The difference between the two
-  floors is what the settings alone are worth. The difference between this floor and our picker is what the
-  picker's own code costs.
+  undecoded, on streams that it holds until the HTTP request ends, as our picker does. It runs on the defaults
+  of gRPC and of the allocator.
+- **The floor with our settings** uses the settings of `epp/process.py` instead: gRPC's older listener, which
+  passes no message from thread to thread, and an allocator that keeps freed memory. The difference between
+  the two floors is what the settings alone are worth. The difference between this floor and our picker is
+  what the picker's own code costs.
 - **Compiled** is our picker as its image runs it: mypyc has compiled the hot path
   (docs/decisions/0008-the-image-is-compiled.md). The other rows of our picker are plain Python, as in a
   checkout.
 - **Load**: 4 requests are in flight for answers of 1 chunk, 16 for 100 chunks and 32 for 1,000, with a chunk
   each millisecond. Full duplex always has 4, because it could not keep up with more. The requests are chats
   in JSON, with some escapes and letters beyond ASCII in the text.
-- **TTFT** is the time to the first byte of the answer's body. In the tables of CPU it is that of a machine
-  that is kept busy on purpose. *One request at a time* shows what the way itself adds.
+- **TTFT** is the time to the first byte of the answer's body. In the tables of CPU, the machine is kept busy
+  on purpose, so TTFT is longer there. *One request at a time* shows what the way itself adds.
 - Sampling is off in all rows except those that say so, since one sampled answer in a turn would change the
   figure. A separate table shows its cost.
 - **1,000 endpoints** are 1,000 addresses of 127/8 on one port of one process. In their table only our picker
   and Envoy know all of them, since the scrapes of seven pickers would take more CPU than the machine has. The
   same picker with 4 endpoints runs beside it. Scrapes are as frequent without requests as with them, once a
   second for each endpoint. They cost more or less CPU on a busy machine than on a quiet one, so in this table
-  the CPU without requests is that of the turns in which the other of the two pickers served. Each turn here
-  lasts until the picker has also done the work that it puts off, such as its account of misses.
+  the CPU without requests is measured in the turns in which the other of the two pickers serves. Each turn
+  here lasts until the picker has also done the work that it puts off, such as its account of misses.
 - *messages* is the number of messages that Envoy sent to the picker for each request. On a slow machine Envoy
   reads several chunks at once, so in full duplex there can be fewer messages than chunks.
 
@@ -54,57 +54,63 @@ Written by `make bench-dataplane ARGS="--page docs/bench-dataplane.md"`. Machine
 
 
 _AFTER: Final = """
-## What stands between ours and the floor
+## Why our picker costs more than the floor
 
 - **Python with cold caches.** Replayed alone (`python -m bench.bench_path`), a request of 1 KB takes the
-  picker's code 0.12 ms. Between Envoy and a client, which use the processor's caches in turn, it takes more.
-  The rows *compiled* show how much compiling saves.
-- **The parts of a request of 1 KB**: some 680 calls, none of which takes more than a twenty-fifth. A profile
-  of the whole way without sockets has these shares: the choice 16 %, booking it and recording the prompt 10,
-  frames, windows and writes 21, messages to events and back 9, the end and the answer's headers 12, streams
-  and request headers 5, the account of misses 9, the lateness of bytes 4, parsing 2, metrics 3; the rest is
-  in between.
-- **Whole frames, headers that came before and pieces of a full duplex answer** pass without objects. This
-  reduced the instructions of a request of 1 KB with all of HTTP/2, in one process without sockets
-  (`bench/bench_streams.py` under valgrind), from 1.12 to 0.98 million; with 100 chunks in full duplex from
-  10.8 to 7.1 million.
+  picker's code 0.12 ms. Between Envoy and a client, which use the processor's caches in turn, the same code
+  takes more. The rows *compiled* show how much compiling saves.
+- **The parts of a request of 1 KB**: some 680 calls, none of which takes more than a twenty-fifth of the
+  time. A profile of the whole way without sockets has these shares: the choice 16 %, booking it and recording
+  the prompt 10, frames, windows and writes 21, messages to events and back 9, the end and the answer's
+  headers 12, streams and request headers 5, the account of misses 9, the lateness of bytes 4, parsing 2,
+  metrics 3; the rest lies between these parts.
+- **No Python object is made** for whole frames, for headers that came before, and for pieces of a full duplex
+  answer. This reduced the instructions of a request of 1 KB with all of HTTP/2, in one process without
+  sockets (`bench/bench_streams.py` under valgrind), from 1.12 to 0.98 million; with 100 chunks in full duplex
+  from 10.8 to 7.1 million.
 - **A chunk in full duplex**: one call of C turns the pieces in a frame into their answers. No event is made,
   and neither the reader of frames nor the handler of the call sees them. On the picker's socket alone (two
   connections, a chunk each quarter of a millisecond, a busy machine, turns of each side in alternation) a
-  chunk took 36 µs of CPU before that and takes 24 now. A bare `asyncio.Protocol` on uvloop that only sends
-  back what it read takes 9. The rest is some fourteen Python functions, at about 1 µs each with cold caches.
-- **One request at a time**: Envoy alone adds 0.23 ms, and the picker's three round trips add the rest. On
-  the picker's socket alone, a request of 1 KB each millisecond, a busy machine: 125 to 155 µs from the
-  message with the headers to its answer, 245 to 270 for the body, 75 to 80 for the answer's headers. A bare
-  protocol that sends back what it read takes 24 to 32 for each round trip. So of some 470 µs, 90 are waking
-  up and sockets, and 380 are our Python with cold caches. Each answer is one write, in the turn of the loop
-  that read its message.
+  chunk took 36 µs of CPU before this change and takes 24 now. A bare `asyncio.Protocol` on uvloop that only
+  sends back what it read takes 9. The rest is some fourteen Python functions, at about 1 µs each with cold
+  caches.
+- **One request at a time**: Envoy alone adds 0.23 ms, and the picker's three round trips add the rest. On the
+  picker's socket alone (a request of 1 KB each millisecond, a busy machine), 125 to 155 µs pass from the
+  message with the headers to its answer, 245 to 270 for the body, and 75 to 80 for the answer's headers. A
+  bare protocol that sends back what it read takes 24 to 32 for each round trip. So of some 470 µs, 90 are
+  waking up and sockets, and 380 are our Python with cold caches. Each answer is one write, in the turn of the
+  loop that read its message.
 - **At 400 KB** one pass in C reads and weighs a body and writes its canonical prompt (110 µs), one call
-  hashes it (30), the account of misses follows a sample of its 450 chunks (20), and it is copied three times
-  on the way (10 to 25 each). Each part was measured alone. Envoy sends such a body in 25 frames of 16 KB. Of
-  all this, the floor only makes the copies. The ordinary decoder reads a body with tools, parts or names,
-  which takes 0.2 ms more.
-- **10 million streams** through the transport with constant answers (`python -m bench.bench_streams
-  --thousands 10000 --bare`), a tenth of them aborted: 44 to 47 µs of CPU each beside other work, C heap
-  10.32 MiB and resident memory 48.9 MiB at the first million and at the last.
-- **10 million streams** through the whole picker (`python -m bench.bench_streams --thousands 10000 --kb 0.4`),
-  a tenth of them aborted: 262 to 364 µs of CPU each beside other work, C heap 15.66 MiB at every million,
-  resident memory 70.0 MiB at the first and 70.8 at the last, no stream left open.
-- **Half an hour of mixed load** with aborts (`make soak ARGS="--minutes 30"`, beside the whole test suite):
-  177,000 requests, none failed, pickers killed and Redis flushed meanwhile; workers of 79 MiB in the middle
-  of their lives and at the end, nothing booked, nothing grown.
+  hashes it (30), the account of misses follows a sample of its 450 chunks (20), and the body is copied three
+  times on the way (10 to 25 each). Each part was measured alone. Envoy sends such a body in 25 frames of 16
+  KB. Of all this, the floor only makes the copies. The ordinary decoder reads a body with tools, parts or
+  names, which takes 0.2 ms more.
+- **10 million streams** went through the transport with constant answers, a tenth of them aborted (`python -m
+  bench.bench_streams --thousands 10000 --bare`). Each took 44 to 47 µs of CPU beside other work. The C heap
+  was 10.32 MiB and resident memory 48.9 MiB at the first million and at the last.
+- **10 million streams** went through the whole picker, a tenth of them aborted (`python -m
+  bench.bench_streams --thousands 10000 --kb 0.4`). Each took 262 to 364 µs of CPU beside other work. The C
+  heap was 15.66 MiB at every million, and resident memory 70.0 MiB at the first and 70.8 at the last. No
+  stream was left open.
+- **Half an hour of mixed load** with aborts ran beside the whole test suite (`make soak ARGS="--minutes
+  30"`). Pickers were killed and Redis was flushed meanwhile. None of 177,000 requests failed. Workers took 79
+  MiB in the middle of their lives and at the end. No booking was left, and no memory had grown.
 - **10 million mutated frames** (`python -m tests.property.http2.mutated_frames --frames 10000000`, some six
-  minutes of CPU): no exception, no call, no booking and no unfinished message left; 49 MiB at most.
-- **At 40 KB** the floor costs hardly more than at 1 KB, while ours reads, hashes and records the prompt.
+  minutes of CPU) raised no exception and left no call, no booking and no unfinished message. The process took
+  49 MiB at most.
+- **At 40 KB** the floor costs hardly more than at 1 KB, while our picker reads, hashes and records the
+  prompt.
 - **With 100 endpoints** every pick looks at each of them and puts the best ten in order. Measured alone, in
-  turns, on a busy machine, a pick takes 64 µs with 4 endpoints, 83 with 100 and 97 with 1,000 (fastest tenth;
-  68, 100 and 117 before). Of the 19 µs between 4 and 100, finding ten of many equals takes 6, and the record
-  of the ten that are shown takes 4. Of the 14 µs between 100 and 1,000, sums over the columns take 8. What
-  follows the answer takes 23 µs with any number of endpoints (46 with 1,000 before).
-- **With 1,000 endpoints** the excess over 4 is the picker's own work and no scrape: with a scrape a minute
-  instead of one a second the ratio was the same (1.25 and 1.34, before 1.21 to 1.38, on a busy machine). It
-  is mostly the choice, which reads longer columns with cold caches. Each fallback list is a new one in such a
-  fleet, and protobuf took 11 µs more to write it; answers are now made of earlier ones, which takes 2 µs.
+  turns, on a busy machine, a pick takes 64 µs with 4 endpoints, 83 with 100 and 97 with 1,000 (the fastest
+  tenth of the picks; an earlier version took 68, 100 and 117). Of the 19 µs between 4 and 100, finding ten of
+  many equals takes 6, and the record of the ten that are shown takes 4. Of the 14 µs between 100 and 1,000,
+  sums over the columns take 8. The work after the answer takes 23 µs with any number of endpoints (an earlier
+  version took 46 with 1,000).
+- **With 1,000 endpoints** the extra cost over 4 endpoints is the picker's own work, not that of scrapes: with
+  a scrape a minute instead of one a second the ratio was the same (1.25 and 1.34, before 1.21 to 1.38, on a
+  busy machine). Most of it is the choice, which reads longer columns with cold caches. In such a fleet each
+  fallback list is new, and protobuf took 11 µs more to write the list. Answers are now made from earlier
+  answers, which takes 2 µs.
 - **Load.** The first line names the load of the machine when the run began. If it is far above the number of
   CPUs, other programs ran beside the bench. TTFT then says little, and ratios differ from run to run by a
   fifth and more.
@@ -117,7 +123,7 @@ def page(*, machine: str, tables: str) -> str:
 
 
 def _wrapped(line: str) -> str:
-    """Wraps a target of many words into two lines. A row of a table is never wrapped."""
+    """Return a long line, such as a target of many words, as two lines. A row of a table is never wrapped."""
     if len(line) <= _COLUMNS or line.startswith("|"):
         return line
     indent = "  " if line.startswith("- ") else ""

@@ -1,4 +1,4 @@
-"""Two ways to make a process slow. Both need root.
+"""Makes a process slow in one of two ways. Both need root.
 
 `evenly`: a competitor of higher priority on the same core takes all but a share of each millisecond, so that
 the process runs as on a slower machine. `by_quota`: a cgroup's quota, as a pod's CPU limit. The kernel looks

@@ -1,6 +1,4 @@
-"""The parts of the bench itself: it sends the requests that it reports, and the floor answers as a picker
-would.
-"""
+"""Tests that the bench sends the requests that it reports, and that the floor answers as a picker would."""
 
 from __future__ import annotations
 
@@ -91,8 +89,12 @@ def test_ratios_are_of_the_same_round() -> None:
 
 
 @pytest.mark.parametrize(("name", "ours_s"), [("scrapes count", 0.3), ("scrapes are few", 0.4)])
-def test_where_scrapes_count_a_picker_rests_while_the_other_one_serves(name: str, ours_s: float) -> None:
-    """Without requests our picker uses a tenth of a core, and a fifth while the machine is busy."""
+def test_the_cpu_without_requests_is_that_of_the_other_pickers_turn_where_scrapes_count(
+    name: str, ours_s: float
+) -> None:
+    """Our picker without requests uses a tenth of a core on a quiet machine, and a fifth while the other
+    picker serves.
+    """
     cell = Cell("a table", 1, 1, ("few", "ours"), scrapes_count=name == "scrapes count")
 
     def lap(used_s: dict[str, float]) -> Lap:

@@ -1,5 +1,5 @@
-"""Model servers that cost almost nothing: fixed answers on many addresses, from one process that computes
-nothing.
+"""Runs model servers that cost almost nothing: one process gives fixed answers on many addresses, and
+computes nothing.
 
     python -m bench.dataplane.upstream ADDRESS...
 
@@ -138,7 +138,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _field(head: bytes, name: bytes) -> bytes:
-    """Return the value of a header. Empty if there is none."""
+    """Return the value of a header, or an empty value if there is none."""
     return head.partition(b"\r\n" + name + b":")[2].partition(b"\r\n")[0].strip()
 
 

@@ -65,8 +65,8 @@ class Fleet:
         try:
             await wait_until(in_use, what=f"the picker routes by {rule}", timeout_s=10)
         except AssertionError as error:
-            said = self.picker.process.tail(lines=5)
-            raise DemoError(f"{error}. The end of the picker's output:\n{said}") from error
+            output = self.picker.process.tail(lines=5)
+            raise DemoError(f"{error}. The end of the picker's output:\n{output}") from error
 
     async def forget_prefixes(self) -> None:
         """Empty the prefix cache of every server."""

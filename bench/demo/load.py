@@ -97,24 +97,24 @@ async def _live(
     """Send the requests of one user, from the first to the last."""
     first = True
     for conversation in user.conversations:
-        said: list[tuple[str, str]] = []
+        history: list[tuple[str, str]] = []
         for turn in conversation:
             await asyncio.sleep(turn.think_s)
             run.sent += 1
             answer = await ask(
                 session,
                 f"{url}/v1/chat/completions",
-                _ENCODE(workload.body(user, said, turn, nonce=nonce)),
+                _ENCODE(workload.body(user, history, turn, nonce=nonce)),
                 tenant=f"tenant-{user.tenant}",
             )
             run.note(answer, counts=not first)
             first = False
-            said = _continued(said, turn, answer)
+            history = _continued(history, turn, answer)
 
 
-def _continued(said: list[tuple[str, str]], turn: Turn, answer: Answer) -> list[tuple[str, str]]:
+def _continued(history: list[tuple[str, str]], turn: Turn, answer: Answer) -> list[tuple[str, str]]:
     """Return the conversation with this turn. A turn that failed is left out."""
-    return said if answer.failure else [*said, (turn.message, answer.text)]
+    return history if answer.failure else [*history, (turn.message, answer.text)]
 
 
 async def ask(session: aiohttp.ClientSession, url: str, body: bytes, *, tenant: str = "") -> Answer:

@@ -33,7 +33,7 @@ def curl_line(url: str) -> str:
 
 
 def invitation(fleet: Fleet, *, rule: str, request_id: str) -> str:
-    """Return all addresses."""
+    """Return the lines that name every address and the next commands."""
     admin = fleet.admin_url
     recording = fleet.config.recording
     assert recording is not None, "the demo records"

@@ -117,13 +117,15 @@ class Workload:
     """The system prompt of each tenant."""
     users: Sequence[User]
 
-    def body(self, user: User, said: Sequence[tuple[str, str]], turn: Turn, *, nonce: str) -> dict[str, Any]:
-        """Return the chat request of `turn` after `said` (messages and answers so far). `nonce` makes the
-        prompts of each run different.
+    def body(
+        self, user: User, history: Sequence[tuple[str, str]], turn: Turn, *, nonce: str
+    ) -> dict[str, Any]:
+        """Return the chat request of `turn` after `history` (the messages and answers so far). `nonce` makes
+        the prompts of each run different.
         """
         system = f"Run {nonce}. {self.systems[user.tenant]}"
         messages = [{"role": "system", "content": system}]
-        for message, answer in said:
+        for message, answer in history:
             messages += [{"role": "user", "content": message}, {"role": "assistant", "content": answer}]
         messages.append({"role": "user", "content": turn.message})
         return {

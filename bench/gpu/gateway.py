@@ -1,5 +1,5 @@
-"""Two real vLLM servers behind the gateway, by two rules:
-`python -m bench.gpu.gateway`, a step of `make bench-gpu`.
+"""Measures two real vLLM servers behind the gateway, by two rules: `python -m bench.gpu.gateway`, a step of
+`make bench-gpu`.
 
 On a GPU both servers share the device. Their model has the shape of an 8B Llama with random weights, which
 vLLM makes itself, and 64 users hold conversations whose turns are four times as long as those of
@@ -75,8 +75,8 @@ def main() -> int:
 async def _runs(device: str, *, seconds: float, folder: Path) -> list[VllmRun]:
     task = asyncio.current_task()
     assert task is not None
-    # `make bench-gpu` sends this signal to a step that takes too long. Then no server, Envoy or picker is
-    # left.
+    # `make bench-gpu` sends this signal to a step that takes too long. The cancelled task then ends its
+    # servers, Envoy and the picker.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     if device == "cpu":
         found, setting = environment.require(), TINY

@@ -1,7 +1,7 @@
 """The steps of `make bench-gpu`: each step is a command of another bench, with the files that it must leave
 behind.
 
-Caller: the command.
+The command calls this module.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ _FURTHER = {
     "--trace-speed": "replay the trace X times as fast",
     "--trace-scale": "multiply all sizes of the trace by X",
 }
-"""Options that are passed to the locust files. They are listed here, because otherwise the value of one would
-be read as the scenario.
+"""Options that are passed to the locust files. They are listed here, because otherwise the value of such an
+option would be read as the scenario.
 """
 
 

@@ -49,8 +49,8 @@ class Health:
         self.wall_s += wall_s
 
     def note_wake(self, *, late_s: float) -> None:
-        """Add a late look. While the loop stood still, the looks that it missed would have been late too, so
-        they count.
+        """Add a late wake-up. The wake-ups that the loop missed while it stood still would have been late
+        too, so they count.
         """
         while late_s > 0:
             self.lag_s.add(late_s)

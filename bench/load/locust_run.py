@@ -99,7 +99,9 @@ class LoadRun:
     ) -> Answer | None:
         """Send and record one request. Return None if it failed. Raise StopUser if the run is over."""
         self._spend()
-        if not self.recorder.figures.asked:  # reading a trace blocked the loop, which delayed none
+        if (
+            not self.recorder.figures.asked
+        ):  # not before: reading a trace blocks the loop, but delays no request
             gevent.spawn(self._watch)
         began_at = time.monotonic()
         self.recorder.ask()
@@ -156,8 +158,8 @@ class LoadRun:
             gevent.spawn(runner.quit)
 
     def finish(self) -> None:
-        """Call this at the end of the process. Writes the figures to their file, and the generator's verdict
-        to the console.
+        """Write the figures to their file, and the generator's verdict to the console. Locust calls this at
+        the end of the process.
         """
         if isinstance(self.environment.runner, WorkerRunner):
             return
@@ -190,7 +192,7 @@ class LoadRun:
         while self._watching and not self.done:
             asleep_at = time.monotonic()
             gevent.sleep(LOOK_S)
-            if not self._watching:  # the writing of locust's report blocked the loop
+            if not self._watching:  # a late wake-up now comes from locust writing its report
                 return
             health.note_wake(late_s=time.monotonic() - asleep_at - LOOK_S)
             now = _spent()

@@ -109,7 +109,7 @@ class SharedPrefixUser(_ClosedLoop):
 
 
 class ConversationUser(_ClosedLoop):
-    """Belongs to one of some tenants, whose system prompt all of its conversations begin with."""
+    """A user of one tenant. All conversations of the user begin with the tenant's system prompt."""
 
     scenario = "conversation"
     think_s = (1.0, 4.0)

@@ -4,9 +4,9 @@ Envoy, the picker, two model servers, users of two priorities and three tenants.
     python -m bench.load.overload --seconds 300
     python -m bench.load.overload --seconds 300 --mode Direct     the same without flow control
 
-Servers are this repository's, with made-up costs. Ends with a table by tenant and priority, from locust's own
-figures, and with the shares of the tenants: prompt tokens at priority 0, from the picker's recording, as long
-as every tenant had requests there.
+The servers are this repository's model servers, with made-up costs. The bench ends with a table by tenant and
+priority, from locust's own figures, and with the shares of the tenants: prompt tokens at priority 0, from the
+picker's recording, as long as every tenant had requests there.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ async def _overload(directory: Path, args: argparse.Namespace) -> None:
         figures = record.figures
         print(f"asked {figures.asked}, answered {figures.answered}, failed by kind {dict(figures.failures)}")
         print(
-            f"most that waited: {_most['epp_flow_waiting_requests']:g}; highest saturation: {_most['epp_flow_saturation']:.1f}"
+            f"most requests that waited at once: {_most['epp_flow_waiting_requests']:g}; highest saturation: {_most['epp_flow_saturation']:.1f}"
         )
 
 
@@ -108,9 +108,9 @@ def _shares(recording: bytes) -> str:
             tokens[line.tenant] += line.prompt_tokens - line.matched_tokens
     shares = sorted(tokens.values(), reverse=True)
     if not shares:
-        return "no request of priority 0 was let go"
-    told = ", ".join(f"{share:,}" for share in shares)
-    return f"prompt tokens of priority 0 by tenant: {told}; the largest is {shares[0] / shares[-1]:.2f} times the smallest"
+        return "no request of priority 0 was routed"
+    listed = ", ".join(f"{share:,}" for share in shares)
+    return f"prompt tokens of priority 0 by tenant: {listed}; the largest is {shares[0] / shares[-1]:.2f} times the smallest"
 
 
 _most = {"epp_flow_waiting_requests": 0.0, "epp_flow_saturation": 0.0}

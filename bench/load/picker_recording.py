@@ -72,8 +72,8 @@ class PickerRecording:
         self.requests += len(rows)
         self.left_out = left_out
 
-    def told(self) -> str:
-        """Return the result as text."""
+    def summary(self) -> str:
+        """Return the result as a line of text."""
         if not self.requests:
             return f"The picker recorded nothing: {self.fault or 'it saw no request'}"
         left_out = f", {self.left_out:,} left out" if self.left_out else ""
@@ -107,4 +107,4 @@ def recorded(admin: str, path: Path) -> Iterator[None]:
         over.set()
         thread.join(_WITHIN_S)
         recording.fetch(last=True)
-        print(recording.told(), flush=True)
+        print(recording.summary(), flush=True)

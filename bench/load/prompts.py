@@ -44,7 +44,7 @@ def text(seed: str, tokens: int) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def shared_text(seed: str, tokens: int) -> str:
-    """Return the same for beginnings that are used several times."""
+    """Return the same text as `text`, and keep it, because beginnings are used several times."""
     return text(seed, tokens)
 
 

@@ -2,8 +2,8 @@
 recorder.
 
 Requests are events of locust's own (`ANSWER` rows), so its totals count answers. The other measures are rows
-beside them and stay out of the totals: a time to first token added to a number of tokens a second would be
-neither.
+beside them and stay out of the totals, because a sum of times to first token and of tokens a second has no
+meaning.
 """
 
 from __future__ import annotations

@@ -177,8 +177,8 @@ def _html_row(row: Sequence[str], tag: str) -> str:
 def _about(runs: Sequence[RunRecord]) -> str:
     settings = runs[0].settings
     duration = " and ".join(f"{run.figures.duration_s:.0f} s" for run in runs)
-    said = ", ".join(f"{name} {value}" for name, value in settings.items() if value not in ("", None))
-    return f"{duration}; {said}"
+    stated = ", ".join(f"{name} {value}" for name, value in settings.items() if value not in ("", None))
+    return f"{duration}; {stated}"
 
 
 def _note(run: RunRecord, *, several: bool) -> str:

@@ -100,7 +100,7 @@ class Plan:
 
 def _own_port() -> list[str]:
     """Return a port for locust's own messages: two runs on one machine would share the standard one."""
-    from tests.harness.ports import free_port  # noqa: PLC0415 - only of several processes
+    from tests.harness.ports import free_port  # noqa: PLC0415 - only several processes need this
 
     port = str(free_port())
     return ["--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--master-port", port]
@@ -157,5 +157,5 @@ def _mark(file: Path, record: RunRecord) -> None:
         f'<div style="padding:10px 16px;font:14px sans-serif;color:#fff;background:{colour}">{text}</div>'
     )
     document = file.read_text()
-    where = document.find(">", document.rfind("<body")) + 1  # earlier scripts contain this word too
+    where = document.find(">", document.rfind("<body")) + 1  # scripts before the body contain `<body` too
     file.write_text(document[:where] + banner + document[where:])

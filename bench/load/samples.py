@@ -1,8 +1,8 @@
 """A histogram of positive numbers that keeps every quantile within half a percent and can be added up over
 processes.
 
-`recorder` calls it for each answer, and `health` for each look at the event loop. Zero and negative numbers
-count as the least value that it can represent, a millionth.
+`recorder` calls it for each answer, and `health` for each wake-up of the event loop. Zero and negative
+numbers count as a millionth, the least value that the histogram can represent.
 """
 
 from __future__ import annotations

@@ -56,5 +56,5 @@ class Schedule:
 
 
 def share(calls: Sequence[Call], *, worker: int, workers: int) -> list[Call]:
-    """Return every `workers`-th call, for one of several processes. The moments stay."""
+    """Return every `workers`-th call, for one of several processes. The due moments stay the same."""
     return list(calls[worker::workers])

@@ -39,7 +39,7 @@ class _Choice(msgspec.Struct):
         return bool(self.text) or (self.delta is not None and self.delta.carries)
 
     @property
-    def said(self) -> str:
+    def new_text(self) -> str:
         return self.text or (self.delta.content if self.delta is not None else None) or ""
 
 
@@ -104,7 +104,7 @@ def read_answer(pieces: Sequence[tuple[float, bytes]]) -> Answer:
     body = b"".join(piece for _, piece in pieces)
     ends = list(accumulate(len(piece) for _, piece in pieces))
     moments: list[float] = []
-    said: list[str] = []
+    texts: list[str] = []
     usage: _Usage | None = None
     tokens = 0
     done = False
@@ -122,12 +122,12 @@ def read_answer(pieces: Sequence[tuple[float, bytes]]) -> Answer:
         if any(choice.carries for choice in event.choices):
             tokens += 1
             moments.append(pieces[bisect_left(ends, position)][0])
-            said += [choice.said for choice in event.choices]
+            texts += [choice.new_text for choice in event.choices]
     if not done:
         raise AnswerError("cut", f"the body ended after {len(body)} bytes without [DONE]")
     if not moments:
         raise AnswerError("malformed", "the answer has no token")
-    return _answer(moments, said, usage, events=tokens)
+    return _answer(moments, texts, usage, events=tokens)
 
 
 def _event(data: bytes, *, last: bool) -> _Event:
@@ -142,7 +142,7 @@ def _event(data: bytes, *, last: bool) -> _Event:
     return event
 
 
-def _answer(moments: Sequence[float], said: Sequence[str], usage: _Usage | None, *, events: int) -> Answer:
+def _answer(moments: Sequence[float], texts: Sequence[str], usage: _Usage | None, *, events: int) -> Answer:
     details = usage.prompt_tokens_details if usage else None
     return Answer(
         first_token_at=moments[0],
@@ -152,5 +152,5 @@ def _answer(moments: Sequence[float], said: Sequence[str], usage: _Usage | None,
         tokens_counted=usage is not None,
         prompt_tokens=usage.prompt_tokens if usage else 0,
         cached_tokens=(details.cached_tokens or 0) if details else 0,
-        text="".join(said),
+        text="".join(texts),
     )

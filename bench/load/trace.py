@@ -59,7 +59,7 @@ def read(path: Path) -> list[Call]:
 
 
 def parse(text: str, *, name: str) -> list[Call]:
-    """Return the same from a file's content. `name` is for messages."""
+    """Return the calls in a file's content, as `read` does. `name` is for messages."""
     calls = list(_mooncake(text, name) if text.lstrip().startswith("{") else _azure(text, name))
     if not calls:
         raise TraceError(f"{name}: the trace holds no request")
@@ -158,7 +158,7 @@ def generated(count: int, *, seed: int, rate_per_s: float = 3.0) -> list[Call]:
         for call in _conversation(rng, start, ids, now=now, turns=turns):
             heapq.heappush(pending, (call.at_s, number, call))
             number += 1
-        at_once = rng.random() < 0.2  # one in five follows the call before without a pause
+        at_once = rng.random() < 0.2  # one conversation in five begins almost together with the one before
         now += rng.uniform(0, 0.2) if at_once else rng.expovariate(begin_rate)
     return _from_zero(made)
 
@@ -179,7 +179,7 @@ def _conversation(
         tokens += rng.randint(40, 600)
         blocks += tuple(next(ids) for _ in range(-(-tokens // BLOCK_TOKENS) - len(blocks)))
         output = rng.randint(16, 96)
-        # A short last block holds text of this turn alone: the next turn's block there is another one.
+        # A short last block holds text of this turn alone. The next turn has another block in its place.
         yield Call(at_s=now, blocks=blocks, prompt_tokens=tokens, output_tokens=output)
         if tokens % BLOCK_TOKENS:
             blocks = (*blocks[:-1], next(ids))

@@ -1,9 +1,9 @@
-"""Many requests that flow control holds, behind a real Envoy: their cost while nothing happens, and their
-results when the picker ends.
+"""Measures many requests that flow control holds, behind a real Envoy: their cost while nothing happens, and
+their results when the picker ends.
 
     python -m bench.load.waiting --requests 5000 --end SIGTERM
 
-The one server is a server of the tests, which answers at once and is said to be busy.
+The only server is a server of the tests. It answers at once, and its metrics page says that it is busy.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def _measure(directory: Path, args: argparse.Namespace) -> None:
         began = time.monotonic()
         statuses = dict(Counter(await asyncio.gather(*tasks)))
         seconds, passed_by = time.monotonic() - began, await gateway.envoy.bypassed()
-        print(f"{args.end}: answered {statuses} within {seconds:.1f} s; {passed_by:g} passed the picker by")
+        print(f"{args.end}: answered {statuses} within {seconds:.1f} s; {passed_by:g} bypassed the picker")
 
 
 async def _hold(gateway: Gateway, session: aiohttp.ClientSession, requests: int) -> list[asyncio.Task[int]]:

@@ -1,5 +1,5 @@
-"""Row 001-4: the cost of taking blocks out of the middle of the free queue, in its three forms, by hit rate
-and pool size.
+"""Measures row 001-4: the cost of taking blocks out of the middle of the free queue, in its three forms, by
+hit rate and pool size.
 
 Run with `python -m bench.model_server.bench_free_queue [--json FILE]`, a minute or two. A request has 64
 blocks. With the probability of the hit rate all of them are found in the free queue, otherwise all are new.

@@ -1,5 +1,5 @@
-"""Rows 000-5, 000-6 and 000-8: hit rates of the hash table report's experiment, with its bound K, and of
-three policies.
+"""Measures rows 000-5, 000-6 and 000-8: hit rates of the hash table report's experiment, with its bound K,
+and of three policies.
 
 Run with `python -m bench.model_server.bench_hit_rate [--json FILE]`, two minutes. The results are counts, not
 times.
@@ -85,7 +85,7 @@ def family(
 
 def answers_for_the_reported_rate(prompt_tokens: int) -> tuple[float, float]:
     """Return the mean number of answer tokens with which 8.14 % of all tokens belong to a prompt that was
-    seen before, and the rate seen there.
+    seen before, and the rate measured with this number.
 
     A prompt is found 999 of 1,000 times: rate = 0.999 n / (n + answer).
     """

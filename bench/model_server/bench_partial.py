@@ -1,4 +1,4 @@
-"""The cost of finding a partial block, by the number of cached blocks that could match.
+"""Measures the cost of finding a partial block, by the number of cached blocks that could match.
 
 Run with `python -m bench.model_server.bench_partial [--json FILE]`, some seconds. Prompts have 15 tokens and
 blocks 16, as in the hash table report, and all prompts are cached. Either all prompts begin with the same

@@ -34,9 +34,7 @@ class Instant:
 
 
 def serve(algorithm: HashAlgorithm | None) -> tuple[float, int]:
-    """Return CPU milliseconds and steps for all requests. None in place of options means: without the
-    cache.
-    """
+    """Return CPU milliseconds and steps for all requests. Options of None turn the cache off."""
     config = EngineConfig(
         num_blocks=4096,
         block_size_tokens=16,

@@ -89,7 +89,7 @@ def test_001_6_an_engine_hits_49_percent_and_takes_less_than_a_1_6th_of_the_mode
     assert without >= 1.6 * with_cache
 
 
-def test_repeats_ask_different_prompts() -> None:
+def test_repeats_send_different_prompts() -> None:
     first, second = (work.ROWS["001-6"](text_of, repeat) for repeat in (0, 1))
     assert all(a != b for a, b in zip(first[0].prompts, second[0].prompts, strict=True))
 
@@ -146,7 +146,7 @@ def test_answers_that_differ_from_ours_count() -> None:
     assert figures.same_answers(row, "vllm with") == 0.5
 
 
-def test_what_was_kept_reads_as_it_was() -> None:
+def test_recorded_turns_that_are_read_back_are_equal() -> None:
     row = recorded(ours=[1.0, 2.0])
     assert Recorded.read(asdict(row)) == row
 
@@ -166,7 +166,7 @@ def test_equal_ratios_are_equally_far_apart_on_an_axis_of_ratios() -> None:
     assert places[0][1] > places[1][1] > places[2][1], "more is higher"
 
 
-def test_pictures_are_made_of_what_the_benchmarks_write() -> None:
+def test_pictures_are_made_from_the_files_of_the_benchmarks() -> None:
     whole = recorded(ours=[1.0, 1.0], transformers=[4.0, 4.0], vllm=[0.5, 0.5])
     alone = recorded(**{engine: [0.4, 9.0, 0.1] for engine in ENGINES})
     content = {

@@ -2,7 +2,7 @@
 runs.
 
 `DirectDisk` reads with O_DIRECT, so its bytes come from the block device. In a virtual machine they come from
-the host, whose own cache cannot be controlled. Callers: the benchmark on large shapes.
+the host, whose own cache cannot be controlled. The benchmark on large shapes calls this module.
 """
 
 from __future__ import annotations

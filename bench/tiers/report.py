@@ -1,6 +1,6 @@
 """Tables and a picture of the systems' times. Rows are those of the JSON.
 
-Caller: the benchmark on large shapes.
+The benchmark on large shapes calls this module.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ choice from the weights. Two things are given. The weights are those of SmolLM2 
 are spread over the shape's layers, and its first three heads stand for the shape's. The content of the KV is
 random. So this bench says nothing about answers; `bench_accuracy.py` measures these on the real model.
 
-Callers: the benchmark on large shapes.
+The benchmark on large shapes calls this module.
 """
 
 from __future__ import annotations

@@ -23,6 +23,6 @@ def test_users_of_every_tenant_and_priority_are_answered_or_refused_by_flow_cont
     assert kinds is not None
     assert set(re.findall(r"'([^']+)'", kinds.group(1))) <= {"status 429"}
     assert "prompt tokens of priority 0 by tenant: " in ended.stdout
-    waited = re.search(r"most that waited: (\d+)", ended.stdout)
+    waited = re.search(r"most requests that waited at once: (\d+)", ended.stdout)
     assert waited is not None
     assert int(waited.group(1)) > 0

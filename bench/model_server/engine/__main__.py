@@ -1,5 +1,5 @@
-"""The caching documents' rows that need a model: SmolLM2 on one CPU thread, or random weights of a larger
-shape on a GPU.
+"""Measures the caching documents' rows that need a model: SmolLM2 on one CPU thread, or random weights of a
+larger shape on a GPU.
 
 The rows are 000-7 (with the report's figure 2, and by the length of answers), 001-6, 001-7, 001-8 and 003-5.
 The sides take turns, and the tables have medians of the repeats. `--layers 4` takes the model's first four

@@ -1,9 +1,9 @@
-"""The cost of an item by the length of its answer, and the length up to which the cache reaches a wanted
-gain. Pure: no torch.
+"""Computes the cost of an item by the length of its answer, and the length up to which the cache reaches a
+wanted gain. Pure: no torch.
 
 An item with an answer of a tokens takes P + (a - 1) D seconds: P for its first token, D for each further
 token. The cache changes only P. So its gain, (P without + (a - 1) D) / (P with + (a - 1) D), falls towards 1
-as answers grow. Caller: the row.
+as answers grow. The rows of `report_rows` call this module.
 """
 
 from __future__ import annotations

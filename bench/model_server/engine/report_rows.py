@@ -1,9 +1,9 @@
-"""The hash table report's rows (000) on an engine: items a second with partial blocks cached, divided by
-those without.
+"""Measures the hash table report's rows (000) on an engine: items a second with partial blocks cached,
+divided by those without.
 
 Requests come in waves of 8, since requests of one step cannot find what the same step computes. The sides
 take turns at each wave, not at each run: the expected difference is a few per cent, and a busy machine
-changes by more than that within a run. Caller: the command.
+changes by more than that within a run. The command calls this module.
 """
 
 from __future__ import annotations
@@ -167,7 +167,9 @@ def _waves(
     sampling: SamplingParams = GREEDY,
     seen: Sequence[Sequence[TokenId]] = (),
 ) -> dict[bool, Waves]:
-    """Return the waves by whether the cache is on. The prompts of `seen` come before, and do not count."""
+    """Return the waves by whether the cache is on. The prompts of `seen` are sent before the waves, and are
+    not measured.
+    """
     engines = {
         True: runs.engine_of(bench, cache=True, options=REPORT),
         False: runs.engine_of(bench.twin(), cache=False),

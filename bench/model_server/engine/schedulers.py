@@ -1,5 +1,5 @@
-"""Row 003-5 as its document prints it: naive, offline and online, with kept prompts and then without, in one
-command.
+"""Measures row 003-5, and prints it as its document does: naive, offline and online, with kept prompts and
+then without, in one command.
 
 `make bench-schedulers` or `python -m tests.engine_env run bench.model_server.engine.schedulers`: 64 requests
 of 856 tokens over 15 distinct prompts, 16 answered tokens. The naive mode keeps no prompts in either half, as

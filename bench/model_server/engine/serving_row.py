@@ -1,7 +1,7 @@
-"""Row 001-7 on the engine itself, without HTTP: requests come at random times by the clock, with the cache
-and without.
+"""Measures row 001-7 on the engine itself, without HTTP: requests come at random times by the clock, with the
+cache and without.
 
-Caller: the command.
+The command calls this module.
 """
 
 from __future__ import annotations

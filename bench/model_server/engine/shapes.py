@@ -1,6 +1,6 @@
 """The sizes of models whose weights are made up. Pure: no torch.
 
-Callers: the benches of the engine and of GPUs.
+The benches of the engine and of GPUs call this module.
 """
 
 from __future__ import annotations

@@ -1,2 +1,3 @@
-"""Our engine against transformers' continuous batching and vLLM, on the same CPU, model and requests:
-`make bench-peers`."""
+"""Compares our engine with transformers' continuous batching and vLLM, on the same CPU, model and requests:
+`make bench-peers`.
+"""

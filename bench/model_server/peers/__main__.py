@@ -4,8 +4,8 @@ their caches and without.
 All use SmolLM2 in float32, one thread, greedy decoding and blocks of 32 tokens. The sides take turns. Times
 are CPU seconds of each engine's process. `--layers 4` takes the model's first four layers, in all engines.
 `--json FILE` keeps every turn, and adds to the turns that a run with the same layers left there. So several
-short runs make one table. Rows 001-7 (at a rate that both engines can bear, and at one above) and 001-8 are
-serving loads: requests come at moments of each engine's own CPU clock. `make bench-peers` runs the bench
+short runs make one table. Rows 001-7 (at a rate that both engines can sustain, and at one above) and 001-8
+are serving loads: requests come at moments of each engine's own CPU clock. `make bench-peers` runs the bench
 where torch and vLLM are installed.
 """
 

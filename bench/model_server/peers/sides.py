@@ -1,7 +1,7 @@
 """The processes of the engines: started in their own environments, with one thread each, used in turns, and
 ended with this process.
 
-A side is an engine with its cache on or off. Callers: the command.
+A side is an engine with its cache on or off. The command calls this module.
 """
 
 from __future__ import annotations

@@ -88,14 +88,14 @@ def run(engine: PeerEngine, rounds: Sequence[Round]) -> Turn:
     for one in rounds:
         cpu, wall = time.process_time(), time.perf_counter()
         if one.arrivals_s:
-            said, hit, token_s, elapsed_s = _at_moments(engine, one)
+            tokens, hit, token_s, elapsed_s = _at_moments(engine, one)
         else:
-            said, hit = engine.answer(one.prompts, answer_tokens=one.answer_tokens)
+            tokens, hit = engine.answer(one.prompts, answer_tokens=one.answer_tokens)
         cpu_s.append(time.process_time() - cpu)
         wall_s.append(time.perf_counter() - wall)
-        if any(len(answer) != one.answer_tokens for answer in said):
-            raise RuntimeError(f"answers of {sorted({len(answer) for answer in said})} tokens came")
-        answers += said
+        if any(len(answer) != one.answer_tokens for answer in tokens):
+            raise RuntimeError(f"answers of {sorted({len(answer) for answer in tokens})} tokens came")
+        answers += tokens
         hits.append(hit)
     return Turn(cpu_s, wall_s, hits, answers, token_s, elapsed_s)
 

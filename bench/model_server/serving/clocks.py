@@ -2,7 +2,7 @@
 
 On a machine with other work, wall time shows that work more than the server. The CPU clock counts what the
 server's processes computed, and skips the time in which the server has nothing to do, as
-`bench.model_server.peers` does. Caller: the client.
+`bench.model_server.peers` does. The client calls this module.
 """
 
 from __future__ import annotations

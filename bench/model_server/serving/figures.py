@@ -1,5 +1,5 @@
 """Makes a table from runs: each server with the cache and without, then the figures with the cache divided by
-those without. Pure. Caller: the command.
+those without. Pure. The command calls this module.
 """
 
 from __future__ import annotations

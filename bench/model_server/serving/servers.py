@@ -1,6 +1,6 @@
 """The two servers as processes: the same model folder, float32, one thread, the same cache size.
 
-Caller: the command.
+The command calls this module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decides which runs a serving bench makes, and in which order. Caller: the command."""
+"""Decides which runs a serving bench makes, and in which order. The command calls this module."""
 
 from __future__ import annotations
 

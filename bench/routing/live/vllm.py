@@ -4,7 +4,7 @@ project's.
 A real Envoy and a real picker, fresh for each run, send multi-turn conversations to the servers, whose caches
 are emptied first. The simulator runs the same conversations on engines that are as fast as the servers were
 measured to be. The report compares what the picker learned of the servers by the end of a run with the true
-values. Caller: the command, with `--servers vllm`.
+values. The command calls this module with `--servers vllm`.
 """
 
 from __future__ import annotations
