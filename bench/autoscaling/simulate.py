@@ -41,7 +41,6 @@ _GRACE_S = 60.0
 class Signal:
     """A number that an autoscaler can follow, and its default target."""
 
-    about: str
     read: Callable[[PoolStatus, Sequence[EndpointStatus]], float]
     target: float
 
@@ -51,13 +50,11 @@ def _waiting(pool: PoolStatus, servers: Sequence[EndpointStatus]) -> float:
 
 
 SIGNALS: Mapping[str, Signal] = {
-    "saturation": Signal("epp_pool_saturation", lambda pool, _: pool.saturation, 0.5),
-    "busy": Signal("epp_pool_busy_share", lambda pool, _: pool.busy, 0.7),
-    "undone": Signal(
-        "epp_pool_undone_seconds / goal", lambda pool, _: pool.waiting_s["servers"] / pool.goal_s, 0.7
-    ),
-    "waiting": Signal("waiting requests for each server", _waiting, 1.0),
-    "kv": Signal("share of the KV cache in use", lambda pool, _: pool.kv_usage, 0.7),
+    "saturation": Signal(lambda pool, _: pool.saturation, 0.5),
+    "busy": Signal(lambda pool, _: pool.busy, 0.7),
+    "undone": Signal(lambda pool, _: pool.waiting_s["servers"] / pool.goal_s, 0.7),
+    "waiting": Signal(_waiting, 1.0),
+    "kv": Signal(lambda pool, _: pool.kv_usage, 0.7),
 }
 
 

@@ -217,22 +217,21 @@ def _in_turn(made: Sequence[tuple[float, SimRequest]]) -> list[Timed]:
 MORE: Mapping[str, Spec] = {
     spec.name: spec
     for spec in (
-        Spec(name="retrieval", about=retrieval.__doc__ or "", kind="open", make=retrieval),
+        Spec(name="retrieval", kind="open", make=retrieval),
         Spec(
             name="coding",
-            about=coding_sessions.__doc__ or "",
             kind="closed",
             sessions=coding_sessions,
             block_tokens=512,
         ),
-        Spec(name="fan-out", about=fan_out.__doc__ or "", kind="open", make=fan_out),
-        Spec(name="reasoning", about=reasoning.__doc__ or "", kind="open", make=reasoning, num_requests=1000),
-        Spec(name="diurnal", about=diurnal.__doc__ or "", kind="open", make=diurnal),
-        Spec(name="classification", about=classification.__doc__ or "", kind="open", make=classification),
-        Spec(name="documents", about=documents.__doc__ or "", kind="open", make=documents, block_tokens=512),
-        Spec(name="tenants", about=tenants.__doc__ or "", kind="open", make=tenants),
-        Spec(name=MANY_SERVERS, about=short.__doc__ or "", kind="open", make=short),
-        Spec(name="bursts", about=bursts.__doc__ or "", kind="open", make=bursts),
+        Spec(name="fan-out", kind="open", make=fan_out),
+        Spec(name="reasoning", kind="open", make=reasoning, num_requests=1000),
+        Spec(name="diurnal", kind="open", make=diurnal),
+        Spec(name="classification", kind="open", make=classification),
+        Spec(name="documents", kind="open", make=documents, block_tokens=512),
+        Spec(name="tenants", kind="open", make=tenants),
+        Spec(name=MANY_SERVERS, kind="open", make=short),
+        Spec(name="bursts", kind="open", make=bursts),
     )
 }
 

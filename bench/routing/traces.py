@@ -41,12 +41,11 @@ def trace_spec(path: Path) -> Spec:
     if text.lstrip().startswith("{"):
         return Spec(
             name=name,
-            about="a Mooncake trace",
             kind="open",
             block_tokens=_MOONCAKE_BLOCK,
             make=_Mooncake(text),
         )
-    return Spec(name=name, about="Azure arrivals, synthetic prefixes", kind="open", make=_Azure(text))
+    return Spec(name=name, kind="open", make=_Azure(text))
 
 
 def _timed(at_s: list[float], requests: list[SimRequest]) -> list[Timed]:

@@ -112,14 +112,13 @@ def tool_sessions(rng: random.Random) -> Iterator[Sequence[Turn]]:
 UNTUNED: Mapping[str, Spec] = {
     spec.name: spec
     for spec in (
-        Spec(name="sizes", about=sizes.__doc__ or "", kind="open", make=sizes),
-        Spec(name="forks", about=forks.__doc__ or "", kind="open", make=forks),
-        Spec(name="clock", about=clock.__doc__ or "", kind="open", make=clock),
-        Spec(name="writers", about=writers.__doc__ or "", kind="open", make=writers),
-        Spec(name="comers", about=comers.__doc__ or "", kind="open", make=comers),
+        Spec(name="sizes", kind="open", make=sizes),
+        Spec(name="forks", kind="open", make=forks),
+        Spec(name="clock", kind="open", make=clock),
+        Spec(name="writers", kind="open", make=writers),
+        Spec(name="comers", kind="open", make=comers),
         Spec(
             name="tools",
-            about=tool_sessions.__doc__ or "",
             kind="closed",
             sessions=tool_sessions,
             block_tokens=512,

@@ -34,7 +34,6 @@ class Spec:
     """A workload: how it is made, and on what servers it runs."""
 
     name: str
-    about: str
     kind: Literal["open", "closed"]
     make: Callable[[random.Random, int], Sequence[Timed]] | None = None
     """Open loop: makes this number of requests."""
@@ -227,17 +226,16 @@ SPECS: Mapping[str, Spec] = {
     for spec in (
         Spec(
             name="conversation",
-            about=conversations.__doc__ or "",
             kind="open",
             make=conversations,
             block_tokens=512,
         ),
-        Spec(name="b2b", about=shared_system_prompts.__doc__ or "", kind="open", make=shared_system_prompts),
-        Spec(name="hot", about=hot_prefixes.__doc__ or "", kind="open", make=hot_prefixes),
-        Spec(name="lora", about=adapters.__doc__ or "", kind="open", make=adapters, adapters=32),
-        Spec(name="none", about=no_sharing.__doc__ or "", kind="open", make=no_sharing),
-        Spec(name="chat", about=chat_sessions.__doc__ or "", kind="closed", sessions=chat_sessions),
-        Spec(name="agents", about=agent_sessions.__doc__ or "", kind="closed", sessions=agent_sessions),
+        Spec(name="b2b", kind="open", make=shared_system_prompts),
+        Spec(name="hot", kind="open", make=hot_prefixes),
+        Spec(name="lora", kind="open", make=adapters, adapters=32),
+        Spec(name="none", kind="open", make=no_sharing),
+        Spec(name="chat", kind="closed", sessions=chat_sessions),
+        Spec(name="agents", kind="closed", sessions=agent_sessions),
     )
 }
 
