@@ -51,7 +51,7 @@ class Walk:
     """The modules that had run when the answer with the destinations was written."""
     back_up: set[tuple[str, str]] = field(default_factory=set)
     """The calls to a higher layer: from where, to where."""
-    told: set[tuple[str, str]] = field(default_factory=set)
+    listeners: set[tuple[str, str]] = field(default_factory=set)
     """The calls of listeners, which are to higher layers too."""
 
 
@@ -70,7 +70,7 @@ class _Tracer:
             functions.append(name)
         caller = _caller(frame)
         if caller is not None and self._depth(module) < self._depth(caller[0]):
-            kind = self._walk.told if name.rsplit(".", 1)[-1] in _REPORTING else self._walk.back_up
+            kind = self._walk.listeners if name.rsplit(".", 1)[-1] in _REPORTING else self._walk.back_up
             kind.add((".".join(caller), f"{module}.{name}"))
 
     def _depth(self, module: str) -> int:
@@ -161,7 +161,7 @@ def main() -> None:
     print(f"{len(found.answered)} modules from the bytes of a request to the bytes of its answer")
     print(f"{len(found.functions)} modules to the end of the stream (+: only after the answer)")
     print(f"{len(found.back_up)} calls back up the layers", *sorted(found.back_up), sep="\n    ")
-    print(f"{len(found.told)} calls of listeners", *sorted(found.told), sep="\n    ")
+    print(f"{len(found.listeners)} calls of listeners", *sorted(found.listeners), sep="\n    ")
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ from bench.routing.untuned_workloads import UNTUNED
 from bench.routing.workloads import SPECS, label
 
 _ABOUT = """\
-Compares routing rules in a simulated fleet: the real picker's own code for ours, re-implementations for the others'.
-Every run is determined by its seed. Capacity is measured for each workload first (requests a second with a fixed number
-always in flight, by our score with exact knowledge), and loads are shares of it.
+Compares routing rules in a simulated fleet. Our rules run the real picker's own code; other projects' rules are
+re-implementations. Every run is determined by its seed. Capacity is measured for each workload first (requests a second
+with a fixed number always in flight, by our score with exact knowledge), and loads are shares of this capacity.
 """
 
 _EXAMPLES = """\
@@ -32,9 +32,9 @@ examples:
   python -m bench.routing --workloads chat --rules least-cost,rr --replicas 4 --scrape-interval 5
   python -m bench.routing --workloads chat,b2b --rules least-cost --replicas 4 --share-delay 0.05
   python -m bench.routing --store results.jsonl --rules all
-      writes every run down, and runs only what is not there yet (ours again once the picker's code has changed)
+      add every run to the file, and make only the runs that it lacks (our rules run again if the picker's code has changed)
   python -m bench.routing --read results.jsonl --svg routing.svg
-      prints and draws what earlier runs left there
+      print and draw the results of earlier runs
 """
 
 _QUICK_WORKLOADS = ("conversation", "b2b", "hot", "chat")

@@ -29,8 +29,8 @@ IN_FLIGHT_AT_CAPACITY = 16
 _IN_FLIGHT = (IN_FLIGHT_AT_CAPACITY, 32, 64, 128)
 """Requests in flight at each server when saturation is measured. The servers run 128 at most."""
 CALIBRATION_RULE = "calibration"
-"""This is not the product's rule, so that a change of the picker does not change the loads at which it is
-measured.
+"""The rule by which capacity is measured. It is not the product's rule, so that a change of the picker does
+not change the loads at which the picker is measured.
 """
 GRACE_S = 30.0
 """The run goes on for this long after the last arrival."""

@@ -1,4 +1,4 @@
-"""Servers that do not state the size of their caches, and a picker that starts with a wrong belief about it.
+"""Measures what a wrong first belief about the size of caches costs, if servers do not state this size.
 
 The effect of the belief shows in the mean TTFT after the first minutes, compared with the right belief on the
 same workload and seed. Prints a table and writes JSON; `python -m bench.routing.cache_size --help`.

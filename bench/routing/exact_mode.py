@@ -1,5 +1,5 @@
-"""What exact mode gains over the approximate table, in the simulated fleet, whose servers' own block events
-go to the picker.
+"""Measures what exact mode gains over the approximate table in the simulated fleet. The picker gets the block
+events of the simulated servers.
 
 The real knowledge of `epp.kvevents` gets every block that a simulated server stores or drops, and every
 routed prompt, a tenth of a second late. The simulator has no tokens, so the names of blocks are its own. Each
@@ -75,28 +75,28 @@ class Found:
 class _ReportingPool(BlockPool):
     """Notes which blocks can be found in it from now on, and which can no longer be found."""
 
-    def __init__(self, num_blocks: int, told: list[Event]) -> None:
+    def __init__(self, num_blocks: int, events: list[Event]) -> None:
         super().__init__(num_blocks, on_forget=self._forgotten)
-        self._told = told
+        self._events = events
 
     def cache(self, block: Block, block_hash: BlockHash, *, prefix_blocks: int = 0) -> None:
         super().cache(block, block_hash, prefix_blocks=prefix_blocks)
-        self._told.append(Stored((block_name(block_hash),), Tier.GPU))
+        self._events.append(Stored((block_name(block_hash),), Tier.GPU))
 
     def _forgotten(self, block: Block) -> None:
         assert block.block_hash is not None
-        self._told.append(Removed((block_name(block.block_hash),), Tier.GPU))
+        self._events.append(Removed((block_name(block.block_hash),), Tier.GPU))
 
 
 class ReportingFleet(Fleet):
-    """Keeps the events of its engines in `told`, by server, until they are taken."""
+    """Keeps the events of its engines in `events`, by server, until the router takes them."""
 
-    told: dict[str, list[Event]]
+    events: dict[str, list[Event]]
 
     def _start_server(self, name: str, *, speed: float, now: float) -> None:
         super()._start_server(name, speed=speed, now=now)
         engine = self._engines[name]
-        engine.pool = _ReportingPool(engine.shape.num_blocks, self.told.setdefault(name, []))
+        engine.pool = _ReportingPool(engine.shape.num_blocks, self.events.setdefault(name, []))
 
 
 class ExactRouter(PickerRouter):
@@ -108,7 +108,7 @@ class ExactRouter(PickerRouter):
         self._policy = policy
         self._block_tokens = block_tokens
         self.knowledge = _new_knowledge() if trial.exact else None
-        self.told: dict[str, list[Event]] = {}
+        self.events: dict[str, list[Event]] = {}
         self._late: deque[tuple[float, EndpointName, Sequence[Event]]] = deque()
         self._prompts: deque[tuple[float, SimRequest, str]] = deque()
         self._kept: dict[EndpointName, dict[BlockName, int]] = {}
@@ -120,7 +120,7 @@ class ExactRouter(PickerRouter):
 
     def advance(self, now: float) -> None:
         super().advance(now)
-        for server, events in self.told.items():
+        for server, events in self.events.items():
             if events:
                 self._late.append((now + _EVENTS_LATE_S, EndpointName(server), tuple(events)))
                 events.clear()
@@ -248,7 +248,7 @@ def run(trial: Trial) -> Found:
     plan = _plan_of(trial, arrivals_s=workload.last_arrival_s)
     router = ExactRouter(trial, policy=_policy_of(trial), block_tokens=plan.shape.block_tokens)
     fleet = ReportingFleet(plan, router=router, workload=workload, rng=random.Random(trial.seed))
-    fleet.told = router.told
+    fleet.events = router.events
     outcome = fleet.run()
     until = _WARM_UP_S + (60.0 if trial.place == "picker restart" else _MEASURED_S)
     late = [r for r in outcome.records if _WARM_UP_S <= r.arrived_s < until]

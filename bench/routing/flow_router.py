@@ -1,8 +1,6 @@
-"""Pickers with flow control, as the router of a simulated fleet: requests wait in them, as they would at the
-gateway.
-
-Each request comes to one of them at random, as from a data plane with several pickers. Each picker has its
-own queue.
+"""Runs pickers with flow control as the router of a simulated fleet: requests wait in the pickers, as they
+would at the gateway. Each request comes to a random picker, as from a data plane with several pickers. Each
+picker has its own queue.
 """
 
 from __future__ import annotations

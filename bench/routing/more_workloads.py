@@ -24,8 +24,8 @@ MANY_SERVERS = "short"
 
 
 def retrieval(rng: random.Random, count: int) -> list[Timed]:
-    """A shared system prompt of 1,000 tokens, five of 2,000 documents (by Zipf, in any order), and a short
-    question.
+    """Return requests with a shared system prompt of 1,000 tokens, five of 2,000 documents (by Zipf, in any
+    order), and a short question.
     """
     weights = list(itertools.accumulate(1 / (rank + 1) ** 1.05 for rank in range(DOCUMENTS)))
     sizes = [length(rng, mean=800, sigma=0.5, least=100, most=3000) for _ in range(DOCUMENTS)]
@@ -39,7 +39,9 @@ def retrieval(rng: random.Random, count: int) -> list[Timed]:
 
 
 def coding_sessions(rng: random.Random) -> Iterator[Sequence[Turn]]:
-    """Coding agents: a shared start of 8,000 tokens, 20 to 60 turns, 50,000 to 150,000 tokens at the end."""
+    """Yield sessions of coding agents. They have a shared start of 8,000 tokens, 20 to 60 turns, and 50,000
+    to 150,000 tokens at the end.
+    """
     while True:
         turns, total = rng.randint(20, 60), rng.randint(50_000, 150_000)
         parts = [rng.lognormvariate(0, 1) for _ in range(turns)]
@@ -56,7 +58,9 @@ def coding_sessions(rng: random.Random) -> Iterator[Sequence[Turn]]:
 
 
 def fan_out(rng: random.Random, count: int, *, width: int = 8) -> list[Timed]:
-    """Eight equal prompts at the same moment, as when one question asks for eight answers."""
+    """Return requests of which eight at a time come at the same moment with the same prompt, as when one
+    question asks for eight answers.
+    """
     made: list[Timed] = []
     while len(made) < count:
         first = len(made)
@@ -76,7 +80,7 @@ def fan_out(rng: random.Random, count: int, *, width: int = 8) -> list[Timed]:
 
 
 def reasoning(rng: random.Random, count: int) -> list[Timed]:
-    """Short questions, answers of 4,000 tokens."""
+    """Return requests with short questions and answers of 4,000 tokens."""
     return [
         Timed(
             rng.expovariate(1),
@@ -92,8 +96,8 @@ def reasoning(rng: random.Random, count: int) -> list[Timed]:
 
 
 def diurnal(rng: random.Random, count: int) -> list[Timed]:
-    """A day: six in ten requests come from people, whose number rises and falls by 80 %. The others are long
-    requests of batch jobs.
+    """Return the requests of a day. Six in ten come from people, whose number rises and falls by 80 %. The
+    others are long requests of batch jobs.
     """
     people, batch, swing = 0.6, 0.4, 0.8
     most = people * (1 + swing) + batch
@@ -126,8 +130,9 @@ def diurnal(rng: random.Random, count: int) -> list[Timed]:
 
 
 def classification(rng: random.Random, count: int) -> list[Timed]:
-    """Short answers: one of 12 instructions of 600 tokens, a text of 300 on average,
-    an answer of 1 to 8 tokens."""
+    """Return requests with short answers. A prompt has one of 12 instructions of 600 tokens and a text of 300
+    on average. An answer has 1 to 8 tokens.
+    """
     weights = list(itertools.accumulate(1 / (rank + 1) for rank in range(12)))
     return [
         Timed(
@@ -144,8 +149,9 @@ def classification(rng: random.Random, count: int) -> list[Timed]:
 
 
 def documents(rng: random.Random, count: int) -> list[Timed]:
-    """Long documents: 10,000 to 120,000 tokens, each asked about three to six times,
-    seconds to minutes apart."""
+    """Return requests about long documents of 10,000 to 120,000 tokens. Each document is asked about three to
+    six times, seconds to minutes apart.
+    """
     made: list[tuple[float, SimRequest]] = []
     arrived = 0.0
     while len(made) < count:
@@ -162,7 +168,7 @@ def documents(rng: random.Random, count: int) -> list[Timed]:
 
 
 def tenants(rng: random.Random, count: int) -> list[Timed]:
-    """500 tenants by Zipf, each with its own system prompt of 500 to 6,000 tokens."""
+    """Return requests of 500 tenants by Zipf, each with a system prompt of 500 to 6,000 tokens."""
     weights = list(itertools.accumulate(1 / (rank + 1) for rank in range(500)))
     sizes = [length(rng, mean=2000, sigma=0.7, least=500, most=6000) for _ in range(500)]
     made = []
@@ -182,7 +188,7 @@ def tenants(rng: random.Random, count: int) -> list[Timed]:
 
 
 def bursts(rng: random.Random, count: int, *, every: int = 250, width: int = 100) -> list[Timed]:
-    """As `tenants`, but 100 of each 250 requests come at ten times the rate of the others."""
+    """Return the requests of `tenants`, but 100 of each 250 come at ten times the rate of the others."""
     calm = every / (every - width + width / BURST)
     return [
         replace(t, gap=t.gap * (calm / BURST if n % every >= every - width else calm))
@@ -191,7 +197,9 @@ def bursts(rng: random.Random, count: int, *, every: int = 250, width: int = 100
 
 
 def short(rng: random.Random, count: int, *, prompts: int = 20_000) -> list[Timed]:
-    """20,000 system prompts of 250 to 1,500 tokens by Zipf, questions of 100 tokens, answers of 60."""
+    """Return requests with one of 20,000 system prompts of 250 to 1,500 tokens by Zipf, questions of 100
+    tokens, and answers of 60.
+    """
     weights = list(itertools.accumulate((rank + 1) ** -0.9 for rank in range(prompts)))
     sizes = [length(rng, mean=600, sigma=0.5, least=250, most=1500) for _ in range(prompts)]
     made = []
@@ -248,14 +256,14 @@ def two_priorities(timed: Sequence[Timed], rng: random.Random, *, share: float =
 
 
 def greedy_tenant(timed: Sequence[Timed], rng: random.Random, *, light: int = 4) -> list[Timed]:
-    """One tenant sends ten times as much as each of the others."""
+    """Give each request a tenant. One tenant sends ten times as much as each of the others."""
     names = ["greedy", *(f"light-{n}" for n in range(light))]
     weights = [10, *[1] * light]
     return [replace(t, request=replace(t.request, tenant=rng.choices(names, weights)[0])) for t in timed]
 
 
 def burst(timed: Sequence[Timed], *, rate_per_s: float) -> list[Timed]:
-    """Ten times as many requests come for 30 s, a quarter of the way through."""
+    """Make requests come ten times as fast for 30 s, a quarter of the way through."""
     first = len(timed) // 4
     last = first + int(BURST * BURST_S * rate_per_s)
     return [replace(t, gap=t.gap / BURST) if first <= n < last else t for n, t in enumerate(timed)]

@@ -141,7 +141,7 @@ class Index:
 
 @dataclass(slots=True)
 class World:
-    """What a rule gets at its start."""
+    """The settings and facts that a rule gets at its start."""
 
     rng: random.Random
     block_tokens: int
@@ -163,10 +163,10 @@ class Rule(Protocol):
         """Return a pod. `depths` is the number of leading blocks that each pod holds, by the index."""
 
     def placed(self, asked: Asked, pod: Pod, *, now: float) -> None:
-        """Called when the request was sent to this pod."""
+        """Note that the request was sent to this pod."""
 
     def first_token(self, request_id: int, *, now: float) -> None:
-        """Called when the answer of a request begins."""
+        """Note that the answer of a request began."""
 
 
 class SimpleRule:

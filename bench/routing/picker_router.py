@@ -61,7 +61,7 @@ class PickerRouter(picker_router.PickerRouter):
         return self._send(request, self._pick_request(request), self._picker_for(request), now=now)
 
     def _picker_for(self, _request: SimRequest) -> Picker:
-        """Return any picker. It gets the request."""
+        """Return a random picker, which gets the request."""
         return self.pickers[self._rng.randrange(len(self.pickers))]
 
     def _inference(self, request: SimRequest) -> InferenceRequest:

@@ -1,4 +1,4 @@
-"""Several routers side by side that know nothing of each other. Each gets a share of the requests."""
+"""Runs several routers side by side that know nothing of each other. Each gets a share of the requests."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ def cells_of(results: Iterable[Result]) -> Cells:
 
 
 def _in_order(place: tuple[str, float]) -> tuple[float, int, str]:
-    """By load, then in the order in which workloads are listed, then traces, whatever the order in the file
-    of results.
+    """Return the sort key of a place: load first, then the order in which workloads are listed, with traces
+    last. The order in the file of results does not matter.
     """
     workload, load = place
     listed = list(SPECS)

@@ -8,7 +8,9 @@ from bench.routing.peer import Asked, Pod, SimpleRule, World, prefill_work
 
 
 class LeastWork(SimpleRule):
-    """LPWL: the server with the least sum of backlog and own work. Ties go by load."""
+    """LPWL: chooses the server with the least sum of its backlog and the request's own work. Among equal sums
+    the lower load wins.
+    """
 
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
         return self.world.least(
@@ -18,8 +20,8 @@ class LeastWork(SimpleRule):
 
 
 class LMetric(SimpleRule):
-    """The server with the least product of the request's own uncached tokens and the load. The variant adds
-    the backlog to the tokens.
+    """Chooses the server with the least product of the request's own uncached tokens and the load. The
+    variant adds the backlog to the tokens.
     """
 
     def __init__(self, world: World, *, with_backlog: bool = False) -> None:
@@ -35,13 +37,13 @@ class LMetric(SimpleRule):
 
 
 class Dynamo(SimpleRule):
-    """The server with the least sum of prefill blocks minus the overlap, plus distinct active blocks,
-    including those of this request.
+    """Chooses the server with the least sum of prefill blocks minus the overlap, plus distinct active blocks.
+    The sum includes the blocks of this request.
     """
 
     def __init__(self, world: World, *, scale: float = 1.0, load_weight: float = 0.0) -> None:
-        """`scale` is its `prefill_load_scale`, the setting that its documents name. A credit above 1 is
-        refused there.
+        """`scale` is Dynamo's `prefill_load_scale`, the setting that Dynamo's documents name. Dynamo refuses
+        a credit above 1.
         """
         super().__init__(world)
         self._scale, self._load_weight = scale, load_weight
@@ -63,7 +65,9 @@ class Dynamo(SimpleRule):
 
 
 class WeightedSum(SimpleRule):
-    """The server with the greatest 3:2:2 sum of match, queue and KV use. The latter two come from scrapes."""
+    """Chooses the server with the greatest 3:2:2 sum of match, queue and KV use. Queue and KV use come from
+    scrapes.
+    """
 
     def __init__(self, world: World, *, prefix: float = 3.0, queue: float = 2.0, kv: float = 2.0) -> None:
         super().__init__(world)
@@ -82,7 +86,7 @@ class WeightedSum(SimpleRule):
 
 
 class LoadAware(SimpleRule):
-    """The server with the greatest match minus the load above the mean."""
+    """Chooses the server with the greatest match minus the load above the mean."""
 
     def __init__(self, world: World, *, beta: float = 1.0) -> None:
         super().__init__(world)
@@ -97,8 +101,8 @@ class LoadAware(SimpleRule):
 
 
 class PredictedTtft(SimpleRule):
-    """The server with the least prefill work that is not done yet plus the request's own, where a token's
-    work grows with its position.
+    """Chooses the server with the least unfinished prefill work, including this request's. A token's work
+    grows with its position.
     """
 
     def choose(self, asked: Asked, depths: dict[str, int], *, now: float) -> Pod:
@@ -109,10 +113,11 @@ class PredictedTtft(SimpleRule):
 
 
 class AibrixPd(SimpleRule):
-    """The share that does not match, and the load. If loads are far apart: the least load.
+    """Chooses by the share of the prompt that does not match and by the load. If loads are far apart, it
+    chooses the least load.
 
-    The original counts the running prefills on prefill servers. Here there are no roles, so it counts all
-    requests in flight.
+    The original counts the running prefills on prefill servers. These servers have no roles, so this rule
+    counts all requests in flight.
     """
 
     def __init__(self, world: World, *, gap: int = 16) -> None:
@@ -131,8 +136,8 @@ class AibrixPd(SimpleRule):
 
 
 class Conductor(AibrixPd):
-    """The server with the least sum in ms of the load times the server's mean prefill, the transfer of the
-    matching part, and the prefill of the rest.
+    """Chooses the server with the least sum in ms. The terms are the load times the server's mean prefill,
+    the transfer of the matching part, and the prefill of the rest.
     """
 
     def _score(self, asked: Asked, depths: dict[str, int], pod: Pod) -> float:
@@ -153,8 +158,8 @@ def _prefill_ms(num_tokens: int) -> float:
 
 
 class Mooncake(SimpleRule):
-    """The least predicted TTFT: queue and own prefill by a fitted model of prefill time. There are no
-    transfers between servers.
+    """Chooses the least predicted TTFT: queue and own prefill by a fitted model of prefill time. It assumes
+    no transfers between servers.
     """
 
     def __init__(self, world: World, *, rate: float = 8000.0, knee_tokens: float = 32768.0) -> None:
@@ -172,7 +177,7 @@ class Mooncake(SimpleRule):
 
 
 class ExactCost(SimpleRule):
-    """Our score with exact knowledge, in tokens: B + U (w + k L) + c L.
+    """Chooses by our score with exact knowledge, in tokens: B + U (w + k L) + c L.
 
     With better signals the real picker would make these choices. Of the scores within `near_tie` of the best,
     the one with the most cached tokens wins.

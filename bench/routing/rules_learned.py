@@ -34,11 +34,11 @@ class _Server:
 
 
 class Learned(SimpleRule):
-    """The least expected time to the first token, by what each server has shown. One request in fifty goes to
-    a random server.
+    """Chooses the least expected time to the first token, as learned from each server's first tokens. One
+    request in fifty goes to a random server.
 
-    After Lodestar (arXiv 2606.00946), but smaller: its predictor is a network that is trained every few
-    seconds; this one is linear and learns from each first token. The reward is a shorter TTFT.
+    After Lodestar (arXiv 2606.00946), but smaller: Lodestar's predictor is a network that is trained every
+    few seconds. This predictor is linear and learns from each first token. The reward is a shorter TTFT.
     """
 
     def __init__(

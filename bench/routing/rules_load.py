@@ -69,8 +69,8 @@ class Ring:
 
 
 class Session(LoadRule):
-    """Uses the ring, by the session. A request without a session goes to the server with the fewest recent
-    arrivals a second.
+    """Chooses by the session's position on the ring. A request without a session goes to the server with the
+    fewest recent arrivals a second.
     """
 
     def __init__(self, world: World, *, window_s: float = 60.0) -> None:
@@ -116,8 +116,8 @@ class SimHash(LoadRule):
 
 
 class BoundedLoads(LoadRule):
-    """CHWBL: uses the ring position of the first user text. Servers over their share of the load are
-    skipped.
+    """CHWBL: chooses by the ring position of the first user text, and skips servers over their share of the
+    load.
     """
 
     def __init__(self, world: World, *, num_chars: int = 100, bound: float = 1.25) -> None:

@@ -15,11 +15,11 @@ time, which it never does.
 
 
 class AibrixPreble(SimpleRule):
-    """If more than half of the prompt matches: of the deepest holders, the one with the fewest recent
-    requests. Otherwise: the least recent cost, without this request's own. If the loads are out of balance,
-    only the least loaded servers are considered.
+    """If more than half of the prompt matches, chooses the deepest holder with the fewest recent requests.
+    Otherwise it chooses the least recent cost, without this request's own. If the loads are out of balance,
+    it considers only the least loaded servers.
 
-    The source records both by the nodes of its tree. Here each request is its own node.
+    The source records requests and costs by the nodes of its tree. Here each request is its own node.
     """
 
     def __init__(

@@ -38,10 +38,8 @@ class KvAware(SimpleRule):
 
 
 class RadixTree(SimpleRule):
-    """If the loads are out of balance: the least load.
-
-    Otherwise the one server that is recorded at the deepest matching node, if enough matches; otherwise the
-    least load.
+    """If the loads are in balance and enough of the prompt matches, chooses the server that is recorded at
+    the deepest matching node. Otherwise it chooses the least load.
     """
 
     index_capacity: float | None = 0.0
@@ -78,10 +76,9 @@ class RadixTree(SimpleRule):
 
 
 class RayPrefix(SimpleRule):
-    """If the queues are out of balance: the better of two random servers. If too little matches: the server
-    with the least recorded text.
-
-    Otherwise the deepest match, and among these the shortest queue.
+    """If the queues are out of balance, chooses the better of two random servers. If too little matches, it
+    chooses the server with the least recorded text. Otherwise it chooses the deepest match, and among equal
+    matches the shortest queue.
     """
 
     def __init__(self, world: World, *, imbalance: int = 10, threshold: float = 0.1) -> None:
@@ -109,14 +106,14 @@ class RayPrefix(SimpleRule):
 
 
 class Aibrix(SimpleRule):
-    """By match, then by load: the first server that is not too far above the mean load.
+    """Chooses by match, then by load, among the servers that are not too far above the mean load.
 
     If the loads are out of balance, only the least loaded servers may match.
     """
 
     def __init__(self, world: World, *, gap: int = 8, factor: float = 2.0, deviations: float = 1.0) -> None:
-        """Out of balance means: the most loaded server has over `factor` (mean + 1) requests, and at least
-        `gap` more than the least loaded one.
+        """Out of balance means that the most loaded server has over `factor` (mean + 1) requests, and at
+        least `gap` more than the least loaded one.
         """
         super().__init__(world)
         self._gap, self._factor, self._deviations = gap, factor, deviations
@@ -134,8 +131,8 @@ class Aibrix(SimpleRule):
 
 
 class DeepestHolder(SimpleRule):
-    """If the loads are out of balance: the least load. If more than half of the prompt is held: the least
-    loaded of the servers that hold most of it. Otherwise: the least load.
+    """If the loads are in balance and some server holds more than half of the prompt, chooses the least
+    loaded of the servers that hold most of it. Otherwise it chooses the least load.
     """
 
     def __init__(
@@ -155,8 +152,8 @@ class DeepestHolder(SimpleRule):
 
 
 class LlmdAffinity(SimpleRule):
-    """The servers that hold most of the prompt, unless their backlog is far behind that of the others. Of
-    these, the one with the least work.
+    """Considers the servers that hold most of the prompt, unless their backlog is far behind that of the
+    others. Of the considered servers it chooses the one with the least work.
 
     The work is the tokens in flight plus this request's uncached tokens at that server.
     """
@@ -180,8 +177,8 @@ class LlmdAffinity(SimpleRule):
 
 
 class DualMap(SimpleRule):
-    """Two candidates by hash: the one that holds more, if it meets the objective, otherwise the less loaded
-    one.
+    """Takes two candidates by hash. It chooses the one that holds more if this server meets the objective,
+    otherwise the less loaded one.
     """
 
     def __init__(self, world: World, *, slo_s: float = 2.0, rate: float = 8000.0) -> None:

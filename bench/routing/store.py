@@ -27,7 +27,9 @@ from bench.routing.workloads import label
 class Store:
     path: Path
     code: str = ""
-    """The digest of the picker's code, as `code_of` gives it. Empty: unknown, so the run matches no code."""
+    """The digest of the picker's code, as `code_of` gives it. An empty digest is unknown, and the run then
+    matches no code.
+    """
 
     def results(self) -> list[Result]:
         """Return all runs, each once."""

@@ -25,8 +25,8 @@ def sizes(rng: random.Random, count: int) -> list[Timed]:
 
 
 def forks(rng: random.Random, count: int) -> list[Timed]:
-    """Searches: a long history is continued in two to four ways at the same moment, and some of these are
-    continued again.
+    """Return the requests of searches: a long history is continued in two to four ways at the same moment,
+    and some of these continuations are continued again.
     """
     start = Segment(SYSTEM_IDS, 1500)
     grown: list[tuple[Segment, ...]] = []
@@ -49,8 +49,8 @@ def forks(rng: random.Random, count: int) -> list[Timed]:
 
 
 def clock(rng: random.Random, count: int, *, every: int = 150) -> list[Timed]:
-    """A shared prompt of 300 tokens, then the time of day, then 6,000 shared tokens. The time changes after
-    every 150 requests, so the cached prefixes are useless from then on.
+    """Return prompts with 300 shared tokens, then the time of day, then 6,000 shared tokens. The time changes
+    after every 150 requests, so the cached prefixes are useless from then on.
     """
     made = []
     for n in range(count):
@@ -63,7 +63,9 @@ def clock(rng: random.Random, count: int, *, every: int = 150) -> list[Timed]:
 
 
 def writers(rng: random.Random, count: int) -> list[Timed]:
-    """20 shared prompts of 4,000 tokens. Three in four answers are short, the others have some 3,000."""
+    """Return requests with 20 shared prompts of 4,000 tokens. Three in four answers are short, the others
+    have some 3,000 tokens.
+    """
     made = []
     for n in range(count):
         shared = (Segment(SYSTEM_IDS + rng.randrange(20), 4000),)
@@ -75,8 +77,8 @@ def writers(rng: random.Random, count: int) -> list[Timed]:
 
 
 def comers(rng: random.Random, count: int, *, at_once: int = 30, stay: int = 120) -> list[Timed]:
-    """Tenants come and go: there are 30 at a time. Each has a prompt of 1,000 to 12,000 tokens that is used
-    some 120 times within a short time, and then never again.
+    """Return requests of tenants that come and go: there are 30 at a time. Each has a prompt of 1,000 to
+    12,000 tokens that is used some 120 times within a short time, and then never again.
     """
     there: list[Segment] = []
     seen = 0
@@ -94,8 +96,8 @@ def comers(rng: random.Random, count: int, *, at_once: int = 30, stay: int = 120
 
 
 def tool_sessions(rng: random.Random) -> Iterator[Sequence[Turn]]:
-    """Agents whose tools give long answers: a shared start of 3,000 tokens, 3 to 15 turns that add some
-    12,000 tokens each, answers of 80.
+    """Yield sessions of agents whose tools give long answers. They have a shared start of 3,000 tokens, 3 to
+    15 turns that add some 12,000 tokens each, and answers of 80 tokens.
     """
     while True:
         yield [

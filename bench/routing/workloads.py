@@ -1,5 +1,5 @@
-"""The workloads: requests that are made up from a seed, or the requests of a trace, at a rate that the caller
-gives.
+"""Makes the workloads: requests that are made up from a seed, or the requests of a trace, at a rate that the
+caller gives.
 
 Open loops are lists of requests in order with gaps of mean 1, which the rate scales. Closed loops are users
 who think. The same seed gives the same requests. Sizes are in tokens.
@@ -89,7 +89,7 @@ def made_request(
 
 
 def no_sharing(rng: random.Random, count: int) -> list[Timed]:
-    """Every prompt is new; lengths spread widely."""
+    """Return requests whose prompts are all new and whose lengths vary widely."""
     return [
         Timed(
             rng.expovariate(1),
@@ -105,8 +105,8 @@ def no_sharing(rng: random.Random, count: int) -> list[Timed]:
 
 
 def shared_system_prompts(rng: random.Random, count: int, *, groups: int = 150) -> list[Timed]:
-    """150 groups with a system prompt of 6,000 tokens and five questions of 1,200 tokens each; answers of
-    1,000 tokens.
+    """Return requests of 150 groups. Each group has a system prompt of 6,000 tokens and five questions of
+    1,200 tokens. Answers have 1,000 tokens.
     """
     made = []
     for n in range(count):
@@ -124,8 +124,8 @@ def shared_system_prompts(rng: random.Random, count: int, *, groups: int = 150) 
 
 
 def hot_prefixes(rng: random.Random, count: int, *, prefixes: int = 64) -> list[Timed]:
-    """64 prefixes of 8,192 tokens by Zipf 1.1, the most popular at 5 %. From half-way on, this prefix is half
-    of the traffic.
+    """Return requests over 64 prefixes of 8,192 tokens by Zipf 1.1. The most popular prefix has 5 % of the
+    traffic, and half of it from half-way on.
     """
     weights = [1 / (rank + 1) ** 1.1 for rank in range(1, prefixes)]
     scale = 0.95 / sum(weights)
@@ -146,7 +146,9 @@ def hot_prefixes(rng: random.Random, count: int, *, prefixes: int = 64) -> list[
 
 
 def adapters(rng: random.Random, count: int, *, kinds: int = 32) -> list[Timed]:
-    """32 LoRA adapters by a power law, each with its own 1,500-token system prompt."""
+    """Return requests for 32 LoRA adapters by a power law. Each adapter has its own system prompt of 1,500
+    tokens.
+    """
     weights = [1 / (rank + 1) for rank in range(kinds)]
     made = []
     for n in range(count):
@@ -159,7 +161,7 @@ def adapters(rng: random.Random, count: int, *, kinds: int = 32) -> list[Timed]:
 
 
 def conversations(rng: random.Random, count: int) -> list[Timed]:
-    """An open-loop replacement for a conversation trace: all prompts share a first block, prompts are long,
+    """Return an open-loop replacement for a conversation trace: all prompts share a first block and are long,
     and turns come back.
     """
     first = Segment(SYSTEM_IDS, 512)
@@ -187,8 +189,8 @@ def conversations(rng: random.Random, count: int) -> list[Timed]:
 
 
 def chat_sessions(rng: random.Random) -> Iterator[Sequence[Turn]]:
-    """People who chat: a shared system prompt of 1,000 tokens, short turns, now and then a long pasted text,
-    and time to think.
+    """Yield sessions of people who chat. They have a shared system prompt of 1,000 tokens, short turns, now
+    and then a long pasted text, and time to think.
     """
     while True:
         turns = []
@@ -206,7 +208,9 @@ def chat_sessions(rng: random.Random) -> Iterator[Sequence[Turn]]:
 
 
 def agent_sessions(rng: random.Random) -> Iterator[Sequence[Turn]]:
-    """Agents that call tools: a long shared start, many quick turns with large results, little thinking."""
+    """Yield sessions of agents that call tools. They have a long shared start, many quick turns with large
+    results, and little time to think.
+    """
     while True:
         turns = []
         for index in range(4 + min(30, int(rng.expovariate(1 / 10)))):
@@ -244,7 +248,7 @@ SPECS: Mapping[str, Spec] = {
 
 
 class OpenLoop:
-    """Arrivals at the given rate, whatever happens to the requests."""
+    """Sends requests at the given rate, whatever happens to earlier requests."""
 
     def __init__(self, timed: Sequence[Timed], *, rate_per_s: float) -> None:
         self._timed = timed

@@ -1,4 +1,4 @@
-"""`make soak` runs the whole gateway under a mixed load. Meanwhile it kills pickers and flushes Redis."""
+"""Runs the whole gateway under a mixed load, and meanwhile kills pickers and flushes Redis: `make soak`."""
 
 from __future__ import annotations
 

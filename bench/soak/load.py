@@ -1,4 +1,4 @@
-"""The clients of a soak run: they send usual requests, leave in the middle of answers, and send hostile
+"""Runs the clients of a soak run: they send usual requests, leave in the middle of answers, and send hostile
 bodies.
 """
 

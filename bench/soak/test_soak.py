@@ -1,4 +1,4 @@
-"""The short form of `make soak`: a quarter of a minute."""
+"""Runs the short form of `make soak`, which takes a quarter of a minute."""
 
 from __future__ import annotations
 

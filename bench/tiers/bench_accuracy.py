@@ -1,4 +1,4 @@
-"""Rows 002-7 and 002-1: how selective attention changes the answers of a real model.
+"""Measures rows 002-7 and 002-1: how selective attention changes the answers of a real model.
 
 For each sample a prefix is computed exactly. Then the tokens after it are computed once with all of the
 prefix, and once with each choice of its tokens. The comparison with the exact run has three measures: the
@@ -132,10 +132,11 @@ def measure(
     widths: Sequence[float] = (),
     after_each: Callable[[dict[tuple[float, str], Measured]], None],
 ) -> dict[tuple[float, str], Measured]:
-    """A sample is a prefix, the tokens after it, and the continuations of other requests, `new_tokens` each.
+    """Measure the samples. A sample is a prefix, the tokens after it, and the continuations of other requests,
+    `new_tokens` each.
 
-    `widths`: further shares for sinks and window, to find where their answers are as good as those of a
-    choice of fewer tokens.
+    `widths` are further shares for sinks and window, to find where their answers are as
+    good as those of a choice of fewer tokens.
     """
     config = module.config
     num_heads, num_kv_heads = config.num_attention_heads, config.num_key_value_heads

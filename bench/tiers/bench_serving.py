@@ -1,9 +1,9 @@
-"""Time to the first token of a prompt that a running server computes, loads from its KV store, or still has
-in its blocks.
+"""Measures the time to the first token of a prompt that a running server computes, loads from its KV store,
+or still has in its blocks.
 
-SmolLM2 over HTTP, one prompt at a time, all cases of a prompt one after the other. Between cases the prefix
-cache is reset. Before a load from disk, the system is asked to drop the files from its page cache. `--json`
-keeps every time.
+The bench sends one prompt at a time to SmolLM2 over HTTP, with all cases of a prompt one after the other.
+Between cases the prefix cache is reset. Before a load from disk, the system is asked to drop the files from
+its page cache. `--json` keeps every time.
 
     python -m tests.engine_env run bench.tiers.bench_serving --json FILE
 """
@@ -62,8 +62,8 @@ class Served:
         return took
 
     async def forget(self, *, also_page_cache: bool) -> None:
-        """After this, blocks that were being written are on disk. With `also_page_cache` they are nowhere
-        else.
+        """Write pending blocks to disk and empty the prefix cache. With `also_page_cache`, also drop the
+        blocks from the page cache.
         """
         thread = self._server.backend.step_thread
         assert thread is not None

@@ -1,5 +1,5 @@
-"""Measurements as work for the cost model: pools the runs of the same cells, and gives one line for each cell
-and system. The command calls this module.
+"""Turns measurements into work for the cost model: pools the runs of the same cells, and gives one line for
+each cell and system. The command calls this module.
 
 `python -m bench.tiers --merge FILE ... --cells FILE` makes the lines that tests check the model against
 (tests/unit/model_server/tiers/real_disk_cells.json).

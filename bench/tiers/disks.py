@@ -1,5 +1,5 @@
-"""Disks to measure on: the machine's own disk without its page cache, and a disk that is switched between
-runs.
+"""Provides disks to measure on: the machine's own disk without its page cache, and a disk that is switched
+between runs.
 
 `DirectDisk` reads with O_DIRECT, so its bytes come from the block device. In a virtual machine they come from
 the host, whose own cache cannot be controlled. The benchmark on large shapes calls this module.

@@ -58,7 +58,9 @@ SHAPES = {
 
 class Compute(Protocol):
     def layer(self, new_tokens: int, keys: torch.Tensor | None, values: torch.Tensor | None) -> None:
-        """Compute one layer over new tokens that attend to these (tokens, head, dim) and to each other."""
+        """Compute one layer over new tokens that attend to these keys and values (tokens, head, dim) and to
+        each other.
+        """
         ...
 
     def look(self, new_tokens: int, keys: torch.Tensor) -> None:

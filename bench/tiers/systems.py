@@ -1,10 +1,10 @@
-"""Ways to serve a stored prefix, over stores of one shape's KV, with the choices that follow from recorded
-patterns.
+"""Serves a stored prefix in several ways, over stores of one shape's KV, with the choices that follow from
+recorded patterns.
 
-Real are: segments on disk with records of the shape's size, the tiers, every read and its bytes, and the
-choice from the weights. Two things are given. The weights are those of SmolLM2 (`patterns.py`): its layers
-are spread over the shape's layers, and its first three heads stand for the shape's. The content of the KV is
-random. So this bench says nothing about answers; `bench_accuracy.py` measures these on the real model.
+These parts are real: segments on disk with records of the shape's size, the tiers, every read and its bytes,
+and the choice from the weights. Two things are given. The weights are those of SmolLM2 (`patterns.py`): its
+layers are spread over the shape's layers, and its first three heads stand for the shape's. The content of the
+KV is random. So this bench says nothing about answers; `bench_accuracy.py` measures these on the real model.
 
 The benchmark on large shapes calls this module.
 """
@@ -160,7 +160,7 @@ def window(total: int, settings: SelectionSettings) -> torch.Tensor:
 
 
 def name_of(prefix: int, num_tokens: int) -> list[BlockHash]:
-    """Return a chain of block hashes. Any distinct names would do."""
+    """Return a chain of block hashes. The names only have to be distinct."""
     return [BlockHash(f"{prefix:08}-{block:023}".encode()) for block in range(num_tokens // BLOCK)]
 
 

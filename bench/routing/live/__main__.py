@@ -167,7 +167,7 @@ async def _live(cases: list[Case], *, store: Path | None, most_s: float) -> list
     until = time.monotonic() + most_s
     task = asyncio.current_task()
     assert task is not None
-    # so that no process is left behind
+    # a cancelled task ends its processes, so none is left behind
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     results: list[Result] = []
     if not cases:

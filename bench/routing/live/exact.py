@@ -1,5 +1,5 @@
-"""What exact mode gains on real processes: the default rule with and without it, in turns, on the same
-requests.
+"""Measures what exact mode gains on real processes: the default rule with and without it, in turns, on the
+same requests.
 
 Four model servers of the cost model publish KV events. In front of them are a real Envoy and a real picker,
 fresh for each run. Prompts are token ids, so no tokenizer is needed. Places: caches of half the size, and two

@@ -34,7 +34,7 @@ Side = Literal["live", "simulated"]
 
 
 class Lateness(msgspec.Struct, frozen=True):
-    """Whether a live run was on time."""
+    """Figures that show whether a live run was on time."""
 
     sent_p99_s: float
     loop_p99_s: float

@@ -109,8 +109,8 @@ async def one_run(
     session: aiohttp.ClientSession,
     directory: Path,
 ) -> VllmRun:
-    """Make one live run, then the simulated one. The processes that it starts, except the servers, are its
-    own, in `directory`.
+    """Make one live run, then the simulated one. Every process except the servers is started for this run,
+    and keeps its files in `directory`.
     """
     await vllm_fleet.forget(session, servers)
     before = await _pages(session, servers)

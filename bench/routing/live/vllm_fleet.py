@@ -90,7 +90,7 @@ class Setting:
             cache_blocks=self.cache_blocks,
             prompt_limit_tokens=self.longest_tokens,
             arguments=(*limits, *self.arguments),
-            # Its caches can be emptied between runs only in development mode.
+            # Only in development mode can vLLM's caches be emptied between runs.
             variables={"VLLM_SERVER_DEV_MODE": "1", **dict(self.variables)},
         )
 
