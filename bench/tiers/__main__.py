@@ -6,8 +6,8 @@ has the tables. Systems take turns request by request, so that other load affect
 
 --disk direct   this machine's disk, O_DIRECT, no page cache of this system
        limited  reads through the page cache, held back to a rate;
-       in slow motion, with the accelerator slowed down alike, so that
-                this machine's own overhead weighs little beside either
+       in slow motion, with the accelerator slowed down as much, so that
+                this machine's own overhead weighs little
        counted  no time is measured: records are one number wide a head instead of 128,
        and bytes are multiplied
 --device cpu    compute is imposed: the time a stated accelerator needs at the least

@@ -132,8 +132,8 @@ def measure(
     widths: Sequence[float] = (),
     after_each: Callable[[dict[tuple[float, str], Measured]], None],
 ) -> dict[tuple[float, str], Measured]:
-    """Measure the samples. A sample is a prefix, the tokens after it, and the continuations of other requests,
-    `new_tokens` each.
+    """Measure the samples. A sample is a prefix, the tokens after it, and the continuations of other
+    requests, `new_tokens` each.
 
     `widths` are further shares for sinks and window, to find where their answers are as
     good as those of a choice of fewer tokens.

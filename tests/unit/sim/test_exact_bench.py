@@ -19,7 +19,7 @@ def test_the_picker_of_the_exact_mode_benchmark_knows_what_its_servers_hold() ->
     plan = plan_of(Setting(num_servers=2), spec, arrivals_s=workload.last_arrival_s)
     router = ExactRouter(trial, policy=DEFAULT_POLICY, block_tokens=plan.shape.block_tokens)
     fleet = ReportingFleet(plan, router=router, workload=workload, rng=random.Random(1))
-    fleet.told = router.told
+    fleet.events = router.events
     outcome = fleet.run()
     for now in (outcome.ended_s, outcome.ended_s + 1.0):
         router.advance(now)
