@@ -75,7 +75,6 @@ class _Path:
         stream = HttpStream(
             StreamContext(
                 self.picker,
-                self._metrics,
                 settings=self._settings,
                 new_request_id=str,
                 timer=time.perf_counter,

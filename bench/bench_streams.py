@@ -149,7 +149,7 @@ class Rig:
         self.picker = a_picker(_ENDPOINTS)
         metrics = Metrics(decisions=DecisionRing(maxlen=1000), state=_nobody_asks)
         self.picker.subscribe(metrics.on_event)
-        streams = Streams(self.picker, metrics, settings=StreamSettings(), clock=self._clock)
+        streams = Streams(self.picker, settings=StreamSettings(), clock=self._clock)
         server: Any = Http2Transport(streams, Health(), listen=Listen()).server
         if bare:
             server.services = {_METHOD: _Constant}

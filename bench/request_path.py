@@ -37,8 +37,8 @@ from epp.telemetry.state import PickerStatus
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _METHOD: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 _REQUESTS: Final = 40
-_REPORTING: Final = frozenset({"on_event", "parsed", "picked", "refused", "protocol_error"})
-"""Functions that pass on the picker's events and the reports of the streams' observer."""
+_REPORTING: Final = frozenset({"on_event"})
+"""Functions that receive the picker's events."""
 
 
 @dataclass
@@ -114,7 +114,6 @@ async def walk() -> Walk:
         address = f"unix:{folder}/epp.sock"
         server = ExtProcServer(
             picker,
-            metrics,
             listen=Listen(address=address),
             settings=StreamSettings(mode_override=False),
             gate=Gate(picker),

@@ -91,7 +91,7 @@ class App:
         self._decisions = DecisionRing(maxlen=config.admin.keep_decisions)
         self._metrics = Metrics(decisions=self._decisions, state=self._status)
         self._picker.subscribe(self._metrics.on_event)
-        self._tracer = tracing.make(self._metrics, worker=worker) if tracing.on(config.tracing) else None
+        self._tracer = tracing.make(worker=worker) if tracing.on(config.tracing) else None
         if self._tracer is not None:
             self._picker.subscribe(self._tracer.on_event)
         self._board = self._make_board()
@@ -177,7 +177,6 @@ class App:
     def _make_server(self) -> ExtProcServer:
         return ExtProcServer(
             self._picker,
-            self._tracer or self._metrics,
             listen=self._listen,
             gate=self._gate,
             settings=parts.stream_settings(self._config, self._room, traced=self._tracer is not None),

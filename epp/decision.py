@@ -1,7 +1,7 @@
 """The types of a question to the picker and of the record of its pick.
 
 The caller passes a `PickRequest` and gets a `Pick` (`picker_events`). The `Decision` is the record that
-people see. The edges report events through an `Observer`, which counts them.
+people see.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Final, Literal, Protocol
 from msgspec import Struct
 
 from epp.config.dialects import MOST_DESTINATIONS
-from epp.errors import PickError
 from epp.types import Address, EndpointName, InferenceRequest
 
 SHOWN_CHARS: Final = 256
@@ -192,19 +191,3 @@ class Decision(Struct, gc=False):
 
 Outcome = Literal["ended", "aborted", "failed"]
 """How an HTTP request ended: with its answer, before the answer, or by a fault of its server."""
-
-
-class Observer(Protocol):
-    """Receives from the streams what the picker cannot know: times, refusals, faults of the data plane. An
-    observer never waits. Picks, and later changes of them, come as events of the picker (`picker_events`).
-    """
-
-    def parsed(self, *, seconds: float, size_bytes: int) -> None: ...
-
-    def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None:
-        """Called when a request got an error and no endpoint. trace: the caller's trace context, if tracing
-        is on.
-        """
-
-    def protocol_error(self, reason: str) -> None:
-        """Called when the data plane sent a message that the stream could not understand."""

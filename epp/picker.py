@@ -19,7 +19,7 @@ from epp.dry_run import DryRun
 from epp.errors import NoEndpointError
 from epp.fleet_news import FleetNews
 from epp.hurried import choose_hurriedly
-from epp.picker_events import Hangs, Pick
+from epp.picker_events import Hangs, Pick, StreamEvent
 from epp.prefix_index.eviction import evict
 from epp.prefix_index.secret import HashSecret
 from epp.request.response import ResponseFeedback
@@ -170,6 +170,10 @@ class Picker(FleetNews):
         request then.
         """
         self._commits.detach(pick, now=now)
+
+    def report(self, event: StreamEvent) -> None:
+        """Send an event of a stream to the listeners."""
+        self._listeners.send(event)
 
     def queued(self, model: str, *, now: float) -> tuple[Floats, Floats]:
         """Return the B and V of each server of this base model. Empty: there is no such server."""

@@ -21,6 +21,7 @@ from typing import Final, Literal
 from epp.decision import Decision, PickRequest
 from epp.endpoints.answers import Wait
 from epp.endpoints.state import Booking, EndpointState
+from epp.errors import PickError
 from epp.prefix_index.table import PrefixTable, Recorded
 from epp.server_caches import Prompt
 from epp.types import Address, ChunkHash, Entry, Facts, InferenceRequest
@@ -247,7 +248,44 @@ class Cut(Facts, frozen=True):
     server: EndpointState
 
 
-PickerEvent = Began | Moved | Answered | Grew | Ended | PrefillBegan | PrefillEnded | Restarted | Hangs | Cut
+class Parsed(Facts, frozen=True):
+    """A stream has read the body of a request."""
+
+    seconds: float
+    size_bytes: int
+
+
+class Refused(Facts, frozen=True):
+    """A stream has answered a request itself, with an error."""
+
+    request_id: str
+    error: PickError
+    trace: str = ""
+    """The caller's trace context as it came, if tracing is on."""
+
+
+class ProtocolFault(Facts, frozen=True):
+    """The data plane sent something that a stream could not understand."""
+
+    reason: str
+
+
+StreamEvent = Parsed | Refused | ProtocolFault
+"""The events that streams report through the picker, since the picker cannot know of them."""
+
+PickerEvent = (
+    Began
+    | Moved
+    | Answered
+    | Grew
+    | Ended
+    | PrefillBegan
+    | PrefillEnded
+    | Restarted
+    | Hangs
+    | Cut
+    | StreamEvent
+)
 
 Listener = Callable[[PickerEvent], None]
 

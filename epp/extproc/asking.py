@@ -42,7 +42,7 @@ from epp.extproc.headers import (
 from epp.extproc.refusals import refused
 from epp.extproc.settings import StreamContext
 from epp.gate import NO_CLAIM, Claim
-from epp.picker_events import Pick
+from epp.picker_events import Parsed, Pick, Refused
 from epp.request.names import bounded_name
 from epp.request.parse import parse_request, skim_request
 from epp.request.rewriting import Rewrites, with_model
@@ -190,7 +190,7 @@ class Asking:
             rewrites = context.picker.rewrites
             if rewrites is not None and inference.model and self._can_change_body(modes):
                 asked_model, inference = inference.model, self._renamed(inference, body, head, rewrites)
-            context.observer.parsed(seconds=context.timer() - started, size_bytes=len(body))
+            context.picker.report(Parsed(context.timer() - started, len(body)))
         prescribed: tuple[Address, ...] = ()
         if settings.conformance_headers and head.prescribed:
             prescribed = read_prescribed(head.prescribed, context.picker.endpoints())
@@ -281,7 +281,7 @@ class Asking:
         """Return the refusal, in the format of the request's API."""
         self._changed_body = None
         head = self.head
-        self.context.observer.refused(head.request_id, error, trace=self._trace)
+        self.context.picker.report(Refused(head.request_id, error, self._trace))
         answer = refused(error, path=head.path, request_id=head.request_id)
         head.forget()
         return answer

@@ -18,7 +18,6 @@ from typing import Final
 
 from epp.config.flow import Flow
 from epp.config.policy import Policy
-from epp.decision import Observer
 from epp.extproc.access_log import AccessLog
 from epp.extproc.asking import bounded_trace, request_names
 from epp.extproc.calls import Caller, Handler
@@ -33,6 +32,7 @@ from epp.extproc.unread import Unread
 from epp.gate import Gate
 from epp.http2.messages import INVALID_ARGUMENT, OK
 from epp.picker import Picker
+from epp.picker_events import ProtocolFault
 
 MESSAGE_SLACK_BYTES: Final = 2**20
 """Bytes for the fields around a body in its message."""
@@ -44,19 +44,18 @@ class Streams:
     def __init__(
         self,
         picker: Picker,
-        observer: Observer,
         *,
         settings: StreamSettings,
         clock: Callable[[], float],
         gate: Gate | None = None,
     ) -> None:
         self.context = StreamContext(
-            picker, observer, settings, new_request_id=_new_request_id, timer=time.perf_counter, gate=gate
+            picker, settings, new_request_id=_new_request_id, timer=time.perf_counter, gate=gate
         )
         self.clock = clock
         self.live: set[Conversation] = set()
         self.overload = Overload()
-        self.access_log = AccessLog(picker, observer.protocol_error)
+        self.access_log = AccessLog(picker, self.fault)
         self._unread = Unread(picker, timer=time.perf_counter)
         self._policy: Policy | None = None
         self._read: Flow | None = None
@@ -93,6 +92,10 @@ class Streams:
         if self.untidied:
             self.untidied = False
             self.context.picker.tidy(now=self.clock())
+
+    def fault(self, reason: str) -> None:
+        """Report that the data plane sent something that could not be understood."""
+        self.context.picker.report(ProtocolFault(reason))
 
     def room(self) -> None:
         """Have the gate pumped soon, because a request has ended or has begun to wait, or a drain has begun.
@@ -141,7 +144,7 @@ class Conversation(Handler):
         try:
             self._answer(stream, data, now=now)
         except StreamProtocolError as error:
-            self._streams.context.observer.protocol_error(error.reason)
+            self._streams.fault(error.reason)
             self._call.end(INVALID_ARGUMENT, error.reason)
             self.gone(now=now, broken=False)
             return

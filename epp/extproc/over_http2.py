@@ -41,7 +41,7 @@ class Http2Transport:
             max_held_bytes=max(streams.context.settings.room.max_bytes, streams.max_message_bytes),
             max_peers=max_peers(),
             clock=streams.clock,
-            on_fault=streams.context.observer.protocol_error,
+            on_fault=streams.fault,
             after_writing=streams.tidy,
         )
 

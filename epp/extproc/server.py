@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from epp.config.listening import Listen
-from epp.decision import Observer
 from epp.extproc.conversation import Streams
 from epp.extproc.health import Health
 from epp.extproc.overload import Overload
@@ -46,7 +45,6 @@ class ExtProcServer:
     def __init__(
         self,
         picker: Picker,
-        observer: Observer,
         *,
         listen: Listen,
         settings: StreamSettings,
@@ -56,7 +54,7 @@ class ExtProcServer:
         """gate: where requests may wait. This server runs the gate's timer."""
         self._clock = clock
         self._health = Health()
-        self._streams = Streams(picker, observer, settings=settings, clock=clock, gate=gate)
+        self._streams = Streams(picker, settings=settings, clock=clock, gate=gate)
         self._pump = Pump(gate, clock=clock, after=self._streams.tidy) if gate is not None else None
         if self._pump is not None:
             self._streams.on_room = self._pump.soon

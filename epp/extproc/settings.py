@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from epp.config.dialects import MOST_DESTINATIONS
-from epp.decision import Observer
 from epp.extproc.bodies import BodyRoom
 from epp.extproc.events import BodyMode, Modes
 from epp.gate import Gate
@@ -71,10 +70,9 @@ class StreamContext:
     """The parts that all streams of a server use."""
 
     picker: Picker
-    observer: Observer
     settings: StreamSettings
     new_request_id: Callable[[], str]
     timer: Callable[[], float]
-    """Measures how long parsing and picking took, for the observer."""
+    """Measures how long parsing and picking took."""
     gate: Gate | None = None
     """Where requests may wait."""

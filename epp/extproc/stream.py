@@ -5,7 +5,7 @@ Owns the phase of the request (`phases` has the table), the order of answers in 
 (`BodyMode` says when the pick is made in each), and the release of the pick.
 
 If a data plane does not state its mode, the setting `assumed_modes` stands for it.
-Harmless events in a wrong order are accepted and reported to the observer. All others raise a
+Harmless events in a wrong order are accepted and reported to the picker's listeners. All others raise a
 StreamProtocolError.
 
 `asking` reads the head and makes the question of head and body, the picker or flow control (`waiting`)
@@ -47,7 +47,7 @@ from epp.extproc.phases import BEGUN, FOLLOWS, Phase
 from epp.extproc.refusals import model_list
 from epp.extproc.settings import StreamContext
 from epp.extproc.waiting import Waiting, offer
-from epp.picker_events import Pick
+from epp.picker_events import Pick, ProtocolFault
 from epp.types import InferenceRequest
 
 _UNPICKED: Final = (Answer(Slot.REQUEST_HEADERS, remove_headers=RESERVED),)
@@ -265,7 +265,7 @@ class HttpStream:
         if self.phase is Phase.START:
             self._learn(event.modes)
             self._enter(Phase.PASSED)
-            self._context.observer.protocol_error("body_before_headers")
+            self._context.picker.report(ProtocolFault("body_before_headers"))
         return passed_on(event, self._modes.request_body)
 
     def _on_whole_body(self, event: RequestBody, *, now: float) -> Sequence[Action]:
@@ -305,7 +305,7 @@ class HttpStream:
             return self._decide(Slot.REQUEST_TRAILERS, instead=NO_BODY, now=now)
         if self.phase is Phase.START:
             self._enter(Phase.PASSED)
-            self._context.observer.protocol_error("trailers_before_headers")
+            self._context.picker.report(ProtocolFault("trailers_before_headers"))
         return answer
 
     def _let_go(
@@ -409,7 +409,7 @@ class HttpStream:
         """Handle a piece of the answer. The piece is sent back if the data plane keeps no copy."""
         self._learn(event.modes)
         if self.phase not in BEGUN:
-            self._context.observer.protocol_error("body_before_response_headers")
+            self._context.picker.report(ProtocolFault("body_before_response_headers"))
         body, data = self._answer_body, event.data
         if body is not None:
             if body.samples and self.phase is Phase.ANSWERED:

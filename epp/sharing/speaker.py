@@ -28,12 +28,15 @@ from epp.picker_events import (
     Grew,
     Hangs,
     Moved,
+    Parsed,
     Phase,
     Pick,
     PickerEvent,
     PrefillBegan,
     PrefillEnded,
     PrefillJob,
+    ProtocolFault,
+    Refused,
     Restarted,
 )
 from epp.sharing import batches
@@ -147,8 +150,8 @@ class Speaker:
                 self._add(_row_of("restarted", at, server))
             case Hangs(at, server) | Cut(at, server):
                 self._add(_row_of("hangs" if isinstance(event, Hangs) else "cut", at, server))
-            case Answered():
-                pass  # `Ended` says how the request ended
+            case Answered() | Parsed() | Refused() | ProtocolFault():
+                pass  # `Ended` says how an answered request ended; the others concern only this picker
 
     def gather_flow(self, *, anew: bool = False) -> None:
         """Collect the reports of this picker's flow control. anew: collect all of them, because the others

@@ -1,4 +1,4 @@
-"""Counts what happens, for Prometheus: listens to the picker's events, and is the streams' `Observer`.
+"""Counts what happens, for Prometheus: listens to the picker's events.
 
 Owns the counts (`counts`) and a registry of its own, nothing global. State that the picker already holds is
 not counted a second time but read when Prometheus asks, through the callable given by the composition root.
@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from epp.decision import Decision
 from epp.errors import PickError
-from epp.picker_events import Answered, Began, Cut, Ended, PickerEvent
+from epp.picker_events import Answered, Began, Cut, Ended, Parsed, PickerEvent, ProtocolFault, Refused
 from epp.telemetry.catalog import GROUPS, Shown
 from epp.telemetry.counts import Distribution, ProcessCounts, RequestCounts, ServerCounts
 from epp.telemetry.decisions import DecisionRing, Refusal
@@ -31,7 +31,7 @@ _log = logging.getLogger("epp.requests")
 
 
 class Metrics:
-    """Implements `epp.decision.Observer`, and listens with `on_event`. Decisions also go to `decisions`."""
+    """Listens with `on_event`. Decisions also go to `decisions`."""
 
     def __init__(
         self,
@@ -53,24 +53,6 @@ class Metrics:
         self.registry.register(Exposition(GROUPS, self._shown, created_unix_s=unix_clock()))
         ProcessCollector(registry=self.registry)
 
-    def parsed(self, *, seconds: float, size_bytes: int) -> None:
-        observe(self._requests.parse_seconds, seconds)
-        self._requests.parsed_bytes += size_bytes
-
-    def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None:  # noqa: ARG002 - for tracing
-        _log_refusal(request_id, error)
-        self._requests.requests["refused", "unknown"] += 1
-        self._requests.refused[error.reason] += 1
-        self._decisions.append(
-            Refusal(
-                request_id=request_id,
-                at_unix_s=self._unix_clock(),
-                status=error.status,
-                reason=error.reason,
-                message=str(error),
-            )
-        )
-
     def on_event(self, event: PickerEvent) -> None:
         if isinstance(event, Began):
             self._began(event)
@@ -78,8 +60,15 @@ class Metrics:
             self._answered(event.request.decision, mismatch=event.mismatch)
         elif isinstance(event, Ended):
             self._ended(event.request.decision)
+        elif isinstance(event, Parsed):
+            observe(self._requests.parse_seconds, event.seconds)
+            self._requests.parsed_bytes += event.size_bytes
+        elif isinstance(event, Refused):
+            self._refused(event.request_id, event.error)
         elif isinstance(event, Cut):
             self._servers[event.server.endpoint.name].cut += 1
+        elif isinstance(event, ProtocolFault):
+            self._requests.protocol_errors[event.reason] += 1
 
     def _began(self, event: Began) -> None:
         decision, counts = event.request.decision, self._requests
@@ -141,8 +130,19 @@ class Metrics:
         if decision.ttft_s is not None:
             observe(counts.sampled_ttft, decision.ttft_s)
 
-    def protocol_error(self, reason: str) -> None:
-        self._requests.protocol_errors[reason] += 1
+    def _refused(self, request_id: str, error: PickError) -> None:
+        _log_refusal(request_id, error)
+        self._requests.requests["refused", "unknown"] += 1
+        self._requests.refused[error.reason] += 1
+        self._decisions.append(
+            Refusal(
+                request_id=request_id,
+                at_unix_s=self._unix_clock(),
+                status=error.status,
+                reason=error.reason,
+                message=str(error),
+            )
+        )
 
     def has_tasks(self, count: int) -> None:
         """Record the number of tasks on the event loop."""

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from epp.decision import Observer
 from epp.errors import ConfigError
 from epp.tracing.sending import Bounds
 
@@ -57,10 +56,8 @@ def require(tracing: bool) -> None:  # noqa: FBT001 - the configuration's switch
     _bounds(os.environ)
 
 
-def make(observer: Observer, *, worker: int) -> Tracer:
-    """Return an observer around `observer` that sends spans. Raises ConfigError if a variable cannot be
-    used.
-    """
+def make(*, worker: int) -> Tracer:
+    """Return a listener that sends spans. Raises ConfigError if a variable cannot be used."""
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - an extra
     from opentelemetry.sdk.trace.export import SpanExportResult  # noqa: PLC0415
 
@@ -70,7 +67,6 @@ def make(observer: Observer, *, worker: int) -> Tracer:
     # Makes no span: it is used only to read the variables of sampling and resource.
     provider = TracerProvider(shutdown_on_exit=False)
     return Tracer(
-        observer,
         sampler=provider.sampler,
         ids=provider.id_generator,
         resource=_resource(worker),

@@ -1,4 +1,4 @@
-"""One span for each pick: an `Observer` and a listener to the picker's events.
+"""One span for each pick, made by a listener to the picker's events.
 It decides at the pick whether it is sampled, and queues the finished span.
 
 A span lasts from the request's arrival at the picker to its pick, including the time in the queue. It is sent
@@ -28,9 +28,9 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from epp.decision import Decision, Observer
-from epp.errors import FlowRefusedError, PickError
-from epp.picker_events import Began, Ended, PickerEvent
+from epp.decision import Decision
+from epp.errors import FlowRefusedError
+from epp.picker_events import Began, Ended, PickerEvent, Refused
 from epp.tracing.attributes import Attributes, attributes_of, attributes_of_refusal, error_of
 from epp.tracing.sending import Bounds, Sender
 from epp.tracing.traceparent import read_traceparent
@@ -54,13 +54,10 @@ class _Span(NamedTuple):
 
 
 class Tracer:
-    """Wraps the observer that counts, which listens to the picker itself. All methods must be called on the
-    event loop, and none of them waits.
-    """
+    """Listens with `on_event`. All methods must be called on the event loop, and none of them waits."""
 
     def __init__(
         self,
-        inner: Observer,
         *,
         sampler: Sampler,
         ids: IdGenerator,
@@ -72,7 +69,6 @@ class Tracer:
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         """timer: the same timer as the streams'."""
-        self._inner = inner
         self._sampler = sampler
         self._ids = ids
         self._resource = resource
@@ -87,29 +83,16 @@ class Tracer:
     def counts(self) -> Mapping[str, int]:
         return self.sender.counts
 
-    def parsed(self, *, seconds: float, size_bytes: int) -> None:
-        self._inner.parsed(seconds=seconds, size_bytes=size_bytes)
-
-    def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None:
-        self._inner.refused(request_id, error)
-        contexts = self._sampled(trace)
-        if contexts is None:
-            return
-        now = self._unix_clock()
-        waited_s = error.waited_s if isinstance(error, FlowRefusedError) else 0.0
-        self.sender.put(_Span(*contexts, now - waited_s, now, attributes_of_refusal(request_id, error)))
-
     def on_event(self, event: PickerEvent) -> None:
-        """A pick may begin a span. The span of a request that is over is queued."""
+        """A pick may begin a span. The span of a request that is over or refused is queued."""
         if isinstance(event, Began):
             self._begin(event)
         elif isinstance(event, Ended):
             span = self._open.pop(id(event.request), None)
             if span is not None:
                 self.sender.put(span)
-
-    def protocol_error(self, reason: str) -> None:
-        self._inner.protocol_error(reason)
+        elif isinstance(event, Refused):
+            self._refused(event)
 
     # -- parts -----------------------------------------------------------------------------------------------
 
@@ -124,6 +107,15 @@ class Tracer:
             decision.at_unix_s + event.picked_in_s(timer_s=self._timer()),
         )
         self._open[id(event.request)] = _Span(context, parent, start, end, decision)
+
+    def _refused(self, event: Refused) -> None:
+        contexts = self._sampled(event.trace)
+        if contexts is None:
+            return
+        now, error = self._unix_clock(), event.error
+        waited_s = error.waited_s if isinstance(error, FlowRefusedError) else 0.0
+        attributes = attributes_of_refusal(event.request_id, error)
+        self.sender.put(_Span(*contexts, now - waited_s, now, attributes))
 
     def _sampled(self, trace: str) -> tuple[SpanContext, SpanContext | None] | None:
         """Return the contexts of the new span and of its parent. None: this request is not sampled."""

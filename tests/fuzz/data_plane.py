@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from epp import picker_events
 from epp.config.policy import PolicySpec
-from epp.errors import PickError
 from epp.extproc.access_log import AccessLog
 from epp.extproc.asking import request_names
 from epp.extproc.codec import decode, encode
@@ -52,7 +51,6 @@ class ExtProcMessages(OfBytes):
         return HttpStream(
             StreamContext(
                 self._picker,
-                self._seen,
                 settings=StreamSettings(scores_metadata=True),
                 new_request_id=lambda: "made",
                 timer=lambda: 0.0,
@@ -95,12 +93,8 @@ class _Seen:
 
     open = 0
 
-    def parsed(self, *, seconds: float, size_bytes: int) -> None: ...
-    def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None: ...
     def on_event(self, event: PickerEvent) -> None:
         self.open += isinstance(event, picker_events.Began) - isinstance(event, Ended)
-
-    def protocol_error(self, reason: str) -> None: ...
 
 
 def talk() -> list[bytes]:

@@ -1,6 +1,4 @@
-"""What a stream and its picker reported, kept for tests: the observer of streams and a listener to the
-picker's events.
-"""
+"""What a stream and its picker reported, kept for tests: a listener to the picker's events."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ from dataclasses import dataclass, field
 
 from epp.errors import PickError
 from epp.picker import Picker
-from epp.picker_events import Answered, Began, Ended, Pick, PickerEvent
+from epp.picker_events import Answered, Began, Ended, Parsed, Pick, PickerEvent, ProtocolFault, Refused
 
 
 @dataclass
@@ -22,7 +20,7 @@ class Seen:
 
     @classmethod
     def of(cls, picker: Picker) -> Seen:
-        """Make an observer that listens to the picker from now on."""
+        """Make a listener that listens to the picker from now on."""
         seen = cls()
         picker.subscribe(seen.on_event)
         return seen
@@ -34,15 +32,12 @@ class Seen:
             self.mismatches.append(event.mismatch)
         elif isinstance(event, Ended):
             self.over.append(event.request)
-
-    def parsed(self, *, seconds: float, size_bytes: int) -> None:
-        assert seconds >= 0
-        assert size_bytes > 0
-        self.parsed_bytes.append(size_bytes)
-
-    def refused(self, request_id: str, error: PickError, *, trace: str = "") -> None:
-        self.refusals.append((request_id, error))
-
-    def protocol_error(self, reason: str) -> None:
-        assert reason
-        self.faults.append(reason)
+        elif isinstance(event, Parsed):
+            assert event.seconds >= 0
+            assert event.size_bytes > 0
+            self.parsed_bytes.append(event.size_bytes)
+        elif isinstance(event, Refused):
+            self.refusals.append((event.request_id, event.error))
+        elif isinstance(event, ProtocolFault):
+            assert event.reason
+            self.faults.append(event.reason)

@@ -22,6 +22,7 @@ from epp.config.policy import DEFAULT_POLICY
 from epp.config.settings import Config
 from epp.config.tls import Tls
 from epp.errors import NoEndpointError
+from epp.picker_events import Refused
 from epp.telemetry.admin import AdminServer
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
@@ -172,7 +173,7 @@ async def test_a_decision_is_found_by_any_request_id(admin: Admin, request_id: s
 
 
 async def test_a_refused_request_explains_itself_too(admin: Admin) -> None:
-    admin.metrics.refused("r1", NoEndpointError("no endpoint is ready", reason="no_endpoints"))
+    admin.metrics.on_event(Refused("r1", NoEndpointError("no endpoint is ready", reason="no_endpoints")))
     shown = await admin.json("/decisions/r1")
     assert (shown["outcome"], shown["status"], shown["reason"]) == ("refused", 503, "no_endpoints")
 
@@ -229,7 +230,7 @@ async def test_markup_in_names_reaches_the_page_as_json_text_alone(admin: Admin)
     hostile = EndpointStatus(name=EndpointName(HOSTILE), address=HERE, scrape_error=HOSTILE)
     admin.status = PickerStatus(endpoints=(hostile,), policy=HOSTILE, rule=HOSTILE)
     admin.ring.append(decision(HOSTILE, chosen=HOSTILE, reason=HOSTILE, model=HOSTILE))
-    admin.metrics.refused(HOSTILE, NoEndpointError(HOSTILE, reason=HOSTILE))
+    admin.metrics.on_event(Refused(HOSTILE, NoEndpointError(HOSTILE, reason=HOSTILE)))
     assert "alert(1)" not in await admin.text("/")
     shown = await admin.json("/live")
     assert shown["endpoints"][0][0] == HOSTILE

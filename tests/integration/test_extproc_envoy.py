@@ -54,7 +54,6 @@ async def rig(
         seen = Seen.of(picker)
         server = ExtProcServer(
             picker,
-            seen,
             listen=Listen(address="127.0.0.1:0", transport=transport()),
             settings=StreamSettings(max_body_bytes=MAX_BODY_BYTES, streamed_hold_bytes=256 * 1024),
         )
@@ -310,7 +309,6 @@ async def test_a_drain_cuts_no_answer_although_the_gateway_fails_closed(tmp_path
         seen = Seen.of(picker)
         server = ExtProcServer(
             picker,
-            seen,
             listen=Listen(address="127.0.0.1:0", transport=transport()),
             settings=StreamSettings(),
         )

@@ -99,7 +99,7 @@ async def serving(
     listen = msgspec.structs.replace(listen or Listen(address="127.0.0.1:0"), transport=transport())
     picker = picker or make_picker()
     seen = Seen.of(picker)
-    server = ExtProcServer(picker, seen, listen=listen, settings=settings or StreamSettings())
+    server = ExtProcServer(picker, listen=listen, settings=settings or StreamSettings())
     await server.start(ready=ready)
     target = listen.address if listen.address.startswith("unix:") else f"127.0.0.1:{server.port}"
     try:

@@ -70,7 +70,6 @@ async def test_a_body_that_waits_at_the_picker_reaches_the_server_untouched(
         gate = Gate(picker)
         server = ExtProcServer(
             picker,
-            seen,
             listen=Listen(address="127.0.0.1:0", transport=transport()),
             settings=StreamSettings(max_body_bytes=MAX_BODY_BYTES),
             gate=gate,

@@ -23,7 +23,6 @@ from epp.gate import Gate
 from epp.model_queue import WaitingRequest
 from epp.picker import Picker
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
-from tests.harness.seen import Seen
 from tests.harness.transport import transport
 from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
 from tests.integration.test_extproc_server import BODY, Exchange, headers
@@ -56,7 +55,6 @@ async def test_a_pick_that_is_made_while_the_delay_is_written_follows_it() -> No
     picker = make_picker()
     server = ExtProcServer(
         picker,
-        Seen.of(picker),
         listen=Listen(address="127.0.0.1:0", transport=transport()),
         settings=StreamSettings(longest_delay_s=30.0),
         gate=HastyGate(picker),

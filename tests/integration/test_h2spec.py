@@ -15,7 +15,6 @@ from epp.extproc.server import ExtProcServer
 from epp.extproc.settings import StreamSettings
 from epp.picker import Picker
 from tests.harness.h2spec import h2spec_program, read_report
-from tests.harness.seen import Seen
 
 LEFT_OUT = {
     "Sends a dynamic table size update larger than the value of SETTINGS_HEADER_TABLE_SIZE": (
@@ -30,7 +29,6 @@ async def test_h2spec_passes_but_for_what_is_left_out_on_purpose(tmp_path: Path)
     program, report = h2spec_program(), tmp_path / "report.xml"
     server = ExtProcServer(
         Picker(DEFAULT_POLICY, rng=random.Random(1)),
-        Seen(),
         listen=Listen(address="127.0.0.1:0"),
         settings=StreamSettings(),
         clock=time.monotonic,

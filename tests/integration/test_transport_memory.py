@@ -52,10 +52,6 @@ def heap():
     return found.uordblks + found.hblkhd
 
 
-class Forgetful(Seen):
-    def protocol_error(self, reason): ...
-
-
 async def scrapes(picker):
     # Requests that are let go unread are counted by scrapes, as in a picker that serves.
     while True:
@@ -68,7 +64,7 @@ async def scrapes(picker):
 async def serve(transport):
     picker = make_picker()
     listen = Listen(address="127.0.0.1:0", transport=transport)
-    server = ExtProcServer(picker, Forgetful(), listen=listen, settings=StreamSettings())
+    server = ExtProcServer(picker, listen=listen, settings=StreamSettings())
     await server.start()
     print(server.port, flush=True)
     loop = asyncio.get_running_loop()

@@ -6,8 +6,20 @@ import random
 
 from epp.config.policy import DEFAULT_POLICY
 from epp.decision import PickRequest
+from epp.errors import NoEndpointError
 from epp.picker import Picker
-from epp.picker_events import Answered, Began, Ended, Moved, PickerEvent, Restarted
+from epp.picker_events import (
+    Answered,
+    Began,
+    Ended,
+    Moved,
+    Parsed,
+    PickerEvent,
+    ProtocolFault,
+    Refused,
+    Restarted,
+    StreamEvent,
+)
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 
 A, B = Address("10.0.0.1", 8000), Address("10.0.0.2", 8000)
@@ -27,6 +39,11 @@ def a_request() -> PickRequest:
     )
 
 
+def at(event: PickerEvent) -> float:
+    assert not isinstance(event, Parsed | Refused | ProtocolFault), "events of a stream have no time"
+    return event.at
+
+
 def test_a_request_is_told_when_it_begins_moves_is_answered_and_ends() -> None:
     picker, events = a_picker()
     pick = picker.pick(a_request(), now=1.0)
@@ -34,7 +51,7 @@ def test_a_request_is_told_when_it_begins_moves_is_answered_and_ends() -> None:
     picker.on_response_headers(pick, status=200, served=elsewhere, now=2.0)
     picker.end(pick, outcome="ended", now=3.0)
     picker.end(pick, outcome="ended", now=4.0)
-    assert [(type(event), event.at) for event in events] == [
+    assert [(type(event), at(event)) for event in events] == [
         (Began, 1.0),
         (Moved, 2.0),
         (Answered, 2.0),
@@ -53,6 +70,18 @@ def test_a_request_that_is_let_go_ends_once() -> None:
     assert [type(event) for event in events] == [Began, Ended]
 
 
+def test_events_of_streams_reach_the_same_listeners() -> None:
+    picker, events = a_picker()
+    told = [
+        Parsed(0.1, 5),
+        Refused("r", NoEndpointError("none", reason="no_endpoints")),
+        ProtocolFault("odd"),
+    ]
+    for event in told:
+        picker.report(event)
+    assert events == told
+
+
 def test_every_listener_hears_every_event_from_when_it_subscribes() -> None:
     picker, events = a_picker()
     pick = picker.pick(a_request(), now=1.0)
@@ -67,7 +96,7 @@ def test_a_restart_seen_from_counters_is_told_and_one_that_the_source_tells_is_n
     name = EndpointName("a")
     picker.observe(name, EndpointMetrics(scraped_at=1.0, prompt_tokens=500.0, finished=5.0), now=1.0)
     picker.observe(name, EndpointMetrics(scraped_at=2.0, prompt_tokens=10.0, finished=0.0), now=2.0)
-    assert [(type(event), event.at) for event in events] == [(Restarted, 2.0)]
+    assert [(type(event), at(event)) for event in events] == [(Restarted, 2.0)]
     state = picker.fleet.get(name)
     assert state is not None
     assert state.cold_at == 2.0

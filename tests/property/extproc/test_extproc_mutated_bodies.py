@@ -63,9 +63,7 @@ def test_ten_thousand_damaged_bodies_are_routed_or_refused_and_leave_no_booking(
         body = damaged(json.dumps({"model": "m", **document}).encode(), rng)
         seen = Seen.of(picker)
         stream = HttpStream(
-            StreamContext(
-                picker, seen, settings=StreamSettings(), new_request_id=lambda: "made", timer=lambda: 0.0
-            )
+            StreamContext(picker, settings=StreamSettings(), new_request_id=lambda: "made", timer=lambda: 0.0)
         )
         modes = MODES[number // len(VALID) % len(MODES)]
         stream.receive(RequestHeaders(((":path", path),), modes=modes), now=now)

@@ -49,9 +49,9 @@ def make_picker() -> Picker:
     return picker
 
 
-def make_stream(picker: Picker, seen: Seen, given_settings: StreamSettings) -> HttpStream:
+def make_stream(picker: Picker, given_settings: StreamSettings) -> HttpStream:
     return HttpStream(
-        StreamContext(picker, seen, settings=given_settings, new_request_id=lambda: "made", timer=lambda: 0.0)
+        StreamContext(picker, settings=given_settings, new_request_id=lambda: "made", timer=lambda: 0.0)
     )
 
 
@@ -143,7 +143,7 @@ def test_no_order_of_events_breaks_the_stream_or_leaves_a_booking(
 ) -> None:
     picker = make_picker()
     seen = Seen.of(picker)
-    stream = make_stream(picker, seen, given_settings)
+    stream = make_stream(picker, given_settings)
     for i, event in enumerate(events):
         try:
             actions = stream.receive(event, now=float(i))
@@ -212,7 +212,7 @@ def outcome_of(
     """
     picker, size = make_picker(), sum(map(len, chunks))
     seen = Seen.of(picker)
-    stream = make_stream(picker, seen, StreamSettings())
+    stream = make_stream(picker, StreamSettings())
     length = (("content-length", str(size)),) if declared else ()
     actions = list(
         stream.receive(

@@ -93,7 +93,7 @@ class Attack:
         )
         self._seen = Seen.of(self._picker)
         self._now = 1000.0
-        self._streams = Streams(self._picker, self._seen, settings=_SETTINGS, clock=lambda: self._now)
+        self._streams = Streams(self._picker, settings=_SETTINGS, clock=lambda: self._now)
         self._transport = Http2Transport(self._streams, Health(), listen=Listen())
         self._makers: Sequence[Callable[[int], bytes]] = (
             self._opening, self._opening, self._body, self._body, self._body, self._pieces, self._pieces,

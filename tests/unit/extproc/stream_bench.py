@@ -73,7 +73,6 @@ class Bench:
         return HttpStream(
             StreamContext(
                 self.picker,
-                self.seen,
                 settings=self.settings,
                 new_request_id=lambda: "made",
                 timer=lambda: 0.0,

@@ -37,7 +37,6 @@ class Owner:
         self.stream = HttpStream(
             StreamContext(
                 bench.picker,
-                bench.seen,
                 settings=bench.settings,
                 new_request_id=lambda: "made",
                 timer=lambda: 0.0,

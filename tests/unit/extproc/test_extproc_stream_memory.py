@@ -36,7 +36,6 @@ class Watched(Bench):
         return HttpStream(
             StreamContext(
                 self.picker,
-                self.metrics,
                 settings=self.settings,
                 new_request_id=lambda: "made",
                 timer=lambda: 0.0,

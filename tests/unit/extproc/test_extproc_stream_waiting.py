@@ -69,7 +69,6 @@ class Held:
         return HttpStream(
             StreamContext(
                 self.bench.picker,
-                self.bench.seen,
                 settings=self.bench.settings,
                 new_request_id=lambda: "made",
                 timer=lambda: 0.0,

@@ -60,7 +60,7 @@ def test_the_usual_request_is_answered_as_its_stream_would_and_holds_nothing(mod
     seen = Seen.of(picker)
     found = answer(data, picker)
     stream = HttpStream(
-        StreamContext(a_picker("m"), Seen(), settings=SETTINGS, new_request_id=str, timer=lambda: 0.0),
+        StreamContext(a_picker("m"), settings=SETTINGS, new_request_id=str, timer=lambda: 0.0),
         unread=True,
     )
     event = decode(data, names=NAMES, response_names=RESPONSE_NAMES, first=True)

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from epp.decision import Observer, Prefill
+from epp.decision import Prefill
 from epp.errors import BadRequestError, NoEndpointError
 from epp.flow.status import FlowStatus
+from epp.picker_events import Parsed, ProtocolFault, Refused
 from epp.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
 from epp.telemetry import catalog
 from epp.telemetry.catalog import metrics_reference
@@ -87,9 +88,8 @@ def shown() -> Shown:
 
 
 def test_a_request_is_counted_from_its_body_to_its_end(shown: Shown) -> None:
-    observer: Observer = shown.metrics
     made = pick()
-    observer.parsed(seconds=0.00003, size_bytes=4000)
+    shown.metrics.on_event(Parsed(0.00003, 4000))
     shown.metrics.on_event(began(made, began_s=1.0))
     assert shown.value("epp_in_flight") == 1
     assert shown.samples("epp_requests_total") == {}
@@ -115,16 +115,16 @@ def test_requests_whose_body_was_not_read_are_counted_by_the_reason(shown: Shown
 
 
 def test_fine_times_fall_into_fine_buckets(shown: Shown) -> None:
-    shown.metrics.parsed(seconds=0.00003, size_bytes=1)
+    shown.metrics.on_event(Parsed(0.00003, 1))
     buckets = shown.samples("epp_parse_seconds_bucket")
     assert buckets["1e-05",] == buckets["2e-05",] == 0
     assert buckets["5e-05",] == 1
 
 
 def test_a_refusal_is_counted_by_reason_and_can_be_asked_about(shown: Shown) -> None:
-    shown.metrics.refused("r7", BadRequestError("messages: expected a list", reason="bad_messages"))
-    shown.metrics.refused("r8", NoEndpointError("none", reason="no_endpoints"))
-    shown.metrics.refused("r9", NoEndpointError("none", reason="no_endpoints"))
+    shown.metrics.on_event(Refused("r7", BadRequestError("messages: expected a list", reason="bad_messages")))
+    shown.metrics.on_event(Refused("r8", NoEndpointError("none", reason="no_endpoints")))
+    shown.metrics.on_event(Refused("r9", NoEndpointError("none", reason="no_endpoints")))
     assert shown.samples("epp_refused_total") == {("bad_messages",): 1, ("no_endpoints",): 2}
     assert shown.samples("epp_requests_total") == {("unknown", "refused"): 3}
     assert shown.ring.get("r7") == Refusal(
@@ -134,7 +134,7 @@ def test_a_refusal_is_counted_by_reason_and_can_be_asked_about(shown: Shown) -> 
 
 def test_mismatches_protocol_errors_and_reloads_are_counted(shown: Shown) -> None:
     shown.metrics.on_event(answered(pick(), mismatch=True))
-    shown.metrics.protocol_error("body_before_headers")
+    shown.metrics.on_event(ProtocolFault("body_before_headers"))
     shown.metrics.reloaded("policy", ok=True)
     shown.metrics.reloaded("policy", ok=False)
     assert shown.value("epp_served_mismatch_total") == 1

@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from epp.errors import BadRequestError, NoEndpointError
+from epp.picker_events import Refused
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import PickerStatus
@@ -17,7 +18,7 @@ def test_a_refusal_is_logged_under_its_request_id_by_whose_fault_it_is(
 ) -> None:
     caplog.set_level(logging.INFO)
     metrics = Metrics(decisions=DecisionRing(maxlen=0), state=PickerStatus)
-    metrics.refused("r-1", BadRequestError("`model` is missing", reason="no_model"))
-    metrics.refused("r-2", NoEndpointError("no server", reason="no_ready_endpoint"))
+    metrics.on_event(Refused("r-1", BadRequestError("`model` is missing", reason="no_model")))
+    metrics.on_event(Refused("r-2", NoEndpointError("no server", reason="no_ready_endpoint")))
     shown = [(r.levelname, vars(r)["request_id"], vars(r)["status"]) for r in caplog.records]
     assert shown == [("INFO", "r-1", 400), ("WARNING", "r-2", 503)]

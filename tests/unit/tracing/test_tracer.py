@@ -20,10 +20,9 @@ from opentelemetry.sdk.trace.sampling import (
 )
 
 from epp.errors import FlowRefusedError
-from epp.picker_events import Pick
+from epp.picker_events import Pick, Refused
 from epp.tracing.sending import Bounds
 from epp.tracing.tracer import Tracer
-from tests.harness.seen import Seen
 from tests.unit.telemetry.records import THERE, began, decision, ended, pick
 
 TRACE, SPAN = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
@@ -36,10 +35,8 @@ class Traces:
     """A tracer that keeps its spans. `arrived` ends the tracer."""
 
     def __init__(self, sampler: Sampler = DEFAULT_ON) -> None:
-        self.seen = Seen()
         self.spans: list[ReadableSpan] = []
         self.tracer = Tracer(
-            self.seen,
             sampler=sampler,
             ids=RandomIdGenerator(),
             resource=Resource({"service.name": "s"}),
@@ -158,20 +155,11 @@ def test_a_ratio_takes_that_share_of_the_traces_that_begin_here(sampler: Sampler
     assert 180 < len(traces.arrived()) < 320
 
 
-def test_every_event_still_reaches_the_observer_that_counts() -> None:
-    traces = Traces()
-    traces.tracer.parsed(seconds=0.1, size_bytes=5)
-    traces.tracer.protocol_error("odd")
-    traces.arrived()
-    assert (traces.seen.parsed_bytes, traces.seen.faults) == ([5], ["odd"])
-
-
 def test_a_refusal_has_a_span_that_says_why_and_how_long_it_waited() -> None:
     traces = Traces()
     error = FlowRefusedError("late", reason="flow_deadline", retry_after_s=3, waited_s=4.0)
-    traces.tracer.refused("r9", error, trace=CALLER)
+    traces.tracer.on_event(Refused("r9", error, CALLER))
     (span,) = traces.arrived()
-    assert [refused for _, refused in traces.seen.refusals] == [error]
     assert attributes(span) == {
         "http.response.status_code": 429,
         "error.type": "flow_deadline",
