@@ -18,7 +18,6 @@ from epp.picker_events import (
     ProtocolFault,
     Refused,
     Restarted,
-    StreamEvent,
 )
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 
