@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 from epp.config.dialects import DialectName
 
-Outcome = Literal["pass", "fail", "not asked"]
+CheckOutcome = Literal["pass", "fail", "not asked"]
 _WIDTH: Final = 76
 
 
@@ -18,7 +18,7 @@ class Result:
     dialect: DialectName
     row: int
     claim: str
-    outcome: Outcome
+    outcome: CheckOutcome
     detail: str = ""
     """The error, or the reason why the check was not made."""
     seconds: float = 0.0

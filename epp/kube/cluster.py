@@ -28,7 +28,7 @@ from epp.kube.lease_holder import LeaseHolder
 from epp.kube.live import Live
 from epp.kube.objectives import PATHS, Objectives, merged
 from epp.kube.objects import ModelRewrite, Objective, PolicyObject
-from epp.kube.policies import Outcome, PolicySet
+from epp.kube.policies import PolicySet, ResolvedPolicies
 from epp.kube.pools import Pools
 from epp.kube.reflector import Reflector, Sink, Source, T
 from epp.kube.rewrite_writing import RewriteWriter
@@ -80,7 +80,7 @@ class Cluster:
         self._rng = rng
         self._namespace = namespace_of(settings)
         self._policies = PolicySet(pools=settings.names)
-        self._outcome = Outcome(acting=default, tried=None, verdicts={})
+        self._outcome = ResolvedPolicies(acting=default, tried=None, verdicts={})
         self._dirty = asyncio.Event()
         self._rewrites = [
             ModelRewrites(pools=settings.names, group=group)

@@ -70,7 +70,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ResolvedPolicies:
     """The policy that routes, the policy in dry run, and the results of all policies of the pool by name."""
 
     acting: Policy
@@ -153,7 +153,7 @@ class PolicySet:
         """
         return self._of_other_pools.values()
 
-    def resolve(self, *, default: Policy, existing: Collection[str]) -> Outcome:
+    def resolve(self, *, default: Policy, existing: Collection[str]) -> ResolvedPolicies:
         """Judge all policies. The spec that routes from now on is remembered as accepted.
         existing: the pools that exist.
         """
@@ -173,7 +173,7 @@ class PolicySet:
         policy_tried = None
         if tried is not None and tried.spec is not None:
             policy_tried = _policy(tried, Accepted(tried.found.metadata.generation, tried.spec))
-        return Outcome(acting=acting, tried=policy_tried, verdicts=verdicts)
+        return ResolvedPolicies(acting=acting, tried=policy_tried, verdicts=verdicts)
 
     def check_integrity(self) -> None:
         assert not self._claims.keys() & self._of_other_pools.keys()

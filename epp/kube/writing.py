@@ -19,7 +19,7 @@ from epp.kube.crd import GROUP, PLURAL, VERSION
 from epp.kube.event_budget import EndpointChanges, EventBudget, EventText, Written
 from epp.kube.live import HitRatio, Live
 from epp.kube.objects import PolicyObject, PolicyStatus
-from epp.kube.policies import Outcome, Verdict
+from epp.kube.policies import ResolvedPolicies, Verdict
 from epp.kube.policy_status import Unclaimed, WriteTimes, desired, patch, unclaimed
 
 _log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Writer:
 
     async def look(
         self,
-        outcome: Outcome,
+        outcome: ResolvedPolicies,
         *,
         says: Mapping[str, PolicyStatus],
         of_other_pools: Collection[PolicyObject] = (),
@@ -105,7 +105,7 @@ class Writer:
 
     async def _write_due(
         self,
-        outcome: Outcome,
+        outcome: ResolvedPolicies,
         *,
         says: Mapping[str, PolicyStatus],
         live: Live,

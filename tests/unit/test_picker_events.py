@@ -18,6 +18,7 @@ from epp.picker_events import (
     ProtocolFault,
     Refused,
     Restarted,
+    StreamEvent,
 )
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 
@@ -71,7 +72,7 @@ def test_a_request_that_is_let_go_ends_once() -> None:
 
 def test_events_of_streams_reach_the_same_listeners() -> None:
     picker, events = a_picker()
-    told = [
+    told: list[StreamEvent] = [
         Parsed(0.1, 5),
         Refused("r", NoEndpointError("none", reason="no_endpoints")),
         ProtocolFault("odd"),

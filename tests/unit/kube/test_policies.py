@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from epp.config.policy import DEFAULT_POLICY
 from epp.kube.objects import PolicyObject
-from epp.kube.policies import Outcome, PolicySet
+from epp.kube.policies import PolicySet, ResolvedPolicies
 from tests.unit.kube.objects import policy
 
 OLD, NEW = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"
@@ -21,18 +21,18 @@ class Policies:
         self.set.replace(objects)
         self.outcome = self.judge()
 
-    def judge(self, *, existing: Sequence[str] | None = None) -> Outcome:
+    def judge(self, *, existing: Sequence[str] | None = None) -> ResolvedPolicies:
         existing = self.pools if existing is None else existing
         self.outcome = self.set.resolve(default=DEFAULT_POLICY, existing=existing)
         self.set.check_integrity()
         assert not self.set.changed
         return self.outcome
 
-    def put(self, found: PolicyObject) -> Outcome:
+    def put(self, found: PolicyObject) -> ResolvedPolicies:
         self.set.put(found)
         return self.judge()
 
-    def remove(self, found: PolicyObject) -> Outcome:
+    def remove(self, found: PolicyObject) -> ResolvedPolicies:
         self.set.remove(found)
         return self.judge()
 

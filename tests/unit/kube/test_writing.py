@@ -10,7 +10,7 @@ from epp.config.policy import DEFAULT_POLICY
 from epp.kube.api import Api, Query
 from epp.kube.live import Live, LiveEndpoint
 from epp.kube.objects import Condition, PolicyStatus
-from epp.kube.policies import Outcome, PolicySet
+from epp.kube.policies import PolicySet, ResolvedPolicies
 from epp.kube.policy_status import desired
 from epp.kube.writing import Place, Writer
 from tests.unit.kube.objects import policy
@@ -43,7 +43,7 @@ class Server(Api):
         return b'{"metadata": {}}'
 
 
-def outcome(names: str = "abc", *, pool: str = "vllm") -> Outcome:
+def outcome(names: str = "abc", *, pool: str = "vllm") -> ResolvedPolicies:
     policies = PolicySet(pools=[pool])
     for name in names:
         policies.put(policy(name, target=pool))
