@@ -74,7 +74,7 @@ def _serve(args: argparse.Namespace) -> int:
     except OSError as error:
         print(f"model-server: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:  # This happens before the server listens.
+    except KeyboardInterrupt:  # Ctrl-C came before the server listened.
         return 130
     return 0
 

@@ -154,7 +154,7 @@ def _fit_document(found: Fit) -> dict[str, object]:
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the innermost error of the first group; the other errors only repeat this one."""
+    """Return the innermost error of the first group; the group's other errors follow from this one."""
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -1,5 +1,5 @@
-"""The file of a calibration: the costs, how well they fit, and the server on which they were measured. It is
-YAML, or JSON, which is also YAML.
+"""The file of a calibration: the costs, how well they fit, and the server on which they were measured. The
+file is YAML. JSON is accepted too, since JSON is also YAML.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_costs(path: Path) -> CostModel:
-    """Return the costs in a file that `model-server calibrate` wrote. Raise ValueError, which says why, if
-    the file cannot be read or has other content.
+    """Return the costs in a file that `model-server calibrate` wrote. Raise ValueError with the reason if the
+    file cannot be read or has other content.
     """
     try:
         text = path.read_text()

@@ -93,7 +93,7 @@ def sample_of(probe: Probe, traces: Sequence[Trace]) -> Sample | None:
 
 
 def fastest(measured: Mapping[Probe, Sequence[Sample]]) -> list[Sample]:
-    """Return the fastest of equal probes, since other work on a machine only adds to times."""
+    """Return the fastest of equal probes, since other work on a machine can only make a probe slower."""
     return [min(samples, key=_seconds) for samples in measured.values() if samples]
 
 

@@ -4,7 +4,7 @@ A prompt continues in the block that shares the longest beginning with it. This 
 where the prompt would be in the order, so a binary search finds the block among any number of blocks. Blocks
 with equal tokens are side by side, ordered by their ids.
 
-Caller: the cache of partial blocks. It has one of these lists for each prefix that cached blocks follow.
+Caller: the cache of partial blocks. The cache has one list for each prefix that cached blocks follow.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Beginnings:
 
     def longest(self, wanted: _Tokens) -> tuple[int, Block | None]:
         """Return the number of tokens in the longest beginning that `wanted` shares with a block, and that
-        block. Of several such blocks, prefer one that ends there.
+        block. Of several such blocks, prefer a block that ends where the shared beginning ends.
         """
         at = bisect_left(self._entries, (wanted,))
         beside = self._entries[max(0, at - 1) : at + 1]

@@ -118,8 +118,8 @@ class BlockPool:
         self._cached.setdefault(block_hash, {})[block.block_id] = block
 
     def uncache(self, block: Block) -> None:
-        """Remove the block from the cache: its content can no longer be found. Its holders keep it. The block
-        must be held, or `take` must be about to hand it out.
+        """Remove the block from the cache: its content can no longer be found. Its holders keep the block.
+        The block must be held, or `take` must be about to hand it out.
         """
         name = block.block_hash
         if name is None:

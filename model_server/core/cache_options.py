@@ -17,7 +17,7 @@ class CacheOptions:
     free_queue: QueueName = "linked"
     """The data structure that keeps the order of `lru`."""
     max_unused_blocks: int | None = None
-    """The most free blocks that keep cached content. None means all of them."""
+    """The most free blocks that keep cached content. None means all free blocks."""
     preallocated_blocks: int = 0
     """When a request needs a new block, it gets up to this many more empty blocks, if they are free."""
     partial_blocks: bool = False

@@ -40,8 +40,8 @@ _SLACK_ENTRIES = 64
 
 
 def make_order(eviction: EvictionName, *, queue: QueueName = "linked") -> FreeOrder:
-    """Return the order of a policy. `queue` is the data structure of `lru`. Raise ValueError if there is no
-    such policy or queue.
+    """Return the order of a policy. `queue` is the data structure of `lru`. Raise ValueError if no policy or
+    queue has this name.
     """
     if queue not in QUEUES:
         raise ValueError(f"unknown free queue {queue!r}; choose one of {', '.join(QUEUES)}")

@@ -8,8 +8,8 @@ micro-benchmark compares them (docs/bench-caching.md):
   in O(n), while the model computes.
 
 Invariant (`check_integrity`): iteration gives each free block once, in the order of eviction, and `len`
-counts them. Only `DeferredQueue` has a thread besides the engine's, and only between `end_step` and the next
-call.
+counts the free blocks. Only `DeferredQueue` has a thread besides the engine's, and only between `end_step`
+and the next call.
 
 Callers: the block pool.
 """

@@ -133,7 +133,7 @@ class Xxh3Hasher(BlockHasher):
 
 
 class DirectHasher(BlockHasher):
-    """sha256 over everything up to the block's end."""
+    """sha256 over the scope and all tokens up to the block's end."""
 
     def __init__(self, block_size_tokens: int, *, seed: str) -> None:
         super().__init__(block_size_tokens)
@@ -148,7 +148,7 @@ class DirectHasher(BlockHasher):
 
 
 def make_hasher(algorithm: HashAlgorithm, *, block_size_tokens: int, seed: str = DEFAULT_SEED) -> BlockHasher:
-    """Return the hasher for an algorithm. Raise ValueError if there is no such algorithm."""
+    """Return the hasher for an algorithm. Raise ValueError if no algorithm has this name."""
     match algorithm:
         case "sha256":
             return ChainedHasher(block_size_tokens, formula=_sha256_pickle, seed=seed)

@@ -53,7 +53,7 @@ class CachedPrefix:
 
     blocks: Sequence[Block]
     num_tokens: int
-    """Tokens that need not be computed, including those from outside."""
+    """Tokens that need not be computed, including the tokens whose content is outside the cache."""
     tail: Block | None = None
     loaded: LoadedPrefix | None = None
     """The content to copy into new blocks after `blocks`."""
@@ -204,8 +204,8 @@ class KVCacheManager:
         return True
 
     def take_in(self, request: Request, *, end_block: int) -> int:
-        """Take in full blocks of a prompt that came from another server. Cache those up to `end_block` that
-        have room, without a holder. Return the number of leading blocks that are cached now.
+        """Take in full blocks of a prompt that came from another server. Cache the blocks up to `end_block`
+        that have room, without a holder. Return the number of leading blocks that are cached now.
         """
         known = list(self.get_computed(request).blocks)
         end_block = min(end_block, len(request.block_hashes))
@@ -230,8 +230,8 @@ class KVCacheManager:
         del self._num_cached_blocks[request.request_id]
 
     def fork(self, request: Request, child: Request) -> None:
-        """Let `child` share the blocks of `request`. Its tokens begin with the computed tokens of `request`.
-        Call this only between steps.
+        """Let `child` share the blocks of `request`. The child's tokens begin with the computed tokens of
+        `request`. Call this only between steps.
         """
         num_blocks = self.blocks_for(request.num_computed_tokens)
         self.adopt(
@@ -269,7 +269,9 @@ class KVCacheManager:
         return copies
 
     def take_loads(self) -> tuple[PrefixLoad, ...]:
-        """Return the loads that were ordered since the last call. They come before any computing."""
+        """Return the loads that were ordered since the last call. The runner makes them before it computes
+        anything.
+        """
         loads = tuple(self._loads)
         self._loads.clear()
         return loads

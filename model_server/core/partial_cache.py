@@ -36,7 +36,7 @@ class _Content:
     place: _Place
     tokens: tuple[TokenId, ...]
     full_key: bool = False
-    """True if the block is cached as a full one. A step may still be computing the rest of it."""
+    """True if the block is cached as a full block. A step may still be computing the rest of the block."""
 
 
 class PartialKVCacheManager(KVCacheManager):

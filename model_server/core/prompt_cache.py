@@ -77,7 +77,7 @@ class PromptCache:
         return entry
 
     def evict_one(self) -> bool:
-        """Remove the least recently used prompt. Return False if there is none."""
+        """Remove the least recently used prompt. Return False if no prompt is kept."""
         if not self._entries:
             return False
         _, entry = self._entries.popitem(last=False)

@@ -1,7 +1,7 @@
 """The engine that computes a whole prompt when it is added, and three ways to batch the decoding afterwards.
 
 This engine is the simple counterpart of the continuous engine, and uses the cache of whole prompts:
-- `run_naive`: one request after the other, alone;
+- `run_naive`: computes one request after the other, each alone;
 - `OfflineScheduler`: add all requests, then run them to their ends in one batch;
 - `OnlineScheduler`: add requests at any time; each step computes one token for each of at most
   `max_batch_size` requests, which take turns.
@@ -38,7 +38,7 @@ Sampler = Callable[[object, Request], TokenId]
 
 
 class OutOfBlocksError(Exception):
-    """The cache has no room for this request beside the unfinished ones."""
+    """The cache has no room for this request beside the unfinished requests."""
 
 
 class PromptEngine:
@@ -194,7 +194,7 @@ class OnlineScheduler:
         self._engine = engine
         self._max_batch_size = max_batch_size
         self._ring: list[Request] = []
-        """The unfinished requests. Those whose turn is next come first."""
+        """The unfinished requests, in the order of their turns."""
         self._requests: dict[RequestId, Request] = {}
 
     @property
@@ -221,7 +221,7 @@ class OnlineScheduler:
         return [request.request_id for request in batch]
 
     def pop(self, request_id: RequestId) -> Request:
-        """Take a request out. An unfinished request ends here. Raise KeyError if there is no such request."""
+        """Take a request out. An unfinished request is aborted. Raise KeyError if no request has this id."""
         request = self._requests.pop(request_id)
         if request.finish_reason is None:
             self._ring.remove(request)

@@ -75,8 +75,8 @@ class Request:
     admitted yet.
     """
     loading: bool = field(default=False, init=False)
-    """True while its prefix is fetched from a store below the cache. The request is admitted only after
-    that.
+    """True while its prefix is fetched from a store below the cache. The request is admitted only after the
+    fetch.
     """
     stored: LoadedPrefix | OutsidePrefix | None = field(default=None, init=False)
     """The fetched prefix. A loaded prefix is used once, by the first admission."""

@@ -19,16 +19,16 @@ class SamplingParams:
     temperature: float = 0.0
     """The temperature. At 0 the most likely token is always chosen."""
     top_p: float = 1.0
-    """Tokens are chosen only among the most likely ones that together have at least this probability."""
+    """Tokens are chosen only among the most likely tokens that together have at least this probability."""
     top_k: int = 0
-    """Tokens are chosen only among this many of the most likely ones. 0 means all."""
+    """Tokens are chosen only among this many of the most likely tokens. 0 means all."""
     seed: int = 0
     """The seed and the token's position together decide the random draw. Equal seeds give equal answers,
     whatever else is in the batch.
     """
     num_logprobs: int | None = None
-    """Return each token's log probability, and those of this many most likely tokens. None means that no log
-    probability is returned.
+    """Return the log probability of each token, and of this many most likely tokens in its place. None means
+    that no log probability is returned.
     """
 
     def __post_init__(self) -> None:

@@ -4,9 +4,10 @@ The rule is first come, first served:
 - each step has a token budget. Running requests are served first, in order of admission. A request that
   decodes gets one token. A request in prefill gets as much of its prompt as the budget leaves, so long
   prompts come in chunks between other requests' tokens;
-- when blocks run out, the request admitted last gives its blocks back and waits at the head of the queue. It
-  starts again later, with its part of the prefix cache. So the oldest running request always continues. A
-  request that could not fit alone is refused when it is added. For both reasons every request ends;
+- when blocks run out, the request admitted last gives its blocks back and waits at the head of the queue. The
+  request starts again later, from the part of it that is still in the prefix cache. So the oldest running
+  request always continues. A request that could not fit alone is refused when it is added. For both reasons
+  every request ends;
 - then waiting requests are admitted while budget, places and blocks last. A request that cannot get blocks
   stops the admission, so that small requests do not starve a large one. A request whose LoRA adapter finds no
   slot is skipped, and so is one whose prefix is still being loaded from a store below the cache.
@@ -220,7 +221,7 @@ class Scheduler:
         return self._prompts.attach(request)
 
     def _give_up_prompt(self) -> bool:
-        """Remove a prompt that is only kept, because blocks are needed. Return False if there is none."""
+        """Remove a prompt that is only kept, because blocks are needed. Return False if no prompt is kept."""
         return self._prompts is not None and self._prompts.evict_one()
 
     def _record_first_admission(self, request: Request, computed: CachedPrefix, *, now: float) -> None:

@@ -1,5 +1,5 @@
-"""All flags of `model-server serve`, and the settings that they become. This module defines the flags of
-serving itself, and its siblings the others. Caller: the command line.
+"""All flags of `model-server serve`, and the settings that they become. This module also defines the flags of
+serving itself. The other modules of the package define the other flags. Caller: the command line.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Api:
         remote_prefill: RemotePrefill | None = None,
     ) -> None:
         """`runtime_lora` lets clients load and unload adapters. Without it the paths for this do not exist,
-        as in vLLM. `remote_prefill` lets other servers compute prompts for this one, and this one for them.
+        as in vLLM. `remote_prefill` lets this server and other servers compute prompts for each other.
         """
         self._remote_prefill = remote_prefill
         self._runtime_lora = runtime_lora
@@ -186,7 +186,7 @@ class Api:
             await response.write(error_event(error.body()))
         except ConnectionError:
             return response  # the client has gone, so nothing more can be sent
-        except Exception:  # noqa: BLE001 - any fault of ours: the client is told, and the log has all of it
+        except Exception:  # noqa: BLE001 - any fault: the client gets an error, and the log the traceback
             _log.exception("a stream broke off")
             await response.write(error_event(_unexpected()))
         await response.write_eof()
@@ -211,8 +211,8 @@ class Api:
     async def _kv_blocks(self, http: web.Request) -> web.Response:
         assert self._remote_prefill is not None, "this path exists only with the flag"
         try:
-            asked = msgspec.json.decode(await http.read(), type=BlocksAsked)
-            held = self._remote_prefill.held(asked)
+            question = msgspec.json.decode(await http.read(), type=BlocksAsked)
+            held = self._remote_prefill.held(question)
         except ValueError as error:
             raise ApiError("The body is not a list of hashes in hexadecimal.", param="hashes") from error
         return web.json_response({"held": held.held})
@@ -295,8 +295,8 @@ async def _events(job: Job, reply: Reply, requests: list[Request], mailbox: Mail
     role = [reply.role_event()] * job.chat
     while open_choices:
         deltas = await mailbox.take()
-        told = requests if job.usage_in_each_event else [None] * len(requests)
-        events = role + [reply.event(delta, request=told[delta.index]) for delta in deltas]
+        shown = requests if job.usage_in_each_event else [None] * len(requests)
+        events = role + [reply.event(delta, request=shown[delta.index]) for delta in deltas]
         role = []
         open_choices -= sum(delta.finish_reason is not None for delta in deltas)
         if not open_choices:
@@ -328,7 +328,7 @@ async def _errors_in_api_shape(request: web.Request, handler: Handler) -> web.St
         return web.json_response(error_body(message, error_type="invalid_request_error"), status=400)
     except ConnectionError:
         return web.Response(status=_CLIENT_GONE)
-    except Exception:  # noqa: BLE001 - any fault of ours: told in the API's shape, and in full in the log
+    except Exception:  # noqa: BLE001 - any fault: the client gets an error, and the log the traceback
         _log.exception("%s %s failed", request.method, request.path)
         return web.json_response(_unexpected(), status=500)
 

@@ -115,8 +115,8 @@ def real(
     kv_store: KvStoreSettings | None,
     progress: Callable[[str], None],
 ) -> Backend:
-    """Return the backend of a real model. Raise WeightsError if there is no such model, or no torch. Raise
-    ModelError if the model cannot be served, and StoreError if the store cannot be used.
+    """Return the backend of a real model. Raise WeightsError if the model does not exist, or torch is not
+    installed. Raise ModelError if the model cannot be served, and StoreError if the store cannot be used.
     """
     try:
         from model_server.runners.hf import model as hf  # noqa: PLC0415 - needs torch

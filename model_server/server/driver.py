@@ -48,9 +48,7 @@ class Mailbox:
         self._arrived.set()
 
     async def take(self) -> list[Delta]:
-        """Return everything that has arrived, at least one item. Raises EngineStoppedError if nothing will
-        come.
-        """
+        """Return all items that have arrived, at least one. Raise EngineStoppedError if no item will come."""
         await self._arrived.wait()
         taken, self._deltas = self._deltas, []
         if not taken:
@@ -68,8 +66,8 @@ class _Receiver:
     """The number of tokens in one delta. None means that all tokens come when the request has ended."""
     filter: StopFilter | None
     text: Detokenizer
-    told: list[TokenReport] | None
-    """The number of log probabilities. None means that they were not requested."""
+    reports: list[TokenReport] | None
+    """The log probabilities of the tokens since the last delta. None means that the client wants none."""
     pieces: list[str] = field(default_factory=list)
 
 
@@ -142,7 +140,7 @@ class EngineDriver:
                 stream_interval=self._stream_interval if stream else None,
                 filter=StopFilter(stops) if stops is not None else None,
                 text=self._language.detokenizer(request.token_ids),
-                told=None if request.sampling.num_logprobs is None else [],
+                reports=None if request.sampling.num_logprobs is None else [],
             )
             if request.adapter is not None:
                 self._metrics.adapter_requested()
@@ -169,7 +167,9 @@ class EngineDriver:
             self._staging.cache_was_reset()
 
     async def run(self) -> None:
-        """Run the loop. It ends only by cancellation or a fault, and then no request is left waiting."""
+        """Run the loop. The loop ends only by cancellation or a fault, and then no request is left
+        waiting.
+        """
         try:
             await self._run()
         finally:
@@ -201,7 +201,9 @@ class EngineDriver:
                 self._deliver(output, reason)
 
     def _read(self, output: TokenOutput) -> FinishReason | None:
-        """Add the token's text to what its receiver will get. Return the reason if the answer ends here."""
+        """Add the token's text to the next delta of its receiver. Return the finish reason if the answer ends
+        with this token.
+        """
         request = output.request
         receiver = self._receivers[request.request_id]
         # The end marker is not shown.
@@ -209,8 +211,8 @@ class EngineDriver:
         piece = "" if ended_itself else receiver.text.feed(output.token_id)
         if request.finish_reason is not None:
             piece += receiver.text.flush()
-        if receiver.told is not None and not ended_itself:
-            receiver.told.append(self._report(output))
+        if receiver.reports is not None and not ended_itself:
+            receiver.reports.append(self._report(output))
         if receiver.filter is not None:
             piece = receiver.filter.feed(piece)
             if receiver.filter.stopped:
@@ -232,12 +234,12 @@ class EngineDriver:
         due = interval is not None and (request.num_output_tokens - 1) % interval == 0
         if not ended and not due:
             return
-        told = None if receiver.told is None else tuple(receiver.told)
+        reports = None if receiver.reports is None else tuple(receiver.reports)
         stop_reason = receiver.filter.stopped_by if receiver.filter is not None else None
-        receiver.mailbox.put(Delta(receiver.index, "".join(receiver.pieces), reason, told, stop_reason))
+        receiver.mailbox.put(Delta(receiver.index, "".join(receiver.pieces), reason, reports, stop_reason))
         receiver.pieces.clear()
-        if receiver.told is not None:
-            receiver.told.clear()
+        if receiver.reports is not None:
+            receiver.reports.clear()
         if ended:
             del self._receivers[request.request_id]
 

@@ -5,7 +5,7 @@ name under "type". vLLM defines the fields, their order, and the fields that are
 Recorded messages that are decoded and encoded again give the same bytes (tests/contract).
 
 `KvEventLog` takes notes while steps are planned and turns them into numbered messages afterwards. It keeps
-the newest messages for subscribers that missed some. Invariants (`check_integrity`): kept messages are
+the newest messages for subscribers that missed messages. Invariants (`check_integrity`): kept messages are
 numbered without a gap, and the newest has the number before the next one.
 
 This module uses no socket and no clock. Callers: the driver, and `kv_publisher`, which sends the messages.
@@ -78,7 +78,9 @@ class Message:
 
 _encode = msgspec.msgpack.Encoder().encode
 decode_batch = msgspec.msgpack.Decoder(KvEventBatch).decode
-"""Return the batch of a payload, ours or vLLM's. Raise msgspec.MsgspecError on anything else."""
+"""Return the batch of a payload that this server or vLLM wrote. Raise msgspec.MsgspecError for any other
+payload.
+"""
 
 
 def encode_batch(batch: KvEventBatch) -> bytes:
@@ -145,7 +147,7 @@ class KvEventLog:
         )
 
     def take(self, *, wall_time_s: float) -> Message | None:
-        """Return the notes since the last call, as the next message. Return None if there are none."""
+        """Return the notes since the last call, as the next message. Return None if there are no notes."""
         if not self._notes:
             return None
         batch = KvEventBatch(wall_time_s, tuple(self._notes), 0)

@@ -1,9 +1,9 @@
 """Prometheus metrics under vLLM's names and labels, in a registry of their own.
 
-Gauges and cache counters are read from the engine at each scrape. The others are counted when steps finish.
-There is one intended difference from vLLM. vLLM keeps all label sets of `lora_requests_info` for ever, and
-this server keeps only the last few. As in vLLM the value of a label set is a Unix time, and the label set
-with the newest time is valid. There is no sample before the first request for an adapter.
+Gauges and cache counters are read from the engine at each scrape. The other metrics are counted when steps
+finish. There is one intended difference from vLLM. vLLM keeps all label sets of `lora_requests_info` for
+ever, and this server keeps only the last few. As in vLLM the value of a label set is a Unix time, and the
+label set with the newest time is valid. There is no sample before the first request for an adapter.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The names that a request may give as its model: the base model, under one or several names, and the LoRA
-adapters that are loaded on it.
+"""The names that a request may give as its model. These are the names of the base model, and the names of the
+LoRA adapters that are loaded on it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ServedModels:
         return tuple(self._adapters.values())
 
     def resolve(self, name: str | None) -> Adapter | None:
-        """Return the adapter of that name. None means the base model. A request without a name means the base
+        """Return the adapter of this name. None means the base model. A request without a name gets the base
         model too.
         """
         if not name or name in self.names:
@@ -84,8 +84,8 @@ class ServedModels:
 
     @contextmanager
     def loading(self, adapter: Adapter) -> Iterator[None]:
-        """Reserve the name: meanwhile no other call can load an adapter under it. The adapter is served if
-        the block ends without an error.
+        """Reserve the name: inside the block no other call can load an adapter under this name. The adapter
+        is served if the block ends without an error.
         """
         self._check(adapter)
         self._loading.add(adapter.name)

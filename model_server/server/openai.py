@@ -155,8 +155,8 @@ class RequestReader:
         max_len_tokens: int,
         vocabulary_size: int | None = None,
     ) -> None:
-        """Tokens from `vocabulary_size` on are refused, because the model lacks them. None means that there
-        is no such bound.
+        """Tokens from `vocabulary_size` on are refused, because the model lacks them. None means that no
+        token is refused for this reason.
         """
         self._models = models
         self._prompts = PromptReader(language, max_len_tokens=max_len_tokens)
@@ -171,17 +171,17 @@ class RequestReader:
         if body.suffix:
             raise ApiError("suffix is not supported.", param="suffix")
         prompts = self._prompts.completion(body.prompt)
-        asked = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-        return self._job(body, prompts, chat=False, max_tokens=asked, num_logprobs=body.logprobs)
+        max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+        return self._job(body, prompts, chat=False, max_tokens=max_tokens, num_logprobs=body.logprobs)
 
     def chat(self, raw: bytes) -> Job:
         body = read_body(raw, ChatBody)
         if body.top_logprobs and not body.logprobs:
             raise ApiError("top_logprobs needs logprobs=true.", param="top_logprobs")
         prompt = self._prompts.conversation(body)
-        asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        told = (body.top_logprobs or 0) if body.logprobs else None
-        return self._job(body, [prompt], chat=True, max_tokens=asked, num_logprobs=told)
+        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        return self._job(body, [prompt], chat=True, max_tokens=max_tokens, num_logprobs=num_logprobs)
 
     def tokenize(self, raw: bytes) -> list[TokenId]:
         body = read_body(raw, TokenizeBody)
@@ -264,10 +264,10 @@ class RequestReader:
     def _check_length(self, prompt_tokens: int, max_tokens: int | None) -> None:
         if prompt_tokens + (max_tokens or 1) <= self._max_len_tokens:
             return
-        asked = f" and {max_tokens} of the answer" if max_tokens else ""
+        answer = f" and {max_tokens} of the answer" if max_tokens else ""
         raise TooLongError(
             f"This model's maximum context length is {self._max_len_tokens} tokens; "
-            f"this request has {prompt_tokens} of the prompt{asked}. Shorten the prompt or lower max_tokens.",
+            f"this request has {prompt_tokens} of the prompt{answer}. Shorten the prompt or lower max_tokens.",
             param="prompt",
         )
 

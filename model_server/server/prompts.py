@@ -70,7 +70,7 @@ _TokenIds = list[Annotated[int, msgspec.Meta(ge=0, lt=2**32)]]
 
 
 def given(raw: msgspec.Raw) -> bool:
-    """Return whether the field is there and not null."""
+    """Return whether the body has the field with a value other than null."""
     return bytes(memoryview(raw)[:5]) not in (b"", b"null")
 
 
@@ -119,16 +119,20 @@ class PromptReader:
         return prompts
 
     def counted(self, raw: msgspec.Raw) -> list[TokenId]:
-        """Return a text whose tokens a client wants to count. It may be longer than the model's length."""
+        """Return a text whose tokens a client wants to count. The text may be longer than the model's
+        length.
+        """
         return self._text(raw, at_least=_MAX_COUNTED_CHARACTERS)
 
     def conversation(self, body: Conversation) -> list[TokenId]:
         messages = self._messages(body.messages)
         calls = [message.tool_calls for message in messages if given(message.tool_calls)]
-        told = [raw for raw in (body.tools, body.chat_template_kwargs) if given(raw)]
+        options = [raw for raw in (body.tools, body.chat_template_kwargs) if given(raw)]
         contents = [_content(message) for message in messages]
-        self._check_characters(sum(map(len, contents)) + sum(len(memoryview(raw)) for raw in (*calls, *told)))
-        self._check_marks((*calls, *told))
+        self._check_characters(
+            sum(map(len, contents)) + sum(len(memoryview(raw)) for raw in (*calls, *options))
+        )
+        self._check_marks((*calls, *options))
         tools = _json(body.tools, list[dict[str, Any]], param="tools")
         variables = _json(body.chat_template_kwargs, dict[str, Any], param="chat_template_kwargs") or {}
         plain = [

@@ -34,7 +34,7 @@ class Delta:
     index: int
     text: str
     finish_reason: FinishReason | None
-    told: tuple[TokenReport, ...] | None = None
+    reports: tuple[TokenReport, ...] | None = None
     """The log probabilities of the delta's tokens. None means that the client did not ask for them."""
     stop_reason: str | None = None
     """The stop string that ended the answer, if one did."""
@@ -70,7 +70,7 @@ class Reply:
             "created": created,
             "model": model,
         }
-        self._told_characters: Counter[int] = Counter()
+        self._sent_characters: Counter[int] = Counter()
 
     def whole(self, deltas: Sequence[Delta], requests: Sequence[Request]) -> dict[str, Any]:
         """Return the whole answer. `deltas` has one entry for each choice, with all of its text, in any
@@ -105,27 +105,28 @@ class Reply:
         return usage(requests, answers_each=self._answers_each)
 
     def _choice(self, delta: Delta, shape: dict[str, Any]) -> dict[str, Any]:
-        told = None
-        if delta.told is not None:
-            told = _chat_logprobs(delta.told) if self._chat else self._logprobs(delta.index, delta.told)
+        logprobs = None
+        if delta.reports is not None:
+            reports = delta.reports
+            logprobs = _chat_logprobs(reports) if self._chat else self._logprobs(delta.index, reports)
         return {
             "index": delta.index,
             **shape,
-            "logprobs": told,
+            "logprobs": logprobs,
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
         }
 
-    def _logprobs(self, index: int, told: Sequence[TokenReport]) -> dict[str, Any]:
+    def _logprobs(self, index: int, reports: Sequence[TokenReport]) -> dict[str, Any]:
         offsets = []
-        for token in told:
-            offsets.append(self._told_characters[index])
-            self._told_characters[index] += len(token.text)
+        for token in reports:
+            offsets.append(self._sent_characters[index])
+            self._sent_characters[index] += len(token.text)
         return {
-            "tokens": [token.text for token in told],
-            "token_logprobs": [token.logprob for token in told],
+            "tokens": [token.text for token in reports],
+            "token_logprobs": [token.logprob for token in reports],
             # Two ids may have the same text. The likelier one, which comes first, stays.
-            "top_logprobs": [{token.text: token.logprob} | dict(reversed(token.top)) for token in told],
+            "top_logprobs": [{token.text: token.logprob} | dict(reversed(token.top)) for token in reports],
             "text_offset": offsets,
         }
 
@@ -134,10 +135,10 @@ class Reply:
         return b"data: %b\n\n" % _encode({**self._head, "object": kind, "choices": choices, **more})
 
 
-def _chat_logprobs(told: Sequence[TokenReport]) -> dict[str, Any]:
+def _chat_logprobs(reports: Sequence[TokenReport]) -> dict[str, Any]:
     content = [
         {**_token(token.text, token.logprob), "top_logprobs": [_token(*one) for one in token.top]}
-        for token in told
+        for token in reports
     ]
     return {"content": content}
 

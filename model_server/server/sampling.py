@@ -1,4 +1,4 @@
-"""Reads how a body wants its tokens chosen, checks this, and refuses what the engine cannot do.
+"""Reads and checks the sampling fields of a body, and refuses fields that the engine does not support.
 
 A made-up model chooses nothing, so it accepts these fields without effect, since clients send them to every
 server. It refuses only log probabilities, which it would have to invent, and numbers that no server accepts.
@@ -24,7 +24,7 @@ _GREEDY_BELOW = 1e-5
 
 
 class SamplingBody(msgspec.Struct, kw_only=True):
-    """The fields of both APIs. Those from `min_p` on are known only to be refused."""
+    """The fields of both APIs. The server reads the fields from `min_p` on only to refuse them."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -52,7 +52,7 @@ _NEUTRAL_OPTIONS: dict[str, tuple[Any, object]] = {
     "stop_token_ids": (list[int], []),
     "response_format": (dict[str, Any], {"type": "text"}),
 }
-"""Options that a client could make long, each with its type and the value that changes nothing."""
+"""Options whose values can be long, each with its type and the value that changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ from model_server.server.staging import Staging
 from model_server.tiers.settings import KvStoreSettings
 
 _INTERRUPTED = 130
-"""The exit status after Ctrl-C, as shells have it."""
+"""The exit status after Ctrl-C, which is the usual status of shells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ def _quietly(_: str) -> None:
 
 
 class Server:
-    """All parts of the server together, not yet listening."""
+    """Holds all parts of the server. A new Server does not listen yet."""
 
     def __init__(self, settings: ServerSettings, *, progress: Callable[[str], None] = _quietly) -> None:
         hf = isinstance(settings.backend, HfSettings)

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class Tiers(Protocol):
-    """The store below the cache. `model_server.tiers.serving` fills it if torch is there."""
+    """The store below the cache. `model_server.tiers.serving` implements it if torch is installed."""
 
     @property
     def approximation(self) -> str: ...
@@ -81,8 +81,8 @@ class Staging:
             self._fetch_next()
 
     def aborted(self) -> None:
-        """Note that requests have ended early. The room of their fetched prefixes is free again, and no step
-        may come to notice this.
+        """Note that requests have ended early. The room of their fetched prefixes is free again. This call
+        says so, because no step may follow in which `stepped` would notice it.
         """
         self._fetch_next()
 
@@ -95,8 +95,8 @@ class Staging:
             if chunk.samples and chunk.start < request.num_prompt_tokens:
                 _leave(self.loader, partial(self._tiers.learn_from, request))
             if request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
-                # Its blocks are free and keep their content until the next step,
-                # which the same thread computes.
+                # The request's blocks are free, and keep their content until the next step, which the same
+                # thread computes.
                 blocks, num_tokens = tuple(chunk.table), request.num_computed_tokens
                 save = partial(self._tiers.save, request, blocks, num_tokens=num_tokens)
                 _leave(self._step_thread, save)

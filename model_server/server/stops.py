@@ -1,8 +1,8 @@
 """Ends an answer where a stop string first appears. A stream never shows the beginning of a stop string.
 
 Text comes in pieces that may be cut anywhere, so text that could still become a stop string is held back
-until this is decided. If several stop strings complete with the same piece, the one that starts first ends
-the answer. This module does no I/O. Caller: the driver.
+until this is decided. If several stop strings complete with the same piece, the stop string that starts first
+ends the answer. This module does no I/O. Caller: the driver.
 """
 
 from __future__ import annotations

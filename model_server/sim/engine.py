@@ -12,7 +12,7 @@ would look at its queue then.
 Call `add` at any time. Call `wake(now)` at `due_s`, which records the computed work and starts the next step
 or stride. `add` may move `due_s` to an earlier time. Caller: the fleet.
 
-Invariants (`check_integrity`): those of the core's scheduler, and never two strides at once.
+Invariants (`check_integrity`): those of the core's scheduler, and at most one stride at a time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from model_server.sim.stride import Stride
 
 @dataclass(slots=True)
 class Counters:
-    """The counters of a real server since its start."""
+    """The counters that a real server would show, since its start."""
 
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
@@ -105,7 +105,9 @@ class SimEngine:
         return counted + (steps if stride.end_s(steps) <= now else steps - 1) * len(stride.chunks)
 
     def jobs(self) -> list[Job]:
-        """Return the running requests in order of admission, then the waiting ones in order."""
+        """Return the running requests in order of admission, then the waiting requests in the order of the
+        queue.
+        """
         return [*self._running, *self._waiting]
 
     def fits(self, job: Job) -> bool:
@@ -135,7 +137,7 @@ class SimEngine:
         return lost
 
     def wake(self, now: float) -> tuple[list[Job], list[Job]]:
-        """Record the current stride, if there is one, because it is over. Start the next stride. Return the
+        """Record the work of the stride that ends now, if there is one. Start the next stride. Return the
         requests that got their first token, and the requests that ended.
         """
         first: list[Job] = []

@@ -4,9 +4,9 @@ This module owns the clock, which is a heap of events. Each event has a time and
 the same time keep the order in which they were planned. The same inputs give the same run, byte for byte.
 Only the phases and the jitter of the scrapes are random, from the given generator.
 
-The router is asked at each arrival, and is told what a proxy would see: the first token, the end of the
-answer, and scrapes. It may use any of these events. A server that dies fails its requests; the workload is
-told and may continue.
+The router is asked at each arrival, and is told the events that a proxy would see: the first token, the end
+of the answer, and scrapes. It may use any of these events. A server that dies fails its requests; the
+workload is told and may continue.
 
 Callers: benchmarks and tests. This module knows no routing rule.
 """
@@ -74,7 +74,7 @@ class Workload(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change of the fleet."""
+    """Servers that restart, join or leave at one moment. An empty name means no server."""
 
     at_s: float
     restart: str = ""
@@ -82,7 +82,9 @@ class Change:
     add: str = ""
     """The name of a server that joins."""
     remove: str = ""
-    """The name of a server that gets no more requests, ends those that it has, and never comes back."""
+    """The name of a server that leaves. The server gets no more requests, ends its open requests, and never
+    comes back.
+    """
     speed: float = 1.0
     """The speed of the server that joins or restarts, as a share of the usual speed."""
 

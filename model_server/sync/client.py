@@ -1,4 +1,5 @@
-"""Asks a model server, vLLM or ours, which LoRA adapters it has, and makes it load and unload adapters.
+"""Asks a model server, which is vLLM or `model-server`, for its LoRA adapters, and makes it load and unload
+adapters.
 Caller: `loop`.
 """
 

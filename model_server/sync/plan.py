@@ -1,10 +1,10 @@
-"""Decides which adapters to load and unload, from the wanted adapters, the served ones, and the history.
+"""Decides which adapters to load and unload, from the wanted adapters, the served adapters, and the history.
 
 The rules:
 - a wanted adapter that is not served is loaded. A wanted adapter that is served from another path is unloaded
   first;
-- this process unloads only what it has loaded itself, unless it prunes: adapters that were given at the
-  server's start or loaded by others stay;
+- this process unloads only what it has loaded itself, unless it prunes: adapters that the server got at its
+  start or from another program stay;
 - a failed action is tried again later, each time after twice as long, with a random part, so that the
   sidecars of a fleet do not ask a shared store at the same moment. A changed path starts again from the first
   pause.
@@ -143,7 +143,7 @@ def next_retry_s(history: History, *, now: float) -> float | None:
 def status(
     wanted: Adapters, served: Adapters, history: History, *, now: float, prune: bool
 ) -> list[AdapterStatus]:
-    """Return one line for each adapter that is wanted or served, the wanted ones first."""
+    """Return the status of each adapter that is wanted or served, the wanted adapters first."""
     found: list[AdapterStatus] = []
     for name, path in wanted.items():
         action: Action = Load(name, path)

@@ -1,9 +1,9 @@
 """Makes up answers. The same prompt always gets the same words, and the same number of words.
 
-Word and length depend only on the request's fingerprint and the position, so a preempted request continues as
-if nothing had happened. Every token is one registered piece of the tokenizer. So if a client sends the
-answer's text back in the next turn of a conversation, the text gives exactly the generated tokens, and the
-server finds their blocks.
+Word and length depend only on the request's fingerprint and the position, so a preempted request continues
+with the same words. Every token is one registered piece of the tokenizer. So if a client sends the answer's
+text back in the next turn of a conversation, the text gives exactly the generated tokens, and the server
+finds their blocks.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def _parts(text: str) -> Iterator[list[str]]:
 
 
 class Tokenizer:
-    """Keeps only a bounded memo of known pieces. The results do not depend on it."""
+    """Keeps only a bounded memo of known pieces. The results do not depend on this memo."""
 
     def __init__(self) -> None:
         self._ids = _PieceIds()

@@ -1,4 +1,5 @@
-"""Predicts which way to a prefix's KV is the fastest: computing it again, or reading it, whole or in part.
+"""Predicts which way to get a prefix's KV is the fastest: to compute it again, or to read all or a part of
+it.
 
 `Machine` and `Work` give the cost of a request on stated hardware. `Speeds` learns the same from a running
 server, which knows neither the bandwidth of its disk nor the speed of its processor. This module reads no
@@ -44,7 +45,7 @@ class Work:
     """
 
     computed_tokens: int
-    """The new tokens, plus those of the prefix if it is computed again."""
+    """The new tokens, plus the prefix's tokens if the prefix is computed again."""
     layers: int
     layer_weights: int
     disk_bytes: float = 0.0

@@ -27,7 +27,7 @@ UNFINISHED = ".unfinished"
 _MOST_OPEN = 256
 _LEAST_OPEN = 4
 _ONLY_OWNER = 0o600
-"""The stored data shows what prompts were, so no other user may read the folder."""
+"""The stored data reveals prompts, so no other user may read the folder."""
 
 
 def write_whole(path: Path, pieces: Iterable[bytes], *, synced: bool) -> None:

@@ -1,7 +1,7 @@
 """Decides whether a disk that failed may be tried again. Time is an argument.
 
 After a failure the disk is not used for a while. This pause doubles with each further failure and ends with
-the first success. So a full or dying disk costs requests next to nothing, and a disk that has recovered is
+the first success. So a full or failing disk costs requests almost no time, and a disk that has recovered is
 used again. Callers: the writer, the loads.
 """
 

@@ -5,7 +5,7 @@ may have used only the beginning of the node; then only these tokens are counted
 Caller: `learnt`, which splits the importance together with its node.
 
 Invariants (`check_integrity`): every layer has a mean for each token, and none is negative. Tokens that no
-request has used have zero, and stand after used ones.
+request has used have zero, and come after the used tokens.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class NodeImportance:
         return self._uses[0]
 
     def record(self, weights: Sequence[Sequence[float]], *, chosen: Sequence[Iterable[int]] = ()) -> None:
-        """Record the weights of one request, (layer, token), for the node's first tokens or for all of them,
-        and the tokens that each layer read for it.
+        """Record the weights of one request, (layer, token), for the node's first tokens or for all its
+        tokens, and the tokens that each layer read for the request.
         """
         num_used = len(weights[0]) if weights else 0
         fits = len(weights) == self.num_layers and 0 < num_used <= self.num_tokens
@@ -65,8 +65,8 @@ class NodeImportance:
         return set(nlargest(count, range(self.num_tokens), key=lambda token: (means[token], -token)))
 
     def split(self, num_tokens: int) -> tuple[NodeImportance, NodeImportance]:
-        """Return the importance of the first `num_tokens` tokens, and of the others, because the node was
-        split there.
+        """Return the importance of the first `num_tokens` tokens, and of the other tokens, because the node
+        was split between them.
         """
         assert 0 < num_tokens < self.num_tokens
         return self._part(slice(0, num_tokens)), self._part(slice(num_tokens, self.num_tokens))

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 def save(folder: Path, blocks: Blocks, importance: NodeImportance) -> None:
-    """Save the importance of a node. Raise OSError if the disk does not accept it."""
+    """Save the importance of a node. Raise OSError if the disk does not accept the file."""
     about = {
         "blocks": [block.hex() for block in blocks],
         "num_layers": importance.num_layers,

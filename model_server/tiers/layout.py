@@ -45,11 +45,11 @@ class TokenOrder:
         return tokens
 
     def pack(self, records: bytes | memoryview, *, record_bytes: int) -> bytes:
-        """Return records in logical order, rearranged as they are stored."""
+        """Take records in logical order, and return them in stored order."""
         return _gather(records, self.stored(), record_bytes)
 
     def unpack(self, stored: bytes | memoryview, *, record_bytes: int) -> bytes:
-        """Return stored records, rearranged in logical order."""
+        """Take records in stored order, and return them in logical order."""
         return _gather(stored, self.slots, record_bytes)
 
     def chunks_of(self, tokens: Iterable[int], *, chunk_tokens: int) -> list[int]:

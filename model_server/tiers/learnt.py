@@ -2,8 +2,8 @@
 nodes are due to be reordered.
 
 When a node is split, both parts keep the means of their tokens. A node that came back with other blocks
-starts again. A node is due after 2 requests that used it. Later it is due each time the number of its
-requests has doubled since it was reordered, because means change more and more slowly.
+starts without importance. A node is due after 2 requests that used it. Later it is due each time the number
+of its requests has doubled since it was reordered, because means change more and more slowly.
 
 Invariants (`check_integrity`): a node's importance covers exactly the tokens of its blocks; nodes that are
 due, reordered or unsaved have importance. This module does no I/O. Caller: the tiered reader, in its own
@@ -49,8 +49,8 @@ class Learnt:
         self, blocks: Blocks, weights: Sequence[Sequence[float]], *, chosen: Sequence[Iterable[int]] = ()
     ) -> None:
         """Add the attention weights of one request to the node's importance.
-        `weights` (layer, token) are for the node's first tokens or for all of them; `chosen` are the tokens
-        that each layer read for the request.
+        `weights` (layer, token) are for the node's first tokens or for all its tokens; `chosen` are the
+        tokens that each layer read for the request.
         """
         importance = self.known(blocks)
         if importance is None:

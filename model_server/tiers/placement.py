@@ -1,15 +1,15 @@
 """Decides which chunks the fast tiers keep: by score, with a lazily updated min-heap for each tier.
 
-The disk holds a full copy of every chunk, so a chunk that leaves a tier is just dropped, and nothing is
-written back. A used chunk enters the fastest tier whose weakest chunks have a lower score. The chunks that it
+The disk holds a full copy of every chunk, so a chunk that leaves a tier is dropped without being written
+back. A used chunk enters the fastest tier whose weakest chunks have a lower score. The chunks that it
 displaces try the next tier in the same way. Uses of a chunk are counted as long as the disk has the chunk,
 whether or not a fast tier has it. A request reads the chunks of a node one after the other, so each chunk
 that it has read has one use more than the chunks that it has not reached yet. Therefore a chunk's last use
 does not count when chunks of one node are compared.
 
 Scores: `by_uses_and_importance` is the default; `by_importance` (important tokens x uses) is the document's.
-For comparison there are `by_uses` (LFU, with the same full history) and `by_age` (LRU). Decision 0106 has
-their figures.
+The others are for comparison: `by_uses` (LFU, with the same full history) and `by_age` (LRU). Decision 0106
+has their figures.
 
 Invariants (`check_integrity`): a chunk is in at most one tier; a tier never holds more bytes than it may.
 

@@ -1,7 +1,7 @@
 """Reorders nodes in the background while the engine is idle, and for a bounded share of the time while the
 engine computes. One thread reorders one node after the other. A node has at most `writer.NODE_TOKENS` tokens,
-so a request that comes meanwhile waits for the interpreter during one node at most. After a failure of the
-disk or of anything else, the thread pauses for a while. Caller: the served tiers.
+so a request that comes meanwhile waits for the interpreter during one node at most. After any failure the
+thread pauses for a while. Caller: the served tiers.
 """
 
 from __future__ import annotations

@@ -40,9 +40,11 @@ class Seen:
     layer: int
     num_prefix_tokens: int
     query: torch.Tensor
-    """The queries of the new tokens, (queries, head, dim)."""
+    """The queries of the new tokens, with the shape (queries, head, dim)."""
     keys: torch.Tensor
-    """The keys of the prefix tokens, then those up to the last query's own, (tokens, probed KV head, dim)."""
+    """The keys of the prefix tokens, then the keys of later tokens up to the last query's own, with the shape
+    (tokens, probed KV head, dim).
+    """
     scaling: float
     chunks: torch.Tensor | None = None
     """The number of each token's chunk, from 0, (prefix tokens,). None means that nothing is read in

@@ -9,8 +9,8 @@ prefixes are stored. Three threads call this module. Each calls its own methods:
 - the event loop's thread (`num_held`, `status`) only reads state, and never waits.
 
 A prefix is stored when its prompt is computed, not when its blocks are about to be reused. Otherwise the
-eviction would have to wait for the copy in the middle of a step, and a process that dies would lose
-everything that was still in memory.
+eviction would have to wait for the copy in the middle of a step, and a process that dies would lose all KV
+that was still in memory.
 
 Only exact prefixes are stored. The prefix of an adapter is stored with a digest of the adapter's files at the
 time of loading. If these files change under the same name and path while the server is down, the prefix is

@@ -70,7 +70,7 @@ class PrefixStore:
         self._now = 0
         self._lock_file = -1
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the folder shows what prompts were
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the files reveal prompts
             self._lock_file = owned_folder.locked(folder)
             owned_folder.check_manifest(folder, layout)
             self._open_segments()

@@ -1,7 +1,7 @@
 """One request's prefix in the tiers, as the request's view reads it: layer by layer, first the probed keys,
 then the chosen tokens. The reader decides when data is read and in which thread. This module knows which data
-is wanted, and where each token is in the data that came. The tiered reader makes these prefixes, and views
-use them.
+is wanted, and where each token is in the fetched data. The tiered reader makes these prefixes, and views use
+them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`model-server profile`: read a launch profile, refuse what breaks routing, print what starts vLLM."""
+"""`model-server profile`: reads a launch profile, refuses settings that break routing, and prints the
+arguments that start vLLM.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The error for a launch profile: it lists all problems at once, each with its reason and what to write
-instead.
+"""The error for a launch profile. The error lists all problems at once, each with its reason and a correct
+setting.
 """
 
 from __future__ import annotations

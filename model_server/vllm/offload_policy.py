@@ -7,7 +7,7 @@ module imports only the standard library, vLLM and this package, so that vLLM's 
 vLLM's interface is marked experimental; this module is written for 0.32.
 
 Caller: vLLM. No other module of this repository may import this one, because vLLM is not installed where the
-rest runs.
+other modules run.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ImportanceCachePolicy(CachePolicy):  # type: ignore[misc] # vLLM is not wh
         req_context: ReqContext,
     ) -> None:
         """Count the chunks that the request used. Chunks that were only inserted were counted when they
-        missed, and `observe` counts nothing twice.
+        missed, and `observe` counts no chunk twice.
         """
         del insertion_only_keys, reused_keys
         for keys in key_groups:

@@ -95,7 +95,7 @@ class OffloadRanking:
             self._halve()
 
     def insert(self, key: ChunkKey) -> None:
-        """Add the chunk to the tier. It may not be evicted yet."""
+        """Add the chunk to the tier. The chunk may not be evicted yet."""
         if key not in self._chunks:
             self._chunks[key] = self._new(None)
         self._gone.pop(key, None)
@@ -115,8 +115,8 @@ class OffloadRanking:
         self._evictable.file(key, self._rank(key))
 
     def take_weakest(self, count: int, *, spared: Collection[ChunkKey]) -> list[ChunkKey] | None:
-        """Remove this many chunks, weakest first, except pinned ones and `spared`. Return None if there are
-        not enough of them, and then nothing has changed.
+        """Remove this many chunks, the weakest first, but no pinned chunk and none of `spared`. Return None
+        and change nothing if there are not enough chunks.
         """
         taken: list[ChunkKey] = []
         passed: list[ChunkKey] = []
@@ -190,7 +190,7 @@ class OffloadRanking:
 
     def _halve(self) -> None:
         """Halve the counts. No count falls to zero, because otherwise a new chunk with few important tokens
-        would rank above it.
+        would rank above the chunk.
         """
         self._uses_until_halved = self._capacity_chunks * USES_PER_CHUNK
         for chunk in self._chunks.values():

@@ -1,8 +1,8 @@
 """A launch profile is one YAML file from which all vLLM pods behind one gateway are started in the same way.
 
 `load` reads and checks the file (`checks`). `arguments`, `environment` and `pod_patch` say how to start `vllm
-serve`. Pools are groups of pods that differ in something, such as a card or a price. Settings that decide
-block hashes must not differ.
+serve`. Pools are groups of pods that differ, for example in their cards or prices. Settings that decide block
+hashes must not differ.
 
 This module does not run vLLM, and knows no cluster. Caller: the command `model-server profile`.
 """
@@ -48,10 +48,10 @@ class LoraAdapter(_Part, frozen=True):
 
 class Lora(_Part, frozen=True):
     max_loras: int = 1
-    """The number of adapters in one batch."""
+    """The most adapters in one batch."""
     max_rank: int = 16
     max_cpu_loras: int | None = None
-    """The number of adapters kept in memory. None means as many as in one batch."""
+    """The most adapters in memory. None means as many as in one batch."""
     adapters: tuple[LoraAdapter, ...] = ()
     runtime_updates: bool = False
     """Lets `model-server lora-sync` load and unload adapters while the server runs."""
@@ -69,7 +69,7 @@ class KvOffload(_Part, frozen=True):
 
 
 class Pool(_Part, frozen=True):
-    """Pods that differ from the others. Missing settings are those of the profile."""
+    """Pods that differ from other pods. A setting that is missing here has the value of the profile."""
 
     name: str
     block_size_tokens: int | None = None
@@ -123,7 +123,7 @@ def read(text: str | bytes) -> Profile:
 
 
 def of_pool(profile: Profile, name: str) -> Profile:
-    """Return the profile with one pool's differences applied. Raise KeyError if there is no such pool."""
+    """Return the profile with one pool's differences applied. Raise KeyError if no pool has this name."""
     pool = next((pool for pool in profile.pools if pool.name == name), None)
     if pool is None:
         raise KeyError(name)

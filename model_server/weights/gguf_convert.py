@@ -18,7 +18,7 @@ def convert(gguf: Path, folder: Path) -> None:
     logging.disable_progress_bar()
     config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
     model = AutoModelForCausalLM.from_config(config)
-    # `from_pretrained` would do this too, but only with the package accelerate.
+    # `from_pretrained` would load the tensors too, but only with the package accelerate.
     tensors = load_gguf_checkpoint(str(gguf), return_tensors=True, model_to_load=model)["tensors"]
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     if unexpected or set(missing) - set(model.all_tied_weights_keys):

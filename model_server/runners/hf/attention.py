@@ -2,8 +2,8 @@
 
 First the step's keys and values go to their slots. Then the queries of each request attend to the content of
 the request's blocks. This module keeps nothing about a request between steps. Requests with one token each
-are attended together; then the query heads that share a KV head take the place of query positions, so that
-keys are never repeated for them.
+are attended together; the query heads that share a KV head then take the place of query positions, so that no
+key is repeated for them.
 
 Models whose attention needs more than a causal mask (sliding windows, soft caps, sinks) are refused, because
 a wrong answer would look like a right one.

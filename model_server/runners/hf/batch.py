@@ -1,9 +1,10 @@
 """One step's chunks as tensors: the tokens of all requests in one row, and for each request its part of the
 row.
 
-A request that computes one token is attended together with others of about its length. A longer chunk is
-attended by itself, and so is a request with a long context on a CPU. A batch is built once for each step, and
-every layer reads it. Callers: the model (builds), the attention function (reads).
+A request that computes one token is attended together with others of about its length. The attention of a
+longer chunk is computed separately, and so is that of a request with a long context on a CPU. A batch is
+built once for each step, and every layer reads it. Callers: the model (builds), the attention function
+(reads).
 """
 
 from __future__ import annotations

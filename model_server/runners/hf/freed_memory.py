@@ -2,8 +2,8 @@
 and getting it again.
 
 glibc returns large pieces to the system when they are freed. In the next step each of their pages causes a
-fault and is cleared again, which takes a tenth of a prefill's time. With another C library nothing is
-changed. Caller: the code that loads a model for the CPU.
+fault and is cleared again, which takes a tenth of a prefill's time. With another C library this module
+changes nothing. Caller: the code that loads a model for the CPU.
 """
 
 from __future__ import annotations

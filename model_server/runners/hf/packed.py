@@ -4,8 +4,8 @@ CPU.
 torch's own product of a few rows with a large matrix reads the matrix at a fraction of the processor's speed,
 and a decode step consists almost only of such products. Layers with the same input rows (queries, keys and
 values; the two of a gated feed-forward layer) become one product. The order is chosen once, when a model is
-loaded. The results are the same sums in another order. Caller: `model.load`. Weights are only read here: a
-packed layer cannot be trained or changed.
+loaded. The results are the same sums in another order. Caller: `model.load`. This module only reads weights:
+a packed layer cannot be trained or changed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class SharedProduct:
-    """The product of some rows with the weights of several layers. It is computed when the first of these
-    layers is called, and kept for the others.
+    """The product of some rows with the weights of several layers. The product is computed when the first of
+    these layers is called, and kept for the other layers.
 
     Rows are recognized by identity. A layer with other rows computes the whole product for itself, which is
     slow but correct.
