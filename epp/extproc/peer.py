@@ -179,7 +179,8 @@ class Peer(asyncio.Protocol):
 
     def __init__(self, server: Surroundings) -> None:
         self.server = server
-        self._transport: asyncio.Transport | None = None
+        self.transport: asyncio.Transport | None = None
+        """None before and after the connection."""
         self._handlers: dict[int, Handler] = {}
         self.in_turn = False
         """Answers of this turn are written at the end of the turn."""
@@ -198,12 +199,12 @@ class Peer(asyncio.Protocol):
     # -- asyncio's calls -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
         session: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
         if session is not None and session.selected_alpn_protocol() != "h2":
             self.server.fault("no_alpn_h2")
-            self._transport.abort()
+            self.transport.abort()
             return
         self.server.peers.add(self)
         self.flush()
@@ -224,7 +225,7 @@ class Peer(asyncio.Protocol):
         self._handle(self.connection.close(now=now), now=now)
         for stream_id in list(self._handlers):
             self._gone(stream_id, now=now)
-        self._transport = None
+        self.transport = None
 
     def pause_writing(self) -> None:
         self._closing.unread_since = self.server.now()
@@ -254,8 +255,8 @@ class Peer(asyncio.Protocol):
         self._handle_unasked(self.connection.close(now=now), now=now)
 
     def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
+        if self.transport is not None:
+            self.transport.abort()
 
     def tick(self, *, now: float) -> None:
         if self._closing.never_reads(now=now):
@@ -281,7 +282,7 @@ class Peer(asyncio.Protocol):
 
     def flush(self) -> None:
         self._flush_asked = False
-        transport = self._transport
+        transport = self.transport
         if transport is None:
             return
         connection = self.connection
@@ -347,7 +348,7 @@ class Peer(asyncio.Protocol):
 
     def _go_on(self) -> None:
         self._again = None
-        if self._transport is None or self._transport.is_closing():
+        if self.transport is None or self.transport.is_closing():
             return
         if self.connection.pending or self.beginnings:
             self.server.lateness.goes_on()
@@ -357,15 +358,15 @@ class Peer(asyncio.Protocol):
             and not self.connection.pending
             and self.beginnings.held_bytes <= _MOST_WAITING_BYTES
             and self._closing.unread_since is None
-            and not self._transport.is_closing()
+            and not self.transport.is_closing()
         ):
             self._reading, self._resumed = True, self.server.lateness.looks
-            self._transport.resume_reading()
+            self.transport.resume_reading()
 
     def _pause(self) -> None:
         self._reading = False
-        if self._transport is not None:
-            self._transport.pause_reading()
+        if self.transport is not None:
+            self.transport.pause_reading()
 
     def _handle(self, events: list[Event], *, now: float) -> None:
         if len(events) > _TURN_MESSAGES:

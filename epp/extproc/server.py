@@ -58,7 +58,8 @@ class ExtProcServer:
         self._pump = Pump(gate, clock=clock, after=self._streams.tidy) if gate is not None else None
         if self._pump is not None:
             self._streams.on_room = self._pump.soon
-        self._transport = _transport(self._streams, self._health, listen)
+        self.transport = _transport(self._streams, self._health, listen)
+        """Carries the calls: our HTTP/2 or grpcio. For reading."""
         self.port = 0
         """The port in use after the start. 0 for a unix socket."""
 
@@ -75,7 +76,7 @@ class ExtProcServer:
     async def start(self, *, ready: bool = True) -> None:
         """Bind and serve. Raises ConfigError if the address or a certificate cannot be used."""
         self._health.set_ready(ready=ready)
-        self.port = await self._transport.start()
+        self.port = await self.transport.start()
 
     async def set_ready(self, *, ready: bool) -> None:
         """Set whether data planes should send requests here."""
@@ -98,13 +99,13 @@ class ExtProcServer:
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Close the socket and cancel the calls still in flight after `grace_s`."""
-        await self._transport.stop(grace_s)  # requests that waited may go within the grace
+        await self.transport.stop(grace_s)  # requests that waited may go within the grace
         if self._pump is not None:
             self._pump.stop()
 
     def check_integrity(self) -> None:
         self._streams.check_integrity()
-        self._transport.check_integrity()
+        self.transport.check_integrity()
 
 
 def _transport(streams: Streams, health: Health, listen: Listen) -> Transport:

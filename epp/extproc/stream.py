@@ -164,11 +164,16 @@ class HttpStream:
         if self._release() and pick is not None:
             self._context.picker.end(pick, outcome="failed" if broken else outcome, now=now)
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the request's body that are held until its end."""
+        return len(self._body) if self._body is not None else 0
+
     def check_integrity(self) -> None:
         body, early = self._body, self.phase in BEGUN and self.pick is None
         assert body is None or self.phase is Phase.HOLDING or early
         assert body is not None or self.phase is not Phase.HOLDING
-        assert body is None or len(body) <= self._context.settings.max_body_bytes
+        assert self.held_bytes <= self._context.settings.max_body_bytes
         assert self.pick is not None or self.phase not in (Phase.PICKED, Phase.READING)
         assert self.pick is None or self.phase in BEGUN or self.phase in (Phase.PICKED, Phase.CLOSED)
         assert self.phase is not Phase.CLOSED or self.pick is None or self.pick.over

@@ -23,7 +23,7 @@ _RECEIVE_HIGH_WATER_MARK: Final = 256
 """The most messages of a server that wait in its socket. Further messages are lost, and are
 replayed later.
 """
-_MOST_MESSAGE_BYTES: Final = 2**20
+MOST_MESSAGE_BYTES: Final = 2**20
 """The largest message: 200,000 tokens that a server stored in one step. If a message is larger, ZeroMQ closes
 the connection of its sender and does not reconnect: see `Subscription`.
 """
@@ -42,7 +42,7 @@ def open_socket(context: Context, kind: int, address: str, *, topic: str | None 
     try:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RCVHWM, _RECEIVE_HIGH_WATER_MARK)
-        socket.setsockopt(zmq.MAXMSGSIZE, _MOST_MESSAGE_BYTES)
+        socket.setsockopt(zmq.MAXMSGSIZE, MOST_MESSAGE_BYTES)
         socket.setsockopt(zmq.IPV6, int("[" in address))
         if topic is not None:
             socket.setsockopt_string(zmq.SUBSCRIBE, topic)

@@ -18,7 +18,7 @@ from epp.kvevents.exact import Exact, ModelSettings
 from epp.kvevents.routed_prompts import RoutedPrompts
 from epp.kvevents.sequence import Step
 from epp.kvevents.service import ExactService
-from epp.kvevents.sockets import _MOST_MESSAGE_BYTES, Source
+from epp.kvevents.sockets import MOST_MESSAGE_BYTES, Source
 from epp.picker import Picker
 from epp.prefix_index.kv_reports import KvReport, ServerReport
 from epp.request.parse import parse_request
@@ -259,7 +259,7 @@ async def test_a_message_over_the_limit_never_comes_in_and_its_server_is_followe
             return parts.events(A) > after
 
         await wait_until(lambda: a_is_heard(0), what="it is followed")
-        largest = bytes(_MOST_MESSAGE_BYTES)
+        largest = bytes(MOST_MESSAGE_BYTES)
         publisher.send_frames(b"kv", bytes(8), b"", largest)
         await wait_until(lambda: parts.service.status.malformed == 1, what="one of the limit's size was read")
         heard = parts.events(A)

@@ -83,7 +83,7 @@ async def test_half_a_preface_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> N
     now = [100.0]
     monkeypatch.setattr(http2_server, "_TICK_S", 0.01)
     async with serving() as rig, connected(rig) as (reader, writer):
-        transport = rig.server._transport
+        transport = rig.server.transport
         server = transport.server  # type: ignore[attr-defined]
         server.now = lambda: now[0]
         writer.write(hello()[:10])
@@ -122,7 +122,7 @@ async def test_a_peer_that_never_reads_is_not_read_from_and_is_cut_off(
     monkeypatch.setattr(http2_server, "_TICK_S", 0.02)
     monkeypatch.setattr(closing, "_UNREAD_S", 0.2)
     async with serving() as rig, connected(rig) as (_, writer):
-        transport = rig.server._transport
+        transport = rig.server.transport
         (peer,) = await peers(transport)
         writer.transport.pause_reading()  # type: ignore[attr-defined]  # every asyncio transport has it
         first = request_headers(0)
@@ -135,8 +135,8 @@ async def test_a_peer_that_never_reads_is_not_read_from_and_is_cut_off(
             while "peer_never_reads" not in rig.seen.faults:
                 writer.write(data(1, message(piece.SerializeToString())))
                 await asyncio.sleep(0.001)
-                if peer._transport is not None:
-                    held = max(held, peer._transport.get_write_buffer_size())
+                if peer.transport is not None:
+                    held = max(held, peer.transport.get_write_buffer_size())
         assert held < 8 * 2**20
         await rig.settled()
         assert rig.in_flight() == 0
@@ -161,10 +161,14 @@ async def test_one_peers_flood_is_served_in_slices() -> None:
     ):
         never_overloaded(rig)
         assert await check(channel, "") == 1
-        (first, *rest) = await peers(rig.server._transport)
         first_message = message(request_headers(0).SerializeToString())
         wire = hello() + b"".join(headers(n) + data(n, first_message) for n in range(1, 6001, 2))
-        target = next(p for p in (first, *rest) if not p.connection._frames.hello_seen)
+        mine = writer.get_extra_info("sockname")
+        target = next(
+            p
+            for p in await peers(rig.server.transport)
+            if p.transport is not None and p.transport.get_extra_info("peername") == mine
+        )
         target.data_received(wire)
         assert target.connection.pending, "the rest of the flood waits for later turns of the loop"
         served = rig.server.streams
@@ -178,9 +182,9 @@ async def test_one_peers_flood_is_served_in_slices() -> None:
 
 async def test_connections_beyond_the_limit_are_refused_at_once() -> None:
     async with serving() as rig:
-        rig.server._transport.server.max_peers = 1  # type: ignore[attr-defined]
+        rig.server.transport.server.max_peers = 1  # type: ignore[attr-defined]
         async with connected(rig):
-            await peers(rig.server._transport)
+            await peers(rig.server.transport)
             async with connected(rig) as (reader, _):
                 with contextlib.suppress(ConnectionError):
                     assert await asyncio.wait_for(reader.read(), 60) == b""
@@ -212,7 +216,7 @@ async def test_answers_to_one_read_are_one_write(monkeypatch: pytest.MonkeyPatch
     # This is one turn of the loop, however busy this machine is.
     monkeypatch.setattr(peer_module, "_TURN_S", 60.0)
     async with serving() as rig, connected(rig):
-        (peer,) = await peers(rig.server._transport)
+        (peer,) = await peers(rig.server.transport)
         written: list[bytes] = []
 
         class Pipe(asyncio.Transport):
@@ -222,9 +226,9 @@ async def test_answers_to_one_read_are_one_write(monkeypatch: pytest.MonkeyPatch
             def is_closing(self) -> bool:
                 return False
 
-        kept, peer._transport = peer._transport, Pipe()
+        kept, peer.transport = peer.transport, Pipe()
         first = message(request_headers(0).SerializeToString())
         peer.data_received(hello() + b"".join(headers(n) + data(n, first) for n in (1, 3, 5)))
-        peer._transport = kept
+        peer.transport = kept
         assert len(written) == 1
         assert [f.kind for f in split(written[0])] == [Kind.SETTINGS, *[Kind.HEADERS, Kind.DATA] * 3]

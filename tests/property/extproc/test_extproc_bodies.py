@@ -101,7 +101,7 @@ class Streams(RuleBasedStateMachine):
         for stream in self.open:
             stream.check_integrity()
         room = self.bench.settings.room
-        assert room.held_bytes == sum(len(stream._body or b"") for stream in self.open)
+        assert room.held_bytes == sum(stream.held_bytes for stream in self.open)
         assert room.held_bytes <= room.max_bytes
 
     def teardown(self) -> None:

@@ -8,8 +8,6 @@ from epp.http2.call_events import Fault, Gone, HalfClosed, Message, Opened, Over
 from epp.http2.frames import Code, Flag, Kind, Setting, frame, settings
 from epp.http2.limits import HeldBytes, Limits
 from tests.harness.http2_frames import (
-    CALL,
-    NO_TABLE,
     PATH,
     CallerSide,
     Frame,
@@ -362,19 +360,6 @@ def test_streams_beyond_the_limit_are_refused() -> None:
     side = CallerSide(limits=Limits(max_message_bytes=10, max_streams=1)).opened()
     assert side.feed(headers(1), headers(3))[1:] == [Fault("too_many_streams")]
     assert [(f.number, f.code) for f in side.sent()] == [(3, Code.REFUSED_STREAM)]
-
-
-def test_equal_header_blocks_are_read_once_when_the_table_is_gone() -> None:
-    side = CallerSide().opened()
-    reader = side.connection._headers
-    side.feed(headers(1), headers(3))
-    assert not reader.known, "the client may still use a table"
-    side.feed(headers(5, NO_TABLE + block()), headers(7), headers(9))
-    assert len(reader.known) == 1
-    opened = side.feed(*(headers(11 + 2 * n, block(replace=[("x", str(n))])) for n in range(400)))
-    assert len(opened) == 400
-    assert len(reader.known) <= 256
-    assert isinstance(side.feed(headers(1001, NO_TABLE + block(CALL)))[0], Opened)
 
 
 def test_a_header_block_in_parts_is_one() -> None:
