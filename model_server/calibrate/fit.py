@@ -26,12 +26,12 @@ class FitError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """The quality of one part of the model."""
+    """How well one part of the model fits the samples."""
 
     samples: int
     r2: float
     median_error: float
-    """Relative error."""
+    """The median of the relative errors."""
 
 
 @dataclass(frozen=True, slots=True)

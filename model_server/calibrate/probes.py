@@ -111,7 +111,7 @@ def _seconds(sample: Sample) -> float:
 
 
 def _decode(probe: Probe, together: Sequence[Trace]) -> DecodeSample | None:
-    """Return the time from when all requests decode until the first one ends."""
+    """Return the time from when all requests decode until the first request ends."""
     begin = max(trace.token_s[0] for trace in together)
     end = min(trace.token_s[-1] for trace in together)
     times = [time for time in together[0].token_s if begin <= time <= end]

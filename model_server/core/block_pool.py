@@ -1,4 +1,5 @@
-"""The pool of KV cache blocks: which are held, which are free, and which can be found again by their hash.
+"""The pool of KV cache blocks knows which blocks are held, which are free, and which can be found again by
+their hash.
 
 Invariants (`check_integrity`):
 - a block is free exactly when nobody holds it (`ref_count == 0`). A free block without a hash has no content
@@ -8,8 +9,8 @@ Invariants (`check_integrity`):
   tables are append-only, so content that was computed twice stays in two blocks. The block that was cached
   first is used;
 - a free block keeps its hash and content until it is taken for other content. Taking it is the eviction;
-- at most `max_unused_blocks` free blocks keep a hash. Of more blocks, the first in the order of eviction lose
-  their hashes.
+- at most `max_unused_blocks` free blocks keep a hash. If more of them have a hash, the first in the order of
+  eviction lose it.
 
 New content goes to empty blocks first, beginning with the block that was freed last. Then it goes to blocks
 in the order of eviction. The blocks of a sequence are freed from its tail, so the block with the longest

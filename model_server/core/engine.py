@@ -1,4 +1,4 @@
-"""The engine: requests in, tokens out, one step at a time.
+"""The engine takes requests and returns tokens, one step at a time.
 
 A step is `begin` (schedule, reserve blocks), the runner's `execute`, and `finish` (append the tokens, end
 finished requests). The three are separate because a step takes time: the server begins a step, waits as long

@@ -4,8 +4,8 @@ micro-benchmark compares them (docs/bench-caching.md):
 - `LinkedQueue`: a doubly linked list removes the block at once, in O(1);
 - `LazyQueue`: a hit only marks the block, and marked blocks are skipped when they come to the front. A marked
   block that is freed again has to leave its old place first, which is O(n);
-- `DeferredQueue`: a hit only marks the block. A thread of its own removes the marked blocks after each step,
-  in O(n), while the model computes.
+- `DeferredQueue`: a hit only marks the block. A separate thread removes the marked blocks after each step, in
+  O(n), while the model computes.
 
 Invariant (`check_integrity`): iteration gives each free block once, in the order of eviction, and `len`
 counts the free blocks. Only `DeferredQueue` has a thread besides the engine's, and only between `end_step`

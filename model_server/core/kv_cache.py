@@ -11,8 +11,8 @@ Invariants (`check_integrity`):
   and is free too. A request that takes such a block as a hit cannot also get it as a new block, so hits and
   new blocks are counted together before anything changes.
 
-The copies that a step owes are handed over by `take_copies`;
-the runner makes them in order, before it computes.
+`take_copies` hands over the copies that a step needs. The runner makes these copies in order, before it
+computes.
 
 Callers: the schedulers and the prompt cache. This module knows no time and no queues, and not what tokens
 mean.

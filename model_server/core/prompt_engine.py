@@ -221,7 +221,7 @@ class OnlineScheduler:
         return [request.request_id for request in batch]
 
     def pop(self, request_id: RequestId) -> Request:
-        """Take a request out. An unfinished request is aborted. Raise KeyError if no request has this id."""
+        """Remove a request. An unfinished request is aborted. Raise KeyError if no request has this id."""
         request = self._requests.pop(request_id)
         if request.finish_reason is None:
             self._ring.remove(request)

@@ -9,11 +9,11 @@ The rule is first come, first served:
   request always continues. A request that could not fit alone is refused when it is added. For both reasons
   every request ends;
 - then waiting requests are admitted while budget, places and blocks last. A request that cannot get blocks
-  stops the admission, so that small requests do not starve a large one. A request whose LoRA adapter finds no
-  slot is skipped, and so is one whose prefix is still being loaded from a store below the cache.
+  stops the admission, so that small requests do not starve a large one. A request is skipped if its LoRA
+  adapter finds no slot, or if its prefix is still being loaded from a store below the cache.
 
 Invariants (`check_integrity`): a request is waiting or running, never both. Running requests hold blocks and
-waiting ones hold none. At most `max_num_seqs` run, with at most `max_loras` different adapters.
+waiting requests hold none. At most `max_num_seqs` run, with at most `max_loras` different adapters.
 
 Callers: the engine. This module reads no clock, and only records `now`.
 """
@@ -51,7 +51,7 @@ class Chunk:
     start: int
     num_tokens: int
     samples: bool
-    """True if the chunk ends at the newest token, so that the step yields the next one."""
+    """True if the chunk ends at the newest token, so that the step yields the next token."""
     table: Sequence[Block]
     """The request's blocks, for a runner that writes KV."""
     kept: PromptEntry | None = None

@@ -202,7 +202,7 @@ def _with_tiers(
 
 
 async def _nothing_to_load(_: Adapter) -> None:
-    """Do nothing. A made-up model has a name for every adapter, and no weights."""
+    """Do nothing, because an adapter of a made-up model is only a name."""
 
 
 async def _nothing_to_unload(_: Adapter, __: frozenset[Adapter]) -> None:

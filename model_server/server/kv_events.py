@@ -6,7 +6,7 @@ Recorded messages that are decoded and encoded again give the same bytes (tests/
 
 `KvEventLog` takes notes while steps are planned and turns them into numbered messages afterwards. It keeps
 the newest messages for subscribers that missed messages. Invariants (`check_integrity`): kept messages are
-numbered without a gap, and the newest has the number before the next one.
+numbered without a gap, and the next message has the number after the newest kept message.
 
 This module uses no socket and no clock. Callers: the driver, and `kv_publisher`, which sends the messages.
 """

@@ -1,4 +1,4 @@
-"""Prometheus metrics under vLLM's names and labels, in a registry of their own.
+"""Prometheus metrics under vLLM's names and labels, in a separate registry.
 
 Gauges and cache counters are read from the engine at each scrape. The other metrics are counted when steps
 finish. There is one intended difference from vLLM. vLLM keeps all label sets of `lora_requests_info` for

@@ -20,7 +20,9 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class TokenReport:
-    """One token with its log probability, and the most likely tokens in its place with theirs."""
+    """One token with its log probability, and the most likely tokens in its place with their log
+    probabilities.
+    """
 
     text: str
     logprob: float

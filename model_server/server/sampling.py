@@ -65,8 +65,8 @@ class SamplingReader:
     def read(
         self, body: SamplingBody, *, num_logprobs: int | None, seeds: Sequence[int | None]
     ) -> tuple[SamplingParams, ...]:
-        """Return one set of parameters for each of `seeds`. None means that the client names no seed, and one
-        is drawn.
+        """Return one set of parameters for each of `seeds`. None means that the client names no seed, and a
+        seed is drawn.
         """
         options = {
             name: option(getattr(body, name), kind, param=name)

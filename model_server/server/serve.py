@@ -172,7 +172,7 @@ class Server:
                 buffer_batches=settings.kv_events.buffer_batches,
             )
         self.kv_publisher: KvPublisher | None = None
-        """Open while the server listens, if the settings ask for KV events."""
+        """The publisher of KV events, while the server listens. None if the settings ask for no KV events."""
         self.driver = EngineDriver(
             self.engine,
             language=backend.language,

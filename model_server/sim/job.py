@@ -24,7 +24,7 @@ class Job:
     adapter: str = ""
     arrived_s: float = 0.0
     num_tokens: int = 0
-    """The tokens of the prompt and of the answer so far."""
+    """The number of tokens of the prompt and of the answer so far."""
     num_computed: int = 0
     num_named: int = 0
     """The number of the table's blocks that can be found by name."""
@@ -38,7 +38,7 @@ class Job:
     num_preemptions: int = 0
 
     end_tokens: int = field(init=False)
-    """The tokens of the prompt and the whole answer."""
+    """The number of tokens of the prompt and of the whole answer."""
 
     def __post_init__(self) -> None:
         assert self.num_prompt_tokens > 0

@@ -1,7 +1,7 @@
 """Computes several steps of the same plan at once, in closed form: when the n-th step ends, and which step
 runs at a given time.
 
-Each step takes a constant longer than the step before, since every answer grows by one token. Called by the
+Each step takes a constant longer than the step before, since every answer grows by one token. Caller: the
 engine.
 """
 
@@ -21,7 +21,7 @@ class Stride:
     started_s: float
     num_steps: int
     first_s: float
-    """The duration of the first step. Each later step takes `growth_s` longer than the one before."""
+    """The duration of the first step. Each later step takes `growth_s` longer than the step before."""
     growth_s: float
     interruptible: bool
     """True if an arrival could be admitted at the next step."""

@@ -56,7 +56,9 @@ class AdapterServer:
         await self._session.close()
 
     async def adapters(self) -> Adapters:
-        """Return the adapters that the server has. Raise ServerError if the server does not say."""
+        """Return the adapters that the server has. Raise ServerError if the server does not answer with a
+        list.
+        """
         raw = await self._ask("GET", "/v1/models", None, timeout_s=_LIST_TIMEOUT_S)
         try:
             cards = msgspec.json.decode(raw, type=_Cards).data

@@ -1,6 +1,6 @@
-"""The loop of `lora-sync`: read the file, ask the server, act, report.
+"""The loop of `lora-sync` reads the file, asks the server, loads and unloads adapters, and reports.
 
-A file that cannot be used does not count as empty: the last good one stays in use, and the status says so. A
+A file that cannot be used does not count as empty: the last good file stays in use, and the status says so. A
 server that does not answer is asked again at the next pass. Callers: `command`, and tests, which bring their
 own clock.
 """
@@ -33,7 +33,7 @@ from model_server.sync.plan import (
 )
 
 _MOST_ROUNDS = 3
-"""The most rounds in one pass. An adapter whose path has changed takes two: an unload and a load."""
+"""The most rounds in one pass. An adapter whose path has changed takes two rounds: an unload and a load."""
 _SHORTEST_WAIT_S = 0.1
 
 _log = logging.getLogger(__name__)

@@ -46,7 +46,9 @@ Action = Load | Unload
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The history of one name."""
+    """What this process did with one adapter's name: the path that it loaded, and the action that failed
+    last.
+    """
 
     loaded_path: str | None = None
     """The path from which this process loaded the adapter. None again if the adapter is no longer served from

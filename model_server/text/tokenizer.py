@@ -3,8 +3,9 @@ characters.
 
 Text is cut by one regular expression whose pieces are short and depend on nothing after them. So all tokens
 of a text except the last one are also tokens of every longer text that starts with it, which a prefix cache
-needs. (A text that ends inside a marker may differ from there on.) A token's id is a hash of its piece. Ids
-cannot be turned back into text, except those of registered pieces (the words of answers).
+needs. (If a text ends inside a marker, a longer text may have other tokens from this marker on.) A token's id
+is a hash of its piece. Ids cannot be turned back into text, except the ids of registered pieces (the words of
+answers).
 
 A marker such as `<|user|>` is always a single token.
 """

@@ -1,7 +1,7 @@
 """Predicts which way to get a prefix's KV is the fastest: to compute it again, or to read all or a part of
 it.
 
-`Machine` and `Work` give the cost of a request on stated hardware. `Speeds` learns the same from a running
+`Machine` and `Work` give the cost of a request on stated hardware. `Speeds` learns these costs from a running
 server, which knows neither the bandwidth of its disk nor the speed of its processor. This module reads no
 clock and gets times as numbers. The model adds up four times: the computation of the new tokens, the reading
 of bytes from disk, a latency for each read, and a copy of all bytes that are used, wherever they were found.
@@ -70,8 +70,8 @@ class Load:
 
 
 class Speeds:
-    """The speeds of this server, learned while it runs. One thread computes and another one loads; each
-    writes its own part.
+    """The speeds of this server, learned while it runs. One thread computes and another thread loads. Each
+    thread writes its own fields.
     """
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ class Disk:
     """The real disk, with the system's page cache in front of it."""
 
     def __init__(self, *, max_open_files: int | None = None) -> None:
-        """If `max_open_files` is None, as many files stay open as the process can spare."""
+        """If `max_open_files` is None, the process's own limit decides how many files stay open."""
         self.counts = ReadCounts()
         self.files = OpenFiles(limit=max_open_files)
         self._lock = threading.Lock()

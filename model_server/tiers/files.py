@@ -83,8 +83,8 @@ class Handle:
 
 class OpenFiles:
     def __init__(self, *, limit: int | None = None) -> None:
-        """If `limit` is None, as many files stay open as this process may open, but not more than are
-        useful.
+        """If `limit` is None, up to a quarter of the files that this process may open stay open, within fixed
+        bounds.
         """
         self.limit = limit or max(_LEAST_OPEN, min(_MOST_OPEN, _allowed() // 4))
         self._lock = threading.Lock()

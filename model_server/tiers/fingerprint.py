@@ -1,4 +1,5 @@
-"""Distinguishes the KV of different models: a hash over the configuration and weights in the model's folder.
+"""Distinguishes the KV of different models by a hash over the configuration and weights in the model's
+folder.
 Caller: the served tiers.
 """
 

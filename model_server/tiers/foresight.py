@@ -3,7 +3,7 @@ before is computed.
 
 Which chunks a layer needs is known only when its queries are computed. So its reads would wait for the
 computation, and the computation of the next layer would wait for these reads. But requests with the same
-prefix choose similar tokens, and reordering puts these into the same chunks.
+prefix choose similar tokens, and reordering puts these tokens into the same chunks.
 
 Invariants (`check_integrity`): a chunk is counted at most once for each request. This module does no I/O.
 Caller: the tiered reader, in its own thread.
@@ -31,7 +31,9 @@ class _Reads:
 
 
 class Foresight(Generic[S]):
-    """`S` is a segment."""
+    """Counts the chunks that requests read, and expects the chunks that nearly all requests read. `S` is the
+    type of a segment.
+    """
 
     def __init__(self) -> None:
         self._reads: defaultdict[S, defaultdict[int, _Reads]] = defaultdict(lambda: defaultdict(_Reads))

@@ -56,7 +56,7 @@ class PrefixTree:
         self._roots: dict[BlockHash, Node] = {}
         self._nodes: dict[BlockHash, Node] = {}
         self._node_of: dict[BlockHash, Node] = {}
-        """The node of every block."""
+        """The node that holds each block."""
 
     def __len__(self) -> int:
         return len(self._nodes)

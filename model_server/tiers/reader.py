@@ -330,7 +330,7 @@ class TieredReader:
         self._forget_replaced()
 
     def _carry_over(self, old: Segment, new: Segment, layer: int) -> None:
-        """Carry over the new chunks of a layer whose tokens were all in fast tiers, from their old places."""
+        """Put the new chunks of a layer into the fast tiers if all their tokens were in fast tiers before."""
         numbers = range(PROBE, self.store.layout.num_chunks(old.num_tokens))
         keys = {chunk: (old, layer, chunk) for chunk in numbers}
         held = {chunk: self._held[key] for chunk, key in keys.items() if key in self._held}

@@ -27,8 +27,8 @@ class Choice:
     tokens: torch.Tensor | None
     """The logical positions of the chosen tokens in ascending order. None means all tokens."""
     importance: torch.Tensor | None = None
-    """The mean weight that a probed query gave each token, (prefix tokens,). None means that no query
-    looked.
+    """The mean weight that a probed query gave each token, with the shape (prefix tokens,). None means that
+    no query was probed.
     """
     similarity: float | None = None
 
@@ -47,8 +47,8 @@ class Seen:
     """
     scaling: float
     chunks: torch.Tensor | None = None
-    """The number of each token's chunk, from 0, (prefix tokens,). None means that nothing is read in
-    chunks.
+    """The number of each token's chunk, from 0, with the shape (prefix tokens,). None means that nothing is
+    read in chunks.
     """
 
 
@@ -76,21 +76,25 @@ def head_weights(seen: Seen, *, num_heads: int, group: int) -> torch.Tensor:
 
 
 def visible_to(queries: int, num_before: int, *, device: torch.device) -> torch.Tensor:
-    """Return a mask (queries, before + queries) of all earlier tokens, and new tokens up to each query's
-    own.
+    """Return a mask of the shape (queries, before + queries). A query sees all earlier tokens, and the new
+    tokens up to its own.
     """
     ones = torch.ones(queries, num_before + queries, dtype=torch.bool, device=device)
     return ones.tril(diagonal=num_before)
 
 
 def probe(seen: Seen, *, settings: SelectionSettings, group: int) -> Choice:
-    """Return the seed's rule. `group` is the number of query heads for each KV head."""
+    """Choose the tokens of one layer by the probed heads. `group` is the number of query heads for each KV
+    head.
+    """
     heads = head_weights(seen, num_heads=min(settings.probe_heads, seen.query.shape[1]), group=group)
     return choose(heads, settings=settings, chunks=seen.chunks)
 
 
 def choose(heads: torch.Tensor, *, settings: SelectionSettings, chunks: torch.Tensor | None) -> Choice:
-    """Choose from the probed heads' weights (head, prefix token). `chunks` as in `Seen`."""
+    """Choose tokens by the probed heads' weights, which have the shape (head, prefix token). `chunks` is as
+    in `Seen`.
+    """
     num_tokens = heads.shape[1]
     kept = settings.kept(num_tokens)
     importance = heads.mean(0)

@@ -1,5 +1,5 @@
-"""Decides whether a few heads can stand for all heads: compares the similarity of their top-k sets with that
-of random sets.
+"""Decides whether a few heads can stand for all heads, by comparing the similarity of their top-k sets with
+the similarity of random sets.
 
 Two random sets of k out of n tokens have an expected Jaccard index near j = (k/n) / (2 - k/n). Heads have to
 agree more than random sets do: the threshold is j ** alpha, with alpha < 1. This module does no I/O. Callers:
@@ -37,8 +37,8 @@ def by_chance(kept: int, total: int) -> float:
 
 
 def threshold(kept: int, total: int, *, alpha: float = DEFAULT_ALPHA) -> float:
-    """Return the Jaccard index from which on the probed heads stand for all heads. Below it, all tokens are
-    loaded.
+    """Return the least Jaccard index at which the probed heads stand for all heads. Below this index, all
+    tokens are loaded.
     """
     if not 0 < alpha <= 1:
         raise ValueError(f"alpha must be over 0 and at most 1, not {alpha}")

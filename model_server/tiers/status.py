@@ -32,4 +32,4 @@ class StoreStatus:
     load_failures: int
     write_failures: int
     usable: bool
-    """True if neither a read nor a write has failed just now."""
+    """False while the store does not use its disk because a read or a write has failed."""

@@ -12,8 +12,8 @@ writes).
 One process at a time has the folder (flock). Its threads may read, put and reorder together. Writers wait for
 each other, and lookups never wait for a file to be written. A reader keeps its segment, even if the segment
 is replaced meanwhile. When room is needed, the node that was used longest ago is removed. A use of a node is
-also a use of the nodes before it, and of equal nodes the deeper one goes first, so this is always a leaf.
-After a restart, the nodes that were written first count as used first.
+also a use of the nodes before it, and of nodes with equal ages the deeper node is removed first. So the
+removed node is always a leaf. After a restart, the nodes that were written first count as used first.
 
 Invariants (`check_integrity`): the files are exactly the tree's nodes; their sizes add up, and stay under the
 limit; no node was used later than a node before it. Callers: the tiered reader, the writer of computed
@@ -60,7 +60,7 @@ class PrefixStore:
         """Called with the blocks that are stored and removed, in the order of these changes."""
         self.folder = folder
         self._writing = threading.RLock()
-        """Held while the tree is changed. A thread that needs both locks takes this one before `_lock`."""
+        """Held while the tree is changed. A thread that needs both locks takes this lock before `_lock`."""
         self._lock = threading.RLock()
         """Held while the tree is read or changed, but never while a file is written."""
         self._tree = PrefixTree()
@@ -93,7 +93,7 @@ class PrefixStore:
 
     def match(self, hashes: Sequence[BlockHash], *, weights: str = "") -> list[tuple[Segment, int]]:
         """Return the stored part of a prefix: segments from its beginning, and how many blocks of each
-        belong to the prefix.
+        segment belong to the prefix.
 
         Blocks that other weights have computed under the same names do not belong to the prefix.
         """
@@ -178,7 +178,7 @@ class PrefixStore:
                 self._remove(node)
 
     def drop_unreadable(self, segments: Iterable[Segment]) -> None:
-        """Read all these segments, one of which could not be read, and drop the damaged ones.
+        """Read all these segments, one of which could not be read, and drop the damaged segments.
 
         A file that cannot be removed stays behind.
         """

@@ -289,8 +289,8 @@ def _flag_of(arg: str) -> str:
 
 
 def _each_pool(profile: Profile) -> Iterator[tuple[str, Profile]]:
-    """Yield the name of a field of each pool, and the pool's settings. Without pools, this is the whole
-    profile.
+    """Yield for each pool the beginning of its fields' names, and its settings. Without pools, yield the
+    profile itself.
     """
     if not profile.pools:
         yield "", profile

@@ -6,8 +6,8 @@ of vLLM's scheduler. A request may name anything as its important tokens, and no
 module imports only the standard library, vLLM and this package, so that vLLM's image needs no other package.
 vLLM's interface is marked experimental; this module is written for 0.32.
 
-Caller: vLLM. No other module of this repository may import this one, because vLLM is not installed where the
-other modules run.
+Caller: vLLM. No other module of this repository may import this module, because vLLM is not installed where
+the other modules run.
 """
 
 from __future__ import annotations

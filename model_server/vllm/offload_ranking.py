@@ -3,8 +3,8 @@ from the facts that vLLM gives to its cache policies.
 
 vLLM says which chunks a request used and where they end in its prompt, but never which tokens mattered. So
 requests have to name their important tokens (`important_tokens`). The score uses a running mean over the
-requests that named any. As long as no request did, all tokens of a chunk count, and the score is the number
-of uses.
+requests that named any. As long as no request has named any, all tokens of a chunk count, and the score is
+the number of uses.
 
 vLLM finds a prefix from its head on and never past a missing chunk. So a use of a chunk is also a use of the
 chunks before it, even if vLLM did not report these (it does not report chunks that its GPU cache holds). And
@@ -58,7 +58,7 @@ class _Chunk:
     """The mean number of important tokens, over the requests that named any."""
     num_told: int = 0
     behind: float = 0
-    """The important tokens of the most important chunk that can only be found through this one."""
+    """The important tokens of the most important chunk that can only be found through this chunk."""
 
 
 class OffloadRanking:
@@ -189,8 +189,8 @@ class OffloadRanking:
         return by_importance(use), use.last_use
 
     def _halve(self) -> None:
-        """Halve the counts. No count falls to zero, because otherwise a new chunk with few important tokens
-        would rank above the chunk.
+        """Halve the counts. No count falls to zero, because a new chunk with few important tokens would rank
+        above a chunk whose count is zero.
         """
         self._uses_until_halved = self._capacity_chunks * USES_PER_CHUNK
         for chunk in self._chunks.values():

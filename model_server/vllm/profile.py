@@ -93,8 +93,7 @@ class Profile(_Part, frozen=True):
     hash_seed: int | None = None
     """PYTHONHASHSEED of every pod. The chain of block hashes starts from it."""
     exact_routing: bool = False
-    """True if something outside computes the same block hashes from tokens and matches them with KV
-    events.
+    """True if another program computes the same block hashes from tokens and matches them with KV events.
     """
     kv_events: KvEvents | None = None
     kv_offload: KvOffload | None = None

@@ -35,7 +35,7 @@ class SingleTokens:
     blocks: torch.Tensor
     """Block numbers, padded with any block. The shape is (requests, blocks)."""
     end: int
-    """The length of the longest of their contexts, in tokens."""
+    """The length of the longest context of these requests, in tokens."""
     mask: torch.Tensor | None
     """Numbers that are added to scores, 0 where the request has a token. The shape is (requests, end). None
     means that every context has this length.

@@ -36,7 +36,7 @@ class SharedProduct:
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, num_layers: int) -> None:
-        """`weight` is packed."""
+        """`weight` must be packed already."""
         self.weight, self.bias, self._num_layers = weight, bias, num_layers
         self._rows: torch.Tensor | None = None
         self._product: torch.Tensor | None = None
@@ -60,7 +60,9 @@ class SharedProduct:
 
 
 class PackedLinear(torch.nn.Module):  # type: ignore[misc] # torch is not where mypy runs
-    """Replaces a linear layer, with its name and shape: some columns of a product."""
+    """Replaces a linear layer under the same name and with the same shape. Its output is some columns of a
+    product.
+    """
 
     weight: torch.Tensor
     """The weight of the whole product."""
