@@ -256,7 +256,7 @@ class Fleet:
         due_s = engine.due_s
 
         def wake(now: float) -> None:
-            if engine.due_s == due_s:  # else the due time has changed, or the process died
+            if engine.due_s == due_s:  # a changed due time means that this event is stale
                 first, ended = engine.wake(now)
                 for job in first:
                     self._first_token(job, now)

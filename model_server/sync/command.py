@@ -1,4 +1,6 @@
-"""`model-server lora-sync`: flags, the status page, signals and exit codes around the loop."""
+"""The command `model-server lora-sync`. This module has the flags, the status page, signals and exit codes
+around the loop.
+"""
 
 from __future__ import annotations
 

@@ -314,7 +314,7 @@ class PrefixStore:
                 own = [records.part(self.layout, start, end) for records in layers]
                 written.append(self._write(place, own, orders))
         except BaseException:
-            with suppress(OSError):  # else the next opening of the store removes the tail
+            with suppress(OSError):  # on failure the next opening of the store removes the tail
                 self._path(hashes[num_blocks]).unlink(missing_ok=True)
             raise
         with self._lock:
@@ -334,7 +334,7 @@ class PrefixStore:
             segment.write(path, self.layout, place, layers, orders or logical)
             return Segment(path, self.layout, self.disk)
         except BaseException:
-            with suppress(OSError):  # else the next opening of the store removes the file
+            with suppress(OSError):  # on failure the next opening of the store removes the file
                 if before is None:
                     path.unlink(missing_ok=True)
                 elif not before.is_there():

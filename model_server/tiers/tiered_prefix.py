@@ -32,8 +32,8 @@ _T = TypeVar("_T")
 
 
 class Tiers(Protocol):
-    """The methods of the reader that a prefix calls: where tokens are stored, and fetches in the reader's
-    thread.
+    """The methods of the reader that a prefix calls. They say where tokens are stored, and fetch chunks in
+    the reader's thread.
     """
 
     records: Records
@@ -57,8 +57,8 @@ class TieredPrefix:
         self._block_tokens = reader.layout.block_tokens
         self._probes: dict[int, Future[list[torch.Tensor]]] = {}
         self._num_fetched_ahead = 0
-        """The probed keys of the layers before this one were fetched ahead. If they are needed again, they
-        are not fetched ahead.
+        """The probed keys of this many first layers were fetched ahead. If these keys are needed again, they
+        are not fetched ahead again.
         """
         self._probed: dict[int, torch.Tensor] = {}
         self._reads: dict[int, Future[list[torch.Tensor]]] = {}

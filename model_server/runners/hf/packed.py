@@ -84,8 +84,8 @@ class PackedLinear(torch.nn.Module):  # type: ignore[misc] # torch is not where 
 
 
 def pack(module: Any) -> int:
-    """Pack every linear layer of a model that computes in float32 on a CPU. Return their number. A torch
-    without oneDNN packs none.
+    """Pack every linear layer of a model that computes in float32 on a CPU. Return the number of packed
+    layers. A torch without oneDNN packs none.
     """
     if module.device.type != "cpu" or module.dtype != torch.float32 or not _can_pack():
         return 0
