@@ -182,8 +182,8 @@ class Commits:
         if routed.prefill is not None:
             self._prefilling.answered(routed.prefill, status=status, now=now)
         if not routed.streams:
-            # The headers of an answer that is not streamed come when the answer is finished;
-            # those of a streamed answer come before it begins.
+            # If an answer is not streamed, its headers come when it is finished. The headers of a streamed
+            # answer come before it begins.
             routed.state.computed(routed.booking, now=now)
         self._listeners.send(Answered(now, routed, mismatch))
         return mismatch

@@ -25,7 +25,7 @@ class PickRequest(Struct, frozen=True, gc=False):
     inference: InferenceRequest
     body_bytes: int = 0
     subset: frozenset[Address] | None = None
-    """Addresses that the data plane allows; None: all."""
+    """Addresses that the data plane allows. None: all."""
     session: str = ""
     prescribed: tuple[Address, ...] = ()
     """In conformance runs only: the addresses that the test names, in order."""
@@ -50,7 +50,7 @@ class Queued(Struct, frozen=True, gc=False):
     priority: int = 0
     tenant: str = ""
     would: str = ""
-    """What the flow control of a policy in dry run would have done. Empty: there is none."""
+    """What the flow control of a policy in dry run would have done. Empty: there is no such policy."""
 
 
 DIRECT: Final = Queued()
@@ -147,8 +147,8 @@ class Decision(Struct, gc=False):
     chosen: EndpointName
     destinations: tuple[Address, ...]
     candidates: Candidates
-    """The chosen endpoint first, then the others by score, then those that were left out; at most ten. They
-    may be formatted only when they are read.
+    """The chosen endpoint first, then the others by score, then those that were left out. Ten at most. The
+    code may make them only when somebody reads them.
     """
     predicted_s: float = 0.0
     """Predicted time from the pick until the chosen server has computed the prompt; 0 if no candidate was

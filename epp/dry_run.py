@@ -24,7 +24,9 @@ from epp.types import EndpointName
 
 
 class DryRun:
-    """A policy in dry run: how often its picks agreed, and what they would have changed."""
+    """A policy in dry run. Counts how often its picks agreed, and sums up what the other picks would have
+    changed.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy

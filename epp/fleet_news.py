@@ -57,7 +57,7 @@ class FleetNews:
         self._listeners.remove(listener)
 
     def learned(self, model: str) -> Learned:
-        """Return what was learned from the servers of a model. Callers only read it."""
+        """Return the figures learned from the servers of a model. Callers only read them."""
         return self.caches.learned(model)
 
     @property

@@ -42,7 +42,7 @@ _MESSAGES: Mapping[RefusedFor, str] = {
 
 
 class Claim(Value, frozen=True):
-    """What a request's headers claim for flow control."""
+    """The claims of a request's headers for flow control."""
 
     objective: str = ""
     tenant: str = ""
@@ -273,8 +273,8 @@ class Gate:
         longest_s: float,
         now: float,
     ) -> str:
-        """Return what the flow control of the policy in dry run would do, with the servers as the policy in
-        use loads them. No request waits in it.
+        """Return the decision that the flow control of the policy in dry run would make, with the servers as
+        the policy in use loads them. No request waits because of it.
         """
         tried, spec = self._picker.dry_run, self.tried
         if tried is None or spec is None:
@@ -311,7 +311,7 @@ class Gate:
 
     def _priority(self, spec: Flow, claim: Claim, request: PickRequest, queue: ModelQueue) -> int:
         """Return the priority that the first of these gives: the objective named in the header (the cluster's
-        list, then the policy's); the model; the path; the body.
+        list, then the policy's), the model, the path, the body.
         """
         if claim.objective:
             named = self._objectives.get(claim.objective, spec.objectives.get(claim.objective))

@@ -1,5 +1,5 @@
 """Finds the hash secret of this process. It comes from a file, from the pool's signing key, from the process
-that started this one, or from a random generator. Called by `app`.
+that started this one, or from a random generator. `app` calls this module.
 """
 
 from __future__ import annotations

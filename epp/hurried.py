@@ -1,6 +1,6 @@
 """The choice for a request that the picker has no time to read: by load only, without scores.
 
-Pure except for the random numbers. Called by `picker`, which books the choice.
+Pure except for the random numbers. `picker` calls this module and books the choice.
 """
 
 from __future__ import annotations

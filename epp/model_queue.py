@@ -1,7 +1,7 @@
 """The queue of one base model in front of the picker, and the picker's forecasts for it.
 
-`flow` knows no servers and asks `ModelQueue` for its forecasts, which are the picker's own choices. Owned by
-`gate`, which has one for each base model.
+`flow` knows no servers and asks `ModelQueue` for its forecasts, which are the picker's own choices. `gate`
+owns one `ModelQueue` for each base model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from epp.picker_events import Pick
 from epp.server_caches import Prompt
 
 Decided = Callable[[Pick | PickError, float], None]
-"""Called once for each request that waited, with its pick or its refusal, and the time."""
+"""A function that is called once for each request that waited, with its pick or its refusal, and the time."""
 
 _MOST_TENANTS: Final = 32
 """At most this many waiting tenants are shown to people."""

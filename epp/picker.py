@@ -176,7 +176,7 @@ class Picker(FleetNews):
         self._listeners.send(event)
 
     def queued(self, model: str, *, now: float) -> tuple[Floats, Floats]:
-        """Return the B and V of each server of this base model. Empty: there is no such server."""
+        """Return backlog and prefill rate (B and V) of each server of a base model. Empty: no such server."""
         if model not in self.fleet.models:
             return NO_SERVERS, NO_SERVERS  # these servers have gone, or list another model now
         try:

@@ -176,8 +176,8 @@ class Began(Facts, frozen=True):
 
 
 class Moved(Facts, frozen=True):
-    """Another server than the first choice took the request; `request` already names it. An `Answered`
-    follows.
+    """Another server than the first choice took the request. `request` already names this server. An
+    `Answered` follows.
     """
 
     at: float

@@ -1,4 +1,4 @@
-"""Checks the machine for what a configuration needs: certificates that can be used, folders that can be
+"""Checks whether a configuration can run on this machine: certificates can be used, and folders can be
 written.
 
 The checks leave nothing behind. Only `epp check` calls this module. `epp serve` needs no such check: it fails

@@ -1,7 +1,7 @@
 """Settings of the interpreter, the allocator and gRPC for a process that reads large prompts and keeps a
 large table.
 
-Called by `cli`: `choose_grpc` before anything imports gRPC, `raise_file_limit` before a socket is opened,
+`cli` calls `choose_grpc` before anything imports gRPC, `raise_file_limit` before a socket is opened, and
 `tune` when a worker is built and before it serves. `compiled` tells how the package was installed.
 """
 

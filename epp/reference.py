@@ -1,5 +1,5 @@
 """Reference pages and Kubernetes files, generated from the structs that the program itself reads.
-Called by `epp reference`.
+`epp reference` calls this module.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "crd": crd_yaml,
     "rbac": rules_yaml,
 }
-"""Name on the command line -> text of the page."""
+"""The text of each page, by its name on the command line."""
 
 PLACES: Mapping[str, str] = {
     "config": "docs/reference-config.md",

@@ -108,7 +108,7 @@ class ServerCaches:
         self.nothing: Floats = NO_SERVERS
         """The `cached_tokens` of a prompt that no server holds any part of. No code writes to this array."""
         self.reported = ReportedCaches()
-        """What servers say of their caches in exact mode."""
+        """The reports of servers about their caches, in exact mode."""
 
     def apply(self, spec: PolicySpec, states: Iterable[EndpointState]) -> bool:
         """Use another policy. Return False if the table starts empty, because prompts are cut differently
@@ -144,7 +144,7 @@ class ServerCaches:
         self.table.add_endpoint(state.endpoint.name, capacity_bytes=self._capacity_bytes(state))
 
     def learned(self, model: str) -> Learned:
-        """Return what the picker has learned from the servers of a model."""
+        """Return the figures learned from the servers of a model."""
         known = self._learned.get(model)
         if known is None:
             tokens = TokenEstimate(start=self._spec.table.bytes_per_token)
@@ -152,7 +152,7 @@ class ServerCaches:
         return known
 
     def forget_models(self, present: AbstractSet[str]) -> None:
-        """If there are many models, forget what was learned about those that no server has any more."""
+        """If there are many models, forget the learned figures of models that no server has any more."""
         forget_models(self._learned, present)
 
     def observe(

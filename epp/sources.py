@@ -2,9 +2,9 @@
 housekeeping.
 
 Such a loop reads what others wrote, so it can fail unexpectedly. A failure must never end the picker:
-`Sources.keep` runs it again after a pause, logs the reason and counts it. The pause doubles with each
-failure, up to half a minute, and is short again after the loop has run well for a while. Only a failure of
-the serving socket ends the process.
+`Sources.keep` runs the loop again after a pause, logs the reason and counts the failure. The pause doubles
+with each failure, up to half a minute, and is short again after the loop has run well for a while. Only a
+failure of the serving socket ends the process.
 
 The composition root owns the one `Sources` and hands its `keep` to the adapters that have loops of their own.
 """

@@ -1,5 +1,5 @@
 """The picker's state as people and Prometheus see it, put together from the picker and the scraper.
-Called by `app`.
+`app` calls this module.
 """
 
 from __future__ import annotations

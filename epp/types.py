@@ -34,8 +34,8 @@ class Entry(Struct, eq=False, gc=False):
 
 
 BEGAN: Final = "x-prefix-gateway-began"
-"""The name in the metadata of an ext_proc call, which no client can write, under which Envoy says when it
-began with the request, in unix seconds. Only for `listen.transport: grpcio`.
+"""A name in the metadata of an ext_proc call. Under this name Envoy says when it began with the request, in
+unix seconds. No client can write these metadata. Only for `listen.transport: grpcio`.
 """
 RANK_ADDRESS: Final = "x-data-parallel-host-port"
 """The request header with the address of the data parallel rank that gets the request. The server's front
@@ -108,7 +108,7 @@ class Address:
 
 
 class Role(enum.StrEnum):
-    """What an endpoint does where prefill and decode are on different servers (P/D)."""
+    """The work of an endpoint where prefill and decode are on different servers (P/D)."""
 
     UNSAID = ""
     """The source names no role. The server answers requests, and computes only their prompts."""
@@ -128,7 +128,7 @@ class Role(enum.StrEnum):
 
     @property
     def prefills(self) -> bool:
-        """Whether it computes prompts that other servers answer."""
+        """Whether an endpoint of this role computes prompts that other servers answer."""
         return self in (Role.PREFILL, Role.BOTH)
 
 
@@ -210,7 +210,7 @@ class InferenceRequest(Struct, frozen=True, gc=False):
     priority: int = 0
     """vLLM's priority: lower goes first."""
     unread: str = ""
-    """Why the body was not read, as a short label; the request is then routed by load. Empty: it was read, or
+    """Why the body was not read, as a short label. The request is then routed by load. Empty: it was read, or
     there is none."""
     shaping: bytes = b""
     """The fields of the body that change how the server renders the prompt (template arguments and the like),
@@ -299,8 +299,8 @@ class ModelCard(Value, frozen=True):
 
 @dataclass(frozen=True)
 class ModelList:
-    """What one server lists. Never empty. Its sets are made once, because an index over a fleet needs the
-    sets of all servers.
+    """The models that one server lists. Never empty. Its sets are made once, because an index over a fleet
+    needs the sets of all servers.
     """
 
     cards: tuple[ModelCard, ...]

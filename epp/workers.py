@@ -2,7 +2,7 @@
 
 Each worker is a complete picker with a socket of its own. Envoy spreads streams over the sockets, and its
 health check leaves out a dead worker within a second or two. If the workers share without Redis, they meet at
-a hub in this process. Called by `cli` when `workers` is above one.
+a hub in this process. `cli` calls this module when `workers` is above one.
 """
 
 from __future__ import annotations

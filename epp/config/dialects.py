@@ -1,4 +1,4 @@
-"""What the picker has to know about each gateway: one profile for each name of `dialect`.
+"""Describes each gateway to the picker: one profile for each name of `dialect`.
 
 Pure. `settings` holds the name. The composition root and `epp check` ask for the profile. docs/protocol.md
 has the same table for people.

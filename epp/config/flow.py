@@ -20,9 +20,9 @@ class Waiting(Strict, frozen=True):
     """How much may wait."""
 
     max_requests: Annotated[int, Meta(ge=0, le=10**6)] = 10_000
-    """Most requests that may wait."""
+    """The largest number of requests that may wait."""
     max_bytes: Annotated[int, Meta(ge=0, le=2**40)] = 2**28
-    """Most bytes of bodies that may wait."""
+    """The largest size of all waiting bodies together, in bytes."""
 
 
 class Flow(Strict, frozen=True):
@@ -75,6 +75,8 @@ class Flow(Strict, frozen=True):
     )
     """Header with the name of the tenant. Clients must not be able to choose it freely."""
     max_tenants: Annotated[int, Meta(ge=1, le=10_000)] = 256
-    """Most tenants of a priority that have a queue of their own. Further tenants share one."""
+    """The largest number of tenants of a priority that have a queue of their own. Further tenants share a
+    queue.
+    """
     goal_seconds: Annotated[float, Meta(gt=0, le=3600)] = 2.0
     """Predicted wait at which the saturation is 1."""

@@ -1,4 +1,4 @@
-"""The sections of a policy about what the picker reads from the servers (metrics, sampled answers)."""
+"""The sections of a policy about reading metrics and sampled answers of the servers."""
 
 from __future__ import annotations
 

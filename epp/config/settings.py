@@ -2,8 +2,8 @@
 configuration are here.
 
 Settings that may change while the picker runs are elsewhere: the policy and the endpoints have files (or
-Kubernetes objects) of their own. Called by `cli` and `app`. Every other module gets the struct that it needs
-through its constructor.
+Kubernetes objects) of their own. `cli` and `app` call this module. Every other module gets the struct that
+it needs through its constructor.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Decodes YAML files into structs. If a file does not fit, says what is wrong in one line, for the person who
 wrote the file.
 
-Called by the readers of the configuration, the policy and the endpoints file. They put the name of the file
-before this line.
+The readers of the configuration, the policy and the endpoints file call this module, and put the name of the
+file before this line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WRITE: Final = (
     (re.compile(r"Expected `str\b.*, got `(int|float|bool)`"), "put the value in quotes"),
     (re.compile(r"Expected `array\b.*, got "), "write a list, such as [a, b]"),
 )
-"""What to write instead of a value of another type."""
+"""The advice for a value of another type."""
 
 
 _MOST_DEPTH: Final = 64
@@ -113,7 +113,9 @@ def in_words(error: Exception, *, of: type[msgspec.Struct]) -> str:
 
 
 def _instead(text: str, *, of: type[msgspec.Struct]) -> str:
-    """Return what the field takes, if the value has another type or is none of the field's choices."""
+    """Return the values that the field takes, if this value has another type or is none of the field's
+    choices.
+    """
     found = _AT.search(text)
     node = _at(inspect.type_info(of), found["path"]) if found else None
     if isinstance(node, inspect.LiteralType):

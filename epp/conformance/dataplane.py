@@ -1,9 +1,7 @@
-"""The data plane's side of ext_proc v3: sends one HTTP request as each body mode requires, and does what the
-picker answers.
-
-Written only from the protocol, so it works with any picker. An `Exchange` is one HTTP request on one gRPC
-stream. It fails (AssertionError) if no data plane could use the answer. Values of headers are text with one
-character for each byte.
+"""Plays the data plane's side of ext_proc v3: sends one HTTP request as each body mode requires, and carries
+out the picker's answers. It follows only the protocol, so it works with any picker. An `Exchange` is one HTTP
+request on one gRPC stream. It fails (AssertionError) if no data plane could use the answer. Values of headers
+are text with one character for each byte.
 """
 
 from __future__ import annotations
@@ -107,7 +105,7 @@ class Half:
 
 
 class Exchange:
-    """One HTTP request. Made by `exchange`."""
+    """One HTTP request. The function `exchange` makes it."""
 
     def __init__(self, channel: grpc.aio.Channel, *, mode: Mode, patience_s: float) -> None:
         self.mode = mode
@@ -324,7 +322,7 @@ class Exchange:
             self.carriers += DESTINATION in named and answer.HasField("dynamic_metadata")
 
     def _apply(self, common: Any, part: str, half: Half) -> None:
-        """Do what a data plane does with an answer to headers or to a body."""
+        """Apply an answer to headers or to a body, as a data plane does."""
         half.headers = _mutated(half.headers, common.header_mutation)
         mode = self.mode.request if half is self.request else self.mode.response
         if part != "body":

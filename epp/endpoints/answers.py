@@ -1,9 +1,9 @@
 """Remembers when requests were sent and when their answers began. While all servers are well, a fleet needs
 no other facts about answers.
 
-`Answers` finds requests whose first byte is overdue. `Failures` decides what follows from that, and from
-answers that fail. Pure: times are monotonic seconds. Owned by `Fleet`. The picker reports its own requests
-here.
+`Answers` finds requests whose first byte is overdue. `Failures` decides what follows from overdue first bytes
+and from answers that fail. Pure: times are monotonic seconds. `Fleet` owns this object, and the picker
+reports its own requests here.
 """
 
 from __future__ import annotations

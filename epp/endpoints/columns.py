@@ -2,9 +2,9 @@
 endpoint, in the order of the fleet.
 
 A pick computes with these arrays instead of looping over objects, so a thousand endpoints cost little more
-than four. An `EndpointState` owns what is known of its endpoint. When the state changes, it notes its slot in
+than four. An `EndpointState` owns all knowledge of its endpoint. When the state changes, it notes its slot in
 `changed`, and the next reader copies the rows of these slots. An unknown value is NaN here and None in the
-state. Owned by `Fleet`, its only caller.
+state. `Fleet` owns the columns and is their only caller.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Columns:
         self.changed: set[int] = set(range(n))
         """Slots of the states that have changed since their rows were copied."""
         self.block_tokens: Ints = np.ones(n + 1, dtype=np.int64)
-        """Tokens of a KV block; 1 if the server does not say. The last place is for servers
+        """Tokens of a KV block. 1 if the server does not say. The last place is for servers
         without a slot."""
         self._undone_tokens: Floats = np.zeros(n)
         self._undone_at: Floats = np.zeros(n)

@@ -9,7 +9,7 @@ only for its model, and only if another server has answered for this model at th
 
 Where requests are few, their answers would show too late that a server fails, or that it has recovered. So
 the picker probes a server that has failed: it sends a request of one token (`probes_due`; `scraping.probes`
-sends it). A probe that fails counts as a failed answer. Until a probe succeeds, only one in `_TRIAL_PICKS`
+sends it). A probe that fails counts as a failed answer. Until a probe succeeds, only one of `_TRIAL_PICKS`
 requests is a trial. A probe that succeeds proves less than a real answer: it only allows a trial.
 
 A server hangs if its first bytes are overdue (`answers`), or if its answers begin and do not go on
@@ -18,8 +18,8 @@ counter that grows brings the server back. Envoy's access log reports answers th
 (`answer_cut`). Such answers count as failures. From then on only complete answers count as good, or a probe
 that succeeds after probes that failed.
 
-Pure: times are monotonic seconds. Owned by `Fleet`. The picker reports answers that failed. While there is a
-mark, it reports all of its answers, and `sharing` reports those of other pickers.
+Pure: times are monotonic seconds. `Fleet` owns this object. The picker reports answers that failed. While
+there is a mark, it reports all of its answers, and `sharing` reports those of other pickers.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Failures:
         self.settings = settings
         self._answers = answers
         self.marks: OrderedDict[tuple[EndpointState, str], Mark] = OrderedDict()
-        """The marks by server and model; the model is empty except for a 404. Only servers that have failed
-        lately are here. While there are none, good answers change nothing.
+        """The marks by server and model. The model is empty except for a 404. Only servers that have failed
+        lately have a mark. While there are none, good answers change nothing.
         """
         self._stalls = Stalls()
         self._cuts = Cuts()
@@ -214,8 +214,8 @@ class Failures:
     # -- probes ----------------------------------------------------------------------------------------------
 
     def probes_due(self, *, now: float) -> Sequence[Probe]:
-        """Return the probes to send now. Report the result of each to `probed`. A server that has failed
-        is probed until a probe succeeds or is unclear; a server that is left out, until it is back.
+        """Return the probes to send now. Report the result of each to `probed`. A server that has failed is
+        probed until a probe succeeds or is unclear. A server that is left out is probed until it is back.
         """
         if not self.marks or not self.settings.probe:
             return ()

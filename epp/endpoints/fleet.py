@@ -40,7 +40,7 @@ class FleetChange:
 
 
 class Fleet:
-    """States by name. Names and addresses are unique; the source checks that."""
+    """The states of all endpoints, by name. The source checks that names and addresses are unique."""
 
     def __init__(self, spec: PolicySpec, *, refuses_unknown_models: bool = True) -> None:
         """refuses_unknown_models: once every server's list is known, a request for a model in none of the

@@ -1,5 +1,5 @@
-"""What the picker learns about a model from all of its servers together: how many tokens a prompt makes, and
-how much the servers' caches keep.
+"""Learns about a model from all of its servers together: how many tokens a prompt makes, and how much the
+servers' caches keep.
 
 `TokenEstimate` learns from sampled answers and from the servers' counters. `CacheSize` learns from the hits
 that servers count. The windows of each server's state (`state.CounterWindow`, `state.HitWindow`) hold what
@@ -138,8 +138,8 @@ class CacheSize:
     ) -> None:
         """Take in a scrape of one server.
 
-        bounded: the server's mirror is full, so a larger one would hold more;
-        span: the factor stays between 1/span and span.
+        bounded: the server's mirror is full, so a larger mirror would hold more. span: the factor stays
+        between 1/span and span.
         """
         if window.opened_at is None or hits < window.hits_before:
             _open(window, hits, now)
@@ -200,7 +200,7 @@ def _open(window: HitWindow, hits: float, now: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What the picker has learned about one model."""
+    """The learned figures of one model."""
 
     tokens: TokenEstimate
     cache: CacheSize

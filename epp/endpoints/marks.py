@@ -1,5 +1,5 @@
 """Holds what the picker remembers about a server that has failed recently, and the probes that it sends
-there. Owned by `failures`.
+there. `failures` owns these objects.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ STEP: Final = 0.2
 _HALF_LIFE_S: Final = 5.0
 """Half-life of the share of a server that is not left out."""
 LONGEST_TRIALS: Final = 4.0
-"""Trial intervals after which a trial is due, however few requests there were."""
+"""A trial is due after this many trial intervals, even if few requests came."""
 
 
 Verdict = Literal["well", "ill", "unclear"]

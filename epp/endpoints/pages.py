@@ -13,7 +13,7 @@ tokens are subtracted (`confirm`). If it counts nothing, the estimate is used as
 that was computed and released between two pages is also in the counters of the later page. It is remembered
 until then. Otherwise it would be counted a second time, against requests that still wait.
 
-Pure: times are monotonic seconds. Called by the picker for each page.
+Pure: times are monotonic seconds. The picker calls this module for each page.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""V: prompt tokens that a server computes in a second, learned from the servers' own counters.
+"""Learns V, the prompt tokens that a server computes in a second, from the servers' own counters.
 
 A part of the time of a prefill does not depend on its length: it waits for a step, and other requests share
 the step. So tokens divided by time is too small wherever much of a prompt was cached. Therefore a line is
@@ -21,9 +21,9 @@ its model's rate, times the factor that its times to first tokens show.
 
 The first requests end after their answers, which may take half a minute. Until then the rate comes from the
 counters of prompt tokens, from times when servers always had prompts to compute. A server's own factor starts
-from its times to first tokens. A second line is fitted over these, with the tokens that each request found
-before it added to its own. The second line serves only to compare the servers, since the answers that they
-write take a part of these times.
+from its times to first tokens. A second line is fitted over these times. In this fit, the tokens of a request
+include the tokens that were ahead of it. The second line serves only to compare the servers, since the
+answers that they write take a part of these times.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Line:
             return
         if side_seen:
             self._fit.scale(_KEEP_WRONG)
-        # Weighted by 1 / requests: the noise of a sum grows with what it sums.
+        # The weight is 1 / requests, because the noise of a sum grows with the number of its terms.
         self._fit.add((requests, tokens, float(adapter_loads)), seconds, weight=1 / requests)
         self._requests += requests
         if self._requests > _KEEP_REQUESTS:

@@ -2,8 +2,8 @@
 Ready for some seconds still has a warm cache.
 
 This works only if the source names the process (`incarnation`). If a file lists an endpoint again, the picker
-cannot know whether its process was restarted meanwhile. Called by `fleet_news`, which keeps the share of the
-table of an absent endpoint as long as this module remembers the endpoint.
+cannot know whether its process was restarted meanwhile. `fleet_news` calls this module. It keeps an absent
+endpoint's share of the table as long as this module remembers the endpoint.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def union(lists: Iterable[ModelList], *, more: Iterable[ModelCard] = ()) -> byte
     """Return the answer to `GET /v1/models` in OpenAI's shape: every model once, by name. The first server
     that lists a model describes it.
 
-    more: models that no server lists. A model that a server lists replaces one of these.
+    more: models that no server lists. A listed model replaces a model of the same name in `more`.
     """
     cards: dict[str, ModelCard] = {}
     for one in lists:
@@ -74,7 +74,7 @@ class AwayModels:
         self._left = {pool: models for pool, models in self._left.items() if pool in pools}
 
     def give_up(self, pools: AbstractSet[str], *, now: float) -> None:
-        """Forget models that were left too long ago. pools: the pools that have servers."""
+        """Forget models whose last server left too long ago. pools: the pools that have servers."""
         for pool in self._left.keys() & pools:
             models = self._left[pool]
             self._left[pool] = {model: at for model, at in models.items() if now - at < _AWAY_S}
@@ -85,7 +85,7 @@ class AwayModels:
 
 
 class Named(NamedTuple):
-    """What the lists say about one name of a model. The empty name stands for every model."""
+    """The facts about one name of a model, by the lists. The empty name stands for every model."""
 
     slots: Sequence[int] | None
     """The servers that declare or list the name, and servers that may have the model. None: no server
@@ -98,11 +98,9 @@ class Named(NamedTuple):
 
 
 class Serving:
-    """Which servers can serve which model.
-
-    `listed` has the list of each server by slot; None: not known. A server whose list is not known may have
-    what the other servers of its pool list. But nothing is assumed about it until it has been asked once: its
-    answer comes within a second, and a wrong guess is a 404.
+    """An index of servers by model. `listed` has the list of each server by slot. None: not known. A server
+    whose list is not known may have what the other servers of its pool list. But nothing is assumed about it
+    until it has been asked once: its answer comes within a second, and a wrong guess is a 404.
 
     The servers of a model are looked up when the model is first asked for. A complete index over 100 servers
     with 512 names each would hold the loop for 150 ms whenever one of them changes its list.

@@ -187,8 +187,8 @@ class HitWindow:
     """All tokens predicted since the server is known. The only total here that outlives the window."""
 
     def predicted(self, stale: Staleness, *, tokens: int, others: int, unused_s: float) -> None:
-        """Count a request: `tokens` of its prompt are believed to be cached, in a prefix that was unused for
-        `unused_s`; `others` are not.
+        """Count a request. `tokens` of its prompt are believed to be cached, in a prefix that was unused for
+        `unused_s`. The other tokens are `others`.
         """
         self.requests += 1
         self.other_tokens += others
@@ -236,7 +236,7 @@ class EndpointState:
     ended_loads: int = 0
     """Adapters loaded for requests that ended since the last scrape."""
     adapters: OrderedDict[str, float] = field(default_factory=OrderedDict)
-    """Adapters that we sent to the server, by last use; at most as many as it has slots."""
+    """Adapters that we sent to the server, by last use. At most as many as the server has slots."""
     answers: int = 0
     """Answers that have begun, for requests of this picker."""
     answered_model: str = ""

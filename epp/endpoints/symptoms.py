@@ -1,5 +1,5 @@
 """The symptoms of a sick server that the status of its answers does not show. `Failures` owns one object of
-each of these classes, and decides what follows. Overdue first bytes are found by `answers`.
+each of these classes, and decides what follows. `answers` finds overdue first bytes.
 
 - `Stalls`: answers begin and do not go on, as far as the server's own counters tell.
 - `Cuts`: answers break off midway.

@@ -3,8 +3,8 @@ model.
 
 Each request is reported some time after it was sent. By Little's law the number of requests that are
 not reported yet is their rate times this delay. So the estimate is the sum of the delays of all reports in
-one second. Pure: `now` is monotonic seconds. Owned by the fleet. The listener of `epp.sharing` passes in each
-report, and picks read the estimate.
+one second. Pure: `now` is monotonic seconds. The fleet owns this object. The listener of `epp.sharing` passes
+in each report, and picks read the estimate.
 
 Invariant: no estimate is below 0.
 """

@@ -1,5 +1,5 @@
 """The complete Envoy bootstrap for one configuration. Pure: the same configuration gives the same text, keys
-sorted. Called by the command line.
+sorted. The command line calls this module.
 """
 
 from __future__ import annotations

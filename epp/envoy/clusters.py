@@ -2,7 +2,7 @@
 addresses never change.
 
 Pure: makes Envoy messages from the configuration. Settings whose default would fail unnoticed are set here,
-each with a comment that says why. Called by `bootstrap`.
+each with a comment that says why. `bootstrap` calls this module.
 """
 
 from __future__ import annotations

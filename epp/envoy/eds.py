@@ -1,10 +1,10 @@
 """The file through which Envoy learns the endpoints (EDS), kept equal to what the picker holds.
 
-Invariants: a reader sees the old text or the new one, never a part, since each change is a new file renamed
-into place; equal endpoints give equal bytes in any order; an unchanged set is not written again. The file
-does not contain the health of endpoints: Envoy must know every endpoint that may still be picked, and only
-the picker judges health. Called by the composition root before Envoy starts, since Envoy does not start
-without the file, and at each change of the endpoints.
+A reader sees the old text or the new one, never a part, since each change is a new file renamed into place.
+Equal endpoints give equal bytes in any order. An unchanged set is not written again. The file does not
+contain the health of endpoints: Envoy must know every endpoint that may still be picked, and only the picker
+judges health. The composition root calls this module before Envoy starts, since Envoy does not start without
+the file, and at each change of the endpoints.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ASSIGNMENT: Final = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAs
 
 
 class EdsFile:
-    """One endpoints file. Only one process may write it; if several do, the last one wins."""
+    """One endpoints file. Only one process may write it. If several processes write it, the last one wins."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,7 +1,7 @@
 """The listener of the generated bootstrap: everything from the client's connection to the route.
 
 Pure: makes Envoy messages from the configuration. Settings whose default would fail unnoticed are set
-here, each with a comment that says why. Called by `bootstrap`.
+here, each with a comment that says why. `bootstrap` calls this module.
 """
 
 from __future__ import annotations

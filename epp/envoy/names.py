@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 MODEL_SERVERS: Final = "model-servers"
-"""Cluster of the model servers; the endpoints file names it too."""
+"""Cluster of the model servers. The endpoints file has this name too."""
 
 PICKER: Final = "picker"
 """Cluster of the picker's workers."""

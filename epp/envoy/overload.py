@@ -1,7 +1,7 @@
 """Settings of Envoy's overload manager: what Envoy does before its memory or its connections run out.
 
 Pure. Without the overload manager Envoy accepts connections and unfinished bodies until the kernel kills it,
-together with every answer in flight. Called by `bootstrap`.
+together with every answer in flight. `bootstrap` calls this module.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A second listener of the generated bootstrap, for probes and Prometheus.
 
 Envoy's admin page can stop Envoy and show its certificates, so it stays on loopback. A kubelet and Prometheus
-connect from outside the pod. This listener serves only two of the admin pages, read-only. Pure. Called by
-`bootstrap`.
+connect from outside the pod. This listener serves only two of the admin pages, read-only. Pure. `bootstrap`
+calls this module.
 """
 
 from __future__ import annotations

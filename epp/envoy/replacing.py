@@ -1,6 +1,6 @@
 """Writes whole files for Envoy: a reader sees the old text or the new one, never a part.
 
-Envoy follows renames, so each change is a new file renamed into place. Called by `eds` and `sds`.
+Envoy follows renames, so each change is a new file renamed into place. `eds` and `sds` call this module.
 """
 
 from __future__ import annotations

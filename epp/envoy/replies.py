@@ -1,7 +1,7 @@
 """The errors that Envoy makes itself, in JSON that the clients of OpenAI's and of Anthropic's API parse.
 
 Pure. Envoy tries the mappers in order, and the first whose filter matches decides. The picker's own answers
-pass unchanged, because their response code details begin with `DETAILS`. Called by `listener`.
+pass unchanged, because their response code details begin with `DETAILS`. `listener` calls this module.
 """
 
 from __future__ import annotations

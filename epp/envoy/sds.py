@@ -2,8 +2,8 @@
 
 Envoy reads certificates that the bootstrap names only once, at its start. After a renewal it would no longer
 trust the picker, and every request would bypass the picker unnoticed. If an SDS file names the certificates,
-Envoy follows their changes. The SDS files hold only names, no keys. Called by `tls` for the paths, and by the
-composition root, which writes them before Envoy starts.
+Envoy follows their changes. The SDS files hold only names, no keys. `tls` asks for the paths. The composition
+root writes the files before Envoy starts.
 """
 
 from __future__ import annotations

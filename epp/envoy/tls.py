@@ -1,7 +1,7 @@
 """TLS of the listener and of the connection to the picker, as Envoy transport sockets.
 
 Certificates come through the files of `sds`, so that Envoy follows renewed ones.
-Called by the listener and the clusters.
+The listener and the clusters call this module.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 one for each attempt at a model server. Pure.
 
 The call of the picker carries the trace context in its gRPC metadata,
-so that the picker's span is a child of it. Called by `listener` and `bootstrap`.
+so that the picker's span is a child of it. `listener` and `bootstrap` call this module.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-/* Cuts ext_proc's messages out of protobuf's wire format, and writes the one that is sent for each piece of a body.
- * epp/extproc/wire.py says why.
+/* Cuts ext_proc's messages out of protobuf's wire format, and writes the answer to each piece of a body.
+ * epp/extproc/wire.py gives the reasons.
  *
- * It judges nothing: whatever is not exactly as data planes send it is answered with None, and protobuf decides.
+ * If a message is not exactly as data planes send it, the result is None, and protobuf decodes the message.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -13,10 +13,10 @@ typedef unsigned char byte;
 enum { RESPONSE_BODY = 0x2A };
 enum { REQUEST_SLOT = 0x1A, RESPONSE_SLOT = 0x22, COMMON_RESPONSE = 0x0A, BODY_MUTATION = 0x1A, STREAMED_RESPONSE = 0x1A };
 enum { FIRST = 0x0A, RAW_VALUE = 0x1A, HEADERS_END = 0x18, BODY_END = 0x10 };
-/* In front of a gRPC message: whether it is compressed, and its length. */
+/* The bytes in front of a gRPC message: whether it is compressed, and its length. */
 enum { GRPC_HEAD = 5 };
 
-/* Bytes of a message: the next one, and where they end. */
+/* Bytes of a message: the next byte, and the end of the bytes. */
 typedef struct {
     const byte *at, *end;
 } Span;
@@ -27,7 +27,7 @@ left(const Span *span)
     return span->end - span->at;
 }
 
-/* A length, and that many bytes, which are taken out of the span. 0: they are not there. */
+/* Takes a length, and as many bytes, out of the span. Returns 0 if the bytes are not there. */
 static int
 take_sized(Span *from, Span *taken)
 {
@@ -48,7 +48,7 @@ take_sized(Span *from, Span *taken)
     return 0;
 }
 
-/* A field of this tag, as `take_sized`. */
+/* Takes a field with this tag, as `take_sized` does. */
 static inline int
 take_field(Span *from, byte tag, Span *taken)
 {
@@ -61,7 +61,7 @@ take_field(Span *from, byte tag, Span *taken)
     return 0;
 }
 
-/* The end-of-stream flag, which is all that may be left: -1 where something else is. */
+/* Returns the end-of-stream flag. Nothing else may be left: -1 if there is something else. */
 static inline int
 flag_of(const Span *rest, byte tag)
 {
@@ -70,7 +70,8 @@ flag_of(const Span *rest, byte tag)
     return left(rest) == 2 && rest->at[0] == tag && rest->at[1] <= 1 ? rest->at[1] : -1;
 }
 
-/* Which of the names it is: -1 for none, -2 where protobuf must look, since other letters can mean a wanted name. */
+/* Returns the index of the name, or -1 if it is not wanted. -2: protobuf must look, because the name has letters that
+ * can mean a wanted name. */
 static Py_ssize_t
 find_name(PyObject *names, const Span *name)
 {
@@ -97,7 +98,7 @@ append_header(PyObject *found, PyObject *name, const Span *value)
     return failed ? -1 : 0;
 }
 
-/* 1: every header of the map is read; 0: protobuf must read them; -1: an exception is set. */
+/* Reads every header of the map. Returns 1, or 0 if protobuf must read them, or -1 if an exception is set. */
 static int
 read_map(Span map, PyObject *names, PyObject *found)
 {
@@ -161,7 +162,7 @@ headers_of(PyObject *Py_UNUSED(self), PyObject *args)
     return found;
 }
 
-/* 1: the field is added; 0: its tag came before; -1: an exception is set. */
+/* Adds the field. Returns 1, or 0 if its tag came before, or -1 if an exception is set. */
 static int
 add_field(PyObject *found, byte tag, const byte *begin, const byte *end)
 {
@@ -206,8 +207,8 @@ fields_of(PyObject *Py_UNUSED(self), PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* The body in a message whose first field holds one, and the end-of-stream flag; -1: it is not as it is sent.
- * `rest` is what follows that field. */
+/* Finds the body in a message whose first field holds a body. Returns the end-of-stream flag, or -1 if the field is
+ * not as data planes send it. `rest` becomes the bytes behind this field. */
 static int
 find_body(Span *rest, Span *body)
 {
@@ -255,7 +256,7 @@ put_head(byte *out, byte tag, size_t size)
     return out;
 }
 
-/* The lengths in the answer by which a body goes on as it came:
+/* The lengths in the answer that lets a body go on unchanged:
  * response > body_mutation > streamed_response > body. */
 typedef struct {
     size_t streamed, mutation, common, part, whole;
@@ -314,7 +315,7 @@ echo(PyObject *Py_UNUSED(self), PyObject *args)
     return made;
 }
 
-/* A piece of a response's body that is not the last, and the place behind it. 0: the message is something else. */
+/* Takes a piece of a response's body that is not the last piece. Returns 0 if the message is something else. */
 static int
 take_piece(Span *message, Span *body, Py_ssize_t most)
 {
@@ -339,7 +340,7 @@ echo_of(PyObject *Py_UNUSED(self), PyObject *args)
     return made;
 }
 
-/* The next gRPC message of a frame, which is nothing but such a piece; 0: it is something else, or not whole. */
+/* Takes the next gRPC message of a frame if it is such a piece. Returns 0 if it is something else, or not whole. */
 static int
 next_piece(Span *frame, Span *body, Py_ssize_t most)
 {
@@ -389,12 +390,12 @@ echoes_in(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t count)
 }
 
 static PyMethodDef methods[] = {
-    {"headers_of", headers_of, METH_VARARGS, "Of a message with headers: those that are wanted, whether the stream ends, and where the rest begins."},
+    {"headers_of", headers_of, METH_VARARGS, "Return the wanted headers of a message, whether the stream ends, and where the rest begins."},
     {"fields_of", fields_of, METH_VARARGS, "The fields of a message from a place on, by tag."},
-    {"body_of", body_of, METH_O, "Of a message with a body: where it begins and ends, whether the stream ends, and where the rest begins."},
+    {"body_of", body_of, METH_O, "Return where the body of a message begins and ends, whether the stream ends, and where the rest begins."},
     {"echo", echo, METH_VARARGS, "The answer by which a body goes on as it came."},
-    {"echo_of", echo_of, METH_VARARGS, "That answer to a message with a piece of a response's body that is not the last, and where the rest begins."},
-    {"echoes_in", (PyCFunction)(void (*)(void))echoes_in, METH_FASTCALL, "Of a DATA frame's part of some bytes: such answers to all its gRPC messages, with gRPC's heads; None: some message wants another answer."},
+    {"echo_of", echo_of, METH_VARARGS, "Return the echo of a message with a piece of a response's body that is not the last, and where the rest begins."},
+    {"echoes_in", (PyCFunction)(void (*)(void))echoes_in, METH_FASTCALL, "Return the echoes of all gRPC messages of a DATA frame, with gRPC's heads. None: some message wants another answer."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -10,7 +10,7 @@ A data plane that sends no `:path` and no mode wants only a pick (NGINX Gateway 
 destination in the answer to the headers, and no body back, and its requests never wait. It closes the stream
 cleanly after the pick, which says nothing about the HTTP request.
 
-Pure. Owned by `stream`.
+Pure. `stream` owns an `Asking`.
 """
 
 from __future__ import annotations
@@ -334,7 +334,7 @@ def collect(headers: Sequence[tuple[str, str]]) -> dict[str, str]:
 
 
 def answer_status(headers: Sequence[tuple[str, str]]) -> int:
-    """Return the HTTP status of an answer; 0 if it cannot be read."""
+    """Return the HTTP status of an answer. 0 if it cannot be read."""
     text = collect(headers).get(":status", "")
     return int(text) if len(text) == 3 and text.isascii() and text.isdigit() else 0
 

@@ -2,7 +2,7 @@
 
 A call's age includes the difference of the clocks and the time that other filters took. Both are the same for
 all calls of an Envoy. So a call is late by the difference between its age and the age of the youngest recent
-call. Pure: time is an argument. Owned by `over_grpcio`.
+call. Pure: time is an argument. `over_grpcio` owns this object.
 """
 
 from __future__ import annotations

@@ -44,6 +44,6 @@ class Caller(Protocol):
 
     def send(self, message: bytes) -> None: ...
     def reply(self, reply: Reply) -> None:
-        """Answer the next messages by `reply`, without the handler, until it has no answer to one."""
+        """Answer the next messages by `reply`, without the handler, until `reply` has no answer for one."""
 
     def end(self, status: int = OK, details: str = "") -> None: ...

@@ -134,7 +134,7 @@ class Answer(Struct, frozen=True, gc=False):
 
     slot: Slot
     set_headers: tuple[tuple[str, str], ...] = ()
-    """Headers to overwrite or add; not allowed for trailers."""
+    """Headers to overwrite or add. Not allowed for trailers."""
     remove_headers: tuple[str, ...] = ()
     clear_route_cache: bool = False
     destination: str = ""

@@ -51,7 +51,7 @@ class GrpcioTransport:
         self._ages = CallAges()
 
     async def start(self) -> int:
-        """Bind and serve. Returns the port; 0 for a unix socket. Raises ConfigError if it cannot listen."""
+        """Bind and serve. Return the port, or 0 for a unix socket. Raises ConfigError if it cannot listen."""
         server = self._server = grpc.aio.server(options=self._options())
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._process)
         server.add_generic_rpc_handlers(

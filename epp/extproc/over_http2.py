@@ -46,7 +46,7 @@ class Http2Transport:
         )
 
     async def start(self) -> int:
-        """Bind and serve. Returns the port; 0 for a unix socket. Raises ConfigError if it cannot listen."""
+        """Bind and serve. Return the port, or 0 for a unix socket. Raises ConfigError if it cannot listen."""
         tls = self._listen.tls
         certificates = None if tls is None else Certificates(tls, ssl_context)
         sock = bound(self._listen)

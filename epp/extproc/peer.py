@@ -1,5 +1,5 @@
-"""One connection of a data plane: passes bytes from asyncio's transport to `epp.http2`, and events from there
-to the handlers of the calls.
+"""Drives one connection of a data plane: passes bytes from asyncio's transport to `epp.http2`, and events
+from there to the handlers of the calls.
 
 A service is a function that makes a handler for each call. Handlers are called synchronously, and all answers
 to one read of the socket are sent in one write. In one turn of the loop a peer is served for a few
@@ -43,8 +43,9 @@ _BETWEEN_LOOKS_S: Final = 0.002
 too long by at most twice this time."""
 _BETWEEN_TURNS_S: Final = 0.001
 """Least time from the beginning of one measured turn to the beginning of the next. Reading the CPU time of a
-thread is a call to the kernel; if every short turn were measured, there would be two such calls for each
-chunk."""
+thread is a call to the kernel. If every short turn were measured, there would be two such calls for each
+chunk.
+"""
 _MOST: Final = 0.5
 _KEEP: Final = 0.9
 """Weight of the earlier measurements after one more turn."""
@@ -383,7 +384,7 @@ class Peer(asyncio.Protocol):
                 if event.stream_id not in beginnings.calls:
                     self._hand_over(event, now=now)
                 elif event is events[-1] and not beginnings.held_bytes and not self.connection.pending:
-                    beginnings.calls.discard(event.stream_id)  # nothing else to do
+                    beginnings.calls.discard(event.stream_id)  # no other message of the call waits
                     self._hand_over(event, now=now)
                 else:
                     beginnings.add(event, came_after=self.came_after)

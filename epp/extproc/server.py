@@ -1,7 +1,7 @@
 """The ext_proc server of a picker: one transport, the streams on it, health, and the drain.
 
 The transport (`over_http2`, or `over_grpcio` if the configuration asks for it) owns the socket and the wire
-format; `conversation` owns the streams. The composition root calls this module. All methods belong to the
+format. `conversation` owns the streams. The composition root calls this module. All methods belong to the
 event loop that called `start`.
 """
 
@@ -31,7 +31,7 @@ class Transport(Protocol):
     """Carries ext_proc streams and the health service."""
 
     async def start(self) -> int:
-        """Bind and serve. Returns the port; 0 for a unix socket. Raises ConfigError if it cannot listen."""
+        """Bind and serve. Return the port, or 0 for a unix socket. Raises ConfigError if it cannot listen."""
 
     async def stop(self, grace_s: float) -> None:
         """Close the socket, and cancel the calls still in flight after `grace_s`."""

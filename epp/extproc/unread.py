@@ -3,7 +3,8 @@ forgets the request.
 
 Such a request gets no state machine: its stream ends with the first answer, and the data plane handles the
 rest alone. Only usual requests are answered here. For all others `answer` returns None, and a normal stream
-is opened. This module refuses everything that a normal stream refuses. Pure; owned by `conversation.Streams`.
+is opened. This module refuses everything that a normal stream refuses. Pure. `conversation.Streams` owns an
+`Unread`.
 """
 
 from __future__ import annotations

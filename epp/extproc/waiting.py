@@ -5,7 +5,7 @@ headers. With BUFFERED, the picker asks the data plane for more time once, or th
 time-out of the data plane. In the other modes no request waits, because the data plane would go on without
 the picker, or would stop reading.
 
-Pure. Owned by `stream` for as long as its request waits.
+Pure. `stream` owns a `Waiting` for as long as its request waits.
 
 Memory: a waiting request keeps its canonical prompt, and with full duplex the body that is to be sent on.
 """
@@ -83,7 +83,7 @@ def offer(
 
 
 def _longest_s(slot: Slot, request: PickRequest, modes: Modes, settings: StreamSettings) -> float:
-    """Return how many seconds the data plane can wait for the answer to `slot`; 0: the answer must come now.
+    """Return how many seconds the data plane can wait for the answer to `slot`. 0: the answer must come now.
 
     A request without a prompt costs its server next to nothing, and goes at once.
     """

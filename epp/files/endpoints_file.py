@@ -1,4 +1,4 @@
-"""The list of model servers as a YAML file: decoded, checked, and turned into endpoints.
+"""Decodes the YAML file that lists the model servers, checks it, and makes endpoints of it.
 
     endpoints:
       - name: a
@@ -18,8 +18,8 @@
         targets: [{model: llama-8b, weight: 90}, {model: llama-8b-next, weight: 10}]
 
 Names and addresses are unique. `endpoints: []` is legal: requests then get 503 until there are some. An empty
-file is refused: some editors and scripts empty a file before they write it again. Called by `app` at start
-and whenever `watch` sees the file change.
+file is refused: some editors and scripts empty a file before they write it again. `app` calls this module at
+start and whenever `watch` sees the file change.
 """
 
 from __future__ import annotations

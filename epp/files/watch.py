@@ -7,7 +7,7 @@ file is not used.
 
 If content is refused, or the file cannot be read, the old content stays in use. The reason is logged once,
 and the next different content is tried. Content that could not be used for the moment (OSError) is tried
-again. Called by `app`.
+again. `app` calls this module.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ T = TypeVar("T")
 
 class FileWatcher(Generic[T]):
     """Calls `on_change` with the result of `parse` for each new content of `path`. A ConfigError refuses this
-    content; an OSError postpones it.
+    content. An OSError postpones it.
 
     `parse` runs in a thread, because a long YAML file takes seconds, for which requests should not wait.
-    `applied` is the content already in use; without it, `on_change` gets the first content too. `on_result`
+    `applied` is the content already in use. Without `applied`, `on_change` gets the first content too.
+    `on_result`
     is called after every attempt: True if the content was taken, False if it was refused or the file became
     unreadable.
     """
