@@ -39,7 +39,9 @@ in between.
 
 
 class _PieceIds(dict[str, TokenId]):
-    """Computes missing ids, so that a long text is looked up in one `map` (a third of the time of a loop)."""
+    """Maps pieces to ids, and computes a missing id. So one `map` looks up a long text, in a third of the
+    time of a loop.
+    """
 
     def __missing__(self, piece: str) -> TokenId:
         token_id = self[piece] = TokenId(xxhash.xxh32_intdigest(piece.encode("utf-8", "surrogatepass")))

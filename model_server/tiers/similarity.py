@@ -24,7 +24,9 @@ def jaccard(one: AbstractSet[int], other: AbstractSet[int]) -> float:
 
 
 def mean_jaccard(sets: Sequence[AbstractSet[int]]) -> float:
-    """Return the mean over all pairs, or 1 if there is no pair, because a single head cannot disagree."""
+    """Return the mean Jaccard index of all pairs of sets. Return 1 if there is only one set, because a single
+    head cannot disagree.
+    """
     return mean(jaccard(one, other) for one, other in combinations(sets, 2))
 
 

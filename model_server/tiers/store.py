@@ -60,9 +60,11 @@ class PrefixStore:
         """Called with the blocks that are stored and removed, in the order of these changes."""
         self.folder = folder
         self._writing = threading.RLock()
-        """Held while the tree is changed. A thread that needs both locks takes this lock before `_lock`."""
+        """This lock is held while the tree is changed. A thread that needs both locks takes this lock before
+        `_lock`.
+        """
         self._lock = threading.RLock()
-        """Held while the tree is read or changed, but never while a file is written."""
+        """This lock is held while the tree is read or changed, but never while a file is written."""
         self._tree = PrefixTree()
         self._segments: dict[BlockHash, Segment] = {}
         self._last_use: dict[BlockHash, int] = {}

@@ -77,7 +77,7 @@ class BackgroundWriter:
 
     @property
     def usable(self) -> bool:
-        """Tell whether the disk accepts writes, as far as is known."""
+        """Tell whether the disk may be used. It may not for a while after a failed write."""
         return self._health.may_try(now=self.clock())
 
     def is_on_the_way(self, block: BlockHash) -> bool:
