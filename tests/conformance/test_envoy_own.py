@@ -158,10 +158,6 @@ async def test_row_16_the_client_hears_the_request_id(through: Gateway) -> None:
 # -- with the picker away ------------------------------------------------------------------------------------
 
 
-def held(gateway: Gateway) -> int:
-    return sum(b.behaviour.before_last.waiting for b in gateway.backends)
-
-
 @asynccontextmanager
 async def answers_in_flight(gateway: Gateway) -> AsyncIterator[list[OpenReply]]:
     """Begin streamed answers; the servers hold back their last piece."""
@@ -171,7 +167,7 @@ async def answers_in_flight(gateway: Gateway) -> AsyncIterator[list[OpenReply]]:
     async with AsyncExitStack() as stack:
         opening = (stack.enter_async_context(gateway.client.stream(f"{n}")) for n in range(STREAMS))
         answers = await asyncio.gather(*opening)
-        await wait_until(lambda: held(gateway) == STREAMS, what="all answers are in flight")
+        await wait_until(lambda: gateway.held == STREAMS, what="all answers are in flight")
         yield answers
 
 
@@ -215,5 +211,5 @@ async def test_row_14_a_picker_told_to_stop_cuts_no_answer(tmp_path: Path) -> No
     """SIGTERM: the answers in flight complete, though the picker does not wait for their end."""
     async with running_gateway(tmp_path, policy=CALM) as gateway, answers_in_flight(gateway) as answers:
         assert await gateway.picker.process.terminate() == 0
-        assert held(gateway) == STREAMS
+        assert gateway.held == STREAMS
         await whole(gateway, answers)

@@ -10,7 +10,6 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.settings import Config
@@ -27,6 +26,7 @@ from epp.types import Address
 from tests.fuzz.behind import SMALL, OfBytes
 from tests.fuzz.entry import Entry
 from tests.fuzz.peers import StoredTables
+from tests.harness.fake_redis import FakeRedis
 from tests.harness.live_page import a_board
 from tests.unit.sharing.pickers import Replica
 
@@ -179,13 +179,14 @@ class RedisValues(OfBytes):
     def __init__(self) -> None:
         self.seeds: Sequence[bytes] = [b"1700000000000-0\n" + StoredTables().seeds[0], b"5-1\n"]
         self._replica = Replica(1, policy=SMALL)
-        self._redis = _FakeRedis()
+        self._redis = FakeRedis(b"")
         settings = Redis(url="redis://127.0.0.1:1")
         self._link = RedisLink(settings, clock=lambda: 1_000.0, connect=lambda _: (self._redis, []))
         self._now = itertools.count(1.0)
 
     async def feed(self, data: bytes) -> bool:
-        self._redis.value = data
+        self._redis.values = (data,)
+        self._redis.asked.clear()
         try:
             table = await self._link.stored()
             if table is None:
@@ -200,16 +201,6 @@ class RedisValues(OfBytes):
     async def check(self) -> None:
         self._replica.picker.housekeep(now=next(self._now))
         self._replica.check()
-
-
-class _FakeRedis:
-    """The part of a Redis client that is used here."""
-
-    value = b""
-
-    async def getrange(self, _: str, start: int, end: int) -> Any:
-        await asyncio.sleep(0)  # as over a network; the loop forgets cancelled timers only when it runs
-        return self.value[start : end + 1]
 
 
 @asynccontextmanager

@@ -172,6 +172,11 @@ class Gateway:
     envoy: EnvoyProcess
     client: Client
 
+    @property
+    def held(self) -> int:
+        """Number of answers whose last piece the servers hold back."""
+        return sum(b.behaviour.before_last.waiting for b in self.backends)
+
     def backend_at(self, address: str) -> Backend:
         return next(b for b in self.backends if str(b.address) == address)
 

@@ -36,12 +36,8 @@ async def answers_in_flight(gateway: Gateway) -> AsyncIterator[list[OpenReply]]:
     async with AsyncExitStack() as stack:
         opening = (stack.enter_async_context(gateway.client.stream(f"prompt {n}")) for n in range(STREAMS))
         answers = await asyncio.gather(*opening)
-        await wait_until(lambda: held(gateway) == STREAMS, what="all are in flight")
+        await wait_until(lambda: gateway.held == STREAMS, what="all are in flight")
         yield answers
-
-
-def held(gateway: Gateway) -> int:
-    return sum(b.behaviour.before_last.waiting for b in gateway.backends)
 
 
 async def let_go(gateway: Gateway, answers: list[OpenReply]) -> None:
@@ -55,9 +51,9 @@ async def let_go(gateway: Gateway, answers: list[OpenReply]) -> None:
 
 async def new_requests(gateway: Gateway, count: int = STREAMS) -> list[Reply]:
     """Start requests. They are held like the others when they reach a backend."""
-    before = held(gateway)
+    before = gateway.held
     tasks = [asyncio.create_task(gateway.client.complete(f"new {n}")) for n in range(count)]
-    await wait_until(lambda: held(gateway) == before + count, what="the new ones are in flight")
+    await wait_until(lambda: gateway.held == before + count, what="the new ones are in flight")
     for backend in gateway.backends:
         backend.behaviour.before_last.open()
     return await asyncio.gather(*tasks)
@@ -94,7 +90,7 @@ async def test_a_picker_that_comes_back_is_asked_again(tmp_path: Path) -> None:
 async def test_a_picker_told_to_stop_cuts_nothing_and_does_not_wait_for_answers(tmp_path: Path) -> None:
     async with running_gateway(tmp_path) as gateway, answers_in_flight(gateway) as answers:
         assert await gateway.picker.process.terminate() == 0
-        assert held(gateway) == STREAMS
+        assert gateway.held == STREAMS
         await let_go(gateway, answers)
 
 
@@ -138,7 +134,7 @@ async def test_two_thousand_streams_held_at_once_all_pass_the_picker(tmp_path: P
         pending: list[asyncio.Task[Reply]] = []
         for count in range(200, 2001, 200):
             pending += [asyncio.create_task(gateway.client.complete(f"{count + n}")) for n in range(200)]
-            await wait_until(lambda count=count: held(gateway) == count, what=f"{count} are held")  # type: ignore[misc]  # mypy cannot type a default of a lambda
+            await wait_until(lambda count=count: gateway.held == count, what=f"{count} are held")  # type: ignore[misc]  # mypy cannot type a default of a lambda
         # A busy picker routes a part of each wave by load and ends these streams. They were picked, and the
         # picker holds nothing for them.
         let_go = await gateway.picker.metric("epp_unread_bodies_total", reason="overload")
@@ -163,7 +159,7 @@ async def test_pings_of_the_data_plane_and_of_clients_lose_no_stream(tmp_path: P
             backend.behaviour.before_last.shut()
         async with http2_client(gateway.config.envoy.listen) as client:
             streams = [client.complete(f"{n}", stream=True) for n in range(STREAMS)]
-            await wait_until(lambda: held(gateway) == STREAMS, what="all are in flight")
+            await wait_until(lambda: gateway.held == STREAMS, what="all are in flight")
             pinging = asyncio.create_task(client.ping_every(0.1))
             await wait_until(lambda: client.pongs >= 20, what="twenty pings are answered")
             assert await gateway.picker.metric("epp_in_flight") == STREAMS

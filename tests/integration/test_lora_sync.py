@@ -28,14 +28,7 @@ from model_server.sync.client import AdapterServer
 from model_server.sync.command import status_page
 from model_server.sync.loop import LoraSync
 from model_server.sync.plan import Backoff
-
-
-@dataclass
-class Clock:
-    now: float = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.harness.clock import Clock
 
 
 @dataclass
@@ -81,7 +74,7 @@ async def site_of(file: Path, *, prune: bool = False) -> AsyncIterator[Site]:
         server = Server(settings)
         port = await stack.enter_async_context(listening(server, settings))
         client = await stack.enter_async_context(AdapterServer(f"http://127.0.0.1:{port}/"))
-        clock = Clock()
+        clock = Clock(100.0)
         sync = LoraSync(
             file=file,
             server=client,

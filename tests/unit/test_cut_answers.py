@@ -4,19 +4,15 @@ loop of `sick_servers`, in simulated time.
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
-from epp.config.policy import DEFAULT_POLICY, RuleName
+from epp.config.policy import RuleName
 from epp.config.routing import Failures
-from epp.picker import Picker
 from epp.picker_events import Cut, PickerEvent
-from epp.types import Address, Endpoint, EndpointName
+from epp.types import Address, EndpointName
 from tests.unit.endpoints.test_failures import ask
+from tests.unit.picker_questions import A, a_picker
 from tests.unit.sick_servers import RULES, SICK, Traffic, begins
-
-A = Address("10.0.0.1", 1)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -92,11 +88,3 @@ def test_one_cut_answer_a_second_leaves_no_busy_server_out(answers_per_s: int) -
             picker.housekeep(now=now)
             assert not picker.left_out(now=now), f"after {now:.0f} s"
             assert picker.fleet.failures.share(state, now=now) < 0.4
-
-
-def a_picker() -> Picker:
-    picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
-    picker.set_endpoints(
-        [Endpoint(EndpointName(n), Address(f"10.0.0.{i}", 1)) for i, n in enumerate("abcd", 1)], now=0.0
-    )
-    return picker

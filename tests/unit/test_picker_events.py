@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
-from epp.config.policy import DEFAULT_POLICY
 from epp.decision import PickRequest
 from epp.errors import NoEndpointError
 from epp.picker import Picker
@@ -20,14 +17,12 @@ from epp.picker_events import (
     Restarted,
     StreamEvent,
 )
-from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+from epp.types import ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
+from tests.unit.picker_questions import A, B, a_picker, endpoints
 
-A, B = Address("10.0.0.1", 8000), Address("10.0.0.2", 8000)
 
-
-def a_picker() -> tuple[Picker, list[PickerEvent]]:
-    picker = Picker(DEFAULT_POLICY, rng=random.Random(0))
-    picker.set_endpoints([Endpoint(EndpointName("a"), A), Endpoint(EndpointName("b"), B)], now=0.0)
+def heard_picker() -> tuple[Picker, list[PickerEvent]]:
+    picker = a_picker(on=endpoints("ab"))
     events: list[PickerEvent] = []
     picker.subscribe(events.append)
     return picker, events
@@ -45,7 +40,7 @@ def at(event: PickerEvent) -> float:
 
 
 def test_a_request_is_told_when_it_begins_moves_is_answered_and_ends() -> None:
-    picker, events = a_picker()
+    picker, events = heard_picker()
     pick = picker.pick(a_request(), now=1.0)
     elsewhere = B if pick.destinations[0] == A else A
     picker.on_response_headers(pick, status=200, served=elsewhere, now=2.0)
@@ -63,7 +58,7 @@ def test_a_request_is_told_when_it_begins_moves_is_answered_and_ends() -> None:
 
 
 def test_a_request_that_is_let_go_ends_once() -> None:
-    picker, events = a_picker()
+    picker, events = heard_picker()
     pick = picker.pick(a_request(), now=1.0)
     picker.detach(pick, now=2.0)
     picker.end(pick, outcome="ended", now=3.0)
@@ -71,7 +66,7 @@ def test_a_request_that_is_let_go_ends_once() -> None:
 
 
 def test_events_of_streams_reach_the_same_listeners() -> None:
-    picker, events = a_picker()
+    picker, events = heard_picker()
     told: list[StreamEvent] = [
         Parsed(0.1, 5),
         Refused("r", NoEndpointError("none", reason="no_endpoints")),
@@ -83,7 +78,7 @@ def test_events_of_streams_reach_the_same_listeners() -> None:
 
 
 def test_every_listener_hears_every_event_from_when_it_subscribes() -> None:
-    picker, events = a_picker()
+    picker, events = heard_picker()
     pick = picker.pick(a_request(), now=1.0)
     late: list[PickerEvent] = []
     picker.subscribe(late.append)
@@ -92,7 +87,7 @@ def test_every_listener_hears_every_event_from_when_it_subscribes() -> None:
 
 
 def test_a_restart_seen_from_counters_is_told_and_one_that_the_source_tells_is_not() -> None:
-    picker, events = a_picker()
+    picker, events = heard_picker()
     name = EndpointName("a")
     picker.observe(name, EndpointMetrics(scraped_at=1.0, prompt_tokens=500.0, finished=5.0), now=1.0)
     picker.observe(name, EndpointMetrics(scraped_at=2.0, prompt_tokens=10.0, finished=0.0), now=2.0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,21 +9,10 @@ from epp.config.policy import PolicySpec
 from epp.endpoints import pages
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.state import Booking
-from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
+from epp.types import Endpoint, EndpointMetrics, EndpointName
+from tests.unit.endpoints.lettered import endpoint
 
 SPEC = PolicySpec()
-
-
-def endpoint(
-    name: str, *, host: str = "", model: str = "", adapters: Sequence[str] = (), incarnation: str = ""
-) -> Endpoint:
-    return Endpoint(
-        name=EndpointName(name),
-        address=Address(host or f"10.0.0.{ord(name)}", 8000),
-        model=model,
-        adapters=frozenset(adapters),
-        incarnation=incarnation,
-    )
 
 
 def a_fleet(*endpoints: Endpoint) -> Fleet:

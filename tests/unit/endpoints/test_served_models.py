@@ -12,14 +12,10 @@ from epp.endpoints import pages
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.served_models import union
 from epp.errors import NoEndpointError, UnknownModelError
-from epp.types import Address, Endpoint, EndpointMetrics, EndpointName, ModelCard, ModelList
+from epp.types import Endpoint, EndpointMetrics, EndpointName, ModelCard, ModelList
+from tests.unit.endpoints.lettered import endpoint
 
 SPEC = PolicySpec()
-
-
-def endpoint(name: str, *, model: str = "", adapters: Sequence[str] = (), pool: str = "") -> Endpoint:
-    address = Address(f"10.0.0.{ord(name)}", 8000)
-    return Endpoint(EndpointName(name), address, model=model, pool=pool, adapters=frozenset(adapters))
 
 
 def listing(*bases: str, adapters: Sequence[str] = ()) -> ModelList:

@@ -25,7 +25,7 @@ from tests.unit.kube.objects import pod, pool
 SELECTORS = {"a": {"model": "a"}, "b": {"model": "b"}}
 
 
-class Server:
+class WatchedServer:
     """Objects by collection and name. Each list or event goes to all watchers."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Server:
 class Following:
     """The lists that the picker received."""
 
-    def __init__(self, server: Server, *names: str) -> None:
+    def __init__(self, server: WatchedServer, *names: str) -> None:
         self.told: list[list[str]] = []
         self.followed: dict[str, bool] = {}
         self._news = asyncio.Event()
@@ -103,7 +103,7 @@ class Following:
 
 
 @asynccontextmanager
-async def following(server: Server, *names: str) -> AsyncIterator[Following]:
+async def following(server: WatchedServer, *names: str) -> AsyncIterator[Following]:
     made = Following(server, *names)
     task = asyncio.create_task(made.pools.run())
     try:
@@ -113,8 +113,8 @@ async def following(server: Server, *names: str) -> AsyncIterator[Following]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def two_pools() -> Server:
-    server = Server()
+def two_pools() -> WatchedServer:
+    server = WatchedServer()
     server.pools = {
         "a": pool(8000, name="a", labels=SELECTORS["a"], uid="ua"),
         "b": pool(9000, name="b", labels=SELECTORS["b"], uid="ub"),

@@ -29,7 +29,7 @@ def event(kind: str, obj: dict[str, Any]) -> bytes:
 GONE = event("ERROR", {"kind": "Status", "code": 410, "message": "too old", "status": "Failure"})
 
 
-class Server:
+class ScriptedServer:
     """Plays its script: lists and watches in the order of the requests. At the end of the script it hangs."""
 
     def __init__(self, *script: object) -> None:
@@ -93,9 +93,9 @@ class Names:
         self.states.append(answers)
 
 
-async def play(*script: object, free_form: bool = False) -> tuple[Server, Names, Reflector[Pod]]:
+async def play(*script: object, free_form: bool = False) -> tuple[ScriptedServer, Names, Reflector[Pod]]:
     """Follow until the script ends."""
-    server, names = Server(*script), Names()
+    server, names = ScriptedServer(*script), Names()
     reflector = Reflector(
         server,
         Source(what="pods", kind=Pod, path="/pods", free_form=free_form),

@@ -146,7 +146,7 @@ def test_a_change_of_status_alone_is_no_change_of_what_is_wanted() -> None:
     assert (found.claims(), [claim.name for claim in found.of_other_pools()]) == ([], ["a"])
 
 
-class Server(Api):
+class StatusServer(Api):
     """Applies merge patches to one object after the other."""
 
     def __init__(self, *, answers: int = 200) -> None:
@@ -172,7 +172,7 @@ class Server(Api):
 
 
 async def look(
-    server: Server, found: ModelRewrites, *times: float, holds: bool = True
+    server: StatusServer, found: ModelRewrites, *times: float, holds: bool = True
 ) -> list[tuple[str, Any]]:
     """Return what is written in looks at these times."""
     writer = RewriteWriter(server, [found], namespace="ns", time_text=lambda: "T")
@@ -189,7 +189,7 @@ async def test_the_holder_writes_once_what_an_object_does_not_say_and_keeps_the_
     None
 ):
     other = Condition(type="Seen", status="True", reason="R", last_transition_time="before")
-    wrote = await look(Server(), of(rewrite("a", rule("gpt"), conditions=(other,))), 1.0, 2.0, 30.0)
+    wrote = await look(StatusServer(), of(rewrite("a", rule("gpt"), conditions=(other,))), 1.0, 2.0, 30.0)
     ((where, body),) = wrote
     assert where == "PATCH inferencemodelrewrites/a/status"
     assert body["metadata"] == {"uid": "uid-a", "resourceVersion": "1"}
@@ -200,18 +200,18 @@ async def test_the_holder_writes_once_what_an_object_does_not_say_and_keeps_the_
 
 
 async def test_who_does_not_hold_the_lease_writes_nothing() -> None:
-    assert await look(Server(), of(rewrite("a", rule("gpt"))), 1.0, holds=False) == []
+    assert await look(StatusServer(), of(rewrite("a", rule("gpt"))), 1.0, holds=False) == []
 
 
 async def test_the_time_of_a_condition_is_that_of_its_last_change() -> None:
     before = condition("True", "Accepted", last_transition_time="before")
-    wrote = await look(Server(), of(rewrite("a", rule("gpt"), conditions=(before,))), 1.0)
+    wrote = await look(StatusServer(), of(rewrite("a", rule("gpt"), conditions=(before,))), 1.0)
     assert wrote[0][1]["status"]["conditions"][0]["lastTransitionTime"] == "before"
 
 
 @pytest.mark.parametrize("answers", [404, 409, 500])
 async def test_a_write_that_fails_is_tried_again_after_a_while(answers: int) -> None:
-    wrote = await look(Server(answers=answers), of(rewrite("a", rule("gpt"))), 1.0, 2.0, 5.0, 12.0)
+    wrote = await look(StatusServer(answers=answers), of(rewrite("a", rule("gpt"))), 1.0, 2.0, 5.0, 12.0)
     assert len(wrote) == 2
 
 
@@ -226,8 +226,8 @@ async def test_an_object_for_a_pool_that_nobody_serves_says_so_after_a_while_and
         rewrite("theirs", rule("gpt"), pool="other", conditions=(judged,)),
         rewrite("moved", rule("gpt"), pool="other", generation=2, conditions=(left,)),
     )
-    assert await look(Server(), found, 1.0, 15.0) == []
-    wrote = await look(Server(), found, 1.0, 22.0)
+    assert await look(StatusServer(), found, 1.0, 15.0) == []
+    wrote = await look(StatusServer(), found, 1.0, 22.0)
     assert [where for where, _ in wrote] == [
         f"PATCH inferencemodelrewrites/{name}/status" for name in ("typo", "moved")
     ]

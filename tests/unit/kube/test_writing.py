@@ -19,7 +19,7 @@ LIVE = Live([LiveEndpoint("a:1", "vllm")])
 PLACE = Place(namespace="ns", pools=["vllm"], identity="picker_0123abcd")
 
 
-class Server(Api):
+class CountingServer(Api):
     """Accepts every write. The Lease is lost at write number `lasts`."""
 
     def __init__(self, *, lasts: int) -> None:
@@ -50,13 +50,13 @@ def outcome(names: str = "abc", *, pool: str = "vllm") -> ResolvedPolicies:
     return policies.resolve(default=DEFAULT_POLICY, existing=[pool])
 
 
-def writer_to(server: Server) -> Writer:
+def writer_to(server: CountingServer) -> Writer:
     return Writer(
         server, PLACE, interval_s=10.0, events=True, on_written=lambda _: None, time_text=lambda: "T"
     )
 
 
-async def look(server: Server) -> list[str]:
+async def look(server: CountingServer) -> list[str]:
     writer = writer_to(server)
     await writer.look(outcome(), says={}, live=LIVE, pool_uids={"vllm": "u"}, holds=server.holds, now=1.0)
     writer.check_integrity()
@@ -64,24 +64,24 @@ async def look(server: Server) -> list[str]:
 
 
 async def test_the_holder_writes_every_status_and_tells_of_what_routes_and_what_does_not() -> None:
-    wrote = await look(Server(lasts=100))
+    wrote = await look(CountingServer(lasts=100))
     statuses = [f"PATCH prefixroutingpolicies/{name}/status" for name in ("a", "b", "c")]
     assert wrote == [*statuses, *["POST events"] * 6], "each Event is written for the pool and for the policy"
 
 
 async def test_who_does_not_hold_the_lease_writes_nothing() -> None:
-    assert await look(Server(lasts=0)) == []
+    assert await look(CountingServer(lasts=0)) == []
 
 
 async def test_a_lease_that_is_lost_between_two_writes_ends_them() -> None:
-    assert await look(Server(lasts=2)) == [
+    assert await look(CountingServer(lasts=2)) == [
         f"PATCH prefixroutingpolicies/{name}/status" for name in ("a", "b")
     ]
-    assert len(await look(Server(lasts=5))) == 5
+    assert len(await look(CountingServer(lasts=5))) == 5
 
 
 async def test_events_that_are_too_many_stand_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    server = Server(lasts=100)
+    server = CountingServer(lasts=100)
     writer = writer_to(server)
     for second in range(4):  # five statuses in a look, and an Event for each
         names = "abcdefghijklmnopqrst"[5 * second :][:5]
@@ -99,7 +99,7 @@ async def test_events_that_are_too_many_stand_in_the_log(caplog: pytest.LogCaptu
 async def test_the_name_of_an_event_is_a_valid_one_however_long_the_pools_is() -> None:
     names: list[str] = []
 
-    class Taking(Server):
+    class Taking(CountingServer):
         async def request(self, method: str, path: str, **more: Any) -> bytes:
             if path.endswith("/events"):
                 names.append(more["body"]["metadata"]["name"])
@@ -127,7 +127,7 @@ async def test_what_nobody_was_told_of_and_what_is_refused_is_written_first() ->
     policies.put(policy("z-new"))
     known = PolicyStatus(observed_generation=0, conditions=(Condition(type="Accepted", status="True"),))
     says = dict.fromkeys([*told, "z-bad"], known)
-    server = Server(lasts=100)
+    server = CountingServer(lasts=100)
     judged = policies.resolve(default=DEFAULT_POLICY, existing=["vllm"])
     await writer_to(server).look(
         judged, says=says, live=LIVE, pool_uids={"vllm": "u"}, holds=server.holds, now=1.0
@@ -145,7 +145,7 @@ async def test_of_two_hundred_policies_at_once_the_refused_come_first_and_all_ar
     for n in range(185):
         policies.put(policy(f"p{n:03}"))
     judged = policies.resolve(default=DEFAULT_POLICY, existing=["vllm"])
-    server = Server(lasts=10_000)
+    server = CountingServer(lasts=10_000)
     writer = writer_to(server)
     said: dict[str, PolicyStatus] = {}
     looks: list[set[str]] = []
@@ -169,7 +169,7 @@ async def test_a_policy_that_no_picker_looks_at_says_so_after_a_while_and_once()
     policies.put(policy("theirs", target="elsewhere", status={"observedGeneration": 1}))
     bodies: list[Any] = []
 
-    class Taking(Server):
+    class Taking(CountingServer):
         async def request(self, method: str, path: str, **more: Any) -> bytes:
             bodies.append((path.rpartition("/ns/")[2], more["body"]))
             return await super().request(method, path, **more)
@@ -214,7 +214,7 @@ async def test_a_policy_that_no_picker_looks_at_says_so_after_a_while_and_once()
 async def test_events_stand_on_the_pool_that_they_are_about() -> None:
     regarding: list[tuple[str, str, str]] = []
 
-    class Taking(Server):
+    class Taking(CountingServer):
         async def request(self, method: str, path: str, **more: Any) -> bytes:
             if path.endswith("/events"):
                 body, on = more["body"], more["body"]["involvedObject"]

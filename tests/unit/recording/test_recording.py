@@ -21,6 +21,7 @@ from epp.recording.service import RecordingService
 from epp.recording.start import opening_of, servers_of
 from epp.recording.tap import GONE_AFTER_S, Tap
 from epp.request.response import ResponseFeedback
+from tests.harness.clock import Clock
 from tests.unit.picker_questions import a_picker, ask, serve, text
 
 
@@ -142,13 +143,6 @@ async def test_the_service_writes_and_a_disk_that_refuses_is_counted_and_harms_n
     assert [line for line in read(path) if isinstance(line, RecordedRequest)]
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def told(tap: Tap, reader: str = "one") -> list[RecordedRequest]:
     opening, servers, *asked = [decode(row) for row in tap.read(reader, False)[0].splitlines()]
     assert isinstance(opening, Opening)
@@ -158,7 +152,7 @@ def told(tap: Tap, reader: str = "one") -> list[RecordedRequest]:
 
 def test_who_asks_for_a_recording_gets_each_request_once_from_then_on() -> None:
     picker = a_picker()
-    tap = Tap(picker, clock=Clock())
+    tap = Tap(picker, clock=Clock(100.0))
     serve(picker, ask(text("before")), now=1.0)
     assert told(tap) == []
     serve(picker, ask(text("one")), now=2.0)
@@ -170,7 +164,7 @@ def test_who_asks_for_a_recording_gets_each_request_once_from_then_on() -> None:
 
 
 def test_a_reader_that_is_gone_makes_room_and_leaves_nothing_behind() -> None:
-    picker, clock = a_picker(), Clock()
+    picker, clock = a_picker(), Clock(100.0)
     tap = Tap(picker, clock=clock)
     told(tap)
     clock.now += GONE_AFTER_S + 1
@@ -185,7 +179,7 @@ def test_a_reader_that_is_gone_makes_room_and_leaves_nothing_behind() -> None:
 
 def test_a_reader_that_says_it_is_done_makes_room_at_once() -> None:
     picker = a_picker()
-    tap = Tap(picker, clock=Clock())
+    tap = Tap(picker, clock=Clock(100.0))
     told(tap)
     assert picker.recorders == 1
     serve(picker, ask(text("one")), now=2.0)
@@ -201,7 +195,7 @@ def test_while_requests_are_recorded_their_tenants_are_read_without_flow_control
     tenant = [(spec.flow.tenant_header, "acme")]
     assert gate.read is None
     assert spec.flow.tenant_header not in request_names(spec, read=gate.read)
-    tap = Tap(picker, clock=Clock())
+    tap = Tap(picker, clock=Clock(100.0))
     told(tap)
     assert not gate.on, "it takes no more than that"
     assert spec.flow.tenant_header in request_names(spec, read=gate.read)

@@ -11,19 +11,7 @@ from epp.config.sharing import Redis
 from epp.sharing.batches import MOST_TABLE_BYTES, MalformedError, decode_table
 from epp.sharing.link import LinkError, Received
 from epp.sharing.redis_link import MOST_PIECE_BYTES, RedisLink
-
-
-class FakeRedis:
-    """Holds one value, which may differ from call to call."""
-
-    def __init__(self, *values: bytes) -> None:
-        self._values = values
-        self.asked: list[int] = []
-
-    async def getrange(self, _: str, start: int, end: int) -> bytes:
-        value = self._values[min(len(self.asked), len(self._values) - 1)]
-        self.asked.append(end + 1 - start)
-        return value[start : end + 1]
+from tests.harness.fake_redis import FakeRedis
 
 
 async def read(redis: FakeRedis) -> Received | None:

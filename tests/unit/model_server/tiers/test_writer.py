@@ -18,14 +18,8 @@ from model_server.tiers.health import FIRST_PAUSE_S, LONGEST_PAUSE_S, Health
 from model_server.tiers.segment import LayerRecords
 from model_server.tiers.store import PrefixStore
 from model_server.tiers.writer import NODE_TOKENS, BackgroundWriter, Written
+from tests.harness.clock import Clock
 from tests.unit.model_server.tiers.stored_prefixes import CAPACITY, LAYOUT, chain, check, records
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Writing:
