@@ -328,8 +328,8 @@ def _admin(picker: Picker, ring: DecisionRing, explaining: Explaining) -> tuple[
 
 
 async def _traffic(picker: Picker, names: Sequence[EndpointName], ring: DecisionRing) -> None:
-    """Ten times a second, read a tenth of the endpoints' pages and send five requests. Each request ends
-    two seconds later.
+    """Read a tenth of the endpoints' pages and send five requests, ten times a second. Each request ends two
+    seconds later.
     """
     rng, under_way = random.Random(2), deque[tuple[float, Pick]]()
     tokens = dict.fromkeys(names, 0.0)

@@ -58,7 +58,7 @@ _RESPONSE = (
 
 
 class _Path:
-    """A picker, and everything between it and the wire."""
+    """Runs a picker and everything between the picker and the wire."""
 
     def __init__(self, fleet: int) -> None:
         self.picker = a_picker(fleet)

@@ -52,7 +52,9 @@ class _Answers(asyncio.Protocol):
         self._answers = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's own class, which is no subclass
+        self._transport = cast(
+            "asyncio.Transport", transport
+        )  # uvloop's own class, which is not a subclass of asyncio's
 
     def data_received(self, data: bytes) -> None:
         self._answers += 1

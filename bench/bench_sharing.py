@@ -69,13 +69,13 @@ def in_memory(size: int) -> None:
         batch.clear()
         for replica in replicas:
             start = time.process_time()
-            said = replica.send(now=now)
+            batches = replica.send(now=now)
             sending_s += time.process_time() - start
-            sent_bytes += sum(map(len, said))
+            sent_bytes += sum(map(len, batches))
             for other in replicas:
                 if other is not replica:
                     start = time.process_time()
-                    for data in said:
+                    for data in batches:
                         other.exchange.receive(data, now=now)
                     hearing_s += time.process_time() - start
                     other.picker.housekeep(now=now)
@@ -104,7 +104,8 @@ async def over_redis(size: int, server: RedisServer) -> None:
             if n % PER_BATCH == 0:
                 await asyncio.sleep(0.05)
         await wait_until(
-            lambda: a.replica.exchange.speaker.waiting + b.replica.exchange.speaker.waiting == 0, what="said"
+            lambda: a.replica.exchange.speaker.waiting + b.replica.exchange.speaker.waiting == 0,
+            what="every event is sent",
         )
         cpu = time.process_time() - cpu - picks_s
         after = await _redis_figures(server)

@@ -1,4 +1,4 @@
-"""The command line of the autoscaling benchmark: prints a table, and draws a picture of one day."""
+"""Runs the autoscaling benchmark from the command line: prints a table, and draws a picture of one day."""
 
 from __future__ import annotations
 

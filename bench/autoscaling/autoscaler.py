@@ -1,4 +1,4 @@
-"""Kubernetes's HorizontalPodAutoscaler as arithmetic: from one value of a metric to a number of servers.
+"""Computes the number of servers from one value of a metric, as Kubernetes's HorizontalPodAutoscaler does.
 Pure.
 
 It follows the controller (kubernetes v1.36.3, `pkg/controller/podautoscaler`): `getUsageRatioReplicaCount` in

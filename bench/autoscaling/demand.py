@@ -1,4 +1,4 @@
-"""A load that rises and falls: the requests of a workload, at a rate that changes over time. Pure."""
+"""Makes a load that rises and falls: the requests of a workload, at a rate that changes over time. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m bench.dataplane`: what `make bench-dataplane` starts."""
+"""Runs the bench from the command line: `make bench-dataplane` starts `python -m bench.dataplane`."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class _Healthy(Handler):
 
 
 def _forget(*_: object, **__: object) -> None:
-    """Ignores the faults of peers that the server reports."""
+    """Ignore the faults of peers that the server reports."""
 
 
 async def _serve(path: str, addresses: Sequence[str]) -> None:

@@ -1,8 +1,6 @@
-"""The client: raw HTTP/1.1 on kept connections, a fixed number of requests in flight, and prompts made
-beforehand.
-
-It measures the time from writing a request to the first byte of its answer's body. It fails on any answer but
-200.
+"""Sends the load: raw HTTP/1.1 on kept connections, a fixed number of requests in flight, and prompts made
+beforehand. The client measures the time from writing a request to the first byte of the answer's body. The
+client fails on any answer but 200.
 """
 
 from __future__ import annotations
@@ -81,7 +79,7 @@ def _text(size_bytes: int, rng: random.Random) -> bytes:
 
 
 class Connection(asyncio.Protocol):
-    """One connection, which carries one request at a time."""
+    """Carries one request at a time over one connection."""
 
     def __init__(self) -> None:
         self._waiting: asyncio.Future[float] | None = None
@@ -162,7 +160,7 @@ class Burst:
 
 
 class Client:
-    """Kept connections to one port."""
+    """Sends requests over kept connections to one port."""
 
     def __init__(self, port: int) -> None:
         self._port = port

@@ -1,5 +1,5 @@
-"""A picker with too much work, behind a real Envoy: how long requests wait for it, and how many it still
-reads.
+"""Measures a picker with too much work behind a real Envoy: how long requests wait for the picker, and how
+many of them it still reads.
 
     python -m bench.dataplane.overload [--load 2] [--seconds 8] [--core 0.25] [--slow evenly,quota] [--of
     constant,http2,grpcio]

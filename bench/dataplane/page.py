@@ -1,4 +1,4 @@
-"""The page `docs/bench-dataplane.md`: the tables of one run, with the text that explains them."""
+"""Writes the page `docs/bench-dataplane.md`: the tables of one run, with the text that explains them."""
 
 from __future__ import annotations
 

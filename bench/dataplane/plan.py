@@ -1,5 +1,5 @@
-"""The loads that are measured, and how often. The full run takes some seven minutes, and there is a quick
-run.
+"""Lists the loads that are measured, and how often. The full run takes some seven minutes, and a quick run
+takes less.
 """
 
 from __future__ import annotations

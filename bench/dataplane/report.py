@@ -88,9 +88,9 @@ def _turn(turn: Turn) -> dict[str, Any]:
 def _about_idle(results: Results) -> str:
     lines = []
     for count, shares in results.idle_cores.items():
-        told = ", ".join(f"{name} {shares[name] * 1000:.1f}" for name in ("ours", "floor", "envoy"))
+        used = ", ".join(f"{name} {shares[name] * 1000:.1f}" for name in ("ours", "floor", "envoy"))
         lines.append(
-            f"Without requests, {count} endpoints, milliseconds of CPU a second: {told} (taken off below)."
+            f"Without requests, {count} endpoints, milliseconds of CPU a second: {used} (taken off below)."
         )
     return "\n".join(lines)
 
@@ -133,7 +133,7 @@ def _alone_rows(prompt_kb: int, took: dict[VariantName, list[float]]) -> Iterabl
 
 def _verdicts(results: Results) -> list[str]:
     """Return each target, and whether this run met it."""
-    told = []
+    lines = []
     for result in results.cells:
         cell = result.cell
         ratios = _ratios(result, VARIANTS["ours"]) if "ours" in result.turns else []
@@ -141,9 +141,9 @@ def _verdicts(results: Results) -> list[str]:
         if ratios and target is not None:
             ratio = statistics.median(ratios)
             what = f"{cell.table}: {cell.prompt_kb} KB prompts, {cell.chunks:,} chunks, cost x the floor"
-            told.append(f"{what}: {ratio:.2f}, target {target}: {_word(ratio, target)}")
-    told += [*_endpoints(results), *_duplex(results), *_added(results), *_growth(results)]
-    return told
+            lines.append(f"{what}: {ratio:.2f}, target {target}: {_word(ratio, target)}")
+    lines += [*_endpoints(results), *_duplex(results), *_added(results), *_growth(results)]
+    return lines
 
 
 def _word(value: float, target: float) -> str:

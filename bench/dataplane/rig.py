@@ -384,7 +384,7 @@ def _document(
             settings = manager["http_filters"][0]["typed_config"]
             picker = "picker" if variant.picker == "ours" else variant.picker
             settings["grpc_service"]["envoy_grpc"]["cluster_name"] = picker
-            # A slow turn must show as slow, and must not count as a picker that went away.
+            # Envoy waits long, so that a slow turn shows in the figures and not as a failed picker.
             settings["message_timeout"] = "20s"
             if variant.duplex:
                 settings["processing_mode"].update(_FULL_DUPLEX)

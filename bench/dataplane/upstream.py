@@ -94,7 +94,7 @@ class _Connection(asyncio.Protocol):
         self._chunks = 0
         self._body_left = 0
         self._tail: bytes | None = None
-        """The end of a body that came without a length. None: the body has a length."""
+        """The end of a body that came without a length. None means that the body has a length."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's own class, which is not a subclass of asyncio's

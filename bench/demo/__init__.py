@@ -1,2 +1,3 @@
-"""The demonstration that `make run` starts:
-one workload through the real gateway, by one rule and then by another."""
+"""Runs the demonstration that `make run` starts: one workload through the real gateway, by one rule and then
+by another.
+"""

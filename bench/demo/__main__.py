@@ -1,4 +1,4 @@
-"""`python -m bench.demo`: what `make run` starts."""
+"""Runs the demo from the command line: `make run` starts `python -m bench.demo`."""
 
 from __future__ import annotations
 
@@ -141,10 +141,10 @@ async def _until_signal(options: Options) -> int:
     started.
     """
     demo = asyncio.create_task(run_demo(options), name="demo")
-    told: list[int] = []
+    signals: list[int] = []
 
     def stop(number: int) -> None:
-        told.append(number)
+        signals.append(number)
         demo.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -152,11 +152,11 @@ async def _until_signal(options: Options) -> int:
     try:
         await demo
     except asyncio.CancelledError:
-        if not told:
+        if not signals:
             raise
         print("\nThe demo has ended, and so has everything that it started.", flush=True)
-        if options.once:  # a script waits for the table
-            return 128 + told[0]
+        if options.once:  # a waiting script learns that no table came
+            return 128 + signals[0]
     return 0
 
 

@@ -1,5 +1,5 @@
-"""The demo from start to end: start the fleet, run the workload once for each rule, print the table, then
-keep the gateway running.
+"""Runs the demo from start to end: starts the fleet, runs the workload once for each rule, prints the table,
+then keeps the gateway running.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _IDLE_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The command line, checked."""
+    """The checked options of the command line."""
 
     serving: Serving
     servers: int

@@ -1,4 +1,6 @@
-"""The text that the demo prints after the table: where everything is, with commands that work when pasted."""
+"""Writes the text that the demo prints after the table: the addresses of everything, with commands that work
+when pasted.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The demo's workload: users of several tenants, each in conversations of several turns. Pure: the same seed
-gives the same words.
+"""Makes the demo's workload: users of several tenants, each in conversations of several turns. Pure: the same
+seed gives the same words.
 
 A tenant is a company's assistant. Each tenant has its own long system prompt and its own `cache_salt`, so
 nothing that is cached for one tenant is used for another. A user belongs to one tenant, talks for a few

@@ -1,3 +1,3 @@
-"""`make bench-gpu` makes all measurements that need an accelerator. A further run continues where the last
+"""Makes all measurements that need an accelerator: `make bench-gpu`. A further run continues where the last
 one stopped.
 """

@@ -146,11 +146,11 @@ def _outcome(step: Step, *, folder: Path, device: str, run: Run) -> Outcome:
     # Output that an incomplete step left behind would count as repeats of this step.
     figures.unlink(missing_ok=True)
     started = time.monotonic()
-    status, told = run(step, step.command(sys.executable, figures.absolute()))
+    status, output = run(step, step.command(sys.executable, figures.absolute()))
     word = {None: OUT_OF_TIME, 0: DONE}.get(status, FAILED)
     if word == DONE and not figures.exists():
-        word, told = FAILED, f"it left no figures in {figures}\n{told}"
-    return Outcome(step.name, step.rows, word, device, time.monotonic() - started, told)
+        word, output = FAILED, f"it left no figures in {figures}\n{output}"
+    return Outcome(step.name, step.rows, word, device, time.monotonic() - started, output)
 
 
 def run(step: Step, command: list[str]) -> tuple[int | None, str]:

@@ -1,5 +1,5 @@
-"""The steps of `make bench-gpu`: each step is a command of another bench, with the files that it must leave
-behind.
+"""Lists the steps of `make bench-gpu`: each step is a command of another bench, with the files that it must
+leave behind.
 
 The command calls this module.
 """
@@ -31,8 +31,8 @@ class Step:
     missing: str = ""
     """The reason why the step cannot run here. It is empty if the step can run."""
     engine_environment: bool = False
-    """True: the step runs in the Python of `make engine-env`, which has torch. False: it runs in the Python
-    of this process.
+    """True if the step runs in the Python of `make engine-env`, which has torch. Otherwise it runs in the
+    Python of this process.
     """
 
     def command(self, python: str, figures: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""`python -m bench.load`: what `make load` and `make load-compare` start."""
+"""Runs load tests from the command line: `make load` and `make load-compare` start `python -m bench.load`."""
 
 from __future__ import annotations
 

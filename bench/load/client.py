@@ -1,8 +1,7 @@
-"""The client of the load: sends one streamed POST at a time on a kept connection, and keeps the pieces of the
-answer with their times.
-
-It runs on gevent, for locust's users. geventhttpclient's C parser parses HTTP, and nothing else happens
-between two pieces. Every way in which an answer can fail has its class (docs/load-tests.md lists them).
+"""Sends the load: one streamed POST at a time on a kept connection. Keeps the pieces of the answer with their
+times. The client runs on gevent, for locust's users. geventhttpclient's C parser parses HTTP, and nothing
+else happens between two pieces. Every way in which an answer can fail has its class (docs/load-tests.md lists
+them).
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class _Reader(HTTPResponse):
 
 
 class Client:
-    """The client of one server, shared by all users of a process."""
+    """Sends the requests of all users of a process to one server."""
 
     def __init__(self, url: str, *, path: str, silence_s: float) -> None:
         """`silence_s` is the longest time without a byte. After a longer silence the request has failed."""

@@ -1,5 +1,5 @@
-"""The figures of one run: counts, failures by class, and a histogram of each measure. Plain data that can be
-added up over processes.
+"""Holds the figures of one run: counts, failures by class, and a histogram of each measure. The figures are
+plain data that can be added up over processes.
 """
 
 from __future__ import annotations

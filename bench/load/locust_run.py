@@ -1,8 +1,6 @@
-"""One run in one process of locust: its options, its client, its end, and its output. The locust files import
-this.
-
-If there are several processes, each worker keeps its own figures and sends them, whole, with each of locust's
-reports. The master adds up the last ones.
+"""Makes one run in one process of locust: its options, its client, its end, and its output. The locust files
+import this module. If there are several processes, each worker keeps its own figures and sends all of them
+with each of locust's reports. The master adds up the last figures of each worker.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ _SCHEDSTAT: Final = Path("/proc/self/schedstat")
 
 
 class LoadRun:
-    """The state of this process. It is made once, before the users."""
+    """The state of a run in this process. It is made once, before the users."""
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
@@ -101,7 +99,7 @@ class LoadRun:
         self._spend()
         if (
             not self.recorder.figures.asked
-        ):  # not before: reading a trace blocks the loop, but delays no request
+        ):  # watched only from now on, since reading a trace blocks the loop but delays no request
             gevent.spawn(self._watch)
         began_at = time.monotonic()
         self.recorder.ask()

@@ -1,4 +1,4 @@
-"""Closed-loop users: each waits for its answer, thinks, and asks again.
+"""Defines closed-loop users: each user waits for its answer, thinks, and asks again.
 
 `python -m bench.load SCENARIO` runs one of them.
 
@@ -67,7 +67,9 @@ def _of_tenant(name: str) -> str:
 
 
 class OverloadUser(_ClosedLoop):
-    """Every fifth user names the objective `interactive`. The figures are grouped by tenant and priority."""
+    """A user of one of three tenants. Every fifth user names the objective `interactive`. The figures are
+    grouped by tenant and priority.
+    """
 
     scenario = "overload"
 
@@ -118,27 +120,27 @@ class ConversationUser(_ClosedLoop):
         options = self.load.options
         self.tenant = f"tenant-{prompts.zipf(self.rng, max(1, options.prefixes // 4))}"
         self.system = prompts.shared_text(f"{self.seed} {self.tenant}", options.prefix_tokens)
-        self.said: list[prompts.Message] = []
+        self.history: list[prompts.Message] = []
         # Users begin in the middle of their first conversation, so that they are not in step.
         self.turns_left = self.rng.randint(1, 6)
 
     @task
     def turn(self) -> None:
-        tokens = self.rng.randint(40, 160) if self.said else self.rng.randint(400, 1500)
+        tokens = self.rng.randint(40, 160) if self.history else self.rng.randint(400, 1500)
         question: prompts.Message = {"role": "user", "content": self.fresh(tokens)}
-        messages = [{"role": "system", "content": self.system}, *self.said, question]
+        messages = [{"role": "system", "content": self.system}, *self.history, question]
         answer = self.chat(messages, tenant=self.tenant)
         self.turns_left -= 1
         if answer is not None:  # a turn that failed is left out: the user goes on without it
-            self.said += [question, {"role": "assistant", "content": answer.text}]
+            self.history += [question, {"role": "assistant", "content": answer.text}]
         if self.turns_left <= 0:
-            self.said = []
+            self.history = []
             self.turns_left = self.rng.randint(3, 6)
 
 
 class LoraUser(_ClosedLoop):
-    """If no adapter is served, the user asks for the base model. `python -m bench.load lora` refuses to run
-    then.
+    """A user who asks for the served adapters, or for the base model if no adapter is served. `python -m
+    bench.load lora` refuses to run without adapters.
     """
 
     scenario = "lora"

@@ -89,5 +89,5 @@ class Recorder:
         self._row("SENT-LATE", name, max(0.0, sent_at - due_at) * 1000, tokens=0)
 
     def _row(self, row: str, name: str, value: float, *, tokens: int) -> None:
-        # locust's annotation says int, but it keeps fractions and rounds them itself.
+        # locust's annotation says int, but locust keeps fractions and rounds them itself.
         self._environment.stats.entries[(name, row)].log(value, tokens)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Reports of runs for people: lines for a terminal, and one HTML page with the same table and the
+"""Makes reports of runs for people: lines for a terminal, and one HTML page with the same table and the
 distributions as curves.
 
 Shows one run, or several side by side with ratios to the first one.

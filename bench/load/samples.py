@@ -1,5 +1,5 @@
-"""A histogram of positive numbers that keeps every quantile within half a percent and can be added up over
-processes.
+"""Keeps a histogram of positive numbers. Every quantile is within half a percent, and histograms can be added
+up over processes.
 
 `recorder` calls it for each answer, and `health` for each wake-up of the event loop. Zero and negative
 numbers count as a millionth, the least value that the histogram can represent.

@@ -3,7 +3,7 @@ and how long to wait.
 
 A due moment never moves, whatever the server or the generator does. Late requests are all sent at once, and
 timed from their due moments. So if a server stops for a second, every request that was due in this second
-shows it, not only one.
+shows the stop, not only one.
 """
 
 from __future__ import annotations

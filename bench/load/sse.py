@@ -134,7 +134,7 @@ def _event(data: bytes, *, last: bool) -> _Event:
     try:
         event = _EVENT.decode(data)
     except msgspec.MsgspecError as error:
-        if last:  # The event is not malformed: its rest is missing.
+        if last:  # The event is not malformed, but cut off.
             raise AnswerError("cut", "the body ended within an event") from error
         raise AnswerError("malformed", f"an event is not what the API sends: {error}") from error
     if event.error is not None:

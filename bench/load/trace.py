@@ -1,5 +1,5 @@
-"""Traces: the times and sizes of requests, and which beginnings they share. They are read from files, or made
-up from a seed. Everything except `read` is pure.
+"""Reads traces from files, or makes them up from a seed. A trace has the times and sizes of requests, and
+which beginnings they share. Everything except `read` is pure.
 
 Formats, plain or gzip, recognized by their content:
 - JSON lines of Mooncake's kind: `timestamp` (ms), `input_length`, `output_length` (tokens), `hash_ids`, one
@@ -95,7 +95,7 @@ def _azure(text: str, name: str) -> Iterator[Call]:
     own = _OWN_IDS
     for number, row in enumerate(csv.DictReader(io.StringIO(text)), 2):
         try:
-            # Seven digits of a second are one digit more than Python reads.
+            # Azure writes seven digits of a second, and Python reads six.
             at_s = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
             tokens = max(1, int(row["ContextTokens"]))
             output = max(1, int(row["GeneratedTokens"]))

@@ -67,7 +67,7 @@ async def served(server: ServerUnderTest, asked: Sequence[Asked]) -> dict[str, f
 
 
 Measured = dict[str, dict[str, list[dict[str, float]]]]
-"""By scenario and side: the figures of each repeat, as a dict."""
+"""The figures of each repeat as a dict, by scenario and side."""
 
 
 async def measure(args: argparse.Namespace) -> Measured:

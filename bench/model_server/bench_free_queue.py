@@ -1,11 +1,11 @@
 """Measures row 001-4: the cost of taking blocks out of the middle of the free queue, in its three forms, by
 hit rate and pool size.
 
-Run with `python -m bench.model_server.bench_free_queue [--json FILE]`, a minute or two. A request has 64
-blocks. With the probability of the hit rate all of them are found in the free queue, otherwise all are new.
-There are 8 requests at a time, and each request ends a step. `request` is the CPU time of the engine's thread
-for one request (hold or take, cache, release, and the wait for the sweeping thread). `process` is the CPU
-time of all threads. `longest` is wall time. The three forms take turns in each round, and the table has
+Run with `python -m bench.model_server.bench_free_queue [--json FILE]`, which takes a minute or two. A request
+has 64 blocks. With the probability of the hit rate all of them are found in the free queue, otherwise all are
+new. There are 8 requests at a time, and each request ends a step. `request` is the CPU time of the engine's
+thread for one request (hold or take, cache, release, and the wait for the sweeping thread). `process` is the
+CPU time of all threads. `longest` is wall time. The three forms take turns in each round, and the table has
 medians of the rounds.
 """
 

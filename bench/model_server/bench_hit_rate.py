@@ -1,8 +1,8 @@
 """Measures rows 000-5, 000-6 and 000-8: hit rates of the hash table report's experiment, with its bound K,
 and of three policies.
 
-Run with `python -m bench.model_server.bench_hit_rate [--json FILE]`, two minutes. The results are counts, not
-times.
+Run with `python -m bench.model_server.bench_hit_rate [--json FILE]`, which takes two minutes. The results are
+counts, not times.
 """
 
 from __future__ import annotations

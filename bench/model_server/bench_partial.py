@@ -1,9 +1,9 @@
 """Measures the cost of finding a partial block, by the number of cached blocks that could match.
 
-Run with `python -m bench.model_server.bench_partial [--json FILE]`, some seconds. Prompts have 15 tokens and
-blocks 16, as in the hash table report, and all prompts are cached. Either all prompts begin with the same
-token, as with a BOS token or a chat template, or no two of them do. The figures are CPU microseconds of one
-look-up, and of one decoded token (its block is listed again); medians of rounds.
+Run with `python -m bench.model_server.bench_partial [--json FILE]`, which takes some seconds. Prompts have 15
+tokens and blocks 16, as in the hash table report, and all prompts are cached. Either all prompts begin with
+the same token, as with a BOS token or a chat template, or no two of them do. The figures are CPU microseconds
+of one look-up, and of one decoded token (its block is listed again). They are medians of rounds.
 """
 
 from __future__ import annotations

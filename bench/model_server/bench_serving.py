@@ -98,16 +98,16 @@ def rows(
     """Return for each rate the hits, TTFT with and without the cache and their ratio, and the same for TPOT.
     All values are means over the seeds.
     """
-    told = []
+    lines = []
     for rate in rates:
         on = [serve(rate_per_s=rate, shared=True, seed=seed, costs=costs) for seed in seeds]
         off = [serve(rate_per_s=rate, shared=False, seed=seed, costs=costs) for seed in seeds]
         times = [fmean(map(ttft_s, side)) for side in (on, off)]
         steps = [fmean(map(tpot_ms, side)) for side in (on, off)]
-        told.append(
+        lines.append(
             [rate, fmean(map(hit_share, on)), *times, times[0] / times[1], *steps, steps[0] / steps[1]]
         )
-    return told
+    return lines
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
 """Measures the part of row 001-8 that needs no model: the CPU time of the engine's core for a step, with the
 block cache on and off.
 
-Run with `python -m bench.model_server.bench_step_cpu [--json FILE]`, under a minute. All prompts differ, so
-no hit saves anything. There are 64 requests at a time, with 512 tokens and 64 answered tokens. The runner
-computes nothing and answers at once. The same requests are served with and without the cache in turns; the
-table has medians. The share is that of a step of 20 ms, the decode step of the cost model's default (an 8B
-model on one data-centre GPU). This step is modelled, not measured here.
+Run with `python -m bench.model_server.bench_step_cpu [--json FILE]`, which takes under a minute. All prompts
+differ, so no hit saves anything. There are 64 requests at a time, with 512 tokens and 64 answered tokens. The
+runner computes nothing and answers at once. The same requests are served with and without the cache in turns;
+the table has medians. The share is that of a step of 20 ms, the decode step of the cost model's default (an
+8B model on one data-centre GPU). This step is modelled, not measured here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pictures of docs/bench-caching.md, made from the files that the benchmarks wrote with --json.
+"""Draws the pictures of docs/bench-caching.md from the files that the benchmarks wrote with --json.
 
 `python -m bench.model_server.plots --hit-rates FILE --engine FILE --peers FILE` writes the pictures of each
 given file to bench/model_server/figures.
@@ -95,12 +95,12 @@ def of_engine(content: Content) -> Pictures:
             "000: how much faster identical prompts are with the cache",
             [
                 Line(
-                    f"{_PROMPT[row['row']]}, {told}",
+                    f"{_PROMPT[row['row']]}, {source}",
                     [(x["answer tokens"], x[key]) for x in row["rows"]],
                     dashed=key != "ratio",
                 )
                 for row in by_answer
-                for key, told in (("ratio", "measured"), ("by the costs", "by the costs"))
+                for key, source in (("ratio", "measured"), ("by the costs", "by the costs"))
             ],
             x_label="tokens answered",
             y_label="times as fast",

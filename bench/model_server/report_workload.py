@@ -1,5 +1,5 @@
-"""The hash table report's experiment on the block cache alone: its prompt generator, and which prompts are
-found.
+"""Runs the hash table report's experiment on the block cache alone: generates its prompts, and counts which
+prompts are found.
 
 Hits are exact here, not timed. Requests come one after the other. Each request finds what it can, computes
 the rest, grows by its answer, and is freed. Answers are random, as with sampling, so equal prompts differ

@@ -1,4 +1,4 @@
-"""The parts of the caching benchmarks: the requests to the peers, the figures from their turns, and the
+"""Tests the parts of the caching benchmarks: the requests to the peers, the figures from their turns, and the
 pictures.
 """
 
@@ -184,9 +184,9 @@ def test_pictures_are_made_from_the_files_of_the_benchmarks() -> None:
         {"row": "000-7", "rows": [{"p": 0.1, "answer tokens": 16, "ratio": 0.5}]},
     ]
     bars = ET.fromstring(plots.of_engine({"rows": rows})["rows"])
-    told = [text.text for text in bars.iter(f"{_SVG}text")]
-    assert "0.5" in told
-    assert "2" in told
+    labels = [text.text for text in bars.iter(f"{_SVG}text")]
+    assert "0.5" in labels
+    assert "2" in labels
 
 
 def test_the_gain_of_identical_prompts_falls_with_their_answers_as_the_costs_say() -> None:

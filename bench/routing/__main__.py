@@ -1,4 +1,4 @@
-"""The routing benchmark on the command line."""
+"""Runs the routing benchmark from the command line."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Setting:
     slow: float = 1.0
     """The speed of the first server, as a share of the others' speed."""
     restart: bool = False
-    """True: one server dies half-way and comes back with an empty cache."""
+    """True if one server dies half-way and comes back with an empty cache."""
     grow: int = 0
     """The number of servers that join half-way."""
     unlike: int = 0
@@ -63,7 +63,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One simulation."""
+    """The settings of one simulation."""
 
     workload: str
     rule: str
@@ -71,7 +71,7 @@ class Run:
     seed: int
     setting: Setting = field(default_factory=Setting)
     capacity_per_s: float = 0.0
-    """Requests a second. For a closed loop: turns a second."""
+    """Requests a second, or turns a second for a closed loop."""
     unloaded_s: float = 0.0
     """The mean time of a turn (thinking and answer) on an idle fleet, for a closed loop."""
 

@@ -1,7 +1,7 @@
 """Lists every rule that is compared: its documented default first, then the settings of a small sweep. Each
-line is one configuration. Names with a plus are settings of the sweep. The real picker runs those that are
-`ours`; `peer.PeerRouter` runs all others. Sources: the projects' own documentation, in our words in
-docs/bench-routing.md.
+line is one configuration. Names with a plus are settings of the sweep. The real picker runs the
+configurations that are `ours`, and `peer.PeerRouter` runs all others. The settings come from the projects'
+own documentation, as docs/bench-routing.md describes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Config:
     many steps. None means that no request waits.
     """
     default: bool = True
-    """True: the documented default. False: a setting of the sweep."""
+    """True for the documented default, False for a setting of the sweep."""
 
 
 CONFIGS: tuple[Config, ...] = (

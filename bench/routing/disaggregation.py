@@ -67,7 +67,7 @@ class ApartRouter(PickerRouter):
 
 
 class ApartFleet(Fleet):
-    """Requests that the router gives to two servers."""
+    """A fleet in which the router gives each request to two servers."""
 
     def __init__(self, plan: FleetPlan, *, router: ApartRouter, workload: OpenLoop, seed: int) -> None:
         super().__init__(plan, router=router, workload=workload, rng=random.Random(seed))

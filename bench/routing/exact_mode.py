@@ -3,9 +3,9 @@ events of the simulated servers.
 
 The real knowledge of `epp.kvevents` gets every block that a simulated server stores or drops, and every
 routed prompt, a tenth of a second late. The simulator has no tokens, so the names of blocks are its own. Each
-place is run twice with the same requests. Places: servers that state the size of their caches; servers that
-do not, with a wrong first belief; caches of a quarter of the size (eviction pressure); and a picker that
-restarts half-way and has to learn everything again. Prints a table and writes JSON; `--help`.
+place is run twice with the same requests. The places are: servers that state the size of their caches;
+servers that do not, with a wrong first belief; caches of a quarter of the size (eviction pressure); and a
+picker that restarts half-way and has to learn everything again. Prints a table and writes JSON; `--help`.
 """
 
 from __future__ import annotations

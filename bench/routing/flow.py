@@ -85,7 +85,7 @@ class Row:
     by_class: dict[str, tuple[float, float]]
     """For each class of requests: the share that is good, and the p90 of TTFT."""
     of_max_min: dict[str, float]
-    """By tenant, if there are several: the tokens that it got, divided by its max-min fair share."""
+    """The tokens that each tenant got, divided by its max-min fair share, if there are several tenants."""
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""A comparison rule with a queue in front: Dynamo's router holds requests while every server is busy.
+"""Puts a queue in front of a comparison rule: Dynamo's router holds requests while every server is busy.
 
 Source: ai-dynamo/dynamo lib/kv-router/src/scheduling/queue.rs and policy_config.rs at fb5f04b38cf1. A server
 is busy if it has more prefill tokens than a multiple (16 by default) of its tokens per step. The queue is

@@ -1,5 +1,5 @@
-"""Further workloads, which the routing benchmark runs only when they are named, and the mixtures of the flow
-benchmark.
+"""Makes further workloads, which the routing benchmark runs only when they are named, and the mixtures of the
+flow benchmark.
 """
 
 from __future__ import annotations

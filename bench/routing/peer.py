@@ -1,5 +1,5 @@
-"""The common parts of all comparison rules: the view of the servers, a prefix index, and the router that
-keeps both.
+"""Provides the common parts of all comparison rules: the view of the servers, a prefix index, and the router
+that keeps both.
 
 A rule sees what a proxy of its own would see, exactly and at once: its requests in flight, the prompt tokens
 that it sent and whose first token has not come, and the servers' pages by scrape. The real picker knows less,
@@ -72,7 +72,7 @@ class Asked:
 
 def _head(request: SimRequest, first: int, num_chars: int) -> int:
     wanted: list[Segment] = []
-    left = num_chars  # this is enough: a token has at least one character
+    left = num_chars  # these tokens are enough, because a token has at least one character
     for segment in request.segments[first:]:
         wanted.append(segment._replace(num_tokens=min(segment.num_tokens, left)))
         left -= segment.num_tokens
@@ -120,7 +120,7 @@ class Index:
             return
         lru = self._lru.setdefault(pod.bit, OrderedDict())
         holders = self._holders
-        for name in reversed(names):  # Then the tail of a prompt is its oldest block.
+        for name in reversed(names):  # In this order the tail of a prompt becomes its oldest block.
             holders[name] = holders.get(name, 0) | pod.bit
             lru[name] = None
             lru.move_to_end(name)

@@ -1,4 +1,4 @@
-"""Several real pickers as the router of a simulated fleet, for the benches of routing.
+"""Runs several real pickers as the router of a simulated fleet, for the benches of routing.
 
 Each picker gets a random share of the requests, and scrapes for itself. The pickers report their picks to
 each other with a delay, or share nothing except the servers.

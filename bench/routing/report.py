@@ -1,4 +1,4 @@
-"""Tables and a picture of the results."""
+"""Makes tables and a picture of the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparison rules that combine cache and load into one number, and the candidates for our own rule."""
+"""Defines comparison rules that combine cache and load into one number, and candidates for our own rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A learned rule: predicts each server's time to the first token, by regression on measured times."""
+"""Defines a rule that predicts each server's time to the first token by regression on measured times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONGEST_S: Final = 30.0
 
 
 class _Server:
-    """Least squares with forgetting. It takes one observation after another."""
+    """Fits least squares with forgetting, from one observation after another."""
 
     __slots__ = ("covariance", "weights")
 

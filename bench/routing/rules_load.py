@@ -1,5 +1,5 @@
-"""Comparison rules that use load, sessions or a hash of the prompt's start, and not the content of the
-servers' caches.
+"""Defines comparison rules that use load, sessions or a hash of the prompt's start, and not the content of
+the servers' caches.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PowerOfTwo(LoadRule):
 
 
 class Ring:
-    """Consistent hashing: each server owns the arcs that end at its virtual nodes."""
+    """A ring for consistent hashing: each server owns the arcs that end at its virtual nodes."""
 
     def __init__(self, *, virtual_nodes: int) -> None:
         self._virtual_nodes = virtual_nodes
@@ -96,9 +96,9 @@ class FirstCharacters(LoadRule):
 
 
 class SimHash(LoadRule):
-    """A 64-bit SimHash over the prompt's words. It is meant to send near-equal prompts to the same server.
-
-    The text repeats one word within a segment. So its shingles are the segments, weighted by their lengths.
+    """Chooses by a 64-bit SimHash over the prompt's words, which should send near-equal prompts to the same
+    server. The text repeats one word within a segment. So its shingles are the segments, weighted by their
+    lengths.
     """
 
     def __init__(self, world: World, *, virtual_nodes: int = 256) -> None:

@@ -1,5 +1,5 @@
-"""AIBrix's port of Preble: ranks servers by the requests that they got in the last minutes, with the costs of
-a V100.
+"""Defines AIBrix's port of Preble, which ranks servers by the requests that they got in the last minutes,
+with the costs of a V100.
 """
 
 from __future__ import annotations

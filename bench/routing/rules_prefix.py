@@ -1,4 +1,4 @@
-"""Comparison rules that look for the longest match first, and use load as a switch, a bound or a
+"""Defines comparison rules that look for the longest match first, and use load as a switch, a bound or a
 tie-break.
 """
 

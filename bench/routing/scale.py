@@ -33,7 +33,7 @@ from model_server.sim.snapshot import Snapshot
 
 @dataclass(slots=True)
 class Meter:
-    """CPU seconds by kind of work. Work inside other work counts only as its own kind."""
+    """Counts CPU seconds by kind of work. Work inside other work counts only as its own kind."""
 
     clock: Callable[[], float] = time.process_time
     spent_s: dict[str, float] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Pool:
 
 
 class MeteredRouter(PickerRouter):
-    """Several pickers, whose work is timed."""
+    """Routes by several pickers, and times their work."""
 
     def __init__(self, pool: Pool, meter: Meter) -> None:
         super().__init__(policy_of(BY_NAME[pool.rule]), seed=1, replicas=pool.pickers)
@@ -124,18 +124,18 @@ def run(pool: Pool, *, servers: int, rate_per_s: float, seconds: float) -> tuple
     plan = replace(plan, num_scrapers=pool.pickers, horizon_s=workload.last_arrival_s + GRACE_S)
     router = MeteredRouter(pool, meter)
     outcome = Fleet(plan, router=router, workload=workload, rng=random.Random(1)).run()
-    told = router.shared.said_bytes / len(outcome.records) if router.shared is not None else 0.0
-    return row_of(outcome), meter, told
+    bytes_sent = router.shared.said_bytes / len(outcome.records) if router.shared is not None else 0.0
+    return row_of(outcome), meter, bytes_sent
 
 
-def line(label: str, row: Row, meter: Meter, told: float, *, pickers: int) -> str:
+def line(label: str, row: Row, meter: Meter, bytes_sent: float, *, pickers: int) -> str:
     """Return a row of the table. CPU is that of one picker, divided by the requests of the whole pool."""
     per_request_us = {what: 1e6 * spent_s / row.requests for what, spent_s in meter.spent_s.items()}
     own = (per_request_us.get("pick", 0.0) + per_request_us.get("end", 0.0)) / pickers
     read, send, receive = (per_request_us.get(what, 0.0) / pickers for what in ("read", "send", "receive"))
     return (
         f"| {label} | {row.ttft_mean_s:.3f} / {row.ttft_p90_s:.3f} | {row.hit_ratio:.3f} | {row.load_cov:.2f} "
-        f"| {row.completed:.3f} | {own:.0f} | {read:.0f} | {send:.0f} | {receive:.0f} | {told:.0f} |"
+        f"| {row.completed:.3f} | {own:.0f} | {read:.0f} | {send:.0f} | {receive:.0f} | {bytes_sent:.0f} |"
     )
 
 
@@ -162,9 +162,11 @@ def main() -> None:
         for pickers in map(int, args.pickers.split(",")):
             for share in (True, False) if args.apart and pickers > 1 else (True,):
                 pool = Pool(rule, pickers, share=share, flush_s=args.flush, by_prompt=args.by_prompt)
-                row, meter, told = run(pool, servers=args.servers, rate_per_s=args.rate, seconds=args.seconds)
+                row, meter, bytes_sent = run(
+                    pool, servers=args.servers, rate_per_s=args.rate, seconds=args.seconds
+                )
                 label = f"{rule}, {pickers}{'' if share or pickers == 1 else ' apart'}"
-                print(line(label, row, meter, told, pickers=pickers), flush=True)
+                print(line(label, row, meter, bytes_sent, pickers=pickers), flush=True)
 
 
 if __name__ == "__main__":

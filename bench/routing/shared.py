@@ -1,4 +1,4 @@
-"""Simulated pickers that share: each has the real exchange, and a delay takes the place of Redis."""
+"""Lets simulated pickers share: each picker has the real exchange, and a delay takes the place of Redis."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A growing file of results: a long comparison can be stopped and continued, and rules that did not change
-are not run again.
+"""Keeps results in a growing file. A long comparison can be stopped and continued, and rules that did not
+change are not run again.
 
 Each line is one JSON object with one run: first its settings, then its row. If a run has several lines, the
 last one counts. Two runs are the same if rule, workload, load, seed, fleet and measured capacity are equal.

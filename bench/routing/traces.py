@@ -1,4 +1,4 @@
-"""Public request traces as workloads.
+"""Reads public request traces as workloads.
 
 The files are the user's own (`--trace PATH`). The columns tell the format:
 - Mooncake JSON lines: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`: one id for each 512

@@ -1,4 +1,5 @@
-"""Workloads on which no constant of the product's rule was chosen: they were written when the rule was final.
+"""Makes workloads on which no constant of the product's rule was chosen, because they were written when the
+rule was final.
 
 Sizes are tokens.
 """

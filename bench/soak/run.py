@@ -47,7 +47,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Report:
-    """The results of a run. `faults` says what was wrong, and is empty if nothing was."""
+    """The results of a run. `faults` lists the faults, and is empty if there were none."""
 
     seen: Seen
     kills: int = 0
@@ -58,8 +58,8 @@ class Report:
     faults: list[str] = field(default_factory=list)
 
     def grown_mib(self) -> dict[int, tuple[float, float]]:
-        """For each worker, return its memory in the middle of its life and at the end. Workers that lived
-        for a few samples are left out.
+        """Return the memory of each worker in the middle of its life and at the end. Workers that lived for a
+        few samples are left out.
         """
         found = {}
         for pid in {sample.pid for sample in self.samples}:
@@ -131,7 +131,7 @@ async def _meddle(
         if at >= due["kill"]:
             due["kill"] += plan.kill_every_s
             pids = gateway.picker.worker_pids()
-            # Never all pickers die, because Envoy would then bypass them. Another test covers this.
+            # One picker always stays alive: Envoy would bypass dead pickers, and another test covers that.
             if len(pids) == _WORKERS:
                 os.kill(rng.choice(pids), signal.SIGKILL)
                 report.kills += 1
@@ -147,7 +147,7 @@ async def _meddle(
 
 async def _sample(gateway: Gateway, report: Report, *, at_s: float, say: Callable[[str], None]) -> None:
     for backend in gateway.backends:
-        backend.received.clear()  # memory of this process, not of the gateway
+        backend.received.clear()  # this list takes memory of this process, not of the gateway
     found = [
         Sample(at_s, pid, rss, files)
         for pid in gateway.picker.worker_pids()

@@ -126,12 +126,12 @@ def _ask_all(
         )
         for system in (COUNTED if args.disk == "counted" else SYSTEMS)
     ]
-    # Warm-up fills the tiers. The source of its bytes does not matter, and it does not wait for an imposed
-    # accelerator.
+    # Warm-up fills the tiers. The source of its bytes does not matter, and warm-up does not wait for an
+    # imposed accelerator.
     stores.disk.now = Disk()
     without_waiting = NoCompute() if isinstance(compute, ImposedCompute) else compute
     warm_up = list(traffic.asked(args.warm_up))
-    # Drawn separately, so that every version of the history leads to the same requests.
+    # These requests are drawn separately, so that every version of the history leads to the same requests.
     history = Traffic(recorded, seed=6).taught_as_asked()
     for each in served:
         each.teach(history)

@@ -67,10 +67,10 @@ class Measured:
         self.nll.append(float(-own[:-1].gather(1, text[1:, None]).mean()))
 
     def row(self) -> dict[str, float]:
-        told = {"same": fmean(self.same), "kl": fmean(self.kl), "nll": fmean(self.nll)}
+        measures = {"same": fmean(self.same), "kl": fmean(self.kl), "nll": fmean(self.nll)}
         if self.similarity:
-            told |= {"jaccard": fmean(self.similarity), "whole_layers": fmean(self.whole_layers)}
-        return told
+            measures |= {"jaccard": fmean(self.similarity), "whole_layers": fmean(self.whole_layers)}
+        return measures
 
 
 def choosers(
@@ -207,14 +207,14 @@ def equal_windows(
     tokens, and for as low a KL. None means more than was measured.
     """
     windows = sorted((share, cell.row()) for (share, name), cell in found.items() if name == SINKS)
-    told = []
+    rows = []
     for (ratio, name), cell in sorted(found.items(), key=lambda item: item[0][0]):
         if name == ours:
             row = cell.row()
             same = next((share for share, window in windows if window["same"] >= row["same"]), None)
             kl = next((share for share, window in windows if window["kl"] <= row["kl"]), None)
-            told.append((ratio, same, kl))
-    return told
+            rows.append((ratio, same, kl))
+    return rows
 
 
 def main() -> None:

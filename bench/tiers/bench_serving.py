@@ -142,15 +142,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     language = PretrainedLanguage(find(SMOLLM2, progress=print))
-    told = {}
+    times_by_length = {}
     for length in args.prompt_tokens:
         prompts = [list(tokens) for tokens in documents(language, length_tokens=length, count=args.prompts)]
         with tempfile.TemporaryDirectory(prefix="kv-store-") as folder:
             times = asyncio.run(measure(prompts, Path(folder)))
         report(times, prompt_tokens=length)
-        told[length] = times
+        times_by_length[length] = times
     if args.json is not None:
-        args.json.write_text(json.dumps(told, indent=1) + "\n")
+        args.json.write_text(json.dumps(times_by_length, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ class DirectDisk(Disk):
         self._opened.clear()
 
     def _direct(self, file: int) -> int:
-        told = os.fstat(file)
-        key = told.st_dev, told.st_ino
+        status = os.fstat(file)
+        key = status.st_dev, status.st_ino
         if key not in self._opened:
             try:
                 self._opened[key] = os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_DIRECT)

@@ -1,12 +1,12 @@
-"""The tokens that requests of one prefix attend to, recorded from SmolLM2 on text that every Python includes.
+"""Records the tokens that requests of one prefix attend to, from SmolLM2 on text that every Python includes.
 
 There are two kinds of prompts. `few-shot`: the prefix has worked examples of one task (a function's
 signature, then its purpose), and each request asks about another function, as the document's data sets do.
 `passages`: the prefix is the beginning of a manual page, and each request continues with another passage of
 the page. Attention is exact while it is recorded: no layer makes a choice.
 
-Callers: the study of how alike requests choose, and the benchmark on shapes whose models are not available,
-which uses these patterns. A recording is kept in the cache folder, so that the same patterns are not computed
+Two benchmarks call this module: the study of how alike requests choose, and the benchmark on shapes whose
+models are not available. A recording is kept in the cache folder, so that the same patterns are not computed
 twice.
 """
 
@@ -74,8 +74,8 @@ class Patterns:
 
 def patterns(recipe: Recipe) -> Patterns:
     """Return the recorded patterns. The first call makes the recording, at about 100 tokens a second."""
-    told = json.dumps({"format": _FORMAT, **asdict(recipe)}, sort_keys=True)
-    name = f"tiers-patterns/{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+    document = json.dumps({"format": _FORMAT, **asdict(recipe)}, sort_keys=True)
+    name = f"tiers-patterns/{hashlib.sha256(document.encode()).hexdigest()[:16]}"
     folder = made_once(name, lambda folder: _record_into(folder, recipe))
     content = torch.load(folder / "patterns.pt")
     return Patterns(content["heads"], content["mean"])
@@ -163,10 +163,10 @@ def _examples() -> list[tuple[str, str]]:
         owners = [module, *(own for _, own in inspect.getmembers(module, inspect.isclass))]
         for owner in owners:
             for called, function in inspect.getmembers(owner, inspect.isfunction):
-                told = (inspect.getdoc(function) or "").strip().split("\n")[0]
-                if called.startswith("_") or not 20 <= len(told) <= 120:
+                purpose = (inspect.getdoc(function) or "").strip().split("\n")[0]
+                if called.startswith("_") or not 20 <= len(purpose) <= 120:
                     continue
                 signature = str(inspect.signature(function))
                 if len(signature) <= 60:
-                    found.setdefault(told, (f"Function: {called}{signature}\nPurpose:", told))
+                    found.setdefault(purpose, (f"Function: {called}{signature}\nPurpose:", purpose))
     return sorted(found.values())

@@ -1,4 +1,4 @@
-"""Tables and a picture of the systems' times. Rows are those of the JSON.
+"""Makes tables and a picture of the systems' times, from the rows of the JSON.
 
 The benchmark on large shapes calls this module.
 """
@@ -98,7 +98,7 @@ def _tell_steps(cells: dict[tuple[str, ...], dict[str, Row]]) -> None:
                 if steps[0].name in found and found[OURS.name][figure] is not None:
                     values = [found[step.name][figure] / unit for step in steps]
                     saved = values[0] - values[3]
-                    told = [
+                    savings = [
                         f"{one - other:.3f} ({(one - other) / saved:.0%})" for one, other in pairwise(values)
                     ]
                     lfu = "that forgets" if steps[0].forgetful else "all uses"
@@ -107,7 +107,7 @@ def _tell_steps(cells: dict[tuple[str, ...], dict[str, Row]]) -> None:
                         if FEW_LFU.name in found
                         else ""
                     )
-                    lines.append((*cell, lfu, name, f"{values[0]:.3f}", *told, f"{values[-1]:.3f}", late))
+                    lines.append((*cell, lfu, name, f"{values[0]:.3f}", *savings, f"{values[-1]:.3f}", late))
     tables.show(
         "002-6: what each technique saves, switched on one by one (share of the document's three together)",
         (
@@ -160,7 +160,7 @@ def svg(rows: Sequence[Row]) -> str:
         )
     for column, (cell, found) in enumerate(cells.items()):
         x = _LEFT + _WIDTH * column
-        shape, disk = (told.split(",")[0] for told in cell[:2])
+        shape, disk = (part.split(",")[0] for part in cell[:2])
         label = f"{shape}, {disk} disk, {cell[3]} tokens, {cell[4]}, {cell[5]}"
         parts.append(f'<text transform="translate({x + 26},{_TOP - 6}) rotate(-35)">{escape(label)}</text>')
         ours = found[OURS.name]["ttft_mean_s"]

@@ -1,5 +1,5 @@
-"""The inputs of the tiers' benchmarks: text that every Python includes, and a model that runs without an
-engine.
+"""Provides the inputs of the tiers' benchmarks: text that every Python includes, and a model that runs
+without an engine.
 """
 
 from __future__ import annotations

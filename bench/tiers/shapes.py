@@ -1,9 +1,9 @@
-"""Models of which only the shape is available: the sizes of their KV and weights, and the computation of one
-layer.
+"""Describes models of which only the shape is available: the sizes of their KV and weights, and the
+computation of one layer.
 
 `RealCompute` multiplies random weights of the shape, on a GPU or, for small shapes, anywhere.
-`ImposedCompute` waits at least as long as a stated accelerator would need. It is used where there is no such
-accelerator, and reports say that the time is imposed.
+`ImposedCompute` waits at least as long as a stated accelerator would need. `ImposedCompute` serves where
+there is no such accelerator, and reports say that the time is imposed.
 """
 
 from __future__ import annotations

@@ -90,9 +90,8 @@ class Ask:
 
 
 class Traffic:
-    """Requests choose a prefix by a Zipf law.
-
-    Half of a prefix's recorded requests teach importance. The other half are measured.
+    """Draws requests, which choose a prefix by a Zipf law. Half of a prefix's recorded requests teach
+    importance. The other half are measured.
     """
 
     def __init__(self, patterns: Patterns, *, seed: int) -> None:
@@ -165,9 +164,8 @@ def name_of(prefix: int, num_tokens: int) -> list[BlockHash]:
 
 
 class Stores:
-    """One store for each way in which the KV of the same prefixes can be stored on disk.
-
-    Built once, and read by all cells.
+    """One store for each way in which the KV of the same prefixes can be stored on disk. The stores are built
+    once, and all cells read them.
     """
 
     def __init__(
@@ -265,7 +263,7 @@ class Measured:
 
 
 class Served:
-    """One system in one cell."""
+    """Serves the requests of one cell by one system."""
 
     def __init__(
         self,

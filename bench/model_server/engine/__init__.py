@@ -1,1 +1,1 @@
-"""Benchmarks of the engine with a real model. They need torch: `make bench-engine`."""
+"""Measures the engine with a real model: `make bench-engine`. These benchmarks need torch."""

@@ -87,10 +87,10 @@ def main() -> None:
             ROWS[name](bench, kept, repeats=1, say=_say)
             # The file is written after each repeat, so a run that is cut off loses one repeat of one row.
             write_json(args.json, {"model": bench.name, "series": kept.series})
-    told = [ROWS[name](bench, kept, repeats=0, say=_say) for name in args.rows]
-    for figures in told:
+    results = [ROWS[name](bench, kept, repeats=0, say=_say) for name in args.rows]
+    for figures in results:
         _show(figures, model=bench.name)
-    write_json(args.json, {"model": bench.name, "rows": told, "series": kept.series})
+    write_json(args.json, {"model": bench.name, "rows": results, "series": kept.series})
 
 
 def _show(figures: runs.Figures, *, model: str) -> None:

@@ -152,11 +152,11 @@ def gain_by_answer(
         }
         for answer, name in names.items()
     ]
-    told = (
+    costs_text = (
         f"first token {1e3 * costs.first_with_s:.2f} ms with, {1e3 * costs.first_without_s:.2f} without, "
         f"each further {1e3 * costs.further_s:.2f}: {GOAL:.2f} up to {costs.longest_for(GOAL):.1f} tokens answered"
     )
-    return {"row": row, "goal": f"by the costs of an item ({told})", "rows": rows}
+    return {"row": row, "goal": f"by the costs of an item ({costs_text})", "rows": rows}
 
 
 def _waves(

@@ -1,5 +1,5 @@
-"""The rows of the caching documents that need a real model. Each row returns a table of figures
-with its id.
+"""Measures the rows of the caching documents that need a real model. Each row returns a table of figures with
+its id.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A model, requests with made-up text, and one timed run of them.
-
-On a CPU, times are CPU seconds of the whole process, with one torch thread: on a machine with other work,
-wall time would show that work more than ours. On a GPU, times are wall time until the device has finished its
-work. Sides that are compared run in turns within each repeat.
+"""Prepares a model and requests with made-up text, and times a run of these requests. On a CPU, times are CPU
+seconds of the whole process, with one torch thread. On a machine with other work, wall time would show the
+other work more than ours. On a GPU, times are wall time until the device has finished its work. Sides that
+are compared run in turns within each repeat.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Bench:
     question: Sequence[TokenId]
     """`QUESTION` in the model's tokens, or as many random tokens."""
     whole: bool
-    """True: use the documents' own numbers of prompts, because the machine is fast enough."""
+    """True if the machine is fast enough for the documents' own numbers of prompts."""
     requests: int | None = None
     """The number of prompts in 001-6 and of requests in 003-5, instead of the row's own number."""
     modes: Sequence[str] = MODES
@@ -109,8 +108,8 @@ def prepare_shape(shape: str, *, device_name: str, num_blocks: int) -> Bench:
         return [TokenId(rng.randrange(config.vocab_size)) for _ in range(tokens)]
 
     on = torch.cuda.get_device_name() if device.type == "cuda" else "the CPU"
-    told = f"random weights, shape {shape}, {str(dtype).removeprefix('torch.')}, on {on}"
-    return Bench(model, told, num_blocks, text_of, text_of(QUESTION, 5), whole=device.type == "cuda")
+    model_name = f"random weights, shape {shape}, {str(dtype).removeprefix('torch.')}, on {on}"
+    return Bench(model, model_name, num_blocks, text_of, text_of(QUESTION, 5), whole=device.type == "cuda")
 
 
 def request(

@@ -1,4 +1,4 @@
-"""The sizes of models whose weights are made up. Pure: no torch.
+"""Lists the sizes of models whose weights are made up. Pure: no torch.
 
 The benches of the engine and of GPUs call this module.
 """

@@ -122,7 +122,7 @@ def measured(*, layers: int, repeats: int) -> dict[str, float]:
         for engine in engines.values():
             for n in range(beside):
                 add(engine, f"beside {n}", answer_tokens=1000)
-            for _ in range(beside):  # after this many steps all of them decode
+            for _ in range(beside):  # after this many steps all requests decode
                 step(engine)
         for repeat in range(repeats):
             for side, engine in list(engines.items())[:: 1 if repeat % 2 else -1]:

@@ -19,7 +19,7 @@ Figures = dict[str, float | str]
 
 @dataclass(slots=True)
 class Recorded:
-    """The turns of one row: by repeat, then by side."""
+    """The turns of one row, by repeat and then by side."""
 
     prompt_tokens: int
     answer_tokens: int

@@ -1,4 +1,4 @@
-"""Our engine, as one of the compared engines."""
+"""Runs our engine as one of the compared engines."""
 
 from __future__ import annotations
 

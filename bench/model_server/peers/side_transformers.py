@@ -1,5 +1,5 @@
-"""transformers' own continuous batching, as one of the compared engines: its manager, its paged attention by
-SDPA, and its sharing of equal blocks.
+"""Runs transformers' own continuous batching as one of the compared engines: its manager, its paged attention
+by SDPA, and its sharing of equal blocks.
 """
 
 from __future__ import annotations

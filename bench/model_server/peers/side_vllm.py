@@ -1,4 +1,4 @@
-"""vLLM on the CPU, as one of the compared engines, in this process. It is unchanged, but limited to one
+"""Runs vLLM on the CPU as one of the compared engines, in this process. vLLM is unchanged, but limited to one
 thread, float32 and the common limits.
 """
 

@@ -1,5 +1,5 @@
-"""The processes of the engines: started in their own environments, with one thread each, used in turns, and
-ended with this process.
+"""Runs the processes of the engines. They start in their own environments with one thread each, work in
+turns, and end with this process.
 
 A side is an engine with its cache on or off. The command calls this module.
 """

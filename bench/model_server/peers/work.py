@@ -1,9 +1,9 @@
-"""The requests that every engine gets: rounds of prompts, as token ids. Each round is sent at once when the
-previous round has ended. Pure.
+"""Makes the requests that every engine gets: rounds of prompts, as token ids. Each round is sent at once when
+the previous round has ended. Pure.
 
-A row's id is that of the caching documents; `alone` and `together` are the time to the first token. In the
-rows of `TIMED`, requests come one by one, at moments of the engine's own CPU clock. A turn is all rounds of a
-row on one engine, whose cache is empty before it.
+Rows have the ids of the caching documents. The rows `alone` and `together` measure the time to the first
+token. In the rows of `TIMED`, requests come one by one, at moments of the engine's own CPU clock. A turn is
+all rounds of a row on one engine, whose cache is empty before it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One engine in its own process: reads the rounds of a row from its input, one JSON line each time, and
+"""Runs one engine in its own process: reads the rounds of a row from its input, one JSON line each time, and
 writes the results.
 
 The engines' environments share no package of ours, so this module needs only the standard library. CPU
@@ -58,19 +58,19 @@ def main(make: Callable[..., PeerEngine]) -> None:
     parser.add_argument("--cache", action="store_true")
     args = parser.parse_args()
     # Engines print text. This text goes to the log. The lines of the protocol go to the original output.
-    told = os.fdopen(os.dup(1), "w", buffering=1)
+    protocol = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     status = 1
     try:
         engine = make(args.folder, cache=args.cache, num_blocks=args.num_blocks)
-        print(json.dumps({"version": engine.version}), file=told)
+        print(json.dumps({"version": engine.version}), file=protocol)
         for line in sys.stdin:
             rounds = [Round(**one) for one in json.loads(line)]
             turn = run(engine, rounds)
             _check_alone()
-            print(json.dumps(asdict(turn)), file=told)
+            print(json.dumps(asdict(turn)), file=protocol)
         status = 0
-    except BaseException:  # noqa: BLE001 - told, and the process ends either way
+    except BaseException:  # noqa: BLE001 - the log has it, and the process ends
         traceback.print_exc()
     finally:
         sys.stderr.flush()

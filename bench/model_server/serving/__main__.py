@@ -152,8 +152,8 @@ async def _run(args: argparse.Namespace, about: dict[str, Any], server: Running)
     clock = CpuClock(server.pids) if args.clock == "cpu" else WallClock()
     run = await client.serve(server.url, MODEL_NAME, load, name=f"rate {about['rate']}", clock=clock)
     row = run.row()
-    told = f"TTFT {row['TTFT ms']:.0f} ms, TPOT {row['TPOT ms']:.0f} ms, hits {row['hits']:.3f}"
-    _say(f"{about['engine']}, cache {'on' if about['cache'] else 'off'}, {about['rate']}/s: {told}")
+    times = f"TTFT {row['TTFT ms']:.0f} ms, TPOT {row['TPOT ms']:.0f} ms, hits {row['hits']:.3f}"
+    _say(f"{about['engine']}, cache {'on' if about['cache'] else 'off'}, {about['rate']}/s: {times}")
     return {**about, "load": os.getloadavg()[0], "row": row}
 
 

@@ -1,8 +1,8 @@
 """Sends requests at random times, whether earlier ones are answered or not, and records when each answer
 came.
 
-One event of a stream is one token if the server sends each token by itself, as both servers here do. Caller:
-the command.
+One event of a stream is one token if the server sends each token by itself, as both servers here do. The
+command calls this module.
 """
 
 from __future__ import annotations

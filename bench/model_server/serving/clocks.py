@@ -1,7 +1,7 @@
-"""Two clocks for a serving load: wall time, and the CPU time of the server.
+"""Provides two clocks for a serving load: wall time, and the CPU time of the server.
 
-On a machine with other work, wall time shows that work more than the server. The CPU clock counts what the
-server's processes computed, and skips the time in which the server has nothing to do, as
+On a machine with other work, wall time shows the other work more than the server's. The CPU clock counts what
+the server's processes computed, and skips the time in which the server has nothing to do, as
 `bench.model_server.peers` does. The client calls this module.
 """
 
@@ -27,7 +27,7 @@ class WallClock:
         return time.monotonic()
 
     async def until(self, at_s: float, *, busy: Callable[[], bool]) -> None:
-        del busy  # in both cases time passes
+        del busy  # wall time passes whether the server works or not
         await asyncio.sleep(at_s - self.now_s())
 
 

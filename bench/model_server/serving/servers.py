@@ -1,4 +1,5 @@
-"""The two servers as processes: the same model folder, float32, one thread, the same cache size.
+"""Runs the two servers as processes, with the same model folder and cache size, in float32 and with one
+thread.
 
 The command calls this module.
 """

@@ -1,4 +1,4 @@
-"""The live comparison on the command line."""
+"""Runs the live comparison from the command line."""
 
 from __future__ import annotations
 

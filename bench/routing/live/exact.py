@@ -2,8 +2,8 @@
 same requests.
 
 Four model servers of the cost model publish KV events. In front of them are a real Envoy and a real picker,
-fresh for each run. Prompts are token ids, so no tokenizer is needed. Places: caches of half the size, and two
-servers that lose their prefix caches half-way, which their metrics do not show.
+fresh for each run. Prompts are token ids, so no tokenizer is needed. There are two places: caches of half the
+size, and two servers that lose their prefix caches half-way without showing this in their metrics.
 
 `python -m bench.routing.live.exact --help`; docs/exact-mode.md has the figures.
 """

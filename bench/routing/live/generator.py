@@ -69,7 +69,7 @@ class Sent:
 
 
 class Generator:
-    """One run."""
+    """Sends the requests of one run, and records their answers."""
 
     def __init__(
         self,

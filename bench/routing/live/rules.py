@@ -1,10 +1,10 @@
-"""The rules that run on both sides: the product's rules, in the real picker, and some of the benchmark's
-rules, behind the same Envoy.
+"""Lists the rules that run on both sides: the product's rules, in the real picker, and some of the
+benchmark's rules, behind the same Envoy.
 
-A rule of the benchmark is a `Router` without its own process. Live, it answers Envoy over ext_proc from the
-generator's process (`standin.py`), and the client reports first tokens and ends to it. So the rule knows as
-much as in the simulation. A rule of the product may run in several pickers: `least-cost*4` runs in four
-pickers that share over a real Redis, `least-cost/4` in four that share nothing.
+A rule of the benchmark is a `Router` without its own process. In a live run it answers Envoy over ext_proc
+from the generator's process (`standin.py`), and the client reports first tokens and ends to it. So the rule
+knows as much as in the simulation. A rule of the product may run in several pickers: `least-cost*4` runs in
+four pickers that share over a real Redis, `least-cost/4` in four that share nothing.
 """
 
 from __future__ import annotations

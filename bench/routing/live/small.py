@@ -1,5 +1,5 @@
-"""The fleet and the workloads of the comparison, small enough for two cores. Both sides are made from this
-one description.
+"""Describes the fleet and the workloads of the comparison, which are small enough for two cores. Both sides
+are made from this one description.
 
 Workloads are the benchmark's own generators. Prompts have a quarter of their tokens, answers an eighth, and
 pauses last a quarter. Caches, batches and speeds are a quarter, too. So misses and hits differ by as much as

@@ -1,8 +1,6 @@
-"""Runs a rule of the benchmark in place of a picker: Envoy asks it over ext_proc, and it gets the same events
-as in the simulator.
-
-It runs in the generator's process, so it gets first tokens and ends without delay. It reads the servers'
-pages once a second.
+"""Runs a rule of the benchmark in place of a picker: Envoy asks the rule over ext_proc, and the rule gets the
+same events as in the simulator. The rule runs in the generator's process, so it gets first tokens and ends
+without delay. It reads the servers' pages once a second.
 """
 
 from __future__ import annotations

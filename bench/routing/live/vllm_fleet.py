@@ -1,9 +1,9 @@
-"""Real vLLM servers for the live comparison: how they are started, how fast they are, and which conversations
-they get.
+"""Runs real vLLM servers for the live comparison, measures how fast they are, and makes the conversations
+that they get.
 
-One description gives the flags of the servers and the simulated engines. The speed of a server is measured on
-the spot (`probe`), since it depends on the machine and on its other work. Callers: `vllm`, and the bench of
-GPUs.
+One description gives the flags of the servers and the simulated engines. The speed of a server is measured
+before the runs (`probe`), since it depends on the machine and on its other work. `vllm` and the bench of GPUs
+call this module.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The results of the runs in front of real vLLM servers: a table of the rules, the simulator's order, and the
-picker's beliefs compared with the true values. Pure.
+"""Reports the results of the runs in front of real vLLM servers: a table of the rules, the simulator's order,
+and the picker's beliefs compared with the true values. Pure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bench.routing.rows import Row, mean_row, spread
 
 
 class Believed(msgspec.Struct, frozen=True):
-    """What the picker believed about one server at the end of a run."""
+    """The picker's beliefs about one server at the end of a run."""
 
     prefill_tokens_per_s: float
     table_tokens: float
@@ -25,7 +25,7 @@ class Believed(msgspec.Struct, frozen=True):
 
 
 class VllmRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One rule with one seed."""
+    """The figures of one rule with one seed."""
 
     rule: str
     seed: int
@@ -108,8 +108,8 @@ def order(by_rule: dict[str, list[VllmRun]]) -> str:
                 f"{one} and {other}: simulated {sims[0]:.3f} and {sims[1]:.3f} s, live {lives[0]:.3f} and {lives[1]:.3f} s, "
                 f"paced {pace[0]:.0f} and {pace[1]:.0f} tokens"
             )
-    told = f"Pairs of rules that the simulator puts over {APART:.0%} apart by mean TTFT: {apart}; in another order live: {len(wrong)}"
-    return "\n".join([told, *(f"- {line}" for line in wrong)])
+    heading = f"Pairs of rules that the simulator puts over {APART:.0%} apart by mean TTFT: {apart}; in another order live: {len(wrong)}"
+    return "\n".join([heading, *(f"- {line}" for line in wrong)])
 
 
 def beliefs(runs: Sequence[VllmRun]) -> str:
@@ -120,9 +120,9 @@ def beliefs(runs: Sequence[VllmRun]) -> str:
         ("bytes of prompt a token", [r.true_bytes_per_token for r in runs], "bytes_per_token"),
     ]
     lines = ["| of a server | true | learned by the end of a run |", "| --- | --- | --- |"]
-    for told, true, name in pairs:
+    for label, true, name in pairs:
         learned = [getattr(one, name) for run in runs for one in run.believed]
-        lines.append(f"| {told} | {_span(true)} | {_span(learned)} |")
+        lines.append(f"| {label} | {_span(true)} | {_span(learned)} |")
     return "\n".join(lines)
 
 

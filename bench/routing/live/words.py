@@ -1,7 +1,8 @@
-"""The prompts of the simulated requests, as text that the made-up tokenizer cuts into exactly as many tokens.
+"""Writes the prompts of the simulated requests as text that the made-up tokenizer cuts into exactly as many
+tokens.
 
-Equal segments are equal text, as in `model_server.sim.prompts`. An answer from which a later prompt continues
-is the text that the server really sent. The generator calls this module.
+Equal segments become equal text, as in `model_server.sim.prompts`. An answer from which a later prompt
+continues is the text that the server really sent. The generator calls this module.
 """
 
 from __future__ import annotations
