@@ -112,10 +112,10 @@ def test_every_module_that_the_architecture_names_exists() -> None:
 def test_modules_that_the_architecture_names_beside_their_package_exist() -> None:
     text = next(each for each in PAGES if each.name == "docs/architecture.md").text
     for package in ("kvevents", "kube", "sharing"):
-        paragraph = re.search(rf"^`epp/{package}/`.*?(?=\n\n)", text, re.DOTALL | re.MULTILINE)
-        assert paragraph is not None, package
+        part = re.search(rf"^`epp/{package}/`.*?(?=\n\n`epp/|\n## |\Z)", text, re.DOTALL | re.MULTILINE)
+        assert part is not None, package
         folder = REPOSITORY / "epp" / package
-        named = set(re.findall(r"`([a-z_]+)`", paragraph[0])) - {"kubernetes", "redis"}
+        named = set(re.findall(r"`([a-z_]+)`", part[0])) - {"kubernetes", "redis"}
         for name in named:
             assert (folder / f"{name}.py").exists(), f"epp/{package}/{name}.py"
         unnamed = {path.stem for path in folder.glob("*.py")} - named - {"__init__"}
