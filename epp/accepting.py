@@ -32,8 +32,8 @@ class Acceptor:
         has_room: Callable[[int], bool] = lambda _: True,
         on_fault: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`has_room` says whether one more connection may come, given the number of running tasks. `on_fault`
-        is called with the reason if a connection is not accepted.
+        """`has_room` gets the number of running tasks and says whether one more connection may come.
+        `on_fault` is called with the reason if a connection is not accepted.
         """
         self._welcome = welcome
         self._has_room = has_room

@@ -312,7 +312,7 @@ class App:
             await self._sharing.warmed()
         if not self._draining:
             await self._server.set_ready(ready=True)
-        await asyncio.get_running_loop().create_future()  # until cancelled
+        await asyncio.get_running_loop().create_future()  # waits until the task is cancelled
 
     def _follow_cluster(self, config: Config, rng: random.Random) -> Cluster:
         assert config.kubernetes is not None
@@ -360,8 +360,9 @@ class App:
         self._set_endpoints(endpoints)
 
     def _set_endpoints(self, endpoints: Sequence[Endpoint], pools: frozenset[str] = frozenset()) -> None:
-        """Use a new list of endpoints. Envoy's file is written first, so that Envoy learns of an endpoint
-        before or soon after the picker names it. Raises ConfigError if the file cannot be written.
+        """Use a new list of endpoints. Envoy's file is written first, so that Envoy knows of an endpoint
+        before, or soon after, the picker names the endpoint. Raises ConfigError if the file cannot be
+        written.
         """
         if self._eds is not None:
             try:

@@ -3,8 +3,8 @@ request has ended.
 
 `commit` books the work, records the prompt in the prefix table and sends one event to all listeners, in the
 same turn of the event loop in which the server was chosen. The response and the end of the request arrive
-here too. They move, undo or release the booking. Synchronous, like all of the picker, which owns this object
-and is its only caller.
+here too. They move, undo or release the booking. All methods are synchronous. The picker owns this object and
+is its only caller.
 
 Invariant: every `Pick` that was handed out holds exactly one booking until `end` or `detach`. Both may be
 called any number of times, in any order.
@@ -166,13 +166,15 @@ class Commits:
             return False
         routed.enter(Phase.ANSWERED if status < 400 else Phase.DECLINED)
         routed.decision.status = status
-        # Not the endpoint's current address, which may have changed since the pick.
+        # The address of the pick is compared, because the endpoint's current address may have changed since
+        # then.
         mismatch = served is not None and served != routed.destinations[0]
         self._fleet.answers.began(routed.wait, now=now)
         if served is not None:
             routed.decision.served = served
             if mismatch:
-                self._failed(routed, now=now)  # otherwise the data plane would not have tried another server
+                # The data plane tried another server only because the first choice failed.
+                self._failed(routed, now=now)
                 self._move(routed, served, now=now)
         routed.decision.served_by = routed.state.endpoint.name
         routed.decision.headers_s = now + self._unix_offset_s - routed.decision.at_unix_s
@@ -315,7 +317,7 @@ class Commits:
         )
 
     def _judge(self, routed: Pick, status: int, *, now: float) -> None:
-        """Record what the answer's status shows about its server. All other errors are the client's."""
+        """Record a fault of the server, if the answer's status shows one. Other errors are the client's."""
         failures, model = self._fleet.failures, routed.decision.model
         if is_fault(status):
             # Of the two servers, the one that computed the prompt is suspected first.
@@ -382,7 +384,7 @@ def _to_rank(routed: Pick, rank: Endpoint) -> Pick:
 
 
 def _decision(considered: Considered, policy: Policy, *, at_unix_s: float) -> Decision:
-    """Return the record of a choice. The first of its places gets the request."""
+    """Return the record of a choice. The server at the first place of the choice gets the request."""
     request, prompt, adapter, snapshot, asked, choice = considered
     inference, spec, roster, places = request.inference, policy.spec, snapshot.roster, choice.places
     slots = [
@@ -408,7 +410,9 @@ def _decision(considered: Considered, policy: Policy, *, at_unix_s: float) -> De
 
 
 def _candidates(choice: Choice, snapshot: Snapshot, cached_tokens: Floats, *, spec: PolicySpec) -> Shown:
-    """Return the candidates for people. Of many candidates only the numbers of the best are kept."""
+    """Return the candidates as people see them. If there are many candidates, only those with the best scores
+    are kept.
+    """
     best = int(cached_tokens.item(cached_tokens.argmax()))
     if len(snapshot.slots) > MOST:
         choice, snapshot, cached_tokens = only_ranked(choice, snapshot, cached_tokens)

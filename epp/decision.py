@@ -44,7 +44,7 @@ class PickRequest(Struct, frozen=True, gc=False):
 
 
 class Queued(Struct, frozen=True, gc=False):
-    """What flow control did with a request that goes to a server."""
+    """The work of flow control on a request that goes to a server."""
 
     waited_s: float = 0.0
     priority: int = 0
@@ -108,7 +108,7 @@ class WouldPick(Struct, frozen=True):
 
 
 class Prefill(Struct, frozen=True):
-    """Which server computes the prompt for the answering server, and why (P/D)."""
+    """The server that computes the prompt for the answering server, and the reason (P/D)."""
 
     name: EndpointName
     address: str
@@ -129,7 +129,7 @@ class Prefill(Struct, frozen=True):
 
 
 class Decision(Struct, gc=False):
-    """Why a request went to its server. More fields are filled in as the answer comes."""
+    """The reasons why a request went to its server. More fields are filled in as the answer comes."""
 
     request_id: str
     at_unix_s: float
@@ -151,7 +151,7 @@ class Decision(Struct, gc=False):
     code may make them only when somebody reads them.
     """
     predicted_s: float = 0.0
-    """Predicted time from the pick until the chosen server has computed the prompt; 0 if no candidate was
+    """Predicted time from the pick until the chosen server has computed the prompt. 0 if no candidate was
     scored.
     """
     served: Address | None = None

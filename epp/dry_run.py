@@ -52,8 +52,8 @@ class DryRun:
         self._rng.setstate(rng.getstate())
 
     def choose(self, request: SchedulingRequest, snapshot: Snapshot, *, place: int) -> WouldPick:
-        """Return the pick of this policy. The policy in use picks the candidate at `place`.
-        snapshot: made by this policy's settings.
+        """Return the pick of this policy. The policy in use picks the candidate at `place`. snapshot: the
+        candidates, by the settings of this policy.
         """
         self.picks += 1
         metadata, spec = self.policy.metadata, self.policy.spec

@@ -1,10 +1,9 @@
 """Flow control in front of the picker: a request passes at once, or waits here until it is sent or refused.
-
-Connects `flow`, which knows no servers, with the picker, which knows no queue. The forecast for a request is
-the picker's own choice, which is committed in the same turn of the event loop. There is one queue for each
-base model, since servers of one model cannot relieve those of another. Everything here is synchronous: there
-is no task, no clock and no logger. The owner of a timer calls `pump` at `due_at`, and after events that may
-have freed a server.
+The gate connects `flow`, which knows no servers, with the picker, which knows no queue. The forecast for a
+request is the picker's own choice, which is committed in the same turn of the event loop. There is one queue
+for each base model, since servers of one model cannot relieve those of another. Everything here is
+synchronous: there is no task, no clock and no logger. The owner of a timer calls `pump` at `due_at`, and
+after events that may have freed a server.
 
 Invariant: a request that waits is decided once, by its `Decided`, or leaves.
 """
@@ -274,7 +273,7 @@ class Gate:
         now: float,
     ) -> str:
         """Return the decision that the flow control of the policy in dry run would make, with the servers as
-        the policy in use loads them. No request waits because of it.
+        the policy in use loads them. No request waits because of this decision.
         """
         tried, spec = self._picker.dry_run, self.tried
         if tried is None or spec is None:

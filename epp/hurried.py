@@ -1,4 +1,4 @@
-"""The choice for a request that the picker has no time to read: by load only, without scores.
+"""Chooses an endpoint for a request that the picker has no time to read: by load only, without scores.
 
 Pure except for the random numbers. `picker` calls this module and books the choice.
 """

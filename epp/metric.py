@@ -5,8 +5,8 @@ dataclass. `default` and `default_factory` mean what they mean to `dataclasses.f
 metric in the annotation of its return: `-> Annotated[bool, Metric("epp_...", "gauge", "...")]`.
 `telemetry.catalog` says where the objects with such fields are, and `telemetry.exposition` reads them. A
 field may hold:
-- a number; None means that there is nothing to show;
-- text, which becomes the value of a label; the value of the series is always 1;
+- a number, or None if there is nothing to show;
+- text, which becomes the value of a label, while the value of the series is always 1;
 - a mapping from label values (one, or a tuple of several) to numbers;
 - a distribution, for a histogram.
 """

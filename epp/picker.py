@@ -66,7 +66,7 @@ class Picker(FleetNews):
         self.follow_policy(policy.spec)
 
     def set_dry_run(self, policy: Policy | None) -> None:
-        """Score every pick by `policy` too, without acting on it. None: stop this."""
+        """Score every pick by `policy` too, without acting on the result. None: end the dry run."""
         self.dry_run = DryRun(policy) if policy is not None else None
 
     def housekeep(self, *, now: float) -> None:
@@ -76,8 +76,8 @@ class Picker(FleetNews):
         self.give_up_left(now=now)
 
     def tidy(self, *, now: float) -> None:
-        """Do the work after a pick that no request should wait for: evict in bounded portions, and search for
-        overdue answers.
+        """Evict in bounded portions, and search for overdue answers. Call this after a pick, so that no
+        request waits for this work.
         """
         failures, overdue = self.fleet.failures, self.fleet.answers.suspects(now=now)
         if overdue or failures.marks:
@@ -107,7 +107,7 @@ class Picker(FleetNews):
     def consider(self, request: PickRequest, *, prompt: Prompt | None = None, now: float) -> Considered:
         """Return the choice that `pick` would make now. Nothing is booked.
 
-        prompt: the prompt that an earlier call made for the same request. Raises NoEndpointError or
+        prompt: the prompt from an earlier call for the same request. Raises NoEndpointError or
         SaturatedError.
         """
         inference, fleet, spec = request.inference, self.fleet, self._spec

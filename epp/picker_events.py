@@ -42,7 +42,8 @@ class Phase(enum.StrEnum):
     DETACHED = "detached"
     """The stream was let go on purpose while the answer continues."""
 
-    # The hash of a string, computed in C. The enum's own hash is a Python call for each lookup in `FOLLOWS`.
+    # The hash of a string is computed in C. The enum's own hash is a Python call for each lookup in
+    # `FOLLOWS`.
     __hash__ = str.__hash__
 
 
@@ -153,8 +154,8 @@ class Pick(Entry):
 
 
 def is_fault(status: int) -> bool:
-    """Return whether an answer of this status shows a sick server. Other errors are the client's. 501 is how
-    vLLM answers if the model does not have the API that the client asks for.
+    """Return whether an answer of this status shows a sick server. Other errors are the client's. vLLM
+    answers 501 if the model does not have the API that the client asks for.
     """
     return (status >= 500 and status != 501) or status == 429
 
@@ -302,7 +303,7 @@ class Listeners:
         self._all = (*self._all, listener)
 
     def remove(self, listener: Listener) -> None:
-        """Stop calling this listener. It may be removed already. A call while an event is sent is allowed."""
+        """Stop calling this listener. It may be removed already. This is allowed while an event is sent."""
         self._all = tuple(each for each in self._all if each != listener)
 
     def send(self, event: PickerEvent) -> None:

@@ -1,5 +1,5 @@
-"""Prompts that one server computes for another server that answers (P/D): chooses the prefill server, and
-books the work there until the answer begins.
+"""Chooses the prefill server for a prompt that another server answers (P/D), and books the work there until
+the answer begins.
 
 The rule chooses the answering server as usual. `commit` calls this module afterwards, and only if some
 endpoint has a role that prefills. All methods are synchronous. Each booking is released exactly once, and one
@@ -29,7 +29,7 @@ _KINDS: Final = frozenset({ApiKind.COMPLETIONS, ApiKind.CHAT, ApiKind.RESPONSES}
 
 
 class Helper(NamedTuple):
-    """The server that should compute a prompt for another one, and why."""
+    """The server that should compute a prompt for another server, and the reasons."""
 
     state: EndpointState
     why: Prefill
@@ -54,8 +54,8 @@ class Prefilling:
         spec: PolicySpec,
         now: float,
     ) -> Helper | None:
-        """Return the server that should compute the prompt for the first server of `choice`. None: that
-        server should compute it itself.
+        """Return the server that should compute the prompt for the first server of `choice`. None: the first
+        server should compute the prompt itself.
         """
         fleet = self._fleet
         if inference.kind not in _KINDS:

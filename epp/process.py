@@ -1,4 +1,4 @@
-"""Settings of the interpreter, the allocator and gRPC for a process that reads large prompts and keeps a
+"""Sets up the interpreter, the allocator and gRPC for a process that reads large prompts and keeps a
 large table.
 
 `cli` calls `choose_grpc` before anything imports gRPC, `raise_file_limit` before a socket is opened, and
@@ -52,8 +52,8 @@ def choose_grpc() -> None:
 
     The newer listener passes the bytes of a socket from thread to thread before Python's loop gets them. The
     older one reads the socket in the thread that waits for it. This saves 8 context switches and a fifth of
-    the CPU of a bare stream. gRPC reads its environment when it is imported. A gRPC that no longer knows the
-    name logs this and goes on.
+    the CPU of a bare stream. gRPC reads its environment when it is imported. If gRPC no longer knows the
+    name, it logs this and goes on.
     """
     os.environ.setdefault("GRPC_EXPERIMENTS", GRPC_EXPERIMENTS)
 
@@ -95,7 +95,7 @@ def follow_parent() -> None:
     """End when the parent ends, even if the parent is killed. A worker without its supervisor would keep
     ports and sockets.
 
-    Linux only. Elsewhere nothing is changed.
+    This works only on Linux. On other systems nothing changes.
     """
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:

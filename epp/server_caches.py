@@ -1,8 +1,8 @@
 """The picker's belief about the content of the servers' caches: the prefix table, with chunks as the policy
 says, and with the cache sizes that servers state or that the picker has learned.
 
-Owns the table, the schedule of chunks, and everything that is learned of each model. Everything here is
-synchronous and belongs to one picker, its only caller.
+Owns the table, the schedule of chunks, and everything that the picker learns about each model. Everything
+here is synchronous and belongs to one picker, its only caller.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ how many tokens it makes.
 
 
 class Prompt(Value, frozen=True):
-    """One request's prompt, as far as the mirrors need it."""
+    """The facts about one request's prompt that the mirrors need."""
 
     size: PromptSize
     tokens: int
@@ -74,7 +74,7 @@ class Slots:
     """
 
     def __init__(self, names: Sequence[EndpointName], mirrors: Sequence[Mirror | None]) -> None:
-        """mirrors: in the order of their bits. The slots are valid until a server comes or goes."""
+        """mirrors: the mirrors in the order of their bits. Slots are valid until a server comes or goes."""
         self._names = names
         slot_of = {name: slot for slot, name in enumerate(names)}
         self._slots = [slot_of.get(mirror.name, len(names)) if mirror else len(names) for mirror in mirrors]
@@ -99,7 +99,7 @@ class ServerCaches:
         self.schedule = _schedule(spec)
         self.roots = Roots(self.schedule, secret=secret.key)
         self.table = self._new_table()
-        """Replaced when prompts are cut or hashed differently."""
+        """Another table replaces this one when prompts are cut or hashed differently."""
         self.demand = Demand()
         """When each prefix was last asked for."""
         self.at_once = AtOnce()
@@ -341,7 +341,8 @@ def prompt_size(request: InferenceRequest, *, body_bytes: int = 0) -> PromptSize
     bound.
 
     A tokenizer makes a token of about four letters of English and of about one of Chinese, so bytes alone
-    mislead where both occur. Of a long prompt only a sample is looked at, since this runs on every request.
+    mislead where both occur. Only a sample of a long prompt is read, since this function runs on every
+    request.
     """
     prompt, size = request.prompt, len(request.prompt)
     total = size + request.more_prompt_bytes

@@ -6,7 +6,8 @@ Such a loop reads what others wrote, so it can fail unexpectedly. A failure must
 with each failure, up to half a minute, and is short again after the loop has run well for a while. Only a
 failure of the serving socket ends the process.
 
-The composition root owns the one `Sources` and hands its `keep` to the adapters that have loops of their own.
+The composition root owns the only `Sources` and passes its `keep` to the adapters that have loops of their
+own.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _log = logging.getLogger(__name__)
 _FIRST_PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 30.0
 _RAN_WELL_S: Final = 60.0
-"""A source that ran for so long before it failed is started again after a short pause."""
+"""A source that ran for this long before it failed is started again after a short pause."""
 
 
 class Keep(Protocol):
@@ -37,7 +38,7 @@ class Keep(Protocol):
 
 
 class Pauses:
-    """The pause before the next try: twice as long each time, with a random part."""
+    """Computes the pause before the next try: twice as long each time, with a random part."""
 
     def __init__(
         self, rng: Random, *, first_s: float = _FIRST_PAUSE_S, longest_s: float = _LONGEST_PAUSE_S

@@ -80,7 +80,7 @@ class Address:
     host: str
     port: int
     text: str = field(init=False, repr=False, compare=False)
-    """The written form, made once, since each answer to the data plane names addresses."""
+    """The written form. It is made once, since each answer to the data plane names addresses."""
 
     def __post_init__(self) -> None:
         text = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -91,7 +91,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Read `ip:port`, with IPv6 in brackets. ValueError for anything else, including host names."""
+        """Read `ip:port`, with IPv6 in brackets. Raises ValueError for other text, such as host names."""
         host, _, port = text.strip().rpartition(":")
         if len(port) > 5 or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
             raise ValueError(f"{text!r} is not ip:port (the port is missing or out of range)")
@@ -115,7 +115,7 @@ class Role(enum.StrEnum):
     PREFILL = "prefill"
     """It computes prompts for others, and is never a destination."""
     DECODE = "decode"
-    """The same as UNSAID."""
+    """It answers requests, and computes only their prompts, as with UNSAID."""
     BOTH = "both"
     """It answers requests, and computes prompts for others too."""
     ENCODE = "encode"
@@ -155,7 +155,8 @@ class Endpoint:
     """LoRA adapters on it, as the source declares."""
     labels: Mapping[str, str] = field(default_factory=dict)
     incarnation: str = ""
-    """Changes when the server's process restarts: same name, cold cache."""
+    """A value that changes when the server's process restarts: the name is the same, but the cache is cold.
+    """
     kv_events: str = ""
     """Where it publishes KV events, as a ZeroMQ address. Empty: where the configuration says."""
     kv_replay: str = ""
@@ -208,7 +209,7 @@ class InferenceRequest(Struct, frozen=True, gc=False):
     include_usage: bool = False
     max_tokens: int | None = None
     priority: int = 0
-    """vLLM's priority: lower goes first."""
+    """vLLM's priority: the lower value goes first."""
     unread: str = ""
     """Why the body was not read, as a short label. The request is then routed by load. Empty: it was read, or
     there is none."""
@@ -218,7 +219,7 @@ class InferenceRequest(Struct, frozen=True, gc=False):
 
     @property
     def held_bytes(self) -> int:
-        """Memory that the request takes while it is kept."""
+        """The memory that the request takes while the picker keeps it."""
         return len(self.prompt) + len(self.shaping)
 
 
@@ -285,7 +286,7 @@ class EndpointMetrics:
 
 
 class ModelCard(Value, frozen=True):
-    """One model or adapter that a server lists. Fields as OpenAI and vLLM have them."""
+    """One model or adapter that a server lists. The fields are those of OpenAI and vLLM."""
 
     id: str
     object: str = "model"

@@ -1,5 +1,5 @@
-"""The work that the picker does at regular times, whether requests come or not. Its loops run under
-`sources`, started by `app`.
+"""Does the work of the picker at regular times, whether requests come or not. `app` starts the loops, and
+`sources` keeps them running.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Upkeep:
         self._sick_servers = SickServersLog()
 
     async def housekeep(self) -> None:
-        """Do the picker's work that is due now and then, also while no request comes: an idle picker forgets
-        expired entries.
+        """Do the picker's housekeeping again and again, also while no request comes, so that an idle picker
+        forgets expired entries.
         """
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)

@@ -50,8 +50,8 @@ class Answers:
     well.
 
     A server is suspected if requests wait there for their first byte longer than others took, while other
-    servers have answered requests since. This is checked only when a request is overdue, so the check costs
-    nothing while answers come.
+    servers have answered requests since. The check runs only when a request is overdue, so it costs nothing
+    while answers come.
     """
 
     def __init__(self) -> None:

@@ -151,8 +151,8 @@ class Columns:
         stale_after_s: float,
         now: float,
     ) -> Snapshot:
-        """Return a snapshot of some slots. Nothing changes in it later.
-        adapter_slots: number of adapters that a server can hold if it does not say.
+        """Return a snapshot of some slots. The snapshot never changes. adapter_slots: number of adapters that
+        a server can hold if it does not say.
         """
         undone = np.maximum(self._undone_tokens - self._rate * (now - self._undone_at), _ZERO)
         if self._all_fresh(now=now, stale_after_s=stale_after_s):
@@ -188,8 +188,8 @@ class Columns:
         return mask
 
     def _all_fresh(self, *, now: float, stale_after_s: float) -> bool:
-        """Return whether the metrics of all servers are there and fresh. Looks at the whole column only
-        when the oldest known metrics have become stale.
+        """Return whether the metrics of all servers are known and fresh. The whole column is read only when
+        the oldest known metrics have become stale.
         """
         if now - self._oldest_scrape <= stale_after_s:
             return True

@@ -43,8 +43,8 @@ _TRIAL_STEP: Final = 0.4
 """How far a good answer moves the share of a server that is left out: two bring it back under a half."""
 _NOTHING: Final = 0.06
 """A smaller share is forgotten, which takes 9 s after a single failure. Until then a server that is well
-again gets no request on an idle fleet, because even a small share costs more than servers differ in their
-costs.
+again gets no request on an idle fleet, because even a small share adds more to the cost than the difference
+between servers.
 """
 _ABOVE_MEAN: Final = 0.2
 """A server is left out only if its share is this much over the average of the candidates."""
@@ -53,9 +53,9 @@ _TRIAL_PICKS: Final = 64
 _SUSPECT_PROBES_S: Final = 0.5
 """Time between two probes of a server that has failed and is not left out."""
 _MOST_PROBES: Final = 32
-"""The most probes that one picker has open at a time."""
+"""The largest number of probes that one picker has open at a time."""
 _QUEUE_S: Final = 0.5
-"""Time that a server needs for its undone prompt tokens, above which a probe may have to wait for it."""
+"""If a server needs more time than this for its undone prompt tokens, a probe may have to wait."""
 _MOST_MARKS: Final = 4096
 
 
@@ -65,7 +65,7 @@ class Failures:
         self._answers = answers
         self.marks: OrderedDict[tuple[EndpointState, str], Mark] = OrderedDict()
         """The marks by server and model. The model is empty except for a 404. Only servers that have failed
-        lately have a mark. While there are none, good answers change nothing.
+        lately have a mark. While there are no marks, good answers change nothing.
         """
         self._stalls = Stalls()
         self._cuts = Cuts()
@@ -167,8 +167,8 @@ class Failures:
             self._cuts.forget(key[0])
 
     def _have_probed(self, wait: Wait, *, now: float) -> None:
-        """Let a probe decide whether a server hangs. Until then the server's share stays small, also after
-        several calls.
+        """Let a probe decide whether a server hangs. Until the probe's result, the server's share stays
+        small, also after several calls.
         """
         mark = self.marks.setdefault((wait.state, ""), Mark())
         if not (mark.out or mark.probing):

@@ -1,6 +1,4 @@
-"""The set of endpoints: follows the source of endpoints, keeps the state of each, and says which may be
-picked.
-"""
+"""Follows the source of endpoints, keeps the state of each endpoint, and says which of them may be picked."""
 
 from __future__ import annotations
 
@@ -86,7 +84,7 @@ class Fleet:
         return len(self._states)
 
     def in_use(self, name: EndpointName) -> bool:
-        """Return whether anything was sent to the endpoint that its last page may not show."""
+        """Return whether a request was sent to the endpoint that the endpoint's last page may not show."""
         state = self.get(name)
         return state is not None and state.in_use
 
@@ -153,7 +151,8 @@ class Fleet:
     ) -> Sequence[EndpointName]:
         """Take in the servers' lists of models. None: the server was asked, but did not list its models.
 
-        Returns the servers that list another base model than before. They count as other servers from now on.
+        Returns the servers that list another base model than before. These count as other servers from now
+        on.
         """
         restarted: list[EndpointName] = []
         renamed = changed = False
@@ -230,7 +229,7 @@ class Fleet:
         return len(self._serving.unlisted)
 
     def new_state(self, endpoint: Endpoint, *, now: float) -> EndpointState:
-        """Return a new state. Only its rate is known: that of its model's other servers."""
+        """Return a new state. Only the prefill rate is known: the rate of the model's other servers."""
         return EndpointState.new(endpoint, model_rate=self._model_rate(endpoint.model), now=now)
 
     def _new_rate(self, state: EndpointState) -> None:

@@ -1,4 +1,4 @@
-"""The growth of counters between two scrapes. Counters only grow, unless another process serves now."""
+"""Computes the growth of counters between two scrapes. They only grow, unless another process serves now."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def computed_growth(before: EndpointMetrics, after: EndpointMetrics) -> float:
 
 
 def restarted(before: EndpointMetrics, after: EndpointMetrics) -> bool:
-    """Return whether a counter went down, so that another process answers now and its cache is cold."""
+    """Return whether a counter went down. Then another process with a cold cache answers now."""
     pairs = ((before.prompt_tokens, after.prompt_tokens), (before.prefix_queries, after.prefix_queries))
     return any(b is not None and a is not None and a < b for b, a in pairs)

@@ -5,8 +5,8 @@ servers' caches keep.
 that servers count. The windows of each server's state (`state.CounterWindow`, `state.HitWindow`) hold what
 requests add to the comparison. The prefill rate is not here, since servers differ in it (`prefill_rate`).
 
-Pure arithmetic; times are monotonic seconds. The picker calls it with the counters of pages and with the
-usage of sampled answers. A pick only reads `TokenEstimate.terms`.
+Pure arithmetic. Times are monotonic seconds. The picker calls this module with the counters of pages and with
+the usage of sampled answers. A pick only reads `TokenEstimate.terms`.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class TokenEstimate:
 
 
 class CacheSize:
-    """How much the prefix caches of one model's servers really keep.
-    `factor` is this size divided by the stated or assumed size.
+    """Learns the real size of the prefix caches of one model's servers. `factor` is the real size divided by
+    the stated or assumed size.
 
     If the mirror of a cache is larger than the cache, it lists prefixes that are gone. If it is smaller, it
     forgets prefixes that are still there. Both errors show in predictions about the prefixes that were unused
@@ -112,9 +112,9 @@ class CacheSize:
 
     by weighted least squares over all servers of a model. The ratio of `b` to `a` says how often the stalest
     predictions are right. Errors that all predictions share (a wrong estimate of tokens, chunks with other
-    borders than blocks) are in both and cancel. Hits that were not predicted are in `c`. While the stalest
-    predictions are right, the caches are at least as large as assumed, and the assumed size grows. Where they
-    are wrong, it shrinks.
+    borders than blocks) are in `a` and in `b` and cancel. Hits that were not predicted are in `c`. While the
+    stalest predictions are right, the caches are at least as large as assumed, and the assumed size grows.
+    Where they are wrong, it shrinks.
     """
 
     __slots__ = ("_evidence", "_fit", "factor", "staleness")
@@ -171,8 +171,8 @@ class CacheSize:
 
 
 def sample_of(window: CounterWindow, after: EndpointMetrics) -> tuple[PromptSize, float] | None:
-    """Return size and tokens of the requests of a window, if it closes with this page and all of them were
-    ours.
+    """Return size and tokens of the requests of a window, if the window closes with this page and all its
+    requests were ours.
     """
     start = window.start
     if start is None or after.finished is None or after.finished < (start.finished or 0):

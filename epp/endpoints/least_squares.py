@@ -1,5 +1,5 @@
-"""Three coefficients by weighted least squares, from sums that forget old samples. Pure arithmetic for the
-learners in this package.
+"""Fits three coefficients by weighted least squares, from sums that forget old samples. Pure arithmetic for
+the learners in this package.
 """
 
 from __future__ import annotations

@@ -32,14 +32,14 @@ class Probe:
     about: str
     """The model that failed, if only one model fails. Empty: the server fails at all models."""
     mark: Mark
-    """What the picker knows of the server when it sends the probe."""
+    """The picker's knowledge of the server at the time of the probe."""
     queued: bool = False
     """Whether other requests wait at the server, so that a late answer proves nothing."""
 
 
 @dataclass(slots=True, eq=False)
 class Mark:
-    """How often one server fails, at all models or at one model."""
+    """The record of one server's failures, at all models or at one model."""
 
     share: float = 0.0
     at: float = 0.0
@@ -50,7 +50,7 @@ class Mark:
     """Whether the share was over the limit and has not come back under it."""
     hangs: bool = False
     stalls: bool = False
-    """Whether the server hangs although its answers begin. Such beginnings prove nothing."""
+    """Whether the server hangs although its answers begin. Then the beginning of an answer proves nothing."""
     tried_at: float = 0.0
     """When the last trial was sent, or when the server was first left out."""
     tried_picks: int = 0

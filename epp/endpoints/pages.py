@@ -10,8 +10,9 @@ next prompt too.
 The best counter is that of first tokens (`begun`). Each first token ends one booking, even if more of the
 prompt was cached than expected, or if its size was guessed wrong. If a server counts only tokens, these
 tokens are subtracted (`confirm`). If it counts nothing, the estimate is used as it is (`settle`). A request
-that was computed and released between two pages is also in the counters of the later page. It is remembered
-until then. Otherwise it would be counted a second time, against requests that still wait.
+that was computed and released between two pages is also in the counters of the later page. The backlog
+remembers the request until that page. Otherwise the request would be counted a second time, against requests
+that still wait.
 
 Pure: times are monotonic seconds. The picker calls this module for each page.
 """
@@ -113,7 +114,7 @@ def begun(backlog: Backlog, requests: int, *, now: float, rate: float) -> tuple[
     requests are known, or some of them had to wait for an adapter.
     """
     backlog.advance(now, rate)
-    more = min(max(0, requests - backlog.unbegun), len(backlog.bookings))  # `islice` takes no huge number
+    more = min(max(0, requests - backlog.unbegun), len(backlog.bookings))  # `islice` refuses a huge number
     ended = list(islice(backlog.bookings, more))
     known = len(ended) == requests and not any(booking.loads for booking in ended)
     tokens = sum([booking.tokens for booking in ended])
@@ -126,7 +127,9 @@ def begun(backlog: Backlog, requests: int, *, now: float, rate: float) -> tuple[
 
 
 def confirm(backlog: Backlog, tokens: float, *, now: float, rate: float) -> None:
-    """Subtract the `tokens` that the server has computed since the last call, by its counters."""
+    """Subtract from the backlog the `tokens` that the server has computed since the last call, by its
+    counters.
+    """
     backlog.advance(now, rate)
     tokens = max(0.0, tokens - backlog.uncounted_tokens)
     baseline(backlog)

@@ -1,8 +1,8 @@
 """Learns V, the prompt tokens that a server computes in a second, from the servers' own counters.
 
-A part of the time of a prefill does not depend on its length: it waits for a step, and other requests share
-the step. So tokens divided by time is too small wherever much of a prompt was cached. Therefore a line is
-fitted over all servers of a model together:
+A part of the time of a prefill does not depend on its length: the prefill waits for a step, and other
+requests share the step. So tokens divided by time is too small wherever much of a prompt was cached.
+Therefore a line is fitted over all servers of a model together:
 
     prefill seconds = a * requests + tokens / V + T * adapters loaded
 
@@ -121,7 +121,7 @@ class Line:
         self._solve()
 
     def leave(self, server: PrefillRate) -> None:
-        """Forget a server that is gone or that has another model now."""
+        """Forget a server that is gone or has another model now."""
         if server in self._observed:
             self._counts[self._observed.pop(server)] -= 1
 
@@ -249,7 +249,7 @@ class PrefillRate:
         line = self.model.first_tokens
         line.observe(self, requests=requests, tokens=ahead_tokens, seconds=seconds)
         predicted_s = line.predicted_s(requests=requests, tokens=ahead_tokens, adapter_loads=0)
-        # A wait counts as little as its request: several requests wait for the same prefill.
+        # Several requests wait for the same prefill, so a wait counts only by the share of its own tokens.
         share = min(1.0, tokens / ahead_tokens)
         self._first_s += share * min(seconds, _MOST_SLOWNESS * predicted_s)
         self._first_predicted_s += share * predicted_s

@@ -2,7 +2,7 @@
 Ready for some seconds still has a warm cache.
 
 This works only if the source names the process (`incarnation`). If a file lists an endpoint again, the picker
-cannot know whether its process was restarted meanwhile. `fleet_news` calls this module. It keeps an absent
+cannot know whether its process was restarted meanwhile. `fleet_news` calls this module, and keeps an absent
 endpoint's share of the table as long as this module remembers the endpoint.
 """
 
@@ -13,7 +13,9 @@ from typing import Final
 from epp.types import Endpoint, EndpointName
 
 KEPT_S: Final = 60.0
-"""Longer than a readiness probe needs to decide, and shorter than a cache needs to change its content."""
+"""How long an endpoint is remembered: longer than a readiness probe needs to decide, and shorter than a cache
+needs to change its content.
+"""
 
 
 class RecentlyLeft:

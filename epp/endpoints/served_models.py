@@ -99,8 +99,8 @@ class Named(NamedTuple):
 
 class Serving:
     """An index of servers by model. `listed` has the list of each server by slot. None: not known. A server
-    whose list is not known may have what the other servers of its pool list. But nothing is assumed about it
-    until it has been asked once: its answer comes within a second, and a wrong guess is a 404.
+    whose list is not known may have what the other servers of its pool list. But nothing is assumed about a
+    server until it has been asked once, because its answer comes within a second and a wrong guess is a 404.
 
     The servers of a model are looked up when the model is first asked for. A complete index over 100 servers
     with 512 names each would hold the loop for 150 ms whenever one of them changes its list.
@@ -130,7 +130,7 @@ class Serving:
         self._no_answers = frozenset(slot for slot, e in enumerate(endpoints) if not e.role.answers)
         self._any = Named(everyone, self.answering(everyone), declared=False)
         self.named: dict[str, Named] = {"": self._any}
-        """Results of earlier look-ups. The names are bounded where they enter the picker."""
+        """Results of earlier look-ups. The picker bounds the length of names where they come in."""
         self.one_model = self._same_everywhere()
         """Whether every endpoint serves the same models, as far as known."""
 

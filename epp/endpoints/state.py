@@ -81,7 +81,7 @@ class Backlog:
         return max(0.0, tokens - rate * max(0.0, now - at))
 
     def book(self, booking: Booking, *, now: float, rate: float) -> None:
-        """Add work. The time before it was idle time, so it drains nothing of the new booking."""
+        """Add work. The server was idle before, so the time until now drains nothing of the new booking."""
         self.advance(now, rate)
         self.bookings[booking] = None
         self.tokens += booking.tokens
@@ -163,10 +163,10 @@ class CounterWindow:
 
 @dataclass(slots=True, eq=False)
 class Staleness:
-    """Which predictions count as stale, for all servers of a model. See `learned.CacheSize`."""
+    """Decides which predictions count as stale, for all servers of a model. See `learned.CacheSize`."""
 
     unused_s: float = 30.0
-    """A prefix that was unused for longer is stale. Follows the quantile of predicted tokens."""
+    """A prefix that was unused for longer is stale. The value follows the quantile of predicted tokens."""
     typical_tokens: float = 0.0
     """Typical number of tokens in a prediction."""
 
@@ -184,7 +184,7 @@ class HitWindow:
     requests: int = 0
     stale_requests: int = 0
     predicted_tokens: int = 0
-    """All tokens predicted since the server is known. The only total here that outlives the window."""
+    """All tokens predicted since the server is known. Only this total outlives the window."""
 
     def predicted(self, stale: Staleness, *, tokens: int, others: int, unused_s: float) -> None:
         """Count a request. `tokens` of its prompt are believed to be cached, in a prefix that was unused for
@@ -221,7 +221,7 @@ class EndpointState:
     in_flight: int = 0
     """Our own requests whose streams are open."""
     peers_in_flight: int = 0
-    """Requests that other pickers say they have open there."""
+    """Open requests at this server, as other pickers report them."""
     picks_since_scrape: int = 0
     ends_since_scrape: int = 0
     computed_per_s: float = 0.0
@@ -274,7 +274,7 @@ class EndpointState:
 
     @property
     def in_use(self) -> bool:
-        """Whether anything was sent to the server that its last page may not show."""
+        """Whether a request was sent to the server that the server's last page may not show."""
         return self.in_flight > 0 or self.peers_in_flight > 0 or self.picks_since_scrape > 0
 
     def load(self, metrics: EndpointMetrics | None) -> int:

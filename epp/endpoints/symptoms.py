@@ -1,4 +1,4 @@
-"""The symptoms of a sick server that the status of its answers does not show. `Failures` owns one object of
+"""Finds symptoms of a sick server that the status of its answers does not show. `Failures` owns one object of
 each of these classes, and decides what follows. `answers` finds overdue first bytes.
 
 - `Stalls`: answers begin and do not go on, as far as the server's own counters tell.
@@ -82,7 +82,7 @@ class Stalls:
         (self._in_use.add if state.in_flight else self._in_use.discard)(state)
         read_slowly = (
             after.inside == 0 and state in self._done
-        )  # it has computed everything that was sent there
+        )  # the server has computed everything that was sent to it
         if before is None or grew or read_slowly or not state.in_flight or not hang_seconds:
             self._stalls.pop(state, None)
             return "grew" if grew else "idle"

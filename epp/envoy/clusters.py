@@ -24,7 +24,7 @@ def model_servers(config: Config) -> Message:
     """Return the model servers. Envoy reads them from the endpoints file, and the picker chooses among
     them.
     """
-    # Absolute, because Envoy may be started from another directory than the picker.
+    # The path is absolute, because Envoy may be started from another directory than the picker.
     eds_file = os.path.abspath(config.envoy.eds_file)  # noqa: PTH100 - resolves no links: a mounted file may be one
     # Envoy watches the directory and not the file: a rename replaces the whole file at once, and only
     # watching the directory shows it.
@@ -45,8 +45,8 @@ def model_servers(config: Config) -> Message:
         },
         **_speaking(
             "http_protocol_options",
-            # Less than the 5 s after which vLLM's server closes an idle connection. A request sent at that
-            # moment would be lost.
+            # This is less than the 5 s after which vLLM's server closes an idle connection. A request sent at
+            # the moment of closing would be lost.
             common_http_protocol_options={"idle_timeout": "3s"},
         ),
     }
@@ -93,8 +93,8 @@ def _speaking(protocol: str, **settings: Any) -> Message:
 
 
 def _follow_the_pick() -> Message:
-    """Try the picker's list of addresses in order, one for each attempt. Round robin if there is no list or
-    it is used up.
+    """Try the picker's list of addresses in order, one address for each attempt. Without a list, or after its
+    end, Envoy goes round robin.
 
     The list comes only from the metadata, because a client could send a header. An address that Envoy does
     not know is skipped.

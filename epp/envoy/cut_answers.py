@@ -13,8 +13,8 @@ def access_log() -> Message:
     """Return an access log that sends the picker only the answers that began with 2xx and that their server
     cut.
     """
-    # Connection ended, stream reset, protocol error. A cut answer of HTTP/1.1 always has the last of these.
-    # A client that leaves sets none of them.
+    # The flags mean: connection ended, stream reset, protocol error. A cut answer of HTTP/1.1 always has the
+    # last flag. A client that leaves sets none of the flags.
     cut_by_the_server = {"response_flag_filter": {"flags": ["UC", "UR", "UPE"]}}
     most = {"default_value": 299, "runtime_key": "prefix_gateway.cut_answers.most_status"}
     began_well = {"status_code_filter": {"comparison": {"op": "LE", "value": most}}}

@@ -1,4 +1,5 @@
-"""The file through which Envoy learns the endpoints (EDS), kept equal to what the picker holds.
+"""Writes the file through which Envoy learns the endpoints (EDS), and keeps it equal to the picker's
+endpoints.
 
 A reader sees the old text or the new one, never a part, since each change is a new file renamed into place.
 Equal endpoints give equal bytes in any order. An unchanged set is not written again. The file does not

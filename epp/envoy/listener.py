@@ -119,10 +119,10 @@ def _connection_manager(config: Config) -> Message:
         # These headers are removed before any filter runs, so also for requests that bypass the picker. No
         # client may name its server, or a server that its server calls.
         "early_header_mutation_extensions": [_strip()],
-        # The gateway is an edge: `x-envoy-*` headers of outside clients (retries, time-outs) are not obeyed
-        # ...
+        # The gateway is an edge: it does not obey `x-envoy-*` headers of outside clients (retries,
+        # time-outs).
         "use_remote_address": True,
-        # ... but the caller's request id is kept unchanged, and returned, because decisions are found by it.
+        # The caller's request id stays unchanged and is returned, because people find decisions by this id.
         "preserve_external_request_id": True,
         "always_set_request_id_in_response": True,
         "common_http_protocol_options": {"max_headers_count": MAX_HEADER_FIELDS},
@@ -212,7 +212,7 @@ def _blocked(path: str) -> Message:
 
 
 def _to_model_servers(envoy: EnvoyConfig) -> Message:
-    # With the settings of the listener.
+    # The route turns the filter on, with the settings of the listener.
     asked = typed(f"{_EXT_PROC_TYPES}.ExtProcPerRoute", overrides={})
     return {
         "match": {"prefix": "/"},
@@ -225,11 +225,11 @@ def _to_model_servers(envoy: EnvoyConfig) -> Message:
             # The default is 15 s for the whole answer.
             "timeout": "0s",
             "retry_policy": {
-                # `reset` and not `reset-before-request`, so that a server that was killed after it took the
-                # request counts, too. Nothing is retried once response headers came.
+                # `reset` and not `reset-before-request`: a request is also retried if its server was killed
+                # after it took the request. Nothing is retried after response headers came.
                 "retry_on": "connect-failure,refused-stream,reset,retriable-status-codes",
                 "retriable_status_codes": [503],
-                # Only a few retries, because otherwise one request that kills its server would visit all
+                # The retries are few, because otherwise one request that kills its server would visit all
                 # servers.
                 "num_retries": envoy.num_retries,
                 "retry_back_off": {"base_interval": "0.01s", "max_interval": "0.1s"},

@@ -39,7 +39,7 @@ def manager(envoy: Envoy) -> Message:
         "actions": [
             _at("overload_actions.shrink_heap", 0.7),
             _between("overload_actions.reduce_timeouts", 0.7, 0.9) | {"typed_config": _shorter_idle_times()},
-            # The nearer the limit, the smaller the streams that are ended. Many small requests survive.
+            # Nearer to the limit, Envoy ends smaller streams too. Many small requests survive.
             _between("overload_actions.reset_high_memory_stream", 0.8, 0.9),
             # New requests get 503. Answers that have begun continue.
             _at("overload_actions.stop_accepting_requests", 0.9),

@@ -12,8 +12,7 @@ from pathlib import Path
 
 def write_if_changed(path: Path, text: bytes) -> bool:
     """Make the file contain `text`. Return False if it already did. Raise OSError if it cannot be written.
-    The current content of the file counts, not what was last written, so a change by another program is
-    overwritten.
+    The text is compared with the current content of the file, so a change by another program is overwritten.
     """
     try:
         if path.read_bytes() == text:
@@ -25,7 +24,8 @@ def write_if_changed(path: Path, text: bytes) -> bool:
 
 
 def _replace(path: Path, text: bytes) -> None:
-    # In the same directory, because a rename across file systems copies, and Envoy could read a half copy.
+    # The new file is in the same directory, because a rename across file systems copies, and Envoy could read
+    # a half copy.
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:

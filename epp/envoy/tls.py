@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def downstream(config: Config, *, protocols: list[str]) -> Message:
-    """Return the field with TLS for the gateway's clients, if configured. With a client CA it is mutual
-    TLS.
+    """Return the field with TLS for the gateway's clients, if configured. With a client CA, clients have to
+    show a certificate too (mutual TLS).
     """
     tls = config.envoy.tls
     if tls is None:

@@ -31,7 +31,9 @@ MOST_ENTRIES: Final = 256
 at a time.
 """
 MOST_CALLS: Final = 256
-"""The most calls that may be open at a time. Each thread of an Envoy opens one. Further calls are refused."""
+"""The most calls that may be open at a time. Each thread of an Envoy opens one call. Further calls are
+refused.
+"""
 
 
 class AccessLog:

@@ -170,8 +170,9 @@ def _only_names_servers(answer: Answer) -> bool:
 
 
 def _from_template(answer: Answer) -> bytes:
-    """Return the bytes of an answer with other servers, and with these put in their place. Protobuf takes
-    five times as long, and a large fleet has so many lists of fallbacks that hardly any comes again.
+    """Return the bytes of an earlier answer with the names of these servers put in. Protobuf takes
+    five times as long, and a large fleet has so many lists of fallbacks that the same list seldom comes
+    again.
     """
     named = answer.destination
     around = _template(

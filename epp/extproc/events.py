@@ -116,8 +116,8 @@ class Slot(enum.Enum):
     RESPONSE_BODY = "response_body"
     RESPONSE_TRAILERS = "response_trailers"
 
-    # Hashed by identity, in C. The hash of Enum is a Python function, which would be called for each lookup
-    # of an answer.
+    # The hash is by identity, in C. The hash of Enum is a Python function, which would be called for each
+    # lookup of an answer.
     __hash__ = object.__hash__
 
 

@@ -41,7 +41,8 @@ class Phase(enum.Enum):
     CLOSED = enum.auto()
     """All that the stream held is released."""
 
-    # Hashed by identity, in C. The hash of Enum is a Python function, which would be called for each lookup.
+    # The hash is by identity, in C. The hash of Enum is a Python function, which would be called for each
+    # lookup.
     __hash__ = object.__hash__
 
 

@@ -1,5 +1,5 @@
-"""The answers that the picker gives to clients itself, so that their requests go to no server: errors in the
-format of the request's API, and the list of models. Pure. `asking` and `stream` call this module.
+"""Makes the answers that the picker gives to clients itself, so that their requests go to no server: errors
+in the format of the request's API, and the list of models. Pure. `asking` and `stream` call this module.
 """
 
 from __future__ import annotations

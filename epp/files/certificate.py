@@ -2,8 +2,8 @@
 certificate has not expired.
 
 A failed renewal does not show while the old pair is still in use. Later every handshake fails.
-`CertificateWatch` therefore checks the files every few seconds, so that an alert fires before that.
-`preflight` (`epp check`) and `app` call this module.
+`CertificateWatch` therefore checks the files every few seconds, so that an alert fires before the handshakes
+fail. `preflight` (`epp check`) and `app` call this module.
 """
 
 from __future__ import annotations
