@@ -121,7 +121,9 @@ class PickerRouter:
 
 
 def metrics_of(page: Snapshot, *, read_at_s: float) -> EndpointMetrics:
-    """Return the page as the scraper would pass it on. It knows when a page came, not how old it is."""
+    """Return the page as the scraper would pass it on. The scraper knows when a page came, not how old the
+    page is.
+    """
     return EndpointMetrics(
         scraped_at=read_at_s,
         running=page.running,

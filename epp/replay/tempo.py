@@ -33,7 +33,7 @@ class Tempo:
     ttft_s: float
     """Median of the sampled answers. 0: there are none."""
     tpot_s: float
-    """The same for each further token."""
+    """Seconds for each further token, also the median of the sampled answers."""
     decode_step_s: float | None
     """None: no sampled answer shows it."""
     prefill_ratio: float

@@ -128,7 +128,7 @@ def any_of(masks: Mapping[str, Bools]) -> Bools:
 
 
 def uncached_tokens(request: SchedulingRequest, gain: Gain) -> Floats:
-    """U of every candidate. If even the best match saves too little, no match counts."""
+    """Return U of every candidate. If even the best match saves too little, no match counts."""
     cached = request.cached_tokens
     if not request.matched:
         return _all_of(cached, request.prompt_tokens)
@@ -139,7 +139,7 @@ def uncached_tokens(request: SchedulingRequest, gain: Gain) -> Floats:
 
 
 def _all_of(cached: Floats, prompt_tokens: int) -> Floats:
-    """U if no match counts: the whole prompt for every candidate."""
+    """Return U for the case that no match counts: the whole prompt for every candidate."""
     whole = np.empty(len(cached))
     whole.fill(prompt_tokens)
     return whole

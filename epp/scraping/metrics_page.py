@@ -164,7 +164,7 @@ class _Found:
         return None if math.isnan(total) else total
 
     def cache(self) -> tuple[int | None, int | None]:
-        """(block size, capacity in tokens of all engines together). None: the page does not say."""
+        """Return (block size, capacity in tokens of all engines together). None: the page does not say."""
         size: int | None = None
         engines: dict[bytes, int] = {}
         for sample in self._by_field.get("cache_config", ()):
@@ -185,8 +185,8 @@ class _Found:
         return size or (int(pages[0]) if pages else None), capacity if known else None
 
     def lora(self) -> tuple[int | None, frozenset[str]]:
-        """(adapter slots of one engine, adapters with requests). Old label sets stay on the page, so the
-        newest one counts.
+        """Return (adapter slots of one engine, adapters with requests). Old label sets stay on the page, so
+        the newest one counts.
         """
         newest: dict[bytes, tuple[float, dict[bytes, bytes]]] = {}
         for sample in self._by_field.get("lora", ()):
@@ -283,7 +283,7 @@ def _unread_bytes(page: bytes) -> int:
 
 
 def _families(page: bytes, steps: Callable[[], None]) -> Iterator[tuple[int, int]]:
-    """(start, end) of the lines under the `# TYPE` of each known family."""
+    """Yield (start, end) of the lines under the `# TYPE` of each known family."""
     at = page.find(_TYPE)
     while at >= 0:
         steps()

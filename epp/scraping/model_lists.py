@@ -279,7 +279,7 @@ def _card(card: _Card) -> ModelCard:
 
 
 def _value(raw: Raw, decoder: Decoder[_T]) -> _T | None:
-    """None: it is of another type, or too long or large."""
+    """Return a value of a field. None: it is of another type, or too long or large."""
     try:
         return decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError):

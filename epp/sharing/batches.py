@@ -218,7 +218,9 @@ def age_ms(now: float, at: float) -> int:
 
 
 def pack_hashes(chain: Sequence[int]) -> bytes:
-    """Eight bytes each, in this machine's order. The picker is only built for little-endian machines."""
+    """Return the hashes as bytes: eight bytes each, in this machine's order. The picker is only built for
+    little-endian machines.
+    """
     return (chain if isinstance(chain, array) else array("Q", chain)).tobytes()
 
 

@@ -47,7 +47,7 @@ class Link(Protocol):
         """
 
     async def recover(self) -> None:
-        """To be called after an error: makes sure that `read` does not wait for messages that cannot come."""
+        """Make sure, after an error, that `read` does not wait for messages that cannot come."""
 
     async def stored(self) -> Received | None:
         """Return the newest stored table of the channel. After this, `read` continues with the messages since
@@ -57,6 +57,6 @@ class Link(Protocol):
     async def store(self, table: bytes) -> None: ...
 
     async def take_turn(self, name: str, *, period_s: float) -> bool:
-        """True for only one picker of the channel in each period."""
+        """Return True for only one picker of the channel in each period."""
 
     async def close(self) -> None: ...

@@ -183,7 +183,7 @@ class Listener:
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _missed(self, peer: _Peer, *, now: float) -> None:
-        """Batches are missing, perhaps with ends of requests, so release all requests of the peer."""
+        """Release all requests of the peer, because batches are missing, perhaps with ends of requests."""
         self.counts.gaps += 1
         peer.synced = peer.asked = False
         self._release_all(peer, now=now)
@@ -358,7 +358,7 @@ class Listener:
         peer.open.clear()
 
     def _restarted(self, state: EndpointState, *, at: float) -> None:
-        """Another picker saw that an endpoint's counters went back."""
+        """Forget the cache of an endpoint, because another picker saw that the endpoint's counters went back."""
         if at > state.cold_at + _SAME_RESTART_S:
             state.on_peer_restart(at=at)
             clear_endpoint(self._picker.table, state.endpoint.name)

@@ -167,8 +167,8 @@ class RedisLink:
         return [Received(fields.get(_FIELD, b""), self._age_s(entry)) for entry, fields in entries]
 
     async def recover(self) -> None:
-        """A Redis that came back empty, or another one after a failover, may have smaller ids than the last
-        one we read.
+        """Read on from the newest id, if it is smaller than the last id that we read: a Redis came back
+        empty, or another Redis took over.
         """
         last = await self._last_id()
         if _order(last) < _order(self._position):

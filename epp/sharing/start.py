@@ -47,8 +47,8 @@ def require(settings: Sharing) -> None:
 def make(
     picker: Picker, gate: Gate, settings: Sharing, *, hub: Path | None, keep: Keep
 ) -> SharingService | None:
-    """Over Redis if it is configured, so that the workers of all machines share in the same way. Otherwise
-    over this machine's hub, if there is one.
+    """Return the sharing of this picker: over Redis if it is configured, so that the workers of all machines
+    share in the same way. Otherwise over this machine's hub, if there is one.
     """
     link: Link
     if settings.redis is not None:

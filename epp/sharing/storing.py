@@ -50,8 +50,8 @@ def table_portions(picker: Picker) -> Iterator[bytes]:
 
 
 def uses_of(table: PrefixTable, name: EndpointName) -> Iterator[tuple[Sequence[int], int]]:
-    """Calls of `record` and `charge` that would make the server's mirror again, the oldest first: a chain, or
-    a number of bytes without a chain.
+    """Yield the calls of `record` and `charge` that would make the server's mirror again, the oldest first: a
+    chain, or a number of bytes without a chain.
 
     The table may change between steps. Entries that are gone by then are left out, and new ones do not
     appear.

@@ -299,8 +299,8 @@ class _Part(TypedDict):
 
 
 def part_of(page: bytes) -> dict[str, Any] | None:
-    """Another picker's part. None: the part cannot be used, for example because that picker has another
-    version, or because the answer is not from a picker.
+    """Return another picker's part. None: the part cannot be used, for example because that picker has
+    another version, or because the answer is not from a picker.
     """
     try:
         found: dict[str, Any] = bounded_json.decode(page, most_units=_PEER_UNITS)

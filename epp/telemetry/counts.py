@@ -27,7 +27,7 @@ class Distribution:
         self.total = 0.0
 
     def cumulative(self) -> list[int]:
-        """For each bound the number of values up to the bound. The last number counts all values."""
+        """Return for each bound the number of values up to the bound. The last number counts all values."""
         return list(accumulate(self.counts))
 
 

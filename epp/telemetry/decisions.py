@@ -83,5 +83,5 @@ def printable(text: str) -> str:
 
 
 def encode(value: object) -> bytes:
-    """JSON, indented for people. Numbers that JSON lacks become null."""
+    """Return JSON, indented for people. Numbers that JSON lacks become null."""
     return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"

@@ -36,13 +36,15 @@ _LOOK_S: Final = 0.02
 
 
 def on(tracing: bool) -> bool:  # noqa: FBT001 - the configuration's switch
-    """`OTEL_SDK_DISABLED` and `OTEL_TRACES_EXPORTER=none` turn off tracing that is configured."""
+    """Return whether to trace. `OTEL_SDK_DISABLED` and `OTEL_TRACES_EXPORTER=none` turn off tracing that is
+    configured.
+    """
     disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     return tracing and not disabled and _exporter() == "otlp"
 
 
 def require(tracing: bool) -> None:  # noqa: FBT001 - the configuration's switch
-    """The ConfigError says what is not installed, or which variable cannot be used."""
+    """Check that tracing can start. The ConfigError says what is not installed, or which variable is wrong."""
     if not on(tracing):
         return
     for package in _PACKAGES:

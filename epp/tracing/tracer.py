@@ -1,9 +1,9 @@
-"""One span for each pick, made by a listener to the picker's events.
-It decides at the pick whether it is sampled, and queues the finished span.
+"""Makes one span for each sampled pick: a listener to the picker's events. The listener decides at the pick
+whether the pick is sampled, and queues the finished span.
 
-A span lasts from the request's arrival at the picker to its pick, including the time in the queue. It is sent
-when the request has ended, because its outcome is known only then. An unsampled request costs one look at its
-trace context. Everything except the sampling decision happens in the sending thread (`sending`).
+A span lasts from the request's arrival at the picker to its pick, including the time in the queue. The span
+is sent when the request has ended, because only then its outcome is known. An unsampled request costs one
+look at its trace context. Everything except the sampling decision happens in the sending thread (`sending`).
 """
 
 from __future__ import annotations
