@@ -358,7 +358,7 @@ class Listener:
         peer.open.clear()
 
     def _restarted(self, state: EndpointState, *, at: float) -> None:
-        """Forget the cache of an endpoint, because another picker saw that the endpoint's counters went back."""
+        """Forget the cache of an endpoint, since another picker saw its counters go back."""
         if at > state.cold_at + _SAME_RESTART_S:
             state.on_peer_restart(at=at)
             clear_endpoint(self._picker.table, state.endpoint.name)

@@ -44,7 +44,7 @@ def on(tracing: bool) -> bool:  # noqa: FBT001 - the configuration's switch
 
 
 def require(tracing: bool) -> None:  # noqa: FBT001 - the configuration's switch
-    """Check that tracing can start. The ConfigError says what is not installed, or which variable is wrong."""
+    """Check that tracing can start. The ConfigError says which package or variable is at fault."""
     if not on(tracing):
         return
     for package in _PACKAGES:
