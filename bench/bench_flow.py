@@ -132,8 +132,8 @@ def profile(picks: int) -> None:
 
 async def waits(count: int, seconds: float, *, ends_per_s: int) -> tuple[float, int]:
     """Return the share of a core that this number of waiting requests takes, and how often the timer
-    considered them. `ends_per_s` other requests end each second, and each of them may free a server. The
-    loop that simulates these ends is counted too.
+    considered these requests. `ends_per_s` other requests end each second, and each of them may free a
+    server. The loop that simulates these ends is counted too.
     """
     flow, claims = SETTINGS["two priorities, four tenants, a deadline"]
     picker, gate = a_gate(

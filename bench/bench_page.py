@@ -241,8 +241,8 @@ class _Steps:
 
 
 class _Timed(Board):
-    """A Board that also counts the CPU of its pages. Without other pickers, nothing else runs while it makes
-    a page.
+    """A Board that also counts the CPU of its pages. Without other pickers, nothing else runs while a page is
+    made.
     """
 
     async def packed(self) -> bytes:

@@ -60,7 +60,7 @@ class Pool:
         return self.rng.choice(self.names)
 
     def fill(self, turns: Iterator[Turn]) -> None:
-        """Record twice as many entries as the table can hold, so that its content is that of a used table."""
+        """Record twice as many entries as the table can hold, so that the table looks like a used one."""
         recorded = 0
         while recorded < 2 * self.entries:
             turn = next(turns)
@@ -112,8 +112,8 @@ def repeats(pool: Pool, *, chunks: int) -> Iterator[Turn]:
 
 
 def conversations(pool: Pool, *, chunks: int) -> Iterator[Turn]:
-    """Yield turns of conversations under one of ten system prompts. They grow by a few chunks a turn and
-    mostly keep to one server.
+    """Yield turns of conversations under one of ten system prompts. Conversations grow by a few chunks a turn
+    and mostly keep to one server.
     """
     systems = [pool.chunks(16) for _ in range(10)]
 

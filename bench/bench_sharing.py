@@ -31,8 +31,8 @@ FLUSH_S = Sharing().flush_interval_seconds
 
 
 def prompts(size: int, *, count: int, seed: int) -> list[bytes]:
-    """Return turns of conversations. Each conversation has one of 8 system prompts, a quarter of the size. A
-    tenth of the prompt is new in each turn.
+    """Return turns of conversations. Each conversation has one of 8 system prompts, which have a quarter of
+    the size. A tenth of the prompt is new in each turn.
     """
     rng = random.Random(seed)
     systems = [rng.randbytes(size // 8).hex().encode() for _ in range(8)]

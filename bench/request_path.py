@@ -88,7 +88,7 @@ def _layers() -> Iterator[list[str]]:
 
 
 def _place(frame: FrameType) -> tuple[str, str] | None:
-    """Return module and function, if the code is the picker's."""
+    """Return module and function, or None if the code is not the picker's."""
     module = frame.f_globals.get("__name__", "")
     return (module, frame.f_code.co_qualname) if module.startswith("epp.") else None
 

@@ -118,7 +118,7 @@ def _seconds(value: float) -> str:
 
 
 def picture(course: Course) -> str:
-    """Return the load in servers, the servers that are ready, ten times the signal, and ten times the p90."""
+    """Return a chart of the load in servers, the ready servers, ten times the signal, and the p90 of TTFT."""
     day, rates = course.plan.day, course.plan.day.rates()
     one = day.calm_per_s / _CALM
     moments: Sequence[tuple[float, float, float]] = [

@@ -71,7 +71,7 @@ class Demand:
     """The fleet's workload. Arrivals do not depend on earlier requests."""
 
     def __init__(self, timed: Sequence[Timed], rates: Sequence[Rate]) -> None:
-        """`timed` are requests with gaps of mean 1. The gaps become shorter as the rate rises."""
+        """Take requests whose gaps have a mean of 1. The gaps become shorter as the rate rises."""
         self._timed = timed
         self._rates = rates
 

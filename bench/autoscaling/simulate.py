@@ -68,7 +68,7 @@ class Plan:
     least: int = 2
     most: int = 8
     start_s: float = 120.0
-    """Seconds from the request for a new server until it serves."""
+    """Seconds from the request for a new server until this server serves."""
     behaviour: Behaviour = field(default_factory=Behaviour)
     seed: int = 1
 

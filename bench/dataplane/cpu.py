@@ -14,7 +14,7 @@ _CPU_CLOCK = 2
 
 
 def cpu_s(pid: int) -> float:
-    """Return the seconds of CPU that the process has used so far. Raise OSError if the process is gone."""
+    """Return the seconds of CPU that the process has used so far. Raise OSError if the process has ended."""
     return time.clock_gettime((~pid << 3) | _CPU_CLOCK)
 
 

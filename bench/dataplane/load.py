@@ -190,15 +190,15 @@ class Client:
         return result
 
     async def one(self, prompts: Prompts) -> float:
-        """Send a single request while no other one is in flight. Return the seconds to the first byte of its
-        answer.
+        """Send a single request while no other request is in flight. Return the seconds to the first byte of
+        its answer.
         """
         await self._connect(1)
         return await self._connections[0].request(prompts.next())
 
     def close(self) -> None:
         """Close the connections. Each variant opens new connections for its turn, because servers close idle
-        ones.
+        connections.
         """
         for connection in self._connections:
             connection.close()

@@ -171,7 +171,9 @@ class Bench:
         )
 
     async def _use_endpoints(self, count: int) -> None:
-        """Let all processes know `count` model servers, and measure what that costs without requests."""
+        """Let all processes know `count` model servers, and measure the CPU that the processes then use
+        without requests.
+        """
         if count == self._endpoints:
             return
         self._endpoints = count

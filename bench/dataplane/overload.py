@@ -102,9 +102,7 @@ class Trial:
 
 
 async def _trial(config: Config, envoy: EnvoyProcess, args: argparse.Namespace, *, counted: bool) -> Trial:
-    """Make one trial. `counted` says that the server has metrics that show how many requests were not
-    read.
-    """
+    """Make one trial. `counted` is true if the server's metrics show how many requests were not read."""
     port = int(config.envoy.listen.rpartition(":")[2])
     prompts = Prompts(size_bytes=int(args.kb * 1000), chunks=1, kind="cold", seed=1)
     client = Client(port)
@@ -142,7 +140,7 @@ async def _bypassed(envoy: EnvoyProcess) -> int:
 async def _running(
     name: str, config: Config, addresses: Sequence[Address], *, directory: Path
 ) -> AsyncIterator[ManagedProcess]:
-    """Run `epp serve`, or the floor instead of it."""
+    """Run `epp serve` or the floor."""
     path = Path(config.listen.address.removeprefix("unix:"))
     path.unlink(missing_ok=True)
     if name != "constant":

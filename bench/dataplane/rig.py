@@ -121,7 +121,9 @@ class Rig:
     _addresses: Sequence[Address]
 
     async def set_endpoints(self, count: int) -> None:
-        """Set how many model servers our picker and Envoy know. The other pickers know the first few."""
+        """Set how many model servers our picker and Envoy know. The other pickers know only the first few
+        servers.
+        """
         listed = self._addresses[:count]
         for name, config in self._configs.items():
             _write_endpoints(Path(config.endpoints_file), listed if name == "ours" else listed[:_FEW])
@@ -132,7 +134,7 @@ class Rig:
         return await self.envoy.stat(f"http.{variant.name}.ext_proc.stream_msgs_sent")
 
     async def bypassed(self) -> int:
-        """Return the number of requests that bypassed their picker. If there is any, the figures are
+        """Return the number of requests that bypassed their picker. If this number is not 0, the figures are
         worthless.
         """
         stats = await self.envoy.stats("http.")
@@ -149,8 +151,8 @@ async def running_rig(
     profile: Path | None = None,
 ) -> AsyncIterator[Rig]:
     """Run the rig. `other` is a second checkout, whose picker takes part as a variant. `compiled` is the
-    folder of this checkout's compiled package (`tests.compiled_env`), which then takes part. `profile` is
-    the file for cProfile's output of our picker.
+    folder of this checkout's compiled package (`tests.compiled_env`). The compiled package then takes part.
+    `profile` is the file for cProfile's output of our picker.
     """
     port = free_port()
     # All addresses of 127/8 are on this machine, so one port is enough for all of them.
@@ -327,7 +329,7 @@ async def running_picker(
     profile: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[ManagedProcess]:
-    """Run `epp serve` of this checkout or of another one."""
+    """Run `epp serve` of this checkout or of another checkout."""
     profiler: list[str | Path] = ["-m", "cProfile", "-o", profile] if profile else []
     args: list[str | Path] = [
         sys.executable,

@@ -39,7 +39,7 @@ def evenly(core: float, pid: int) -> Iterator[None]:
 
     This lasts until the process ends. The process is not a real-time process: if real-time processes used all
     of a core, the kernel would take 50 ms of each second from them in one piece
-    (`kernel.sched_rt_runtime_us`). The competitor alone stays below that.
+    (`kernel.sched_rt_runtime_us`). The competitor alone uses less than all of a core.
     """
     cpu = (os.cpu_count() or 1) - 1
     _run(pid, cpu, os.SCHED_OTHER, priority=0)

@@ -32,8 +32,8 @@ class Place:
 
 @contextmanager
 def announced(place: Place, *, directory: Path = DIRECTORY) -> Iterator[None]:
-    """Announce `place`, so that other programs can find it until the block ends. In a checkout that cannot be
-    written to, they cannot find it.
+    """Announce `place`, so that other programs can find it until the block ends. In a checkout that is not
+    writable, they cannot find it.
     """
     file = directory / f"{place.pid}.json"
     with contextlib.suppress(OSError):

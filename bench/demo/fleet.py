@@ -148,8 +148,8 @@ async def _start(
     binary: Path,
     recording: Path,
 ) -> Fleet:
-    """Return the model servers together, then the picker, then Envoy, which needs the picker's list of
-    endpoints.
+    """Start the model servers together, then the picker, then Envoy, which needs the picker's list of
+    endpoints. Return the fleet of these processes.
     """
 
     async def start(name: str, args: Sequence[str | Path]) -> ManagedProcess:

@@ -45,7 +45,7 @@ class Serving:
 
     def command(self, *, port_file: Path) -> list[str | Path]:
         """Return the command. The server takes any free port and writes it to a file, so no other program can
-        take the port in between.
+        take the port before the server does.
         """
         cache = ("--num-blocks", str(self.num_blocks), "--block-size", str(_BLOCK_TOKENS))
         where: list[str | Path] = ["--port", "0", "--port-file", port_file]

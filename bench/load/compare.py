@@ -45,8 +45,8 @@ class Gateway:
 
 
 def compare(plan: Plan, gateway: Gateway, *, rules: Sequence[str]) -> list[RunRecord]:
-    """Run `plan` by each rule, in this order, with one report in its directory. Raise LoadError if a rule
-    does not come into use.
+    """Run `plan` by each rule, in this order, with one report in its directory. Raise LoadError if the picker
+    does not start to use a rule.
     """
     records = []
     with _policy(gateway.policy_file) as document:
@@ -115,7 +115,7 @@ def _forget(servers: Sequence[str]) -> None:
 
 
 def _write(file: Path, text: str) -> None:
-    """Write by rename, so that the picker never reads half of the file."""
+    """Write the file by rename, so that the picker never reads half of the file."""
     fresh = file.with_suffix(".load")
     fresh.write_text(text)
     fresh.replace(file)

@@ -56,7 +56,9 @@ class Figures:
 
     @property
     def verdict(self) -> list[str]:
-        """Return the reasons why the generator was the bottleneck. The list is empty if it was not."""
+        """Return the reasons why the generator was the bottleneck. The list is empty if the generator was
+        fast enough.
+        """
         return self.health.verdict(median_ttft_s=self.measures["ttft_s"].quantile(0.5))
 
     def fail(self, kind: str, detail: str) -> None:

@@ -41,7 +41,7 @@ class Health:
     """Seconds from a request's due moment to its sending, for open loops only."""
 
     def note_window(self, *, wall_s: float, cpu_s: float, waited_s: float) -> None:
-        """Add about a second of the process's life."""
+        """Add the times of about one second of the process's life."""
         self.windows += 1
         self.full_windows += cpu_s > _FULL_CORE * wall_s
         self.cpu_s += cpu_s
@@ -72,8 +72,8 @@ class Health:
         self.lateness_s.merge(other.lateness_s)
 
     def verdict(self, *, median_ttft_s: float) -> list[str]:
-        """Return the reasons why the figures are not the server's alone. The list is empty if they are.
-        `median_ttft_s` is nan if no answer came.
+        """Return the reasons why the figures are not the server's alone. The list is empty if the generator
+        added nothing to them. `median_ttft_s` is nan if no answer came.
         """
         tolerance_s = _LEAST_TOLERANCE_S
         if not math.isnan(median_ttft_s):

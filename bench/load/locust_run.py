@@ -45,7 +45,7 @@ class LoadRun:
         self.recorder = Recorder(environment)
         self.served = Served("", ())
         self.done = False
-        """Whether nothing is left to send, and all answers have come."""
+        """True if nothing is left to send and all answers have come."""
         self.client: Client | None = None
         self._trace: TraceFile | None = None
         self._budget = 0
@@ -124,7 +124,7 @@ class LoadRun:
         return answer
 
     def _trace_file(self) -> TraceFile | None:
-        """Return the trace file of this process, if one is wanted."""
+        """Return the trace file of this process, or None if no trace is wanted."""
         if not self.options.record:
             return None
         path = Path(self.options.record)
@@ -183,7 +183,7 @@ class LoadRun:
             gevent.spawn(self.environment.runner.quit)
 
     def _watch(self) -> None:
-        """Watch this process until everything is done, or it ends."""
+        """Watch the health of this process until all requests are done or the run ends."""
         health = self.recorder.figures.health
         window = _spent()
         self._watching = True
@@ -202,7 +202,7 @@ class LoadRun:
                 self.end()
 
     def end(self) -> None:
-        """Note that everything is sent and answered."""
+        """Note that all requests were sent and answered."""
         self.done = True
         runner = self.environment.runner
         if runner is not None and not isinstance(runner, WorkerRunner):

@@ -23,7 +23,7 @@ class Served:
 
 def probe(host: str, *, model: str) -> Served:
     """Ask the gateway for its model and adapters. `model` is the model to use, and an empty name means the
-    first one that is served. Raise LoadError if there is none, or nothing answers.
+    first one that is served. Raise LoadError if no such model is served, or if nothing answers.
     """
     if not host.startswith(("http://", "https://")):
         raise LoadError(f"{host!r} is not the address of a gateway: write --host http://NAME:PORT")

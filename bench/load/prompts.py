@@ -35,7 +35,7 @@ Message = dict[str, str]
 
 
 def text(seed: str, tokens: int) -> str:
-    """Return a text of about so many tokens."""
+    """Return a text of about this many tokens."""
     rng = random.Random(seed)
     words = rng.choices(_WORDS, k=max(1, round(tokens / _TOKENS_PER_WORD)))
     lines = [" ".join(words[n : n + 12]) for n in range(0, len(words), 12)]
@@ -72,5 +72,5 @@ def block_text(block: int, tokens: int, *, whole_tokens: int, seed: int) -> str:
 
 
 def zipf(rng: random.Random, kinds: int) -> int:
-    """Return one of so many numbers. The first is the most frequent."""
+    """Return one of this many numbers. The first number is the most frequent."""
     return rng.choices(range(kinds), [1 / (rank + 1) for rank in range(kinds)])[0]

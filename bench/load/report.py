@@ -260,8 +260,8 @@ def _grid(x: Callable[[float], float], y: Callable[[float], float], low: float, 
 
 
 def _marks(least: float, most: float) -> list[float]:
-    """Return round numbers between the two: 1, 2, 5 of each power of ten, or even steps if these would be too
-    few.
+    """Return round numbers between both limits: 1, 2, 5 of each power of ten, or even steps if these numbers
+    would be too few.
     """
     powers = range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)
     wide = most / least > 300

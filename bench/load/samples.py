@@ -51,7 +51,7 @@ class Samples:
         return self.total / self.count if self.count else math.nan
 
     def quantile(self, share: float) -> float:
-        """Return the least value that a `share` of all values do not exceed, or nan if there are none."""
+        """Return the least value that a `share` of all values do not exceed. Without values it is nan."""
         if not self.count:
             return math.nan
         rank = max(1, math.ceil(share * self.count))

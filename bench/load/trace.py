@@ -118,8 +118,8 @@ def _finite(value: float) -> float:
 
 
 def prepared(calls: Sequence[Call], *, most: int, speed: float, scale: float) -> list[Call]:
-    """Return the first `most` calls (0: all), with gaps divided by `speed` and sizes multiplied by `scale`.
-    Equal beginnings stay equal.
+    """Return the first `most` calls, or all calls if `most` is 0, with gaps divided by `speed` and sizes
+    multiplied by `scale`. Equal beginnings stay equal.
     """
     return [
         replace(

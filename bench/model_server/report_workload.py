@@ -70,7 +70,7 @@ def mixed_trace(*, seed: int, num_requests: int, drift_every: int | None = None)
     """Yield longer prompts. Each has one of 60 beginnings, of which a few are frequent, and its own end. A
     third of the prompts are never used again. A burst of prompts that share nothing comes now and then, as
     from a crawler or a batch job. With `drift_every`, the six most frequent beginnings are replaced by new
-    ones after each such number of requests.
+    beginnings after each `drift_every` requests.
     """
     rng = random.Random(seed)
     beginnings = [_random_tokens(rng, rng.randrange(64, 320)) for _ in range(60)]
@@ -97,8 +97,8 @@ def run(
     concurrency: int = 1,
     seed: int = 0,
 ) -> Found:
-    """Serve each prompt. `concurrency` requests overlap. Each request grows to its end before it makes
-    room.
+    """Serve each prompt. `concurrency` requests overlap. Each request grows to its end before its blocks are
+    freed.
     """
     rng = random.Random(seed)
     manager = make_manager(

@@ -26,7 +26,7 @@ def bars(title: str, points: Sequence[tuple[str, float]], *, full: float = 1.0) 
 
 
 def write_json(path: Path | None, content: object) -> None:
-    """Write by rename. A run that is cut off while it writes then leaves the old file."""
+    """Write the file by rename. A run that is cut off while it writes then leaves the old file."""
     if path is not None:
         new = path.with_name(f"{path.name}.new")
         new.write_text(json.dumps(content, indent=1) + "\n")

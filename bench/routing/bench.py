@@ -163,8 +163,8 @@ def saturation(workload: str, setting: Setting) -> tuple[float, float]:
     """Return the highest rate of the fleet: the best of `calibrate`'s rates with 16 to 128 requests always in
     flight at each server.
 
-    If prompts are most of the work, 16 requests keep a server busy. If answers are, batches of 128 reach
-    twice the rate.
+    If prompts are most of the work, 16 requests keep a server busy. If answers are most of the work, batches
+    of 128 reach twice the rate.
     """
     rates, calm_s = zip(*(calibrate(workload, setting, in_flight=n) for n in _IN_FLIGHT), strict=True)
     return max(rates), calm_s[0]
@@ -174,10 +174,10 @@ def calibrate(
     workload: str, setting: Setting, *, in_flight: int = IN_FLIGHT_AT_CAPACITY
 ) -> tuple[float, float]:
     """Return the rate of the fleet with this many requests in flight at each server, as (requests a second,
-    mean seconds of an unloaded turn). This is the rate at which requests end between a fifth and four
-    fifths of the run, with this many always in flight, routed by a cost rule with exact knowledge. Rules
-    that find more in the caches can serve more than that, and others less. All rules run at the same
-    offered rates.
+    mean seconds of an unloaded turn). This is the rate at which requests end between a fifth and four fifths
+    of the run, with this many always in flight, routed by a cost rule with exact knowledge. Rules that find
+    more in the caches can serve more requests, and other rules fewer. All rules run at the same offered
+    rates.
     """
     spec = spec_of(workload)
     rng = random.Random(f"{spec.name} calibration")

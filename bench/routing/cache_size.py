@@ -112,8 +112,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def table_of(found: Sequence[Found]) -> str:
     """Return a line for each workload, load and first belief, with means over the seeds, without and with
-    learning. The ratio is the mean TTFT divided by that with the right size and without learning. It is
-    the median of the seeds' ratios.
+    learning. The ratio is the median over the seeds of the mean TTFT divided by the mean TTFT with the right
+    size and without learning.
     """
     by_cell: dict[tuple[str, float, float, bool], list[Found]] = {}
     for one in found:

@@ -17,7 +17,7 @@ _LAST = 0.1
 
 def max_min(asked: Mapping[str, float], capacity: float) -> dict[str, float]:
     """Return the fair share of each tenant: no tenant gets more than it asks for, and no tenant could get
-    more without taking from a tenant that has no more.
+    more without taking tokens from a tenant with an equal or smaller share.
     """
     shares: dict[str, float] = {}
     left = capacity

@@ -38,7 +38,9 @@ class PickerRouter(picker_router.PickerRouter):
         bytes_per_token: float = 4.0,
         absent: Sequence[str] = (),
     ) -> None:
-        """`absent` are fields of `EndpointMetrics` that these servers' pages leave out."""
+        """Take the pickers' settings. `absent` names fields of `EndpointMetrics` that these servers' pages
+        leave out.
+        """
         pickers = [Picker(policy, rng=random.Random(seed * 1000 + n)) for n in range(replicas)]
         super().__init__(pickers, adapters=adapters)
         self._rng = random.Random(seed)

@@ -89,8 +89,8 @@ def report(cells: Cells) -> str:
 
 
 def summary(cells: Cells) -> str:
-    """Return the table of each rule against the best one at each place. These are geometric means, because
-    places differ by orders of magnitude.
+    """Return the table of each rule against the best rule at each place. The figures are geometric means,
+    because places differ by orders of magnitude.
     """
     rules = sorted({cell.rule for row in cells.values() for cell in row})
     lines = [
@@ -142,7 +142,7 @@ class Ratio:
 
 def goals(cells: Cells) -> str:
     """Return the default rule against the best other rule at each place, by each figure, with geometric means
-    last. After each ratio stands its standard error over the seeds. A rule without runs of all seeds is
+    last. Each ratio is followed by its standard error over the seeds. A rule without runs of all seeds is
     left out.
     """
     lines = [

@@ -147,7 +147,9 @@ class Conductor(AibrixPd):
 
 
 def _mean_prefill_ms(pod: Pod) -> float:
-    """Return the mean of the server's own histogram; until there is one, the time of 512 tokens."""
+    """Return the mean of the server's own histogram, or the time of 512 tokens until the histogram has
+    values.
+    """
     if pod.page is None or not pod.page.finished:
         return _prefill_ms(512)
     return 1000 * pod.page.prefill_sum_s / pod.page.finished

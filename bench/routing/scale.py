@@ -114,8 +114,8 @@ class MeteredRouter(PickerRouter):
 
 
 def run(pool: Pool, *, servers: int, rate_per_s: float, seconds: float) -> tuple[Row, Meter, float]:
-    """Make one run: its figures, the pickers' CPU, and the bytes that were sent to other pickers for each
-    request.
+    """Make one run. Return its figures, the pickers' CPU, and the bytes that were sent to other pickers for
+    each request.
     """
     spec, meter = MORE[MANY_SERVERS], Meter()
     assert spec.make is not None
@@ -129,7 +129,7 @@ def run(pool: Pool, *, servers: int, rate_per_s: float, seconds: float) -> tuple
 
 
 def line(label: str, row: Row, meter: Meter, bytes_sent: float, *, pickers: int) -> str:
-    """Return a row of the table. CPU is that of one picker, divided by the requests of the whole pool."""
+    """Return a row of the table. The CPU is one picker's, divided by the requests of the whole pool."""
     per_request_us = {what: 1e6 * spent_s / row.requests for what, spent_s in meter.spent_s.items()}
     own = (per_request_us.get("pick", 0.0) + per_request_us.get("end", 0.0)) / pickers
     read, send, receive = (per_request_us.get(what, 0.0) / pickers for what in ("read", "send", "receive"))

@@ -48,7 +48,7 @@ class Shared:
         return self._exchanges
 
     def advance(self, now: float) -> None:
-        """Carry out everything that is due."""
+        """Deliver and send all batches that are due at `now`."""
         self._deliver(now)
         if now < self._flush_at:
             return

@@ -36,15 +36,15 @@ class Store:
         return [result for result, _ in self._kept().values()]
 
     def _kept(self) -> dict[Run, tuple[Result, str]]:
-        """Return the last result of each run, and the picker's code at that time."""
+        """Return the last result of each run, and the digest of the picker's code that made it."""
         if not self.path.exists():
             return {}
         lines = map(json.loads, self.path.read_text().splitlines())
         return {(result := _result_of(line)).run: (result, line.get("code", "")) for line in lines}
 
     def missing(self, runs: Sequence[Run], *, anew: Iterable[str]) -> list[Run]:
-        """Return the runs that are not in the file, and the runs of the rules `changing` that another version
-        of the code made.
+        """Return the runs that are not in the file, and the runs of the rules `anew` that another version of
+        the code made.
         """
         changing = set(anew)
         known = {
@@ -55,7 +55,7 @@ class Store:
         return [run for run in runs if named(run) not in known]
 
     def keeping(self, results: Iterable[Result]) -> Iterator[Result]:
-        """Yield the same results. Each is written to the file before it is passed on."""
+        """Yield the results unchanged. Each result is written to the file before it is passed on."""
         with self.path.open("a") as file:
             for result in results:
                 file.write(_line_of(result, code=self.code) + "\n")

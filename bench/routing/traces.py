@@ -55,8 +55,8 @@ def _timed(at_s: list[float], requests: list[SimRequest]) -> list[Timed]:
 
 
 class _Mooncake:
-    """Reads a Mooncake trace. The seed exchanges the requests within a second, so that seeds differ at
-    all.
+    """Reads a Mooncake trace. The seed exchanges the requests within a second, because otherwise all seeds
+    would give the same requests.
     """
 
     def __init__(self, text: str) -> None:

@@ -203,8 +203,8 @@ def _packed(
 def equal_windows(
     found: Mapping[tuple[float, str], Measured], ours: str
 ) -> list[tuple[float, float | None, float | None]]:
-    """Return for each share that `ours` keeps the least share that sinks + window need for as many same
-    tokens, and for as low a KL. None means more than was measured.
+    """Return for each share that `ours` keeps the least share with which sinks + window reach as many same
+    tokens, and as low a KL. None means a share above the measured ones.
     """
     windows = sorted((share, cell.row()) for (share, name), cell in found.items() if name == SINKS)
     rows = []

@@ -132,8 +132,8 @@ def by_cell(rows: Sequence[Row]) -> dict[tuple[str, ...], dict[str, Row]]:
 
 
 def gains(found: dict[str, Row], name: str, figure: str) -> tuple[float, ...]:
-    """Return times divided by those of our rules: for the fastest of recompute, load everything and top-k;
-    for top-k alone; for sinks and window.
+    """Return times divided by those of our rules: first for the fastest of recompute, load everything and
+    top-k, then for top-k alone, then for sinks and window.
     """
     own = found[name][figure]
     return tuple(
@@ -143,8 +143,8 @@ def gains(found: dict[str, Row], name: str, figure: str) -> tuple[float, ...]:
 
 
 def svg(rows: Sequence[Row]) -> str:
-    """Draw a field for each system and cell: TTFT as a multiple of that of the document's rules. Green is
-    faster.
+    """Draw a field for each system and cell: the TTFT as a multiple of the TTFT of the document's rules.
+    Green is faster.
     """
     cells = {c: found for c, found in by_cell(rows).items() if found[OURS.name]["ttft_s"] is not None}
     names = [system.name for system in SYSTEMS]

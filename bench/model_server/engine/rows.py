@@ -76,7 +76,7 @@ def uneven_lengths(count: int) -> list[int]:
 
 def unique_prompts(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
     """Measure row 001-8: the seconds to the first token of prompts that were never sent before. The seconds
-    with the cache are divided by those without.
+    with the cache are divided by the seconds without it.
     """
 
     def serve(repeat: int, *, cache: bool) -> float:
@@ -166,7 +166,7 @@ def prompt_modes(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures
 
 
 def _in_turns(bench: Bench, mode: str, *, requests: int, distinct: int) -> dict[str, _ModeSide]:
-    """Let both sides do the same pieces of work. They take turns at each piece, not at each run, because
+    """Let both sides do the same pieces of work. The sides take turns at each piece, not at each run, because
     within a run a busy machine changes by more than the difference that the row looks for.
     """
     prompts = [bench.text_of(f"distinct {n}", PROMPT_TOKENS) for n in range(distinct)]

@@ -42,7 +42,7 @@ def whole_runs(row: Recorded, engines: Sequence[str]) -> list[Figures]:
 
 def first_tokens(row: Recorded, engines: Sequence[str]) -> list[Figures]:
     """Return one line for each engine, of a row of `FIRST_TOKENS`: the cache does not know the first rounds,
-    but it knows the last ones.
+    but it knows the last rounds.
     """
     ours = [_new_and_seen(one["ours with"]) for one in row.repeats]
     lines: list[Figures] = []
@@ -66,8 +66,8 @@ def first_tokens(row: Recorded, engines: Sequence[str]) -> list[Figures]:
 
 def served(row: Recorded) -> list[Figures]:
     """Return one line for each side, of a row of `TIMED`: means over the repeats of their means and
-    percentiles. Then the figures with the cache divided by those without, as means of the ratios within the
-    repeats.
+    percentiles. Further lines have the figures with the cache divided by the figures without it, as means of
+    the ratios within the repeats.
     """
     lines: list[Figures] = []
     for engine in dict.fromkeys(name.rpartition(" ")[0] for one in row.repeats for name in one):

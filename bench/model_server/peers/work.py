@@ -77,8 +77,8 @@ def alone(text_of: TextOf, repeat: int) -> list[Round]:
 
 
 def together(text_of: TextOf, repeat: int) -> list[Round]:
-    """Return eight prompts of 512 tokens at once, with one answered token, and then the same again. The time
-    is that until the last of them has its first token.
+    """Return eight prompts of 512 tokens at once, with one answered token, and then the same prompts again.
+    The time ends when the last prompt has its first token.
     """
     prompts = [text_of(f"{repeat} together {n}", 512) for n in range(8)]
     return [Round(prompts, 1), Round(prompts, 2), Round(prompts, 1)]

@@ -26,7 +26,7 @@ class PeerEngine(Protocol):
     version: str
 
     def forget(self) -> None:
-        """Empty the prefix cache. No request is running."""
+        """Empty the prefix cache. The caller makes sure that no request is running."""
 
     def answer(self, prompts: Sequence[Prompt], *, answer_tokens: int) -> tuple[list[list[int]], int]:
         """Return greedy answers of exactly this many tokens, in the order of the prompts, and how many prompt

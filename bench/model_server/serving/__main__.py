@@ -110,8 +110,9 @@ def _folder(args: argparse.Namespace, scratch: Path) -> Path:
 def _served(
     args: argparse.Namespace, wanted: Sequence[dict[str, Any]], folder: Path, scratch: Path
 ) -> Iterator[list[dict[str, Any]]]:
-    """Start the servers that these runs need. Neighbours that send the same requests to different servers are
-    made at the same time."""
+    """Start the servers that these runs need. Neighbouring runs that send the same requests to different
+    servers are made at the same time.
+    """
     with contextlib.ExitStack() as stack:
         started = {
             cache: stack.enter_context(_server(args, wanted[0]["engine"], folder, scratch, cache=cache))

@@ -37,7 +37,9 @@ class Load:
     seed: int = 1
 
     def prompts(self, *, name: str) -> list[list[int]]:
-        """Return the prompts of this name, always the same. Two names share nothing."""
+        """Return the prompts of this name. The same name always gives the same prompts, and two names share
+        no text.
+        """
         shared = self._tokens(f"{name} shared", self.shared_tokens)
         return [shared + self._tokens(f"{name} {n}", self.own_tokens) for n in range(self.requests)]
 
@@ -104,7 +106,7 @@ class Run:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the smallest value that this percentage of them does not exceed."""
+    """Return the smallest value that this percentage of all values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 

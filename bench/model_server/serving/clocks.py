@@ -19,7 +19,7 @@ class Clock(Protocol):
     def now_s(self) -> float: ...
 
     async def until(self, at_s: float, *, busy: Callable[[], bool]) -> None:
-        """Return at that moment. `busy` says whether the server has a request to answer."""
+        """Return at the moment `at_s`. `busy` says whether the server has a request to answer."""
 
 
 class WallClock:

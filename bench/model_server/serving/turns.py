@@ -28,9 +28,9 @@ def in_turns(args: argparse.Namespace, engine: str) -> Iterator[list[dict[str, A
 
 
 def at_once(args: argparse.Namespace, engine: str) -> Iterator[list[dict[str, Any]]]:
-    """Yield the runs of each start of all servers. Neighbours have the same requests. Each repeat has its own
-    start, in an order that turns around, because of two processes that compute the same work one can be
-    slower by a tenth for as long as both run.
+    """Yield the runs of each start of all servers. Neighbouring runs have the same requests. Each repeat has
+    its own start, and the order turns around from one repeat to the next. The reason is that one of two
+    processes with the same work can be slower by a tenth for as long as both run.
     """
     for seed in range(args.seed, args.seed + args.repeats):
         sides = sorted((name == "on" for name in args.caches), reverse=seed % 2 == 1)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Seconds of one process, all its threads together."""
+    """The seconds of one process, summed over all its threads."""
 
     ran_s: float
     waited_s: float

@@ -22,7 +22,7 @@ Rows = Mapping[str, Mapping[Side, Sequence[Row]]]
 
 
 def is_late(result: Result) -> bool:
-    """Return whether a live run says nothing, because its generator had no core when it needed one."""
+    """Return whether a live run says nothing, because its generator had no core when it needed a core."""
     lateness = result.lateness
     return lateness is not None and max(lateness.sent_p99_s, lateness.loop_p99_s) > LATE_S
 
@@ -51,7 +51,9 @@ def kendall(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def agreeing(one: Sequence[float], other: Sequence[float], *, apart: float) -> tuple[int, int]:
-    """Return (pairs in the same order, all pairs) for the pairs whose `one` differs by that share."""
+    """Return (pairs in the same order, all pairs) for the pairs whose values in `one` differ by more than the
+    share `apart`.
+    """
     pairs = [
         (a, b)
         for a, b in combinations(range(len(one)), 2)
@@ -108,8 +110,8 @@ def ranks(by_workload: Mapping[str, Rows]) -> str:
 
 
 def replicas(results: Sequence[Result]) -> str:
-    """Return several pickers relative to one picker, by the same rule on the same requests. The list is empty
-    if no such pair ran on both sides.
+    """Return the figures of several pickers relative to one picker, by the same rule on the same requests.
+    The list is empty if no such pair ran on both sides.
     """
     rows = {result.key: result.row for result in results}
     places = sorted({(r.workload, r.rule) for r in results if _alone(r.rule) != r.rule})

@@ -216,7 +216,7 @@ def outcome_of(sent: Sent, *, servers: int = NUM_SERVERS) -> Outcome:
 
 
 def load_cov(records: Sequence[Record], *, until_s: float, servers: int = NUM_SERVERS) -> float:
-    """Return the coefficient of variation of the requests inside the servers, for each second, averaged; the
+    """Return the coefficient of variation of the requests inside the servers, for each second, averaged. The
     simulated fleet computes it in the same way.
     """
     names = sorted({record.server for record in records if record.server})

@@ -187,7 +187,7 @@ def _hit_share(before: dict[str, EndpointMetrics], after: dict[str, EndpointMetr
 
 def _rate(before: dict[str, EndpointMetrics], after: dict[str, EndpointMetrics]) -> list[float | None]:
     """Return for each server the prompt tokens that it computed in a second of prefill, by its own counters.
-    None means that it had nothing to compute.
+    None means that the server had nothing to compute.
     """
     pairs = zip(_grown(before, after, "prefill_tokens"), _grown(before, after, "prefill_sum_s"), strict=True)
     return [tokens / seconds if seconds else None for tokens, seconds in pairs]

@@ -70,7 +70,7 @@ class Setting:
         return ClosedLoop(talking, users=self.users, until_s=seconds, ramp_s=seconds / 6)
 
     def shape(self, speed: Speed) -> EngineShape:
-        """Return servers for the simulator, with the speed that the real ones have together."""
+        """Return servers for the simulator, with the speed that the real servers have together."""
         costs = CostModel(
             prefill_tokens_per_s=speed.together_tokens_per_s,
             decode_step_s=speed.step_s,
@@ -118,8 +118,8 @@ async def running_vllm_fleet(
 
 
 def talks(rng: random.Random, *, scale: float) -> Iterator[Sequence[Turn]]:
-    """Yield the conversations of people who chat: one of four system prompts of 192 tokens, 3 to 7 turns,
-    short answers, 6 s of thinking.
+    """Yield the conversations of people who chat. A conversation has one of four system prompts of 192
+    tokens, 3 to 7 turns, short answers, and 6 s of thinking.
     """
 
     def tokens(mean: float, *, least: float, most: float) -> int:

@@ -86,8 +86,8 @@ def paced(run: VllmRun) -> float:
     """Return the mean TTFT in prompt tokens: how many tokens a server computed in that time, by its own
     counters in the same run.
 
-    On a machine with other work, servers are several times as fast in one run as in the next. Seconds then
-    compare the states of the machine; this number compares rules.
+    On a machine with other work, servers are several times as fast in one run as in the next. So seconds
+    would compare the states of the machine, and prompt tokens compare the rules.
     """
     rates = [rate for rate in run.true_prefill_tokens_per_s if rate is not None]
     return run.live.ttft_mean_s * fmean(rates)

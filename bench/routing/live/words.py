@@ -23,7 +23,7 @@ ENGLISH: Final = tuple(f" {word}" for word in prompts.WORDS)
 
 @functools.lru_cache(maxsize=2048)
 def _words(segment_id: int, num_tokens: int, words: tuple[str, ...]) -> str:
-    """Return so many words. A longer text of the same id begins with the shorter one."""
+    """Return this many words. A longer text of the same id begins with the shorter text."""
     return "".join(random.Random(segment_id).choices(words, k=num_tokens))
 
 
