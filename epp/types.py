@@ -264,7 +264,7 @@ class EndpointMetrics:
     """
     prefill_count: float | None = None
     prefill_tokens: float | None = None
-    """Prompt tokens computed in those prefills, without cached ones."""
+    """Prompt tokens computed in these prefills, without cached tokens."""
     max_lora: int | None = None
     active_adapters: frozenset[str] = frozenset()
     """Adapters with running or waiting requests. Loaded adapters that are idle are not listed."""
@@ -294,7 +294,7 @@ class ModelCard(Value, frozen=True):
     owned_by: str = ""
     root: str | None = None
     parent: str | None = None
-    """The base model of an adapter. None: this is a base model itself."""
+    """The base model of an adapter. None: the card is that of a base model."""
     max_model_len: int | None = None
 
 

@@ -34,20 +34,22 @@ class Dialect(Struct, frozen=True):
     """Describes how one gateway uses the answers of the picker."""
 
     reads_list: bool
-    """The gateway reads a comma-separated list of destinations and tries them in this order. False: the
-    gateway reads the value as one address, and a list fails.
+    """Whether the gateway reads a comma-separated list of destinations and tries them in this order. False:
+    the gateway reads the value as one address, and a list fails.
     """
     fails_closed: bool = False
-    """A dead picker cuts every answer whose stream it holds."""
+    """Whether a dead picker cuts every answer whose stream it held."""
     shows_path: bool = True
     shows_answers: bool = True
-    """The ext_proc stream lives as long as the HTTP request. False: it ends once the gateway has the pick."""
+    """Whether the ext_proc stream lives as long as the HTTP request. False: the stream ends once the gateway
+    has the pick.
+    """
     own_config: bool = False
-    """The gateway may be the Envoy of `epp envoy-config`."""
+    """Whether the gateway may be the Envoy of `epp envoy-config`."""
     timeouts: Timeouts = "unknown"
-    """What limits the time that the gateway waits for a pick."""
+    """How the gateway limits the time that it waits for a pick."""
     by_pool: bool = True
-    """The gateway finds the picker through an InferencePool, which names one port."""
+    """Whether the gateway finds the picker through an InferencePool, which names one port."""
 
     @property
     def max_destinations(self) -> int:

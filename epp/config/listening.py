@@ -28,8 +28,8 @@ class Listen(Strict, frozen=True):
     access by the permissions of the directory."""
 
     def addresses(self, *, workers: int) -> tuple[str, ...]:
-        """Return where each worker listens. A single worker listens at the address itself. Several workers
-        each have an address of their own.
+        """Return the address at which each worker listens. A single worker listens at the address itself. Of
+        several workers, each has an address of its own.
         """
         if workers == 1:
             return (self.address,)

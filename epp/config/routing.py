@@ -1,4 +1,6 @@
-"""The sections of a policy that the rules and the thresholds read. Their defaults are only here."""
+"""The sections of a policy that the rules and the thresholds read. Only this module has the defaults of these
+sections.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Certificates, as the `listen` and `envoy` sections of the configuration name them."""
+"""The fields for certificates in the `listen` and `envoy` sections of the configuration."""
 
 from __future__ import annotations
 

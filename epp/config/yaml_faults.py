@@ -1,5 +1,5 @@
-"""Decodes YAML files into structs. If a file does not fit, says what is wrong in one line, for the person who
-wrote the file.
+"""Decodes YAML files into structs. If a file does not fit, the error says in one line what is wrong, for the
+person who wrote the file.
 
 The readers of the configuration, the policy and the endpoints file call this module, and put the name of the
 file before this line.

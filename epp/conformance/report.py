@@ -1,4 +1,4 @@
-"""The results of a run: a table for people, and JUnit XML for CI. The module is pure."""
+"""Writes the results of a run: a table for people, and JUnit XML for CI. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picker under test, spoken to as one gateway does."""
+"""Talks to the picker under test as one gateway does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ _PATIENCE_S: Final = 15.0
 
 @dataclass(slots=True)
 class Target:
-    """The picker under test. `endpoints` are all `ip:port` that it may choose from, ready and idle."""
+    """The picker under test. `endpoints` are the `ip:port` of all endpoints that the picker may choose from,
+    ready and idle.
+    """
 
     channel: grpc.aio.Channel
     dialect: DialectName

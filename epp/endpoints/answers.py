@@ -25,7 +25,7 @@ _TIMES_TYPICAL: Final = 3.0
 _OTHERS: Final = 3
 """An overdue answer is suspicious if other servers have sent this many answers since its request."""
 _OVERDUE: Final = 2
-"""Suspicious requests in a row after which a server counts as hanging."""
+"""A server counts as hanging after this many suspicious requests in a row."""
 _SERVED_MODELS: Final = 256
 """The most pairs of a model and a path for which the last good answer is remembered."""
 
@@ -60,7 +60,7 @@ class Answers:
         self._served: OrderedDict[tuple[str, int], EndpointState] = OrderedDict()
         """The last server that answered for each model and path that was asked for lately."""
         self._waits: list[tuple[float, int, Wait]] = []
-        """A heap, by the time when the answer is overdue."""
+        """Waits as a heap, by the time when the answer is overdue."""
         self._overdue: dict[EndpointState, int] = {}
         self._answers = 0
         """Answers by all servers."""

@@ -32,8 +32,9 @@ class Booking(Entry):
     loads: bool = False
     """Whether an adapter has to be loaded for the request, as far as we know."""
     ahead_tokens: float = 0.0
-    """Estimate of the tokens that the server had to compute before the request's first token, its own
-    included."""
+    """Estimate of the tokens that the server had to compute before the request's first token, including the
+    request's own tokens.
+    """
 
 
 class Backlog:
@@ -247,7 +248,7 @@ class EndpointState:
     slot: int = -1
     """Its slot in the fleet's columns. -1: it is not in the fleet."""
     listed: ModelList | None = None
-    """What the server lists at `/v1/models`. None: not known."""
+    """The server's list at `/v1/models`. None: not known."""
     asked: bool = False
     """Whether the server was asked for this list, and answered or failed."""
     changed: set[int] = field(default_factory=set)

@@ -80,9 +80,8 @@ class Stalls:
             self._done.add(state)
         was_in_use = state in self._in_use
         (self._in_use.add if state.in_flight else self._in_use.discard)(state)
-        read_slowly = (
-            after.inside == 0 and state in self._done
-        )  # the server has computed everything that was sent to it
+        # Then the server has computed everything that was sent to it.
+        read_slowly = after.inside == 0 and state in self._done
         if before is None or grew or read_slowly or not state.in_flight or not hang_seconds:
             self._stalls.pop(state, None)
             return "grew" if grew else "idle"

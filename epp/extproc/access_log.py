@@ -1,8 +1,9 @@
 """Envoy's gRPC access log service, from which the picker learns that a server cut an answer midway.
 
 ext_proc shows a cut answer and a complete one alike. So our Envoy sends a log entry for each answer that
-began with 2xx and that its server broke off (`epp.envoy.cut_answers` writes the filter). It sends no entry
-for any other request. Other gateways may send all their entries: entries that show no cut are skipped here.
+began with 2xx and that its server broke off (`epp.envoy.cut_answers` writes the filter). Our Envoy
+sends no entry for any other request. Other gateways may send all their entries, so entries that show no cut
+are skipped.
 
 The number of open calls, the size of a message and the number of its entries are bounded. Both transports
 call this module.

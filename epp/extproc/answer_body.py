@@ -1,5 +1,5 @@
-"""The body of one answer that is read as it streams by: because its pick is sampled, or because the model's
-name in it must be replaced by the client's name. `stream` makes no `AnswerBody` for any other answer. Pure.
+"""Reads the body of one answer as it streams by: because its pick is sampled, or because the model's name in
+the body must be replaced by the client's name. `stream` makes no `AnswerBody` for any other answer. Pure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class AnswerBody:
         self.samples = reader is not None
         self.renames = names is not None
         self.asked_for = asked_for
-        """The data plane must be asked for the body."""
+        """Whether the data plane must be asked for the body."""
 
     def feed(self, data: bytes, *, end: bool, now: float) -> bytes:
         """Read the next piece. Returns the piece for the client, which names the model as the client did."""

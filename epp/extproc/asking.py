@@ -1,14 +1,14 @@
-"""The question of one stream to the picker, and the answer to the data plane: from the head and the body of a
-request to a `PickRequest`, and from a pick to destinations.
+"""Makes the question of one stream to the picker, a `PickRequest`, from the head and the body of a request.
+Makes the answer to the data plane from the pick.
 
 Owns the facts from the head. Also owns a body with a replaced model name until the body is sent on. `stream`
 knows when the body is there, asks the picker, and knows in which message the answer goes.
 
 Header names are matched in any case. The values of a repeated header are joined by commas, as HTTP says.
 
-A data plane that sends no `:path` and no mode wants only a pick (NGINX Gateway Fabric). It gets one
-destination in the answer to the headers, and no body back, and its requests never wait. It closes the stream
-cleanly after the pick, which says nothing about the HTTP request.
+A data plane that sends no `:path` and no mode wants only a pick (NGINX Gateway Fabric). Such
+a data plane gets one destination in the answer to the headers, and no body back, and its requests never wait.
+It closes the stream cleanly after the pick, while the HTTP request goes on.
 
 Pure. `stream` owns an `Asking`.
 """
@@ -81,7 +81,7 @@ class RequestHead(Entry):
     declared_bytes: int
     """Content-Length. 0 if the header is absent or not a number."""
     encoded: bool
-    """The body is compressed, so it cannot be read."""
+    """Whether the body is compressed, so that it cannot be read."""
     reserved: tuple[str, ...]
     """The headers of `RESERVED` that the client sent, and the objectives and deadlines that the policy does
     not believe. They must not reach a server.
@@ -125,9 +125,9 @@ class Asking:
         self.context = context
         self._trace = trace
         self.hurried = hurried
-        """The picker has too much work to read the body."""
+        """Whether the picker has too much work to read the body."""
         self.asks_only = False
-        """The data plane wants only the pick."""
+        """Whether the data plane wants only the pick."""
         self.kind = NO_BODY.kind
         self.head = NO_HEAD
         self._made_id = False

@@ -94,7 +94,8 @@ class JsonEnd:
 
     def __init__(self) -> None:
         self._carry = b""
-        """The last piece ended with a backslash, which escapes the first character of the next piece."""
+        """Whether the last piece ended with a backslash, which escapes the first character of the next piece.
+        """
         self._depth = 0
         self._in_string = False
         self._started = False

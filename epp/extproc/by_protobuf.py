@@ -141,8 +141,8 @@ def _response_headers(message: Any, names: frozenset[str], modes: Modes | None) 
 
 
 def _served(message: Any) -> str | None:
-    """Return the server that served. The attribute counts retries, so it goes before the metadata. None:
-    neither is there.
+    """Return the server that served. The attribute is right after retries too, so it goes before the
+    metadata. None: the message has neither.
     """
     for attributes in message.attributes.values():
         if _UPSTREAM in attributes.fields:

@@ -1,4 +1,4 @@
-"""TLS of the ext_proc server: certificates as files, read again when they change.
+"""Reads the certificates of the ext_proc server from files, and again when the files change.
 
 Each transport compares the modification times of the files before a handshake. If the files cannot be read or
 do not belong together (for example in the middle of a renewal), the old certificates stay in use.
@@ -20,7 +20,7 @@ _Made = TypeVar("_Made")
 
 
 class Certificates(Generic[_Made]):
-    """The result of `read`, from the last time at which the files fitted together.
+    """Holds the result of `read` from the last time when the files fitted together.
 
     `read` may raise OSError and SSLError.
     """

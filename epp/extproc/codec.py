@@ -144,8 +144,8 @@ _kept_around = functools.lru_cache(maxsize=4096)(by_protobuf.around)
 
 @functools.lru_cache(maxsize=16)
 def _readable(names: frozenset[str]) -> tuple[str, ...]:
-    """Return the names that `wire` can look for: those in lower-case ASCII. If a message holds a name with
-    other letters, protobuf reads the message.
+    """Return the names that `wire` can look for: the names in lower-case ASCII. If a message holds a name
+    with other letters, protobuf reads the message.
     """
     return tuple(name for name in names if name.isascii() and name == name.lower())
 

@@ -1,9 +1,9 @@
-"""The calls of ext_proc. Each carries one HTTP request of the data plane. Takes the bytes of a message, and
-sends the bytes of its answers.
+"""Handles the calls of ext_proc. Each call carries one HTTP request of the data plane. A call takes the bytes
+of a message, and sends the bytes of its answers.
 
-Owns the streams in flight of any transport, and their part of the drain. Synchronous: a message is handled
-completely before the next one, so requests never interleave inside the picker. A transport makes a `Caller`
-for each call, and hands on what comes.
+Owns the streams in flight of any transport, and their part of the drain. Everything is synchronous: a message
+is handled completely before the next message, so requests never interleave inside the picker. A transport
+makes a `Caller` for each call, and hands on what comes.
 
 Invariant: however a call ends, its `HttpStream` is closed, so that no booking outlives it.
 """

@@ -50,7 +50,7 @@ class BodyMode(enum.IntEnum):
 
     def __init__(self, number: int) -> None:
         self.echoed: Final = number >= 4
-        """The picker must send the body back, because the data plane keeps no copy."""
+        """Whether the picker must send the body back, because the data plane keeps no copy."""
 
 
 class Modes(Struct, frozen=True):
@@ -59,7 +59,7 @@ class Modes(Struct, frozen=True):
     request_body: BodyMode = BodyMode.NONE
     response_body: BodyMode = BodyMode.NONE
     early_body: bool = False
-    """Chunks of a STREAMED body come before the headers are answered."""
+    """Whether chunks of a STREAMED body come before the headers are answered."""
 
 
 class RequestHeaders(Struct, frozen=True, gc=False):
@@ -72,8 +72,8 @@ class RequestHeaders(Struct, frozen=True, gc=False):
 
 class RequestBody(Struct, frozen=True, gc=False):
     data: bytes | memoryview
-    """May be a view of the message that contained it, so that a long prompt is not copied on its way to the
-    parser.
+    """The bytes of the body. They may be a view of the message, so that a long prompt is not copied on its
+    way to the parser.
     """
     end_of_stream: bool = False
     modes: Modes | None = None

@@ -78,8 +78,8 @@ def read_addresses(entries: Iterable[str]) -> frozenset[Address]:
 
 
 def read_prescribed(text: str, endpoints: Sequence[Endpoint]) -> tuple[Address, ...]:
-    """Return the list of addresses that a test prescribes, in its order. An address without a port means
-    every endpoint on that host.
+    """Return the addresses that a test prescribes, in the order of the header. An address without a port
+    means every endpoint on that host.
     """
     chosen: list[Address] = []
     for part in (p.strip() for p in text.split(",")):

@@ -1,6 +1,6 @@
 """Serves our own HTTP/2 on TCP, unix sockets and TLS: makes a `Peer` for each connection.
 
-Owns the connections, and what the connections share: the services, the limits, the count of held bytes, and
+Owns the connections and their shared parts: the services, the limits, the count of held bytes, and
 the measure of how late we read.
 """
 

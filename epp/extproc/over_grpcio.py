@@ -4,8 +4,8 @@ grpcio`.
 Messages reach the handler as raw bytes, so that unneeded fields are not decoded. Each stream is read and
 answered in a handler of its own. This transport costs two to three times the CPU of `over_http2`. It exists
 for comparisons and as a fallback. Calls wait inside gRPC, where their age is not visible. Our Envoy says in
-their metadata when each request began (`epp.types.BEGAN`), so that an overload is seen. A body that waits is
-read all the same.
+the metadata of a call when the request began (`epp.types.BEGAN`), so that an overload is seen. A body that
+waits is read all the same.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class GrpcioTransport:
 
 
 class _Call:
-    """One call as a `calls.Caller`. What is sent while a message is handled is written afterwards."""
+    """One call as a `calls.Caller`. Answers to a message are written after the message was handled."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class _Call:
         self._task = task
         self._write_late = write_late
         self._reading = False
-        """The task waits for the data plane."""
+        """Whether the task waits for the data plane."""
         self._unwritten: deque[bytes] = deque()
         self._writing = asyncio.Lock()
         """gRPC takes one message of a call at a time."""

@@ -81,8 +81,8 @@ class Overload:
         return waited_s > _LATEST_S and now < self._until
 
     def _count(self, *, skipped: bool, now: float) -> None:
-        """Update the share. Requests of the same moment weigh as much as requests that come one after the
-        other: 1 ms at least.
+        """Update the share. A request weighs as much as the time since the request before it, but at least 1
+        ms.
         """
         elapsed_s = max(0.001, now - self._counted_at)
         self._counted_at = now

@@ -1,6 +1,6 @@
 """The timer of the gate: one timer for all waiting requests, so that no request needs a task of its own. The
 timer calls the gate when the gate's next decision is due, and soon after each event that may have freed a
-server. While no request waits there is no timer. If the gate fails, the failure is logged, and the timer goes
+server. There is no timer while no request waits. If the gate fails, the failure is logged, and the timer goes
 on.
 """
 

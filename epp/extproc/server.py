@@ -59,7 +59,7 @@ class ExtProcServer:
         if self._pump is not None:
             self._streams.on_room = self._pump.soon
         self.transport = _transport(self._streams, self._health, listen)
-        """Carries the calls: our HTTP/2 or grpcio. For reading."""
+        """The transport that carries the calls: our HTTP/2 or grpcio. Callers only read it."""
         self.port = 0
         """The port in use after the start. 0 for a unix socket."""
 

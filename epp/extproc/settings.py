@@ -26,8 +26,8 @@ class StreamSettings:
     room: BodyRoom = field(default_factory=BodyRoom)
     """The bound for the bodies of all streams together."""
     streamed_hold_bytes: int = 24 * 1024
-    """The most bytes of a STREAMED early body that are held before the pick. Must stay under the data plane's
-    buffer limit, which some gateways set to 32 KiB.
+    """The most bytes of a STREAMED early body that are held before the pick. The value must stay under the
+    data plane's buffer limit, which some gateways set to 32 KiB.
     """
     hold_streams: bool = True
     max_destinations: int = MOST_DESTINATIONS

@@ -5,15 +5,15 @@ Owns the phase of the request (`phases` has the table), the order of answers in 
 (`BodyMode` says when the pick is made in each), and the release of the pick.
 
 If a data plane does not state its mode, the setting `assumed_modes` stands for it.
-Harmless events in a wrong order are accepted and reported to the picker's listeners. All others raise a
-StreamProtocolError.
+Harmless events in a wrong order are accepted and reported to the picker's listeners. All other
+events in a wrong order raise a StreamProtocolError.
 
 `asking` reads the head and makes the question of head and body, the picker or flow control (`waiting`)
 decides, and `asking` makes the answer. `bodies` holds a body that comes in pieces, and `answer_body` reads an
 answer from which the picker learns.
 
-Invariants: at most one pick; a pick is released exactly once, by `close` or `detach`;
-after a refusal nothing is answered.
+Invariants: There is at most one pick. `close` or `detach` releases it exactly once. After a refusal nothing
+is answered.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Answers requests that the picker has no time to read: from their headers only, by load. Then the picker
-forgets the request.
+"""Answers requests that the picker has no time to read. It routes them by load, from their headers only, and
+forgets them.
 
 Such a request gets no state machine: its stream ends with the first answer, and the data plane handles the
 rest alone. Only usual requests are answered here. For all others `answer` returns None, and a normal stream

@@ -7,7 +7,8 @@ the picker, or would stop reading.
 
 Pure. `stream` owns a `Waiting` for as long as its request waits.
 
-Memory: a waiting request keeps its canonical prompt, and with full duplex the body that is to be sent on.
+A waiting request keeps its canonical prompt in memory. With full duplex it also keeps the body that the
+picker sends on.
 """
 
 from __future__ import annotations
