@@ -248,7 +248,7 @@ class FlowControl(Generic[T]):
         return max((now - item.arrived_at for item in self._queues), default=0.0)
 
     def saturation(self, *, now: float) -> float:
-        """See `Pace.saturation`."""
+        """Return the saturation (`Pace.saturation`)."""
         wait_s = self._forecaster.least_wait_s(now=now)
         tokens = self._queues.in_all.tokens + self._elsewhere.in_all.tokens
         return self._pace.saturation(wait_s, tokens, goal_s=self._settings.goal_s, now=now)

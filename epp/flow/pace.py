@@ -93,7 +93,8 @@ class Pace:
         return max(1, min(_MOST_S, ceil(drain_s))) if drain_s is not None else 1
 
     def saturation(self, wait_s: float, tokens: float, *, goal_s: float, now: float) -> float:
-        """0: idle. 1: a new request waits for `goal_s`. Above 1: the fleet is too small for its load.
+        """Return the saturation. 0: idle. 1: a new request waits for `goal_s`. Above 1: the fleet is too
+        small for its load.
 
         wait_s: time until the first server is free. tokens: what waits at all pickers.
         """

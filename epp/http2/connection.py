@@ -84,7 +84,7 @@ class Connection:
 
     @property
     def drained(self) -> bool:
-        """The peer knows that we leave, and no stream is open any more."""
+        """Whether the peer knows that we leave, and no stream is open any more."""
         return self._control.left_for_good and not self._streams
 
     @property

@@ -116,7 +116,7 @@ class ControlFrames:
         self._move_windows(window)
 
     def _move_windows(self, initial_window: int) -> None:
-        """The peer's initial window also moves its windows of the open streams."""
+        """Move the peer's windows of the open streams together with its initial window."""
         more = initial_window - self._streams.initial_window
         self._streams.initial_window = initial_window
         for stream in list(self._streams.by_number.values()) if more else ():

@@ -135,22 +135,22 @@ class Sink(Protocol):
     """Receives the frames. Every method may raise FrameError."""
 
     def data(self, number: int, data: bytes, at: int, end: int, *, ends: bool) -> None:
-        """A whole DATA frame without padding; its body is `data[at:end]`. Has the same effect as the next
-        three methods together.
+        """Take a whole DATA frame without padding; its body is `data[at:end]`. Has the same effect as the
+        next three methods together.
         """
 
     def data_begins(self, number: int, size: int, *, padding: int, ends: bool) -> None:
-        """The header of a DATA frame of `size` bytes, `padding` of which do not belong to the body."""
+        """Take the header of a DATA frame of `size` bytes, `padding` of which do not belong to the body."""
 
     def data_part(self, data: bytes, at: int, end: int) -> None:
-        """Bytes of the body of this frame: `data[at:end]`."""
+        """Take bytes of the body of this frame: `data[at:end]`."""
 
     def data_ends(self) -> None:
-        """The frame is complete."""
+        """Note that the frame is complete."""
 
     def header_block(self, number: int, block: bytes, *, ends: bool, depends_on_itself: bool) -> None: ...
     def frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        """A frame of any other kind. The payload of an unknown kind is left out."""
+        """Take a frame of any other kind. The payload of an unknown kind is left out."""
 
 
 class FrameReader:

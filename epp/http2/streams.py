@@ -225,7 +225,7 @@ class Streams:
             self.we_ended(stream)
 
     def _send_waiting(self, stream: Stream) -> bool:
-        """True: the answer is sent completely."""
+        """Send the waiting frames of a stream. Returns whether the answer is sent completely."""
         backlog = stream.backlog
         while backlog:
             first = backlog[0]
@@ -279,7 +279,7 @@ class Streams:
         return [s for s in self._stalled.values() if s.stalled_since is not None and s.stalled_since <= since]
 
     def we_ended(self, stream: Stream) -> None:
-        """Our answer is sent. A peer that still sends is asked to stop, unless its call was refused."""
+        """Ask a peer that still sends to stop, since our answer is sent, unless its call was refused."""
         stream.state = AFTER_OUR_END[stream.state]
         if stream.state is State.ANSWERED:
             if stream.lingers_until is not None:

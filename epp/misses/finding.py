@@ -215,7 +215,7 @@ class Misses:
     # -- beginnings over models and salts --------------------------------------------------------------------
 
     def _probes(self, inference: InferenceRequest) -> tuple[Probe, ...]:
-        """Empty as long as all prompts have one model and no salt."""
+        """Return the beginnings to compare. Empty as long as all prompts have one model and no salt."""
         prompt = inference.prompt
         if not self._several_roots:
             self._several_roots = bool(inference.cache_salt) or inference.model != (

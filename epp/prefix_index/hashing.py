@@ -96,7 +96,7 @@ class Roots:
 
     @property
     def fingerprint(self) -> str:
-        """Two fingerprints differ if schedule, scheme or secret differ. The fingerprint reveals none of
+        """Return a number that differs if schedule, scheme or secret differ. The fingerprint reveals none of
         these.
         """
         name = self._start.copy()

@@ -85,7 +85,7 @@ def undo(table: PrefixTable, recorded: Recorded) -> None:
 def forget(
     table: PrefixTable, name: EndpointName, chain: Sequence[ChunkHash], *, keep: int, as_of: float
 ) -> int:
-    """The server does not hold chunk `keep` of the chain, nor anything that continues it, unless the
+    """Forget that the server holds chunk `keep` of the chain and anything that continues it, unless the
     chunk was used after `as_of`. Returns the number of entries forgotten. A server that has left is
     ignored.
     """
@@ -105,7 +105,7 @@ def forget(
 
 
 def shorten(table: PrefixTable, mirror: Mirror, run: Run, *, keep_to: int) -> None:
-    """The server drops the chunks of a run from `keep_to` on, and holds nothing below the run. So the run's
+    """Drop the chunks of a run from `keep_to` on for a server that holds nothing below the run. So the run's
     last use ends there.
     """
     use, above = mirror.last_use[run], run.parent
@@ -114,8 +114,8 @@ def shorten(table: PrefixTable, mirror: Mirror, run: Run, *, keep_to: int) -> No
 
 
 def _release(table: PrefixTable, mirror: Mirror, run: Run, *, keep_to: int) -> Run | None:
-    """`mirror` drops the chunks of a run from `keep_to` on. It must hold nothing below this run. Returns
-    the run that it keeps, if any.
+    """Let `mirror` drop the chunks of a run from `keep_to` on. The mirror must hold nothing below this run.
+    Returns the run that it keeps, if any.
     """
     upper = None
     if run.start < keep_to < run.end:

@@ -101,11 +101,11 @@ class ReportedCaches:
 
 
 def credit(table: PrefixTable, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> bool:
-    """The server already holds the chain. The chunks that were not known count as its least recently used
-    ones.
+    """Record that the server already holds the chain. The chunks that were not known count as its least
+    recently used ones.
 
-    True: there were such chunks, and there was room for them. Prompts sent there since then will evict
-    them. A server that has left is ignored.
+    True: there were such chunks, and there was room for them. Prompts sent there since then will evict them.
+    A server that has left is ignored.
     """
     mirror = table.taking(name)
     if mirror is None or not chain:

@@ -179,7 +179,7 @@ class PrefixTable:
     # -- servers ---------------------------------------------------------------------------------------------
 
     def set_bounds(self, *, max_entries: int, ttl_s: float) -> None:
-        """The new bounds take effect with the next `evict`."""
+        """Set the bounds, which take effect with the next `evict`."""
         if max_entries < 0 or not ttl_s > 0:
             raise ValueError(f"bounds that keep nothing: {max_entries=} {ttl_s=}")
         self.max_entries = max_entries
@@ -197,13 +197,13 @@ class PrefixTable:
         self.mirrors[name] = self.by_bit[slot] = Mirror(name, _capacity(capacity_bytes), bit=1 << slot)
 
     def resize(self, name: EndpointName, *, capacity_bytes: int) -> None:
-        """The new size takes effect with the next `evict`."""
+        """Set the size, which takes effect with the next `evict`."""
         mirror = self.mirrors[name]
         mirror.capacity_bytes = _capacity(capacity_bytes)
         self.over[mirror] = None
 
     def taking(self, name: EndpointName) -> Mirror | None:
-        """None: the server has left, or its mirror is still being emptied."""
+        """Return the server's mirror. None: the server has left, or its mirror is still being emptied."""
         mirror = self.mirrors.get(name)
         return None if mirror in self.emptied else mirror
 
@@ -232,7 +232,7 @@ class PrefixTable:
         return found
 
     def record(self, name: EndpointName, chain: Sequence[ChunkHash], *, now: float) -> Recorded:
-        """From now on the server is assumed to hold the chain. A server that has left is ignored."""
+        """Assume from now on that the server holds the chain. A server that has left is ignored."""
         mirror = self.taking(name)
         runs = self.whole_path(chain) if mirror is not None else []
         if mirror is None or not runs:

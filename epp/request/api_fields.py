@@ -115,7 +115,7 @@ class Shaping:
         self._none = (NO_RAW,) * len(names)
 
     def sent(self, body: AnyBody) -> bytes:
-        """These fields of the body, unchanged, as a JSON object. Empty for nearly every request."""
+        """Return these fields of the body, unchanged, as a JSON object. Empty for nearly every request."""
         values = self._values(body)
         if values == self._none:
             return b""
@@ -144,7 +144,9 @@ DECODE_OTHER: Final = msgspec.json.Decoder(Other)
 
 
 def priority_in(raw: Raw) -> int:
-    """As vLLM reads it. Anything but a short number counts as 0, since only flow control reads it."""
+    """Return the priority as vLLM reads it. Anything but a short number counts as 0, since only flow control
+    reads it.
+    """
     text = bytes(raw)
     digits = text[1:] if text.startswith(b"-") else text
     number = int(text) if len(digits) <= 4 and digits.isdigit() else 0

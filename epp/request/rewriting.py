@@ -61,7 +61,7 @@ class Rewrites:
 
     @property
     def aliases(self) -> Sequence[str]:
-        """The names that clients may use although no server has them."""
+        """Return the names that clients may use although no server has them."""
         return list(self._exact)
 
     def target(self, inference: InferenceRequest, *, session: str, request_id: str) -> str:
