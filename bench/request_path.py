@@ -52,7 +52,7 @@ class Walk:
     back_up: set[tuple[str, str]] = field(default_factory=set)
     """The calls to a higher layer: from where, to where."""
     listeners: set[tuple[str, str]] = field(default_factory=set)
-    """The calls of listeners, which are to higher layers too."""
+    """The calls of listeners, which are in higher layers too."""
 
 
 class _Tracer:

@@ -67,7 +67,7 @@ class Turn:
     requests: int
     seconds: float
     cpu_s: Mapping[str, float]
-    """CPU seconds of each process, without what it uses when there are no requests."""
+    """CPU seconds of each process, without the CPU that it uses when there are no requests."""
     first_bytes_s: Sequence[float]
 
     def each_ms(self, process: Process) -> float:

@@ -84,12 +84,12 @@ async def _counter(config: Config, name: str) -> float:
 @dataclass(frozen=True, slots=True)
 class Trial:
     capacity: float
-    """Requests a second, of which all were read."""
+    """The most requests a second of which the picker reads all."""
     took_s: Sequence[float]
     read: float
     passed_by: int
     afterwards: float
-    """The share that was read of the requests that came afterwards, within the picker's capacity."""
+    """The read share of the requests that came after the overload, within the picker's capacity."""
 
     def text(self, *, seconds: float) -> str:
         cuts = statistics.quantiles(self.took_s, n=100)

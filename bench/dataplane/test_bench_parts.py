@@ -34,7 +34,7 @@ def test_prompts_are_valid_json_of_the_size_they_declare(kind: PromptKind, size_
 def test_cold_prompts_differ_from_the_start_and_warm_ones_at_the_end() -> None:
     def shared(kind: PromptKind) -> int:
         prompts = Prompts(size_bytes=4096, chunks=1, kind=kind, seed=1)
-        # the ninth request belongs to the family of the first
+        # eight prefixes take turns, so the ninth request has the prefix of the first
         made = [b"".join(prompts.next()) for _ in range(9)]
         pairs = zip(made[0], made[8], strict=True)
         return next(place for place, (one, other) in enumerate(pairs) if one != other)

@@ -35,9 +35,9 @@ class Copies:
     share: float
     """The adapter's share of the requests."""
     mean: float
-    """The number of servers that hold it: the mean over the ends of requests."""
+    """The number of servers that hold the adapter: the mean over the ends of requests."""
     most: int
-    """The most servers that held it at the same time."""
+    """The most servers that held the adapter at the same time."""
 
 
 class _Watching(OpenLoop):

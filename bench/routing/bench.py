@@ -46,8 +46,8 @@ class Setting:
     """The factor for the number of requests."""
     replicas: int = 1
     share_delay_s: float | None = None
-    """The time until the other replicas of our picker know what one of them did. None means that they share
-    nothing. Other rules never share.
+    """The time until the other replicas of our picker know the picks of one replica. None means that replicas
+    share nothing. Other rules never share.
     """
     scrape_interval_s: float = 1.0
     scrape_lag_s: float = 0.0

@@ -36,7 +36,7 @@ class Config:
     rule: Callable[..., Rule] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     ours: RuleName | None = None
-    """A rule of the product. `settings` then are those of its cost and adapters."""
+    """A rule of the product. Then `settings` are the settings of the rule's cost and adapters."""
     absent: tuple[str, ...] = ()
     """Values that the servers' pages leave out, so that the picker cannot learn from them."""
     pages_every_s: float | None = None

@@ -65,8 +65,8 @@ class Found:
     ttft_p90_s: float
     hit_ratio: float
     precision: float
-    """The share of the predicted tokens that were cached. Predicted tokens are those expected in the cache of
-    the chosen server.
+    """The share of the predicted tokens that were cached. Predicted tokens are the tokens expected in the
+    cache of the chosen server.
     """
     recall: float
     """The share of the cached tokens that were predicted."""

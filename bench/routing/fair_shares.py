@@ -1,9 +1,9 @@
 """Compares what each tenant of a run got with what max-min fair sharing would have given it, in computed
 prompt tokens.
 
-Counting stops at the last arrival, since no tenant competes afterwards. It leaves out the requests of the
-last tenth of that time, which had no time to be served. A tenant that asks for less than its share should get
-all that it asks for. The others share the rest.
+Counting stops at the last arrival, since no tenant competes afterwards. Requests that came in the last tenth
+of this time are left out, since they had no time to be served. A tenant that asks for less than its share
+should get all that it asks for. The others share the rest.
 """
 
 from __future__ import annotations

@@ -33,7 +33,9 @@ class Pod:
     backlog_tokens: int = 0
     """B: the number of uncached prompt tokens that were sent there and whose first token has not come."""
     backlog_work: float = 0.0
-    """The same, but each token is weighted by its position, since prefill work grows with context."""
+    """The work of the tokens in B: each token is weighted by its position, since prefill work grows with
+    context.
+    """
     page: Snapshot | None = None
     active_blocks: Counter[BlockHash] = field(default_factory=Counter)
     """Distinct prompt blocks of requests in flight."""

@@ -33,11 +33,11 @@ class Cell:
     rows: tuple[Row, ...]
     mean: Row
     rate_per_s: float
-    """The rate of arrivals; for closed loops, of turns."""
+    """The rate of arrivals, or of turns for closed loops."""
 
 
 Cells = Mapping[tuple[str, float], Sequence[Cell]]
-"""By (workload, load), in the order of `_in_order`. The best mean TTFT comes first."""
+"""The cells by (workload, load), in the order of `_in_order`. The best mean TTFT comes first."""
 
 
 def cells_of(results: Iterable[Result]) -> Cells:
@@ -134,7 +134,7 @@ class Ratio:
     best: Cell
     ratio: float
     by_seed: tuple[float, ...]
-    """The same for each seed, with the same other rule."""
+    """The ratio of each seed, against the same other rule."""
 
     def __str__(self) -> str:
         return f"{self.ratio:.2f}{_error(self.by_seed)}"

@@ -81,7 +81,7 @@ class Pool:
     share: bool = True
     flush_s: float = 0.05
     by_prompt: bool = False
-    """All requests with the same system prompt go to the same picker, in place of any."""
+    """All requests with the same system prompt go to the same picker, in place of a random picker."""
 
 
 class MeteredRouter(PickerRouter):

@@ -27,8 +27,8 @@ from bench.routing.workloads import label
 class Store:
     path: Path
     code: str = ""
-    """The digest of the picker's code, as `code_of` gives it. An empty digest is unknown, and the run then
-    matches no code.
+    """The digest of the picker's code, as `code_of` gives it. An empty digest means that it is unknown, so
+    the run matches no code.
     """
 
     def results(self) -> list[Result]:

@@ -36,9 +36,9 @@ class Spec:
     name: str
     kind: Literal["open", "closed"]
     make: Callable[[random.Random, int], Sequence[Timed]] | None = None
-    """Open loop: makes this number of requests."""
+    """Makes this number of requests, for an open loop."""
     sessions: Callable[[random.Random], Iterator[Sequence[Turn]]] | None = None
-    """Closed loop: an endless supply of sessions."""
+    """Makes an endless supply of sessions, for a closed loop."""
     block_tokens: int = 128
     num_requests: int = 2000
     adapters: int = 0

@@ -28,8 +28,8 @@ _WORKERS: Final = 2
 _MIB: Final = 2**20
 _GROWTH_SHARE: Final = 0.10
 _GROWTH_MIB: Final = 24.0
-"""How much a worker's memory may grow over the second half of its life, in addition to `_GROWTH_SHARE`
-of it, because its table fills meanwhile.
+"""How much a worker's memory may grow over the second half of its life, in addition to `_GROWTH_SHARE` of
+this memory, because the worker's table fills meanwhile.
 """
 _MORE_FILES: Final = 40
 _MORE_TASKS: Final = 40

@@ -19,7 +19,7 @@ class DirectDisk(Disk):
     def __init__(self) -> None:
         super().__init__()
         self._opened: dict[tuple[int, int], int] = {}
-        """By device and inode. No other file gets this pair while we have the file open."""
+        """The open files, by device and inode. No other file gets this pair while we have the file open."""
         self._buffer = mmap.mmap(-1, _PAGE)
 
     def read(self, file: int, *, offset: int, num_bytes: int) -> bytes:

@@ -41,8 +41,8 @@ CHUNK_SHARE = 0.98
 class System:
     name: str
     looks: str
-    """The keys at which the choice looks: those of three heads (`probe`), those of `all heads`, or none. The
-    last kind are `window`, `nothing` (everything is loaded) and `recompute`.
+    """The keys at which the choice looks: the keys of three heads (`probe`), of `all heads`, or none. The
+    systems that look at none are `window`, `nothing` (everything is loaded) and `recompute`.
     """
     packed: bool = False
     score: Score = by_uses
@@ -67,18 +67,20 @@ FEW_CHUNKS = System(
     score=by_uses_and_importance,
     chunk_share=CHUNK_SHARE,
 )
-"""The choice that servers make."""
+"""The system with the choice that our servers make."""
 FEW_LFU = System(name="+ few chunks, LFU", looks="probe", packed=True, chunk_share=CHUNK_SHARE)
 FORGETFUL = tuple(
     replace(system, name=system.name.replace(" + LFU", "") + ", forgetful", forgetful=True)
     for system in (TOP_K, PROBED, PACKED)
 )
-"""Like ours, with the LFU of most caches: this LFU counts only uses of chunks that it holds. The other
-systems count uses of all chunks on disk.
+"""Systems with the LFU of most caches: this LFU counts only uses of chunks that it holds. The other systems
+count uses of all chunks on disk.
 """
 SYSTEMS = (RECOMPUTE, EVERYTHING, TOP_K, PROBED, PACKED, OURS, FEW_CHUNKS, WINDOW)
 STEPS = ((TOP_K, PROBED, PACKED, OURS, FEW_CHUNKS), (*FORGETFUL, OURS, FEW_CHUNKS))
-"""The document's three techniques one after the other, beginning with its strongest rival; then ours."""
+"""The document's three techniques one after the other, beginning with their strongest rival, and then our own
+technique.
+"""
 COUNTED = (*SYSTEMS[1:], *FORGETFUL, FEW_LFU)
 
 
@@ -86,7 +88,7 @@ COUNTED = (*SYSTEMS[1:], *FORGETFUL, FEW_LFU)
 class Ask:
     prefix: int
     request: int
-    """The number of the prefix's recorded request that this one repeats, with the same weights."""
+    """The number of the prefix's recorded request that this request repeats, with the same weights."""
 
 
 class Traffic:

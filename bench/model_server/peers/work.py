@@ -19,8 +19,8 @@ TextOf = Callable[[str, int], Prompt]
 
 ENGINES = ("ours", "transformers", "vllm")
 BLOCK_TOKENS = 32
-"""The block size of all engines. vLLM's CPU backend refuses 16, and with transformers' 256 less would be
-shared.
+"""The block size of all engines. vLLM's CPU backend refuses 16. With the 256 of transformers fewer tokens
+would be shared.
 """
 MAX_REQUESTS = 64
 BATCH_TOKENS = 2048
@@ -130,7 +130,7 @@ ROWS: dict[str, Callable[[TextOf, int], list[Round]]] = {
 TIMED = ("001-7", "001-7 above", "001-8")
 """Rows for our engine and vLLM only, because transformers computes in a thread of its own."""
 FIRST_TOKENS = ("alone", "together")
-"""Rows in which the cache does not know the rounds before the middle one, but knows those after it."""
+"""Rows in which the cache does not know the rounds before the middle one, but knows the rounds after it."""
 
 
 def prompt_tokens(rounds: Sequence[Round]) -> int:

@@ -29,7 +29,7 @@ _START_S = 600.0
 class Running:
     url: str
     pids: Sequence[int]
-    """The ids of all its processes."""
+    """The ids of all processes of the server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,20 +22,20 @@ from bench.routing.live.small import NUM_SERVERS, WORKLOADS, server_flags
 from tests.harness.model_servers import running_model_servers
 
 _ABOUT = """\
-Sends small versions of the routing benchmark's workloads through a real Envoy and a real picker to model-server processes on the real clock, and runs the same requests in the simulator. Shows how far both rank the rules alike. Rules of other projects answer Envoy from the generator's process.
+Sends small versions of the routing benchmark's workloads through a real Envoy and a real picker to model-server processes on the real clock, and runs the same requests in the simulator. Shows how far real processes and simulator rank the rules alike. Rules of other projects answer Envoy from the generator's process.
 """
 _EXAMPLES = """\
 examples:
   python -m bench.routing.live --workloads b2b --rules least-cost,round-robin --repeats 1
       a minute and a half
   python -m bench.routing.live --store live.jsonl --most-s 480
-      all, in pieces: goes on where it was when it is called again
+      all, in pieces: the same command continues a run that was cut off
   python -m bench.routing.live --workloads chat,b2b --rules least-cost,least-cost*4,least-cost/4
       one picker, four that share over a real Redis, and four that do not
   python -m bench.routing.live --servers vllm --repeats 1 --seconds 45 --store vllm.jsonl
       real vLLM servers: about ten minutes
   python -m bench.routing.live --read live.jsonl
-      prints what is there
+      print the results in the file
 """
 
 

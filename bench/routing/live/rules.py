@@ -44,7 +44,7 @@ DEFAULTS: Final = (
 
 
 SHARE_DELAY_S: Final = 0.05
-"""In the simulator, the time from one picker's report until the others know it."""
+"""The simulated time from one picker's report until the other pickers know it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class Lateness(msgspec.Struct, frozen=True):
     ran_share: dict[str, float]
     """The number of cores used, by user."""
     waited_share: float
-    """For each second that a process of the run was running, how long it had waited for a core."""
+    """The seconds for which the processes of the run waited for a core, for each second of running."""
     bypassed: int
     """The number of requests that bypassed the picker, because the picker did not answer in time."""
 

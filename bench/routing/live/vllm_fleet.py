@@ -145,7 +145,7 @@ class Speed(msgspec.Struct, frozen=True):
     servers.
     """
     together_tokens_per_s: float
-    """The same for each server while all servers compute, since they may share the machine's cores."""
+    """The prefill rate of each server while all servers compute, since they may share the machine's cores."""
     step_s: float
     """The time between two tokens of one request, while every server answers one request."""
 
