@@ -11,7 +11,7 @@ from epp.errors import ConfigError
 
 
 class ExactModel(Strict, frozen=True):
-    """How the servers of one base model turn prompts into tokens and name their blocks."""
+    """Describes how the servers of one base model turn prompts into tokens and name their blocks."""
 
     tokenizer_folder: Annotated[str, Meta(min_length=1)]
     """Folder with the model's `tokenizer.json`, `tokenizer_config.json` and chat template."""

@@ -17,7 +17,7 @@ _PriorityText = Annotated[str, Meta(pattern="^(0|-?[1-9][0-9]{0,3})$")]
 
 
 class Waiting(Strict, frozen=True):
-    """How much may wait."""
+    """Bounds of waiting requests."""
 
     max_requests: Annotated[int, Meta(ge=0, le=10**6)] = 10_000
     """The largest number of requests that may wait."""
@@ -26,7 +26,9 @@ class Waiting(Strict, frozen=True):
 
 
 class Flow(Strict, frozen=True):
-    """Which requests go at once, which wait at the gateway, and which are refused. docs/flow-control.md."""
+    """Decides which requests go at once, which wait at the gateway, and which are refused
+    (docs/flow-control.md).
+    """
 
     mode: Literal["Direct", "Hold"] = "Direct"
     """Direct: every request is sent at once. Hold: a request that would wait at its server waits at the

@@ -17,7 +17,7 @@ _LabelValue = Annotated[str, Meta(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-
 
 
 class KubernetesStatus(Strict, frozen=True):
-    """Which picker writes the status of policies, and how often. Picking itself needs no leader."""
+    """Settings of the picker that writes the status of policies. Picking itself needs no leader."""
 
     lease_name: Annotated[str, Meta(max_length=253)] = ""
     """Name of the Lease that decides which picker writes the status. Empty means `prefix-gateway-` followed

@@ -1,4 +1,4 @@
-"""Where the picker listens: for Envoy, and for people. Each worker has addresses of its own."""
+"""The addresses at which the picker listens for Envoy and for people. Each worker has its own addresses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from epp.types import Address
 
 
 class Listen(Strict, frozen=True):
-    """Where the picker listens for Envoy."""
+    """The address at which the picker listens for Envoy."""
 
     address: str = "127.0.0.1:9002"
     """`ip:port`, or `unix:/path`. Each worker has an address of its own: the next port, or the path with `.N`

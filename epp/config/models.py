@@ -10,7 +10,7 @@ from epp.config.strict import Strict
 
 
 class Models(Strict, frozen=True):
-    """Which models the servers have, by their own answers at `/v1/models` (docs/models.md)."""
+    """Learn from the servers' answers at `/v1/models` which models they have (docs/models.md)."""
 
     ask: bool = True
     """Ask each server at `/v1/models` which models it has. If false, the picker knows models only from the

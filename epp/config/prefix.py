@@ -12,8 +12,8 @@ from epp.config.strict import Ratio, Strict
 
 
 class Chunks(Strict, frozen=True):
-    """How a prompt is cut into chunks before hashing.
-    A change empties the prefix table, because old hashes no longer match.
+    """A prompt is cut into chunks before hashing. A change of their sizes empties the prefix table, because
+    old hashes no longer match.
     """
 
     size_bytes: Annotated[int, Meta(ge=16, le=65536)] = 256

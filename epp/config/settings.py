@@ -30,7 +30,7 @@ BodyModeName = Literal["NONE", "STREAMED", "BUFFERED", "BUFFERED_PARTIAL", "FULL
 
 
 class AssumedModes(Strict, frozen=True):
-    """How a data plane sends bodies if it does not state its processing mode."""
+    """The modes that the picker assumes if a data plane does not state its processing mode."""
 
     request_body: BodyModeName = "FULL_DUPLEX_STREAMED"
     """Mode of request bodies that the picker assumes if the data plane sends no `protocol_config`."""
@@ -39,7 +39,7 @@ class AssumedModes(Strict, frozen=True):
 
 
 class Streams(Strict, frozen=True):
-    """How much of request bodies is held, and settings for data planes other than the Envoy of `epp
+    """A bound for the request bodies that are held, and settings for data planes other than the Envoy of `epp
     envoy-config`.
     """
 

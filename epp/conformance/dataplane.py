@@ -207,7 +207,7 @@ class Exchange:
         await self._write(_with_headers("request_headers", [(":method", "POST"), (":path", path)], end=False))
 
     async def _send_in_turn(self, head: Any, pieces: list[bytes], *, trailers: bool) -> None:
-        """Send each message after the answer to the one before."""
+        """Send each message after the answer to the previous message."""
         await self._ask(head, self.request)
         if self.mode.request != _BODY.STREAMED:
             pieces = [b"".join(pieces)]

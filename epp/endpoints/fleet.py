@@ -150,9 +150,7 @@ class Fleet:
         self, lists: Mapping[EndpointName, ModelList | None], *, now: float
     ) -> Sequence[EndpointName]:
         """Take in the servers' lists of models. None: the server was asked, but did not list its models.
-
-        Returns the servers that list another base model than before. These count as other servers from now
-        on.
+        Return the servers that list another base model than before. These count as other servers from now on.
         """
         restarted: list[EndpointName] = []
         renamed = changed = False

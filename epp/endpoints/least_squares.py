@@ -8,7 +8,7 @@ Three = tuple[float, float, float]
 
 
 class ThreeTerms:
-    """value = a * x + b * y + c * z, fitted to samples. A prior makes the equations solvable."""
+    """Fits value = a * x + b * y + c * z to samples. A prior makes the equations solvable."""
 
     __slots__ = ("_moments",)
 

@@ -291,8 +291,8 @@ def _read_certificates(tls: Tls) -> grpc.ServerCertificateConfiguration:
 
 
 def _require_free(address: str) -> None:
-    """Raises ConfigError with the reason if the address cannot be listened on, because gRPC's own error has
-    no reason.
+    """Raise ConfigError with the reason if the picker cannot listen on the address, because gRPC's own error
+    has no reason.
     """
     if address.startswith("unix:"):
         require_folder(Path(address.removeprefix("unix:")))
