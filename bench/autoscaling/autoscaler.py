@@ -31,8 +31,8 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behaviour:
-    """How fast the number of servers may change. The defaults are those of the chart model-server. If there
-    are several paces, the fastest counts.
+    """The limits to how fast the number of servers may change. The defaults are those of the chart
+    model-server. If there are several paces, the fastest counts.
     """
 
     up_window_s: float = 0.0

@@ -26,7 +26,7 @@ class FlowRouter(PickerRouter):
         share_delay_s: float | None = None,
         adapters: frozenset[str] = frozenset(),
     ) -> None:
-        """The policy's flow.objectives give each priority a name, which is its number."""
+        """Make the pickers. The policy's flow.objectives name each priority by its number."""
         self._gates: list[Gate] = []
         self._decided: list[tuple[int, str | None]] = []
         super().__init__(policy, seed=seed, replicas=replicas, share_delay_s=share_delay_s, adapters=adapters)

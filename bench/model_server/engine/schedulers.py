@@ -1,10 +1,10 @@
 """Measures row 003-5, and prints it as its document does: naive, offline and online, with kept prompts and
 then without, in one command.
 
-`make bench-schedulers` or `python -m tests.engine_env run bench.model_server.engine.schedulers`: 64 requests
-of 856 tokens over 15 distinct prompts, 16 answered tokens. The naive mode keeps no prompts in either half, as
-in the document. Seconds are CPU seconds of one thread, or on a GPU the device's time. Under each throughput
-there is the figure that follows from this run's tokens.
+`make bench-schedulers` or `python -m tests.engine_env run bench.model_server.engine.schedulers` serves 64
+requests of 856 tokens over 15 distinct prompts, with 16 answered tokens. The naive mode keeps no prompts in
+either half, as in the document. Seconds are CPU seconds of one thread, or on a GPU the device's time. Under
+each throughput there is the figure that follows from this run's tokens.
 """
 
 from __future__ import annotations
