@@ -34,8 +34,8 @@ class FleetNews:
     """The part of the picker that knows endpoints, caches and names of models. `Picker` inherits from it."""
 
     def __init__(self, spec: PolicySpec, *, secret: HashSecret, refuses_unknown_models: bool) -> None:
-        """refuses_unknown_models: a request for a model that no server lists gets 404 once all lists are
-        known.
+        """Start without endpoints. refuses_unknown_models: once all lists are known, a request for a model
+        that no server lists gets 404.
         """
         self._listeners = Listeners()
         self.recorders = 0

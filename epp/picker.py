@@ -44,7 +44,7 @@ class Picker(FleetNews):
         secret: HashSecret = _NO_SECRET,
         refuses_unknown_models: bool = True,
     ) -> None:
-        """unix_offset_s: converts monotonic times into wall-clock times for people.
+        """Start without endpoints. unix_offset_s: converts monotonic times into wall-clock times for people.
         refuses_unknown_models: a request for a model that no server lists gets 404 once all lists are known.
         """
         super().__init__(policy.spec, secret=secret, refuses_unknown_models=refuses_unknown_models)

@@ -74,7 +74,9 @@ class Slots:
     """
 
     def __init__(self, names: Sequence[EndpointName], mirrors: Sequence[Mirror | None]) -> None:
-        """mirrors: the mirrors in the order of their bits. Slots are valid until a server comes or goes."""
+        """Prepare the conversion. mirrors: the mirrors in the order of their bits. Slots are valid until a
+        server comes or goes.
+        """
         self._names = names
         slot_of = {name: slot for slot, name in enumerate(names)}
         self._slots = [slot_of.get(mirror.name, len(names)) if mirror else len(names) for mirror in mirrors]

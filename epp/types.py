@@ -113,13 +113,13 @@ class Role(enum.StrEnum):
     UNSAID = ""
     """The source names no role. The server answers requests, and computes only their prompts."""
     PREFILL = "prefill"
-    """It computes prompts for others, and is never a destination."""
+    """The server computes prompts for others, and is never a destination."""
     DECODE = "decode"
-    """It answers requests, and computes only their prompts, as with UNSAID."""
+    """The server answers requests, and computes only their prompts, as with UNSAID."""
     BOTH = "both"
-    """It answers requests, and computes prompts for others too."""
+    """The server answers requests, and computes prompts for others too."""
     ENCODE = "encode"
-    """It encodes media for others. It computes no prompts and answers no requests."""
+    """The server encodes media for others. It computes no prompts and answers no requests."""
 
     @property
     def answers(self) -> bool:
@@ -158,9 +158,11 @@ class Endpoint:
     """A value that changes when the server's process restarts: the name is the same, but the cache is cold.
     """
     kv_events: str = ""
-    """Where it publishes KV events, as a ZeroMQ address. Empty: where the configuration says."""
+    """The ZeroMQ address at which the server publishes KV events. Empty: as the configuration says."""
     kv_replay: str = ""
-    """Where it replays missed KV events. Empty although `kv_events` is set: nowhere."""
+    """The address at which the server replays missed KV events. Empty although `kv_events` is set: it replays
+    none.
+    """
     metrics: str = ""
     """The place of its metrics page, as `[:port][/path]` (`METRICS_PLACE`). A missing port means the serving
     port, and a missing path means the policy's path.

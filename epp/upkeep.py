@@ -20,7 +20,7 @@ _LAG_LOOK_S = 0.1
 
 class Upkeep:
     def __init__(self, picker: Picker, metrics: Metrics, *, overload: Callable[[], float]) -> None:
-        """overload: the share of new requests that are routed without being read."""
+        """Prepare the loops. overload: the share of new requests that are routed without being read."""
         self._picker = picker
         self._metrics = metrics
         self._overload = overload

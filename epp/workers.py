@@ -31,7 +31,7 @@ class Supervisor:
     """Runs `count` workers until a signal stops them, then waits until they have drained."""
 
     def __init__(self, *, config_path: Path, count: int, meet: bool) -> None:
-        """meet: give the workers a local socket over which they share."""
+        """Prepare the workers. meet: give them a local socket over which they share."""
         self._config_path = config_path
         self._meet = meet
         self._hub_args: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from epp.config.strict import Ratio, Strict
 
 
 class Scrape(Strict, frozen=True):
-    """Reading the metrics pages of the servers. No pick waits for a scrape."""
+    """The picker reads the metrics pages of the servers. No pick waits for a scrape."""
 
     path: Annotated[str, Meta(pattern="^/", max_length=256)] = "/metrics"
     """Path of the metrics page."""

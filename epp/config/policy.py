@@ -69,7 +69,7 @@ class TargetRef(Strict, frozen=True):
 
 
 class PolicySpec(Strict, frozen=True):
-    """How the picker routes requests."""
+    """The settings by which the picker routes requests."""
 
     target_ref: TargetRef | None = None
     mode: Literal["Enforce", "DryRun"] = "Enforce"

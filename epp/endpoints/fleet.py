@@ -41,8 +41,8 @@ class Fleet:
     """The states of all endpoints, by name. The source checks that names and addresses are unique."""
 
     def __init__(self, spec: PolicySpec, *, refuses_unknown_models: bool = True) -> None:
-        """refuses_unknown_models: once every server's list is known, a request for a model in none of the
-        lists is the client's error.
+        """Start without endpoints. refuses_unknown_models: once every server's list is known, a request for a
+        model in none of the lists is the client's error.
         """
         self._spec = spec
         self._refuses = refuses_unknown_models

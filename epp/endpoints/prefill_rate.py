@@ -79,7 +79,7 @@ class Line:
     )
 
     def __init__(self, *, start: float) -> None:
-        """start: the rate from which the fit begins."""
+        """Begin the fit at the rate `start`."""
         self._fit = ThreeTerms()
         self._observed: dict[PrefillRate, int] = {}
         """The last observation of each server: its prefills took far longer than predicted (1), far shorter

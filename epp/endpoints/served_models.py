@@ -114,7 +114,7 @@ class Serving:
         everyone: range,
         unasked: AbstractSet[int] = frozenset(),
     ) -> None:
-        """everyone: all slots. This same object is returned if every server serves a model.
+        """Build the index. everyone: all slots. This same object is returned if every server serves a model.
         unasked: slots of new servers.
         """
         self._everyone = everyone

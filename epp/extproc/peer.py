@@ -97,7 +97,7 @@ class Lateness:
     """
 
     def __init__(self, clock: Callable[[], float], cpu_clock: Callable[[], float]) -> None:
-        """cpu_clock: CPU time of the event loop's thread."""
+        """Start the measurement. cpu_clock: CPU time of the event loop's thread."""
         self._clock = clock
         self._cpu_clock = cpu_clock
         self.looks = 0

@@ -28,7 +28,7 @@ class Pump:
     """
 
     def __init__(self, gate: Gate, *, clock: Callable[[], float], after: Callable[[], None]) -> None:
-        """after: called each time after the gate was pumped."""
+        """Make the timer. after: called each time after the gate was pumped."""
         self._gate = gate
         self._clock = clock
         self._after = after

@@ -51,7 +51,7 @@ class ExtProcServer:
         clock: Callable[[], float] = time.monotonic,
         gate: Gate | None = None,
     ) -> None:
-        """gate: where requests may wait. This server runs the gate's timer."""
+        """Prepare the server. gate: where requests may wait. This server runs the gate's timer."""
         self._clock = clock
         self._health = Health()
         self._streams = Streams(picker, settings=settings, clock=clock, gate=gate)

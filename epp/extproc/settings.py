@@ -1,4 +1,4 @@
-"""Holds what all streams of one server share: their settings, the picker, and where requests may wait."""
+"""Holds the parts that all streams of one server share: their settings, the picker, and the gate."""
 
 from __future__ import annotations
 

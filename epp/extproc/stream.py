@@ -73,8 +73,8 @@ class HttpStream:
         deliver: Callable[[Sequence[Action]], None] | None = None,
         trace: str = "",
     ) -> None:
-        """unread: the picker has too much work. The request is routed by load, only the names of API and
-        model are read, and the stream is let go at once.
+        """Begin a request. unread: the picker has too much work. The request is routed by load, only the
+        names of API and model are read, and the stream is let go at once.
 
         trace: the data plane's own trace context, which goes before the client's.
         """
