@@ -96,7 +96,7 @@ def command_line() -> argparse.ArgumentParser:
         "reference",
         help="Print a generated reference page (config, metrics, policy) or a generated file of the chart (crd, rbac).",
     )
-    pages.add_argument("page", choices=sorted(reference.PAGES))
+    pages.add_argument("page", choices=sorted(reference.PAGES), help="what to print")
     return parser
 
 

@@ -123,7 +123,7 @@ def _add_serve(commands: Commands) -> None:
 def _add_fetch(commands: Commands) -> None:
     fetch = commands.add_parser(
         "fetch",
-        help="download and convert a named model now, so that the first start of a server need not",
+        help="download and convert a named model now, so that no server has to do so at its first start",
         description="Download and convert a model into the cache, then print the model's folder.",
     )
     fetch.set_defaults(run=_fetch)
@@ -151,7 +151,7 @@ def _add_others(commands: Commands) -> None:
     calibrate.add_flags(calibration)
     sync = commands.add_parser(
         "lora-sync",
-        help="run as a sidecar that loads and unloads a server's LoRA adapters as a file lists them",
+        help="run as a sidecar that loads and unloads LoRA adapters until a server has those that a file lists",
         description="Load and unload the adapters of one running server until the server has exactly the adapters that a file lists. "
         "Do so again whenever the file changes.",
     )

@@ -40,10 +40,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=int, default=300)
-    parser.add_argument("--users", type=int, default=100)
-    parser.add_argument("--servers", type=int, default=2)
-    parser.add_argument("--mode", choices=("Hold", "Direct"), default="Hold", help="flow.mode of the policy")
+    parser.add_argument("--seconds", type=int, default=300, help="length of the run (default 300)")
+    parser.add_argument("--users", type=int, default=100, help="number of users (default 100)")
+    parser.add_argument("--servers", type=int, default=2, help="number of model servers (default 2)")
+    parser.add_argument(
+        "--mode", choices=("Hold", "Direct"), default="Hold", help="flow.mode of the policy (default Hold)"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="overload-") as name:
         asyncio.run(_overload(Path(name), args))

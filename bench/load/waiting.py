@@ -35,9 +35,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--requests", type=int, default=5000)
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long nothing happens")
-    parser.add_argument("--end", choices=("SIGTERM", "SIGKILL"), default="SIGTERM")
+    parser.add_argument(
+        "--requests", type=int, default=5000, help="number of waiting requests (default 5000)"
+    )
+    parser.add_argument("--seconds", type=float, default=10.0, help="time without new requests (default 10)")
+    parser.add_argument(
+        "--end",
+        choices=("SIGTERM", "SIGKILL"),
+        default="SIGTERM",
+        help="signal that ends the picker (default SIGTERM)",
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="waiting-") as name:
         asyncio.run(_measure(Path(name), args))

@@ -1,7 +1,7 @@
-"""`python -m epp.conformance --picker IP:PORT --endpoints A,B --dialect NAME`: exit status 0 if every check
-passed, 1 if one failed.
+"""Check any endpoint picker at a given address, as `python -m epp.conformance --picker IP:PORT --endpoints A,B`.
 
-The tool calls only the picker, as the named gateway would. It never contacts the endpoints.
+The tool calls only the picker, as the named gateway would. It never contacts the endpoints. The exit status
+is 0 if every check passed, and 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,14 @@ _LONGEST_CHECK_S: Final = 60.0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m epp.conformance", description=__doc__)
-    parser.add_argument("--picker", required=True, metavar="IP:PORT", help="or unix:/path")
+    parser = argparse.ArgumentParser(
+        prog="python -m epp.conformance",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--picker", required=True, metavar="IP:PORT", help="address of the picker; unix:/path for a socket"
+    )
     parser.add_argument(
         "--endpoints",
         required=True,
@@ -55,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         "--prefillers",
         default="",
         metavar="IP:PORT,IP:PORT",
-        help="endpoints that compute prompts for the others; not among --endpoints",
+        help="endpoints that compute prompts for the others; leave them out of --endpoints",
     )
     parser.add_argument(
         "--junit", type=Path, metavar="FILE", help="write a report in JUnit's XML to this file"
@@ -67,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         "--cert",
         type=Path,
         metavar="FILE",
-        help="PEM; the certificate of this tool, for a picker that asks for one",
+        help="PEM; the certificate of this tool, for a picker that asks for a certificate",
     )
     parser.add_argument("--key", type=Path, metavar="FILE", help="PEM; the key of --cert")
     parser.add_argument(
