@@ -1,4 +1,4 @@
-"""Check any endpoint picker at a given address, as `python -m epp.conformance --picker IP:PORT --endpoints A,B`.
+"""Check any endpoint picker at a given address: `python -m epp.conformance --picker IP:PORT ...`.
 
 The tool calls only the picker, as the named gateway would. It never contacts the endpoints. The exit status
 is 0 if every check passed, and 1 if a check failed.
