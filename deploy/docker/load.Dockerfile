@@ -7,9 +7,9 @@ RUN python -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH
 COPY requirements/load.txt requirements/load.txt
 RUN pip install --no-compile --require-hashes -r requirements/load.txt
-# Bytecode of what a load test imports, and of nothing else.
+# Compiles to bytecode only the modules that a load test imports.
 RUN python -I -c 'import locust.main, msgspec, yaml'
-# What nobody needs who only runs.
+# Removes files that are not needed to run.
 RUN pip uninstall --yes setuptools pip
 
 FROM ${BASE}

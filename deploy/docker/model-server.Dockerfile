@@ -1,7 +1,7 @@
 # The model server without a model, the launch profile and the LoRA syncer:
 # `docker build -f deploy/docker/model-server.Dockerfile -t REGISTRY/model-server:0.1.0 .` from the repository's root,
 # or `make images push REGISTRY=...`, which needs no Docker. Both bases must have Python 3.11 at the same path and the same C library.
-# Pin their digests, too, where you mirror them: none is written here that was not pulled.
+# If you mirror the bases, pin their digests too. Digests are missing here, because these images were not pulled.
 ARG BUILD_BASE=docker.io/library/python:3.11.14-bookworm
 ARG BASE=docker.io/library/python:3.11.14-slim-bookworm
 FROM ${BUILD_BASE} AS build
@@ -14,9 +14,9 @@ RUN pip install --no-compile --require-hashes --only-binary :all: -r requirement
 COPY pyproject.toml README.md ./
 COPY model_server model_server
 RUN pip install --no-compile --no-deps --no-build-isolation .
-# Bytecode of what the command imports, and of nothing else: half of the size of the packages would be bytecode.
+# Compiles to bytecode only the modules that the command imports. Bytecode of all modules would be half of the packages' size.
 RUN model-server serve --help >/dev/null && model-server lora-sync --help >/dev/null && python -I -m compileall -q /opt/venv/lib/python3.11/site-packages/model_server
-# The command of the other package, which is not here; and what nobody needs who only runs.
+# Removes the command of the other package, which is not in this image, and files that are not needed to run.
 RUN rm /opt/venv/bin/epp && pip uninstall --yes setuptools pip
 
 FROM ${BASE}

@@ -104,7 +104,7 @@ def test_an_autoscaler_scales_whole_servers(helm: Helm) -> None:
     ("values", "says"),
     [
         ({"engine": "simulated"}, "engine: vllm"),
-        ({"profile": {"extraArgs": ["--nnodes", "2"]}}, "--nnodes is what multiNode writes"),
+        ({"profile": {"extraArgs": ["--nnodes", "2"]}}, "multiNode itself writes --nnodes"),
         ({"multiNode": {"enabled": True, "size": 1}}, "size"),
     ],
 )

@@ -1,11 +1,11 @@
-"""vLLM's preStop hook: what it is answering is finished before it is told to end. Only the standard library.
+"""vLLM's preStop hook: waits until vLLM has finished its requests, before vLLM gets SIGTERM. Only the standard library.
 
     drain.py PORT AT-LEAST-SECONDS AT-MOST-SECONDS
 
-For AT-LEAST-SECONDS requests still come, from gateways that have not yet heard that the pod goes. Then it
-waits until the server says, twice in a row, that nothing runs and nothing waits, for AT-MOST-SECONDS in all.
-A server that is too busy to say is not taken for one that has gone. A worker of a server that spans several
-nodes waits for its leader in the same way: DRAIN_HOST says where that one is.
+For AT-LEAST-SECONDS gateways that do not know yet that the pod terminates still send requests. Then the hook
+waits until the server says twice in a row that no request runs or waits, for AT-MOST-SECONDS in all. A server
+that is too busy to say counts as running. A worker of a server that spans several nodes waits for its leader
+in the same way: DRAIN_HOST is the leader's address.
 """
 
 import http.client
@@ -22,8 +22,8 @@ LOAD = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? ([0-9.e
 
 
 def unfinished(host: str, port: int) -> float | None:
-    """Requests that run or wait, infinity where it does not say;
-    None where nothing listens any more, or its name is gone.
+    """Return the requests that run or wait; infinity if the server does not say;
+    None if nothing listens any more, or its name is gone.
     """
     try:
         with urllib.request.urlopen(f"http://{host}:{port}/metrics", timeout=5) as answer:

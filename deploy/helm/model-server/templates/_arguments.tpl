@@ -1,6 +1,6 @@
 {{/*
-From a profile of one pool to the arguments of a server, as a YAML list. What vLLM gets is what `model-server profile --output
-pod-patch` writes; a test compares them.
+The arguments of a server for the profile of one pool, as a YAML list. vLLM gets the same arguments as from
+`model-server profile --output pod-patch`; a test compares them.
 */}}
 {{- define "server.vllmArguments" -}}
 {{- $events := .kvEvents }}
@@ -33,7 +33,7 @@ pod-patch` writes; a test compares them.
 {{- toYaml (concat $args (.extraArgs | default list)) }}
 {{- end }}
 
-{{/* The same profile for this repository's model server; extraArgs and kvOffload are vLLM's and left out. */}}
+{{/* The same profile for this repository's model server, without extraArgs and kvOffload, which only vLLM knows. */}}
 {{- define "server.simulatedArguments" -}}
 {{- $events := .kvEvents }}
 {{- $args := list "--host" "0.0.0.0" "--port" (toString (int (.port | default 8000))) "--model" .model }}
@@ -53,7 +53,7 @@ pod-patch` writes; a test compares them.
 {{- toYaml $args }}
 {{- end }}
 
-{{/* Variables of vLLM's container, as a YAML map. */}}
+{{/* The environment variables of vLLM's container, as a YAML map. */}}
 {{- define "server.vllmEnvironment" -}}
 {{- $found := dict }}
 {{- if hasKey . "hashSeed" }}{{ $_ := set $found "PYTHONHASHSEED" (toString (int64 .hashSeed)) }}{{ end }}

@@ -1,6 +1,6 @@
 {{/*
-What a profile may not say, because routing would go wrong without an error anywhere. The rules are those of `model-server profile`
-(docs/vllm-pods.md has the reasons), and a test holds the two together; what concerns one field alone stands in values.schema.json.
+Refuses profiles with which routing would go wrong without an error. `model-server profile` has the same rules (docs/vllm-pods.md has
+the reasons), and a test compares the two. Rules about one field alone are in values.schema.json.
 */}}
 {{- define "server.check" -}}
 {{- $profile := .Values.profile }}
@@ -12,7 +12,7 @@ What a profile may not say, because routing would go wrong without an error anyw
 {{- range $field, $address := dict "endpoint" ($events.endpoint | default "tcp://*:5557") "replayEndpoint" $events.replayEndpoint }}
 {{- $port := include "server.tcpPort" ($address | default "") }}
 {{- if and $port (or (lt (int $port) 1) (gt (int $port) 65535)) }}
-{{- fail (printf "profile.kvEvents.%s: port %s is known to nobody before the pod runs; write a port from 1 to 65535" $field $port) }}
+{{- fail (printf "profile.kvEvents.%s: no other program can know port %s before the pod runs; write a port from 1 to 65535" $field $port) }}
 {{- end }}
 {{- if and $port (hasKey $ports $port) }}
 {{- fail (printf "profile.kvEvents.%s: port %s is that of %s too, and the server would not start; write another" $field $port (get $ports $port)) }}
@@ -22,7 +22,7 @@ What a profile may not say, because routing would go wrong without an error anyw
 {{- end }}
 {{- $seen := dict }}
 {{- range $pool := $pools }}
-{{- if hasKey $seen $pool.name }}{{ fail (printf "profile.pools: %s stands there twice" $pool.name) }}{{ end }}
+{{- if hasKey $seen $pool.name }}{{ fail (printf "profile.pools: the pool %s is listed twice" $pool.name) }}{{ end }}
 {{- $_ := set $seen $pool.name true }}
 {{- $own := include "server.ofPool" (list $profile $pool) | fromYaml }}
 {{- if kindIs "map" $events }}
@@ -41,7 +41,7 @@ What a profile may not say, because routing would go wrong without an error anyw
 {{- range $arg := $own.extraArgs }}
 {{- $flag := regexReplaceAll "=.*" $arg "" | replace "_" "-" }}
 {{- if has $flag (list "--model" "--served-model-name" "--port" "--max-model-len" "--block-size" "--enable-prefix-caching" "--no-enable-prefix-caching" "--prefix-caching-hash-algo" "--enable-prompt-tokens-details" "--no-enable-prompt-tokens-details" "--kv-events-config" "--enable-lora" "--no-enable-lora" "--max-loras" "--max-lora-rank" "--max-cpu-loras" "--lora-modules") }}
-{{- fail (printf "profile.extraArgs: %s is what the profile writes; use its field" $flag) }}
+{{- fail (printf "profile.extraArgs: the profile itself writes %s; use its field" $flag) }}
 {{- end }}
 {{- if and $profile.kvOffload (has $flag (list "--kv-transfer-config" "--kv-offloading-size")) }}
 {{- fail (printf "profile.extraArgs: %s would replace what kvOffload writes; write one of the two" $flag) }}
@@ -51,11 +51,11 @@ What a profile may not say, because routing would go wrong without an error anyw
 {{- end }}
 {{- end }}
 {{- range $name := list "PYTHONHASHSEED" "VLLM_ALLOW_RUNTIME_LORA_UPDATING" }}
-{{- if hasKey ($own.extraEnv | default dict) $name }}{{ fail (printf "profile.extraEnv: %s is what the profile writes; use hashSeed or lora.runtimeUpdates" $name) }}{{ end }}
+{{- if hasKey ($own.extraEnv | default dict) $name }}{{ fail (printf "profile.extraEnv: the profile itself writes %s; use hashSeed or lora.runtimeUpdates" $name) }}{{ end }}
 {{- end }}
 {{- end }}
 {{- range .Values.extraEnv }}
-{{- if has .name (list "PYTHONHASHSEED" "VLLM_ALLOW_RUNTIME_LORA_UPDATING") }}{{ fail (printf "extraEnv: %s is what the profile writes; use profile.hashSeed or profile.lora.runtimeUpdates" .name) }}{{ end }}
+{{- if has .name (list "PYTHONHASHSEED" "VLLM_ALLOW_RUNTIME_LORA_UPDATING") }}{{ fail (printf "extraEnv: the profile itself writes %s; use profile.hashSeed or profile.lora.runtimeUpdates" .name) }}{{ end }}
 {{- end }}
 {{- if and $profile.exactRouting (not (kindIs "map" $events)) }}{{ fail "profile.exactRouting: needs KV events, but the servers publish none; write kvEvents: {}" }}{{ end }}
 {{- if ne (len $names) (len (uniq $names)) }}{{ fail "profile.servedNames: a name is listed twice" }}{{ end }}
@@ -63,7 +63,7 @@ What a profile may not say, because routing would go wrong without an error anyw
 {{- if and (hasKey . "maxCpuLoras") (lt (int .maxCpuLoras) (int (.maxLoras | default 1))) }}{{ fail "profile.lora.maxCpuLoras: is smaller than maxLoras, and vLLM does not start with that" }}{{ end }}
 {{- $adapters := dict }}
 {{- range .adapters }}
-{{- if hasKey $adapters .name }}{{ fail (printf "profile.lora.adapters: %s stands there twice" .name) }}{{ end }}
+{{- if hasKey $adapters .name }}{{ fail (printf "profile.lora.adapters: the adapter %s is listed twice" .name) }}{{ end }}
 {{- if has .name $names }}{{ fail (printf "profile.lora.adapters: %s is the model's name too, and requests for one would get the other" .name) }}{{ end }}
 {{- $_ := set $adapters .name true }}
 {{- end }}
@@ -79,7 +79,7 @@ What a profile may not say, because routing would go wrong without an error anyw
 {{- range $pool := $pools }}
 {{- range $arg := (include "server.ofPool" (list $profile $pool) | fromYaml).extraArgs }}
 {{- if has (regexReplaceAll "=.*" (toString $arg) "" | replace "_" "-") (list "--nnodes" "-n" "--node-rank" "-r" "--master-addr" "--headless") }}
-{{- fail (printf "profile.extraArgs: %s is what multiNode writes; use its field" $arg) }}
+{{- fail (printf "profile.extraArgs: multiNode itself writes %s; use its field" $arg) }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -93,7 +93,7 @@ What a profile may not say, because routing would go wrong without an error anyw
 {{- $words := list }}{{ range $.Values.simulated.args }}{{ $words = append $words (toString .) }}{{ end }}
 {{- if not (regexMatch "(^| )--runner[ =]hf( |$)" (join " " $words)) }}{{ fail "simulated.kvStore.enabled: stores the KV of a real model, but this model is simulated; write args: [--runner, hf]" }}{{ end }}
 {{- range $word := $words }}
-{{- if regexMatch "^--kv-store(-size|-ratio)?(=|$)" $word }}{{ fail (printf "simulated.args: %s is what simulated.kvStore writes; use its field" $word) }}{{ end }}
+{{- if regexMatch "^--kv-store(-size|-ratio)?(=|$)" $word }}{{ fail (printf "simulated.args: simulated.kvStore itself writes %s; use its field" $word) }}{{ end }}
 {{- end }}
 {{- if .claimName }}
 {{- range $pool := $pools }}

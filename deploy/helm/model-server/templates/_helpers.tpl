@@ -12,7 +12,7 @@
 {{- end }}
 {{- end }}
 
-{{/* Empty: the namespace's default one. */}}
+{{/* The name of the service account. Empty: the default one of the namespace. */}}
 {{- define "server.serviceAccountName" -}}
 {{- .Values.serviceAccount.name | default (ternary (include "server.fullname" .) "" .Values.serviceAccount.create) }}
 {{- end }}
@@ -33,7 +33,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{/* Of `server.image (list $ IMAGE DEFAULT-TAG)`. global.imageRegistry takes the place of the registry that the repository names. */}}
+{{/* Use: `server.image (list $ IMAGE DEFAULT-TAG)`. global.imageRegistry replaces the registry in the repository's name. */}}
 {{- define "server.image" -}}
 {{- $image := index . 1 }}
 {{- $repository := $image.repository }}
@@ -47,17 +47,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{/* Labels of every pod beside those of its part: podLabels, and commonLabels that they leave alone. */}}
+{{/* Labels of every pod besides the labels of its part: podLabels, and those commonLabels that podLabels do not set. */}}
 {{- define "server.podLabels" -}}
 {{- with merge (deepCopy .Values.podLabels) .Values.commonLabels }}{{ toYaml . }}{{ end }}
 {{- end }}
 
-{{/* The pools of the profile, as a YAML list; one without a name where the profile has none. */}}
+{{/* The pools of the profile, as a YAML list. If the profile has no pools: one pool without a name. */}}
 {{- define "server.pools" -}}
 {{- toYaml (.Values.profile.pools | default (list (dict "name" ""))) }}
 {{- end }}
 
-{{/* Of `server.ofPool (list PROFILE POOL)`: the profile with one pool's differences. */}}
+{{/* Use: `server.ofPool (list PROFILE POOL)`. The profile, changed by the fields of one pool. */}}
 {{- define "server.ofPool" -}}
 {{- $profile := omit (deepCopy (index . 0)) "pools" }}
 {{- $pool := index . 1 }}
@@ -73,17 +73,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- .hashAlgorithm | default "sha256_cbor" }}
 {{- end }}
 
-{{/* Port of a tcp:// address. */}}
+{{/* The port of a tcp:// address. */}}
 {{- define "server.tcpPort" -}}
 {{- if hasPrefix "tcp://" . }}{{ regexFind "[0-9]+$" . }}{{ end }}
 {{- end }}
 
-{{/* An argument that may have been written as a number: 1000000 is not to become 1e+06. */}}
+{{/* An argument as text. It may be written as a number, and 1000000 must not become 1e+06. */}}
 {{- define "server.word" -}}
 {{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . | toString | quote }}{{ else }}{{ . | toString | quote }}{{ end }}
 {{- end }}
 
-{{/* How fast the number of servers changes. A server that starts takes minutes to load its model, and its cache is empty. */}}
+{{/* How fast the number of servers may change. A new server loads its model for minutes and starts with an empty cache. */}}
 {{- define "server.scaling" -}}
 scaleUp:
   stabilizationWindowSeconds: 0

@@ -1,6 +1,6 @@
 {{/*
-One pod of a server. Of `server.pod (dict "root" $ "pool" POOL "profile" PROFILE "own" OWN "nodes" N "worker" BOOL)`; nodes: pods of one
-server that spans several nodes, 0 for one that does not; worker: not its leader.
+One pod of a server. Use: `server.pod (dict "root" $ "pool" POOL "profile" PROFILE "own" OWN "nodes" N "worker" BOOL)`. nodes: number
+of pods if the server spans several nodes, else 0. worker: the pod is not the leader.
 */}}
 {{- define "server.pod" -}}
 {{- $root := .root }}{{ $pool := .pool }}{{ $profile := .profile }}{{ $own := .own }}{{ $nodes := .nodes }}{{ $worker := .worker }}
@@ -14,7 +14,7 @@ metadata:
   labels: {{- include "server.selectorLabels" $root | nindent 4 }}
     app.kubernetes.io/part-of: prefix-gateway
     {{- if not $worker }}
-    # The only label by which pickers find servers: a worker is a part of its leader.
+    # Pickers find servers by this label. A worker does not have it, because only its leader is an endpoint.
     prefix-gateway.dev/pool: {{ $root.Values.pool | quote }}
     {{- with $own.role | default $root.Values.role }}
     llm-d.ai/role: {{ . }}
@@ -27,12 +27,12 @@ metadata:
   annotations:
     kubectl.kubernetes.io/default-container: server
     {{- if not (hasKey $root.Values.podAnnotations "prefix-gateway.dev/model") }}
-    # Several releases may stand under one pool label: requests go to the servers of their model.
+    # Several releases may use the same pool label. Requests go to the servers that have their model.
     prefix-gateway.dev/model: {{ first ($profile.servedNames | default (list $profile.model)) | quote }}
     {{- end }}
     {{- with $profile.lora }}
     {{- with .adapters }}
-    # What pickers believe of the server before its metrics say so.
+    # Pickers use these values until the server's metrics give real ones.
     prefix-gateway.dev/adapters: {{ $names := list }}{{ range . }}{{ $names = append $names .name }}{{ end }}{{ join "," $names | quote }}
     {{- end }}
     {{- end }}
@@ -52,7 +52,7 @@ spec:
   initContainers:
     {{- with $root.Values.initContainers }}{{ toYaml . | nindent 4 }}{{ end }}
     {{- if and $root.Values.loraSync.enabled (not $worker) }}
-    # A sidecar: it waits for the server by itself.
+    # A sidecar, which itself waits until the server answers.
     - name: lora-sync
       image: {{ include "server.image" (list $root $root.Values.simulated.image $root.Chart.AppVersion) }}
       imagePullPolicy: {{ $root.Values.simulated.image.pullPolicy }}
@@ -74,7 +74,7 @@ spec:
         {{- end }}
       ports:
         - {name: lora-status, containerPort: 8081}
-      # Only that it lives: an adapter that fails to load must not take the server out of service.
+      # Checks only that the process lives. An adapter that cannot be loaded must not stop the server's traffic.
       livenessProbe:
         httpGet: {path: /status, port: lora-status}
         periodSeconds: 10
@@ -112,7 +112,7 @@ spec:
         {{- if not (hasKey ($profile.extraEnv | default dict) "HF_HOME") }}
         - {name: HF_HOME, value: /cache/huggingface}
         {{- end }}
-        {{- /* Under both names libraries look for a user and a place for their caches, and the user may be one that the image does not know. */}}
+        {{- /* Libraries look for the user and a cache folder under both names, and the image may not know the user. */}}
         {{- range $key, $value := dict "HOME" "/tmp" "USER" "vllm" }}
         {{- if not (hasKey ($profile.extraEnv | default dict) $key) }}
         - {name: {{ $key }}, value: {{ $value }}}
@@ -177,11 +177,12 @@ spec:
       lifecycle:
         preStop:
           {{- if $vllm }}
-          # Told to end, vLLM drops what it is answering.
+          # On SIGTERM vLLM drops the requests that it is answering. So the hook waits for these requests first.
           exec:
             command: [python3, /etc/model-server/hooks/drain.py, {{ $port | quote }}, {{ $root.Values.drain.settleSeconds | quote }}, {{ $atMost | quote }}]
           {{- else }}
-          # It finishes what it has begun by itself, and takes nothing new when it is told to end.
+          # On SIGTERM this server finishes the requests that it has begun, and takes no new ones. Before that, it
+          # accepts requests until pickers know that the pod terminates.
           sleep: {seconds: {{ $root.Values.drain.settleSeconds }}}
           {{- end }}
       securityContext:
@@ -222,7 +223,7 @@ spec:
       {{- if $engine.kvStore.claimName }}
       persistentVolumeClaim: {claimName: {{ $engine.kvStore.claimName }}}
       {{- else }}
-      # A quarter more than the store may hold, for segments that are being replaced.
+      # A quarter more than the largest size of the store, for segments that are being replaced.
       emptyDir: {sizeLimit: {{ printf "%.0fM" (mulf $engine.kvStore.sizeGB 1250) }}}
       {{- end }}
     {{- end }}

@@ -1,14 +1,14 @@
 #!/bin/bash
-# Envoy's preStop hook: no request is refused while its pod goes. Told to end, Envoy would cut the answers it carries.
+# Envoy's preStop hook: no request is refused while the pod terminates. On SIGTERM, Envoy would cut the answers in flight.
 #   drain.sh ADMIN-PORT AT-LEAST-SECONDS AT-MOST-SECONDS
-# 1. The health check fails: not ready any more, and each answer closes its connection, so that clients go elsewhere.
-# 2. New connections are still served AT-LEAST-SECONDS: until every node and load balancer has heard that the pod goes.
-# 3. The port closes. What is in flight finishes, for AT-MOST-SECONDS in all. Then the hook returns and Envoy is told to end.
-# Only bash and sleep: Envoy's image has no curl.
+# 1. The health check fails. So the pod is no longer ready, and each answer closes its connection, so that clients go elsewhere.
+# 2. New connections are still served for AT-LEAST-SECONDS, until every node and load balancer knows that the pod terminates.
+# 3. The port closes. Requests in flight finish, within AT-MOST-SECONDS in all. Then the hook returns, and Envoy gets SIGTERM.
+# The script needs only bash and sleep, because Envoy's image has no curl.
 set -u
 port=$1 at_least=$2 at_most=$3
 
-ask() { # METHOD PATH: the answer's lines; fails when Envoy is not there
+ask() { # METHOD PATH: prints the answer's lines; fails if Envoy has ended
   local line
   exec 3<>"/dev/tcp/127.0.0.1/$port" || return 1
   printf '%s %s HTTP/1.1\r\nhost: envoy\r\nconnection: close\r\ncontent-length: 0\r\n\r\n' "$1" "$2" >&3
@@ -16,7 +16,7 @@ ask() { # METHOD PATH: the answer's lines; fails when Envoy is not there
   exec 3>&-
 }
 
-in_flight() { # requests that clients wait for; empty when Envoy does not say; `gone` when nothing listens
+in_flight() { # prints the number of requests in flight; nothing if Envoy does not say; `gone` if nothing listens
   { ask GET '/stats?filter=http.gateway.downstream_rq_active' || echo gone; } | while IFS= read -r line; do
     [[ $line == http.gateway.downstream_rq_active:* || $line == gone ]] && printf '%s' "${line##* }"
   done
@@ -26,7 +26,7 @@ in_flight() { # requests that clients wait for; empty when Envoy does not say; `
 sleep "$at_least"
 ask POST '/drain_listeners?inboundonly' >/dev/null 2>&1
 quiet=0
-while ((SECONDS < at_most && quiet < 2)); do # twice: a request may have arrived while the port closed
+while ((SECONDS < at_most && quiet < 2)); do # two checks, because a request may have arrived while the port closed
   left=$(in_flight 2>/dev/null)
   [[ $left == gone ]] && exit 0 # Envoy has ended by itself
   if [[ $left == 0 ]]; then quiet=$((quiet + 1)); else quiet=0; fi

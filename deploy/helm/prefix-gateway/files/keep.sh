@@ -1,10 +1,10 @@
 #!/bin/bash
-# Keeps the picker running beside Envoy, and tells one that hangs.
-#   keep.sh run COMMAND...   runs the command, again whenever it ends by itself, until told to end; SIGTERM is passed on
-#   keep.sh alive HOST PORT  the liveness probe: fails only where something listens and does not answer
-# Kubernetes takes a pod whose sidecar has ended out of its Services. But Envoy serves without a picker: were pickers to crash
-# again and again in every pod, nobody would be left to ask. So a picker that dies is started again here, within a container
-# that lives on, and the probe does not count a picker that is not there.
+# Keeps the picker running beside Envoy, and answers the probe that finds a hanging picker.
+#   keep.sh run COMMAND...   runs the command, and runs it again when it ends by itself, until SIGTERM, which is passed on
+#   keep.sh alive HOST PORT  the liveness probe, which fails only if something listens and does not answer
+# Kubernetes removes a pod from its Services when a sidecar of the pod has ended. But Envoy also serves without a picker. If
+# pickers crashed again and again in every pod, no pod would be left in the Services. So this script starts a dead picker again
+# in the same container, and the probe does not fail while the picker is away.
 set -u
 
 alive() { # HOST PORT
@@ -13,7 +13,7 @@ alive() { # HOST PORT
   printf 'GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n' >&3
   IFS= read -r -t 3 line <&3
   (($? > 128)) && echo "keep.sh: the picker does not answer" >&2 && return 1
-  [[ -z $line || $line == 'HTTP/1.1 200'* ]] # it may have died over it
+  [[ -z $line || $line == 'HTTP/1.1 200'* ]] # it may have ended meanwhile
 }
 
 run() { # COMMAND...
@@ -23,7 +23,7 @@ run() { # COMMAND...
     began=$SECONDS
     "$@" &
     child=$!
-    [[ $stopping ]] && kill -TERM "$child" # told while it started
+    [[ $stopping ]] && kill -TERM "$child" # SIGTERM came while it started
     wait "$child"
     status=$?
     while kill -0 "$child" 2>/dev/null; do # a signal ends `wait` early
@@ -32,7 +32,7 @@ run() { # COMMAND...
     done
     child=
     [[ $stopping ]] && return "$status"
-    # It cannot use its configuration and has said why. Later on the same is no reason to give up.
+    # The picker cannot use its configuration, and has logged the reason. After a good start this is no reason to give up.
     [[ $first && $status == 2 ]] && return 2
     first=
     ((SECONDS - began > 10)) && pause_s=1

@@ -1,4 +1,4 @@
-"""`helm test`: asks the gateway for its models, and for a completion where MODEL names one.
+"""`helm test`: asks the gateway for its models, and for a completion if MODEL names a model.
 Only the standard library.
 """
 
@@ -12,17 +12,17 @@ import urllib.request
 
 URL = os.environ["GATEWAY_URL"]
 MODEL = os.environ.get("MODEL", "")
-# Under helm's own five minutes, so that what went wrong is said.
-# It may run while the first pods still fetch their images.
+# Less than helm's own five minutes, so that the reason of a failure is printed.
+# The test may run while the first pods still fetch their images.
 PATIENCE_S = float(os.environ.get("PATIENCE_S", "240"))
-# Whether it answers is the question; its certificate names the outside world's name for it.
+# The certificate is not verified, because it has the name that clients outside use.
 TRUST = ssl.create_default_context()
 TRUST.check_hostname = False
 TRUST.verify_mode = ssl.CERT_NONE
 
 
 def ask(path: str, body: object) -> tuple[int, str]:
-    """Status and text; status 0 where nobody answers."""
+    """Return status and text. The status is 0 if nobody answers."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(URL + path, data=data, headers={"content-type": "application/json"})  # noqa: S310 - the chart's own address
     try:
@@ -35,7 +35,7 @@ def ask(path: str, body: object) -> tuple[int, str]:
 
 
 def succeeds(what: str, path: str, body: object) -> bool:
-    """Try until it works: pods may have become ready this moment."""
+    """Try until it works, because pods may have just become ready."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         status, text = ask(path, body)

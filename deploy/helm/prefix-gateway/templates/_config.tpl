@@ -1,5 +1,5 @@
 {{/*
-The program's configuration: what this chart works out, and over it all of `config` of the values.
+The picker's configuration: the fields that this chart computes, overridden by `config` of the values.
 */}}
 {{- define "gateway.config" -}}
 {{- $own := include "gateway.ownEnvoy" . }}
@@ -10,7 +10,7 @@ The program's configuration: what this chart works out, and over it all of `conf
 {{- range .Values.inferencePools }}
 {{- $names = append $names .name }}
 {{- end }}
-{{- /* The Lease is named after the release, so that it stays the same when the list changes. */}}
+{{- /* The Lease has the name of the release, so a change of the list does not change it. */}}
 {{- $kubernetes = dict "pools" $names "status" (dict "leaseName" (printf "prefix-gateway-%s" (include "gateway.pool" .))) }}
 {{- else if or (and $own (eq .Values.pool.follow "pods")) (include "gateway.envoyGateway" .) }}
 {{- $_ := set $kubernetes "selector" (include "gateway.selector" . | fromYaml) }}
@@ -31,7 +31,7 @@ The program's configuration: what this chart works out, and over it all of `conf
   "admin" $admin
 }}
 {{- if $own }}
-{{- /* Envoy is gone when the picker is told to stop: there is nothing to wait for. */}}
+{{- /* When the picker gets SIGTERM, Envoy has already ended. So the picker need not wait. */}}
 {{- $_ := set $base "drainSeconds" 5 }}
 {{- $_ := set $base "listen" (dict "address" "unix:/run/prefix-gateway/picker.sock") }}
 {{- $envoy := dict
@@ -41,7 +41,7 @@ The program's configuration: what this chart works out, and over it all of `conf
   "edsFile" "/run/prefix-gateway/eds.json"
 }}
 {{- with dig "limits" "memory" "" .Values.envoy.resources }}
-{{- /* A fifth stays for what Envoy's heap does not count: threads, the kernel's buffers, what grows between two looks. */}}
+{{- /* A fifth of the limit is left for memory outside Envoy's heap: threads, the kernel's buffers, and growth between two checks. */}}
 {{- $_ := set $envoy "maxHeapBytes" (div (mul (include "gateway.bytes" . | int64) 4) 5) }}
 {{- end }}
 {{- if include "gateway.tlsSecret" . }}

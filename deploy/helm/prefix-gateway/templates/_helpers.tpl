@@ -2,7 +2,7 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
 
-{{/* Name of everything; short enough for the longest suffix, `-valkey`, and for an InferencePool's lease. */}}
+{{/* The name of all objects. It leaves room for the longest suffix, `-valkey`, and for the Lease of an InferencePool. */}}
 {{- define "gateway.fullname" -}}
 {{- if .Values.fullnameOverride }}
 {{- .Values.fullnameOverride | trunc 48 | trimSuffix "-" }}
@@ -18,7 +18,7 @@ app.kubernetes.io/name: {{ include "gateway.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
-{{/* Of the load test's pods. */}}
+{{/* The labels of the load test's pods. */}}
 {{- define "gateway.loadLabels" -}}
 app.kubernetes.io/name: {{ include "gateway.name" . }}-load
 app.kubernetes.io/instance: {{ .Release.Name }}-load
@@ -35,7 +35,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{/* Of `gateway.image (list $ IMAGE DEFAULT-TAG)`. global.imageRegistry takes the place of the registry that the repository names. */}}
+{{/* Use: `gateway.image (list $ IMAGE DEFAULT-TAG)`. global.imageRegistry replaces the registry in the repository's name. */}}
 {{- define "gateway.image" -}}
 {{- $image := index . 1 }}
 {{- $repository := $image.repository }}
@@ -49,7 +49,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{/* Labels of every pod beside those of its part: podLabels, and commonLabels that they leave alone. */}}
+{{/* Labels of every pod besides the labels of its part: podLabels, and those commonLabels that podLabels do not set. */}}
 {{- define "gateway.podLabels" -}}
 {{- with merge (deepCopy .Values.podLabels) .Values.commonLabels }}{{ toYaml . }}{{ end }}
 {{- end }}
@@ -66,7 +66,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- .Values.pool.name | default (include "gateway.fullname" .) }}
 {{- end }}
 
-{{/* Labels of the model servers' pods. Its default stands here: helm would merge one of values.yaml into the user's. */}}
+{{/* Labels of the model servers' pods. The default is here, because helm would merge a default of values.yaml with the user's labels. */}}
 {{- define "gateway.selector" -}}
 {{- toYaml (.Values.pool.selector | default (dict "prefix-gateway.dev/pool" "default")) }}
 {{- end }}
@@ -83,24 +83,24 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if and .Values.sharing.enabled (not .Values.sharing.url) }}true{{ end }}
 {{- end }}
 
-{{/* The Secret that holds the password of Redis; empty: none is sent. */}}
+{{/* The Secret with the password of Redis. Empty: no password is sent. */}}
 {{- define "gateway.passwordSecret" -}}
 {{- if include "gateway.valkeyBundled" . }}{{ .Values.valkey.existingSecret | default (printf "%s-valkey" (include "gateway.fullname" .)) }}
 {{- else if .Values.sharing.enabled }}{{ .Values.sharing.existingSecret }}
 {{- end }}
 {{- end }}
 
-{{/* The Secret with the key that replicas sign their messages with; empty: they do not. */}}
+{{/* The Secret with the key by which replicas sign their messages. Empty: they do not sign them. */}}
 {{- define "gateway.signingSecret" -}}
 {{- if .Values.sharing.enabled }}{{ .Values.sharing.signingKeySecret }}{{ end }}
 {{- end }}
 
-{{/* The Secret of TLS for clients; empty: clear text. */}}
+{{/* The Secret with the certificate for clients. Empty: no TLS. */}}
 {{- define "gateway.tlsSecret" -}}
 {{- .Values.tls.secretName | default (ternary (printf "%s-tls" (include "gateway.fullname" .)) "" (not (empty .Values.tls.certManager.issuerRef))) }}
 {{- end }}
 
-{{/* How the Services of the chart get addresses, where that is said. */}}
+{{/* How the Services of the chart get addresses, if the values set this. */}}
 {{- define "gateway.ipFamilies" -}}
 {{- with .Values.service.ipFamilyPolicy }}
 ipFamilyPolicy: {{ . }}
@@ -118,10 +118,10 @@ ipFamilies: {{ toJson . }}
 {{- if and (include "gateway.tlsSecret" .) (eq (int .Values.service.port) 80) }}443{{ else }}{{ int .Values.service.port }}{{ end }}
 {{- end }}
 
-{{/* Port on which the picker takes ext_proc, in shape `gateway`. */}}
+{{/* The port of the picker's ext_proc service, in shape `gateway`. */}}
 {{- define "gateway.extProcPort" -}}9002{{- end }}
 
-{{/* Whether this release installs the CRD: `true`, or who does instead. */}}
+{{/* `true` if this release installs the CRD, otherwise the owner of the CRD. */}}
 {{- define "gateway.crdIsOurs" -}}
 {{- if eq .Values.crd.install "always" }}true
 {{- else if eq .Values.crd.install "never" }}somebody else
@@ -141,7 +141,7 @@ ipFamilies: {{ toJson . }}
 {{- end }}
 {{- end }}
 
-{{/* What a container may do: nothing that a program which only serves needs not. */}}
+{{/* The security context of a container, without any right that a server program does not need. */}}
 {{- define "gateway.containerSecurity" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -152,7 +152,7 @@ capabilities: {drop: [ALL]}
 {{- toYaml .Values.podSecurityContext }}
 {{- end }}
 
-{{/* A quantity of Kubernetes, such as 1.5Gi, in bytes. */}}
+{{/* The bytes of a Kubernetes quantity such as 1.5Gi. */}}
 {{- define "gateway.bytes" -}}
 {{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 }}
 {{- $text := . | toString }}
@@ -163,7 +163,7 @@ capabilities: {drop: [ALL]}
 {{- mulf (float64 $number) (get $units (trimPrefix $number $text)) | int64 }}
 {{- end }}
 
-{{/* Refusals that a schema cannot say. */}}
+{{/* Refuses values that a schema cannot refuse. */}}
 {{- define "gateway.check" -}}
 {{- $config := .Values.config }}
 {{- range $field := list "endpointsFile" "policyFile" }}
@@ -243,7 +243,7 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- end }}
 
-{{- /* Headers by which a model server learns whom to call: no client may send them. */}}
+{{- /* The headers that name the servers which a model server calls. No client may send them. */}}
 {{- define "gateway.obeyedHeaders" -}}
 - x-prefiller-host-port
 - x-llm-d-prefiller-host-port

@@ -1,4 +1,4 @@
-{{/* The picker's container: a sidecar of Envoy, or alone in its pod. */}}
+{{/* The picker's container, which is a sidecar of Envoy or alone in its pod. */}}
 {{- define "gateway.picker" -}}
 {{- $own := include "gateway.ownEnvoy" . -}}
 - name: picker
@@ -8,7 +8,7 @@
   restartPolicy: Always
   {{- end }}
   {{- if $own }}
-  # It starts a picker that has died again: were the container to end, the pod would not be ready though Envoy serves.
+  # The script starts the picker again after a crash. If the container ended instead, the pod would not be ready, although Envoy serves.
   command: [bash, /etc/prefix-gateway/config/keep.sh, run, epp, serve]
   {{- else }}
   command: [epp, serve]
@@ -26,7 +26,7 @@
     - {name: {{ include "gateway.metricsPortName" $n }}, containerPort: {{ add 9090 $n }}}
     {{- end }}
   startupProbe:
-    # Not before the pool has been read: while the API server is away a picker that starts knows no endpoint.
+    # Waits until the pool has been read. A picker that starts while the API server is away knows no endpoint.
     httpGet: {path: /readyz, port: metrics}
     periodSeconds: 1
     failureThreshold: 300
@@ -39,7 +39,7 @@
   livenessProbe:
     {{- if $own }}
     exec:
-      # A picker that hangs, not one that is away.
+      # Fails if the picker hangs, but not while the picker is away.
       command: [bash, /etc/prefix-gateway/config/keep.sh, alive, {{ ternary "::1" "127.0.0.1" (hasPrefix "[" .Values.bindAddress) | quote }}, "9090"]
     timeoutSeconds: 5
     {{- else }}
@@ -51,7 +51,7 @@
   {{- if not $own }}
   lifecycle:
     preStop:
-      # Gateways still send requests here until they have heard that it is going.
+      # Gateways send requests here until they know that this pod is terminating.
       sleep: {seconds: {{ .Values.drain.settleSeconds }}}
   {{- end }}
   securityContext: {{- include "gateway.containerSecurity" . | nindent 4 }}
@@ -75,7 +75,7 @@
     {{- with .Values.picker.volumeMounts }}{{ toYaml . | nindent 4 }}{{ end }}
 {{- end }}
 
-{{/* Where spans go, by OpenTelemetry's own names. What picker.extraEnv says comes later and wins. */}}
+{{/* OpenTelemetry's variables for the address of the collector. Variables of picker.extraEnv come later and override these. */}}
 {{- define "gateway.tracingEnv" -}}
 {{- with .Values.tracing }}
 {{- if .enabled }}
@@ -95,7 +95,7 @@
 {{- end }}
 {{- end }}
 
-{{/* Each worker has a port of its own. */}}
+{{/* Each worker has its own port. */}}
 {{- define "gateway.metricsPortName" -}}
 {{- if . }}metrics-{{ . }}{{ else }}metrics{{ end }}
 {{- end }}
