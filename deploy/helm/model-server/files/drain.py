@@ -1,4 +1,5 @@
-"""vLLM's preStop hook: waits until vLLM has finished its requests, before vLLM gets SIGTERM. Only the standard library.
+"""vLLM's preStop hook: waits until vLLM has finished its requests, before vLLM gets SIGTERM. The script needs
+only the standard library.
 
     drain.py PORT AT-LEAST-SECONDS AT-MOST-SECONDS
 
