@@ -1,4 +1,4 @@
-# Every target sets up what it needs, from a bare checkout with Python 3.11, a C compiler and the package registries.
+# Every target installs what it needs, in a bare checkout with Python 3.11, a C compiler and the package registries.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +16,7 @@ COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: $(VENV)/.run $(if $(MODEL),fetch-model) ## Envoy, the picker and four model servers; a workload by round robin and by prefix; stays up. MODEL=smollm2: real text
+run: $(VENV)/.run $(if $(MODEL),fetch-model) ## Envoy, the picker and four model servers; a workload by round robin and by prefix; runs until Ctrl-C. MODEL=smollm2: real text
 	@$(BIN)/python -m bench.demo $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 fetch-model: engine-env
@@ -31,7 +31,7 @@ check: $(VENV)/.dev ## format, lint, types, import layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-test-fast: $(VENV)/.dev ## the tests without processes of their own, on all cores: under three minutes
+test-fast: $(VENV)/.dev ## the tests without processes of their own, on all cores, in less than three minutes
 	$(PYTEST) -n auto --dist loadfile -m "$(FAST)" $(UNCOLLECTED) $(ARGS)
 
 test-vllm: vllm-env ## the tests on real vLLM alone
@@ -49,11 +49,11 @@ engine-env: $(VENV)/.dev ## torch and transformers on CPU, cached outside the ch
 test-cluster: cluster-env image-env ## the tests on a real Kubernetes control plane alone
 	$(REQUIRED) $(PYTEST) -m cluster $(ARGS)
 
-# The first container engine of this machine, in words of its own where it needs options: ENGINE="buildah --root /mnt/images".
+# The first container engine of this machine. To use another engine, or options: ENGINE="buildah --root /mnt/images".
 ENGINE ?= $(firstword $(foreach name,docker podman buildah,$(if $(shell command -v $(name)),$(name))))
 IMAGES ?= picker model-server load
 VERSION := $(shell awk '/^appVersion:/ {print $$2}' deploy/helm/prefix-gateway/Chart.yaml)
-IMAGE_NAME = $(or $(REGISTRY),$(error say where images go: make $@ REGISTRY=registry.example.com/team))
+IMAGE_NAME = $(or $(REGISTRY),$(error name the registry for the images: make $@ REGISTRY=registry.example.com/team))
 bases := $(if $(BASE),--build-arg BASE=$(BASE)) $(if $(BUILD_BASE),--build-arg BUILD_BASE=$(BUILD_BASE))
 
 images: ## the container images, by docker, podman or buildah: make images push REGISTRY=registry.example.com/team
@@ -78,7 +78,7 @@ bench: $(VENV)/.dev ## cost of hashing, table, parsing, picking, the whole path 
 bench-caching: $(VENV)/.dev ## hit rates, eviction policies, free queues and block-manager CPU of the model server
 	@for b in hit_rate partial free_queue step_cpu; do $(BIN)/python -m bench.model_server.bench_$$b; done
 
-bench-engine: engine-env ## the caching documents' rows that need a real model, on one CPU thread; ARGS="--help"
+bench-engine: engine-env ## the rows of the pages on caching that need a real model, on one CPU thread; ARGS="--help"
 	@$(BIN)/python -m tests.engine_env run bench.model_server.engine $(ARGS)
 
 bench-schedulers: engine-env ## naive, offline and online batches of a real model, with kept prompts and without; ARGS="--help"
@@ -87,7 +87,7 @@ bench-schedulers: engine-env ## naive, offline and online batches of a real mode
 bench-serving: engine-env vllm-env ## Poisson arrivals at our engine and at vLLM on the CPU, with the cache and without; ARGS="--help"
 	@$(BIN)/python -m tests.engine_env run bench.model_server.serving $(ARGS)
 
-bench-gpu: $(VENV)/.dev $(if $(findstring --tiny,$(ARGS)),engine-env vllm-env) ## the rows that need a GPU, within ten minutes, going on where it stopped; PYTHON=... with torch for CUDA; ARGS="--tiny": on the CPU
+bench-gpu: $(VENV)/.dev $(if $(findstring --tiny,$(ARGS)),engine-env vllm-env) ## the rows that need a GPU, within ten minutes; a second run continues the first; PYTHON=... with torch for CUDA; ARGS="--tiny": on the CPU
 	@$(if $(findstring --tiny,$(ARGS)),$(BIN)/python,$(PYTHON)) -m bench.gpu $(ARGS)
 
 bench-peers: engine-env vllm-env ## our engine against transformers' continuous batching and vLLM on the CPU, a few minutes; ARGS="--help"
@@ -96,7 +96,7 @@ bench-peers: engine-env vllm-env ## our engine against transformers' continuous 
 bench-routing: $(VENV)/.dev ## the picker against 27 other rules in a simulated fleet; ARGS="--help"
 	@$(BIN)/python -m bench.routing $(or $(ARGS),--quick)
 
-bench-live: $(VENV)/.dev ## in small on real processes, beside the simulator on the same requests: some minutes; ARGS="--help"
+bench-live: $(VENV)/.dev ## a small run on real processes and in the simulator, with the same requests: some minutes; ARGS="--help"
 	@$(BIN)/python -m bench.routing.live $(or $(ARGS),--quick)
 
 bench-exact: $(VENV)/.dev ## what exact mode costs, and what it gains in the simulated fleet; ARGS="--workloads hot --seeds 1"
@@ -119,7 +119,7 @@ load: $(VENV)/.dev ## locust users against the gateway of `make run`; ARGS="shar
 load-compare: $(VENV)/.dev ## the same locust run by round robin and by the default rule, one report; ARGS="replay"
 	@$(BIN)/python -m bench.load compare $(ARGS)
 
-soak: $(VENV)/.dev ## the whole gateway under a mixed load, pickers killed, Redis flushed: flat and without a failure; ARGS="--minutes 30"
+soak: $(VENV)/.dev ## the whole gateway under a mixed load, while pickers are killed and Redis is flushed: nothing may grow or fail; ARGS="--minutes 30"
 	@$(BIN)/python -m bench.soak $(ARGS)
 
 fuzz: $(VENV)/.dev ## generated input at every entry of the picker; ARGS="--entry policy_file --megabytes 100 --seed 7"
