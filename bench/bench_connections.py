@@ -35,7 +35,7 @@ AT_ONCE: Final = 4
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.bench_connections", description=__doc__)
     parser.add_argument("--requests", type=int, default=300, help="requests in each round (default 300)")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds (default %(default)s)")
     parser.add_argument(
         "--cert", type=Path, help="PEM file of the certificate to use instead of the tests' own (P-256)"
     )

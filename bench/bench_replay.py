@@ -23,7 +23,9 @@ from tests.unit.replay.recordings import record_simulation
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument(
+        "--requests", type=int, default=10_000, help="number of requests (default %(default)s)"
+    )
     count = parser.parse_args().requests
     print(f"recording a request of 8 KB on the event loop: {_recorded_us():.1f} us of CPU")
     with tempfile.TemporaryDirectory() as directory:

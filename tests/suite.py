@@ -1,9 +1,11 @@
-"""`python -m tests.suite`: all tests in parts, with a table at the end. Meanwhile the command builds the
-environments that the tests need. The fast part comes first and has all cores. Then two parts run at a time
-if there are two cores, because most tests wait for processes and one part keeps only one core busy. Each
-line of output begins with the name of its part. A test that fails runs once more, in a fresh process with
-servers of its own. A test that fails twice has failed. A test that passes the second time is named in the
-table, because a test that needs a second run is a fault to mend. The status is 1 if a part failed.
+"""Run all tests in parts, and print a table of times at the end: `python -m tests.suite`.
+
+Meanwhile the command builds the environments that the tests need. The fast part comes first and has all
+cores. Then two parts run at a time if there are two cores, because most tests wait for processes and one part
+keeps only one core busy. Each line of output begins with the name of its part. A test that fails runs once
+more, in a fresh process with servers of its own. A test counts as failed if it fails twice. A test that
+passes the second time is named in the table, because a test that needs a second run has a fault that must be
+repaired. The status is 1 if a part failed.
 """
 
 from __future__ import annotations

@@ -60,7 +60,13 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds in which the load rises from low to its peak (default %(default)s)",
     )
     add("--quick", action="store_true", help="print only the first three rows")
-    add("--processes", type=int, default=1, metavar="N")
+    add(
+        "--processes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of runs at the same time (default %(default)s)",
+    )
     add("--svg", type=Path, metavar="PATH", help="draw the day of the usual setting into this file")
     return parser
 

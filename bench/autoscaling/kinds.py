@@ -27,11 +27,24 @@ _HEAD = """\
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.autoscaling.kinds", description=__doc__)
     parser.add_argument(
-        "--workloads", nargs="+", default=["none", "b2b", "lora", "retrieval"], metavar="NAME"
+        "--workloads",
+        nargs="+",
+        default=["none", "b2b", "lora", "retrieval"],
+        metavar="NAME",
+        help="kinds of load (default none b2b lora retrieval)",
     )
-    parser.add_argument("--targets", nargs="+", type=float, default=[0.5, 0.7], metavar="X")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument(
+        "--targets",
+        nargs="+",
+        type=float,
+        default=[0.5, 0.7],
+        metavar="X",
+        help="targets of the saturation (default 0.5 0.7)",
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default %(default)s)")
+    parser.add_argument(
+        "--processes", type=int, default=1, help="number of runs at the same time (default %(default)s)"
+    )
     args = parser.parse_args()
     rates = {name: round(per_server_s(name), 2) for name in args.workloads}
     print(f"requests/s that one server completes: {rates}", file=sys.stderr)

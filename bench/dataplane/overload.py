@@ -189,12 +189,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--load", type=float, default=2.0)
-    parser.add_argument("--seconds", type=float, default=8)
-    parser.add_argument("--core", type=float, default=0.25)
-    parser.add_argument("--kb", type=float, default=1.5)
-    parser.add_argument("--slow", default="evenly,quota")
-    parser.add_argument("--of", default="constant,http2,grpcio")
+    parser.add_argument(
+        "--load", type=float, default=2.0, help="load, as a multiple of the capacity (default %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=8, help="length of the overload (default %(default)s)"
+    )
+    parser.add_argument(
+        "--core", type=float, default=0.25, help="share of a core for the picker (default %(default)s)"
+    )
+    parser.add_argument("--kb", type=float, default=1.5, help="size of a request in KB (default %(default)s)")
+    parser.add_argument(
+        "--slow", default="evenly,quota", help="how the picker is limited (default %(default)s)"
+    )
+    parser.add_argument(
+        "--of", default="constant,http2,grpcio", help="servers to measure (default %(default)s)"
+    )
     arguments = parser.parse_args()
     apart()
     uvloop.run(_main(arguments))

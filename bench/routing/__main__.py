@@ -109,7 +109,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--seeds", type=int, default=0, metavar="N", help="number of seeds (default 3)")
     add("--scale", type=float, default=0.0, metavar="X", help="send X times the usual number of requests")
     _add_fleet(parser)
-    add("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
+    add(
+        "--processes",
+        type=int,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="number of runs at the same time (default %(default)s)",
+    )
     add(
         "--store",
         type=Path,
@@ -130,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_fleet(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("the fleet").add_argument
-    add("--servers", type=int, default=8, metavar="N", help="(default %(default)s)")
+    add("--servers", type=int, default=8, metavar="N", help="number of servers (default %(default)s)")
     add(
         "--replicas",
         type=int,
@@ -144,9 +150,21 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="delay until our replicas know each other's picks (default: they never know them)",
     )
-    add("--scrape-interval", type=float, default=1.0, metavar="S", help="(default %(default)s)")
+    add(
+        "--scrape-interval",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="seconds between two scrapes (default %(default)s)",
+    )
     add("--lag", type=float, default=0.0, metavar="S", help="age of a metrics page when it is read")
-    add("--slow", type=float, default=1.0, metavar="X", help="speed of the first server")
+    add(
+        "--slow",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="speed of the first server, as a multiple of the usual speed",
+    )
     add("--unlike", type=int, default=0, metavar="N", help="servers with half the speed and half the cache")
     add("--restart", action="store_true", help="one server restarts half-way")
     add("--grow", type=int, default=0, metavar="N", help="servers that join half-way")

@@ -210,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         default=[0, 4, 5, 6],
         help="number of prefill servers among the 8; 0: every server does both",
     )
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2], help="seeds to run (default 1 2)")
     parser.add_argument("--count", type=int, default=COUNT, help="number of requests in a run")
     parser.add_argument("--bandwidth", type=float, default=1e10, help="bytes per second of a transfer")
     args = parser.parse_args(argv)

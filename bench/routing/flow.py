@@ -218,8 +218,20 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--workloads", default="conversation,none", metavar="A,B")
-    add("--trace", type=Path, action="append", default=[], metavar="PATH")
+    add(
+        "--workloads",
+        default="conversation,none",
+        metavar="A,B",
+        help="workloads to run (default %(default)s)",
+    )
+    add(
+        "--trace",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="use this trace as one more workload",
+    )
     add("--loads", default="0.5,0.9,1.3,2.0", metavar="X,Y", help="loads, as shares of the capacity")
     add(
         "--settings",
@@ -227,15 +239,27 @@ def _parser() -> argparse.ArgumentParser:
         metavar="A,B",
         help=f"settings to compare, of {', '.join(SETTINGS)}",
     )
-    add("--seeds", type=int, default=1, metavar="N")
-    add("--scale", type=float, default=0.3, metavar="X", help="times the usual number of requests")
-    add("--servers", type=int, default=8, metavar="N")
+    add("--seeds", type=int, default=1, metavar="N", help="number of seeds (default %(default)s)")
+    add(
+        "--scale",
+        type=float,
+        default=0.3,
+        metavar="X",
+        help="send X times the usual number of requests (default %(default)s)",
+    )
+    add("--servers", type=int, default=8, metavar="N", help="number of servers (default %(default)s)")
     add("--unlike", type=int, default=0, metavar="N", help="servers with half the speed and half the cache")
     add("--page", action="store_true", help="print the table of docs/bench-flow.md")
-    add("--processes", type=int, default=2, metavar="N", help="with --page")
+    add(
+        "--processes",
+        type=int,
+        default=2,
+        metavar="N",
+        help="with --page: number of runs at the same time (default %(default)s)",
+    )
     add("--mix", choices=["", "interactive", "greedy"], default="", help="mix of request classes")
     add("--burst", action="store_true", help="send ten times the load for 30 s in the middle of the run")
-    add("--headroom", type=float, metavar="S")
+    add("--headroom", type=float, metavar="S", help="flow.headroomSeconds of the policy")
     add("--replicas", type=int, default=1, metavar="N", help="number of pickers, each with its own queue")
     add(
         "--share-delay",

@@ -142,14 +142,20 @@ def line(label: str, row: Row, meter: Meter, bytes_sent: float, *, pickers: int)
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.routing.scale", description=__doc__)
     add = parser.add_argument
-    add("--servers", type=int, default=1000, metavar="N", help="(default %(default)s)")
+    add("--servers", type=int, default=1000, metavar="N", help="number of servers (default %(default)s)")
     add("--rate", type=float, default=10_000.0, metavar="R", help="requests a second (default %(default)s)")
     add("--seconds", type=float, default=10.0, metavar="S", help="seconds of arrivals (default %(default)s)")
-    add("--pickers", default="1,2,4,8,16", metavar="A,B", help="(default %(default)s)")
-    add("--rules", default="least-cost", metavar="A,B", help="rule of the product (default %(default)s)")
+    add("--pickers", default="1,2,4,8,16", metavar="A,B", help="numbers of pickers (default %(default)s)")
+    add("--rules", default="least-cost", metavar="A,B", help="rules of the picker (default %(default)s)")
     add("--apart", action="store_true", help="also run pickers that do not share")
-    add("--flush", type=float, default=0.05, metavar="S", help="until pickers send (default %(default)s)")
-    add("--by-prompt", action="store_true", help="equal system prompts go to the same picker")
+    add(
+        "--flush",
+        type=float,
+        default=0.05,
+        metavar="S",
+        help="seconds until pickers send their reports (default %(default)s)",
+    )
+    add("--by-prompt", action="store_true", help="send equal system prompts to the same picker")
     args = parser.parse_args()
     most = saturation(MANY_SERVERS, Setting())[0] * args.servers / 8
     print(f"{args.rate:.0f} requests/s are {args.rate / most:.2f} of saturation, by a fleet of 8\n")

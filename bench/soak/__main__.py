@@ -13,7 +13,7 @@ from bench.soak.run import Plan, soak
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=2.0)
+    parser.add_argument("--minutes", type=float, default=2.0, help="length of the run (default %(default)s)")
     parser.add_argument("--users", type=int, default=12, help="number of clients at the same time")
     args = parser.parse_args()
     seconds = args.minutes * 60

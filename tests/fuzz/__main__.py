@@ -35,9 +35,15 @@ async def fuzz(name: str, *, seed: int, size_bytes: int, folder: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make fuzz", description=__doc__)
-    parser.add_argument("--entry", choices=[*ENTRIES, *LISTENING], help="one of them; default: all")
-    parser.add_argument("--megabytes", type=float, default=1.0, help="for each entry")
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument(
+        "--entry", choices=[*ENTRIES, *LISTENING], help="entry to test (default: all entries)"
+    )
+    parser.add_argument(
+        "--megabytes", type=float, default=1.0, help="megabytes of input for each entry (default %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=random.randrange(10**6), help="seed of the input (default: a new one)"
+    )
     args = parser.parse_args()
     print(f"seed {args.seed}")
     with tempfile.TemporaryDirectory() as folder:

@@ -217,9 +217,17 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawTextHelpFormatter,
     )
-    parser.add_argument("--workloads", nargs="+", default=["b2b", "hot"], choices=[*WORKLOADS])
-    parser.add_argument("--places", nargs="+", default=[*PLACES], choices=[*PLACES])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2])
+    parser.add_argument(
+        "--workloads",
+        nargs="+",
+        default=["b2b", "hot"],
+        choices=[*WORKLOADS],
+        help="workloads to run (default b2b hot)",
+    )
+    parser.add_argument(
+        "--places", nargs="+", default=[*PLACES], choices=[*PLACES], help="places to run (default: both)"
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2], help="seeds to run (default 1 2)")
     parser.add_argument(
         "--seconds", type=float, default=30.0, help="seconds of arrivals in a run (default %(default)s)"
     )
