@@ -49,7 +49,6 @@ class LinkCounts:
     read_bytes: int = 0
     malformed: int = 0
     stored_tables: int = 0
-    stored_bytes: int = 0
     loaded_tables: int = 0
     errors: Counter[str] = field(default_factory=Counter)
 
@@ -290,7 +289,6 @@ class SharingService:
         data = encode_table(portions)
         await self._link.store(data)
         self.counts.stored_tables += 1
-        self.counts.stored_bytes += len(data)
 
     async def _retrying(self, what: str, attempt: Callable[[], Awaitable[None]]) -> None:
         """Try again until it works. Attempts to load or store a table are not repeated."""
