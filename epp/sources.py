@@ -1,4 +1,4 @@
-"""Keeps the loops running that read from outside: scrapes, files, the API server, other pickers, KV events,
+"""Keeps loops that read from outside running: scrapes, files, the API server, other pickers, KV events,
 housekeeping.
 
 Such a loop reads what others wrote, so it can fail unexpectedly. A failure must never end the picker:
