@@ -6,8 +6,8 @@
         model: llama-8b
         adapters: [sql, legal]
         labels: {zone: eu-1}
-        kv_events: tcp://10.0.0.1:5557   # for exact mode, where it differs from the configuration; so does
-        kv_replay: tcp://10.0.0.1:5558
+        kv_events: tcp://10.0.0.1:5557   # for exact mode; if missing, the configuration's addresses count
+        kv_replay: tcp://10.0.0.1:5558   # the same for replays
         role: prefill                    # prefill, decode or both (docs/disaggregation.md)
         rank: 1                          # a data parallel rank (docs/disaggregation.md)
         behind: "10.0.0.1:8000"          # where requests for the rank go: the front of its server

@@ -1,7 +1,6 @@
-"""Writes the status of InferenceModelRewrites. Only while the Lease is held, as with the status of policies.
-
-Once a second it compares each object's result with its status, and writes the differences. A write that fails
-is tried again a second later. Called by `cluster`.
+"""Writes the status of InferenceModelRewrites. The module writes only while the Lease is held, as with the
+status of policies. Once a second it compares each object's result with its status, and writes the
+differences. A write that fails is tried again a second later. Called by `cluster`.
 """
 
 from __future__ import annotations

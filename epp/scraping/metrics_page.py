@@ -248,7 +248,7 @@ def _collect(page: bytes) -> _Samples:
     """Return samples of known names, by name. Raises MetricsError if the page shows no sign of a model
     server.
     """
-    page = b"\n" + page[: page.rfind(b"\n") + 1]  # the last line may have no end, and then half a number
+    page = b"\n" + page[: page.rfind(b"\n") + 1]  # a page that was cut off may end in the middle of a number
     steps = _budget()
     samples: _Samples = {}
     known = False
