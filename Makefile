@@ -1,12 +1,13 @@
-# Every target installs what it needs, in a bare checkout with Python 3.11, a C compiler and the package registries.
+# Every target installs the packages it needs.
+# A bare checkout needs only Python 3.11, a C compiler and the package registries.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-# A test whose environment is missing fails instead of being skipped.
 FAST := not envoy and not vllm and not cluster and not slow and not processes
-# All tests there start processes.
+# All tests of these folders start processes.
 UNCOLLECTED := $(addprefix --ignore=tests/,integration conformance fuzz)
+# With these variables, a test whose environment is missing fails instead of being skipped.
 REQUIRED := PREFIX_GATEWAY_REQUIRE_VLLM=1 PREFIX_GATEWAY_REQUIRE_CLUSTER=1
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
@@ -16,120 +17,121 @@ COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-run: $(VENV)/.run $(if $(MODEL),fetch-model) ## Envoy, the picker and four model servers; a workload by round robin and by prefix; runs until Ctrl-C. MODEL=smollm2: real text
+run: $(VENV)/.run $(if $(MODEL),fetch-model) ## start Envoy, the picker and four model servers; compare round robin with prefix routing; run until Ctrl-C; MODEL=smollm2: real text
 	@$(BIN)/python -m bench.demo $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 fetch-model: engine-env
 	@$(BIN)/python -m tests.engine_env run model_server fetch $(or $(MODEL),smollm2)
 
-test: check ## everything CI runs: format, lint, types, layers, and all tests, in parts, with a table of times at the end
+test: check ## run what CI runs: the checks, then all tests in parts; print a table of times
 	@$(BIN)/python -m tests.suite $(ARGS)
 
-check: $(VENV)/.dev ## format, lint, types, import layers
+check: $(VENV)/.dev ## check format, lint, types and import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-test-fast: $(VENV)/.dev ## the tests without processes of their own, on all cores, in less than three minutes
+test-fast: $(VENV)/.dev ## run the tests that start no processes, on all cores (under three minutes)
 	$(PYTEST) -n auto --dist loadfile -m "$(FAST)" $(UNCOLLECTED) $(ARGS)
 
-test-vllm: vllm-env ## the tests on real vLLM alone
+test-vllm: vllm-env ## run only the tests that need real vLLM
 	$(REQUIRED) $(PYTEST) -m vllm $(ARGS)
 
-vllm-env: $(VENV)/.dev ## vLLM on CPU and a tiny model, cached outside the checkout (3 GB, minutes the first time)
+vllm-env: $(VENV)/.dev ## install vLLM for the CPU and a tiny model outside the checkout (3 GB, minutes the first time)
 	@$(BIN)/python -m tests.vllm_env build
 
-test-engine: engine-env ## the tests of the engine alone, where torch is
+test-engine: engine-env ## run only the engine's tests, in the environment that has torch
 	$(BIN)/python -m tests.engine_env run pytest tests/engine $(ARGS)
 
-engine-env: $(VENV)/.dev ## torch and transformers on CPU, cached outside the checkout (1.7 GB, minutes the first time)
+engine-env: $(VENV)/.dev ## install torch and transformers for the CPU outside the checkout (1.7 GB, minutes the first time)
 	@$(BIN)/python -m tests.engine_env build
 
-test-cluster: cluster-env image-env ## the tests on a real Kubernetes control plane alone
+test-cluster: cluster-env image-env ## run only the tests that need a real Kubernetes control plane
 	$(REQUIRED) $(PYTEST) -m cluster $(ARGS)
 
-# The first container engine of this machine. To use another engine, or options: ENGINE="buildah --root /mnt/images".
+# The default is the first container engine on the PATH.
+# Set ENGINE to add options: ENGINE="buildah --root /mnt/images".
 ENGINE ?= $(firstword $(foreach name,docker podman buildah,$(if $(shell command -v $(name)),$(name))))
 IMAGES ?= picker model-server load
 VERSION := $(shell awk '/^appVersion:/ {print $$2}' deploy/helm/prefix-gateway/Chart.yaml)
-IMAGE_NAME = $(or $(REGISTRY),$(error name the registry for the images: make $@ REGISTRY=registry.example.com/team))
+IMAGE_NAME = $(or $(REGISTRY),$(error REGISTRY is not set: make $@ REGISTRY=registry.example.com/team))
 bases := $(if $(BASE),--build-arg BASE=$(BASE)) $(if $(BUILD_BASE),--build-arg BUILD_BASE=$(BUILD_BASE))
 
-images: ## the container images, by docker, podman or buildah: make images push REGISTRY=registry.example.com/team
-	@set -e; for image in $(IMAGES); do $(or $(ENGINE),$(error none of docker, podman and buildah is here)) build $(bases) $(BUILD_FLAGS) \
+images: ## build the container images with docker, podman or buildah: make images push REGISTRY=registry.example.com/team
+	@set -e; for image in $(IMAGES); do $(or $(ENGINE),$(error docker, podman and buildah are all missing: install one of them)) build $(bases) $(BUILD_FLAGS) \
 		-f deploy/docker/$$image.Dockerfile -t $(IMAGE_NAME)/$$image:$(VERSION) .; done
 
-push: ## push what `make images` built: make images push REGISTRY=registry.example.com/team
+push: ## push the images that `make images` built: make images push REGISTRY=registry.example.com/team
 	@set -e; for image in $(IMAGES); do $(ENGINE) push $(PUSH_FLAGS) $(IMAGE_NAME)/$$image:$(VERSION); done
 
-image-env: $(VENV)/.dev ## the images for the tests, by buildah on a base of Debian's packages, cached outside the checkout; as root
+image-env: $(VENV)/.dev ## build the tests' images with buildah from Debian's packages, outside the checkout (needs root)
 	@$(BIN)/python -m tests.image_env build
 
-cluster-env: $(VENV)/.dev ## a Kubernetes control plane, kubectl, helm and Envoy Gateway, cached outside the checkout (minutes the first time)
+cluster-env: $(VENV)/.dev ## install a Kubernetes control plane, kubectl, helm and Envoy Gateway outside the checkout (minutes the first time)
 	@$(BIN)/python -m tests.cluster_env build
 
-conformance: $(VENV)/.dev ## the endpoint picker protocol, row by row; ARGS="--picker IP:PORT ..." for any picker
+conformance: $(VENV)/.dev ## test each rule of the endpoint picker protocol; ARGS="--picker IP:PORT ..." tests another picker
 	$(PYTEST) tests/conformance $(ARGS)
 
-bench: $(VENV)/.dev ## cost of hashing, table, parsing, picking, the whole path of a request, and scraping: tables, a minute or two
+bench: $(VENV)/.dev ## measure the cost of hashing, lookup, parsing, picking, a whole request and scraping (a minute or two)
 	@for b in prefix request pick path scrape; do $(BIN)/python -m bench.bench_$$b; done
 
-bench-caching: $(VENV)/.dev ## hit rates, eviction policies, free queues and block-manager CPU of the model server
+bench-caching: $(VENV)/.dev ## measure hit rates, eviction policies, free queues and block-manager CPU of the model server
 	@for b in hit_rate partial free_queue step_cpu; do $(BIN)/python -m bench.model_server.bench_$$b; done
 
-bench-engine: engine-env ## the rows of the pages on caching that need a real model, on one CPU thread; ARGS="--help"
+bench-engine: engine-env ## measure the caching documents' rows that need a real model, on one CPU thread; ARGS="--help"
 	@$(BIN)/python -m tests.engine_env run bench.model_server.engine $(ARGS)
 
-bench-schedulers: engine-env ## naive, offline and online batches of a real model, with kept prompts and without; ARGS="--help"
+bench-schedulers: engine-env ## compare naive, offline and online batches of a real model, with and without the prefix cache; ARGS="--help"
 	@$(BIN)/python -m tests.engine_env run bench.model_server.engine.schedulers $(ARGS)
 
-bench-serving: engine-env vllm-env ## Poisson arrivals at our engine and at vLLM on the CPU, with the cache and without; ARGS="--help"
+bench-serving: engine-env vllm-env ## send Poisson arrivals to our engine and to vLLM on the CPU, with and without the cache; ARGS="--help"
 	@$(BIN)/python -m tests.engine_env run bench.model_server.serving $(ARGS)
 
-bench-gpu: $(VENV)/.dev $(if $(findstring --tiny,$(ARGS)),engine-env vllm-env) ## the rows that need a GPU, within ten minutes; a second run continues the first; PYTHON=... with torch for CUDA; ARGS="--tiny": on the CPU
+bench-gpu: $(VENV)/.dev $(if $(findstring --tiny,$(ARGS)),engine-env vllm-env) ## measure the rows that need a GPU (ten minutes a run; the next run continues); PYTHON=... needs torch for CUDA; ARGS="--tiny" uses the CPU
 	@$(if $(findstring --tiny,$(ARGS)),$(BIN)/python,$(PYTHON)) -m bench.gpu $(ARGS)
 
-bench-peers: engine-env vllm-env ## our engine against transformers' continuous batching and vLLM on the CPU, a few minutes; ARGS="--help"
+bench-peers: engine-env vllm-env ## compare our engine with transformers' continuous batching and vLLM on the CPU (a few minutes); ARGS="--help"
 	@$(BIN)/python -m tests.engine_env run bench.model_server.peers $(ARGS)
 
-bench-routing: $(VENV)/.dev ## the picker against 27 other rules in a simulated fleet; ARGS="--help"
+bench-routing: $(VENV)/.dev ## compare the picker with 27 other rules in a simulated fleet; ARGS="--help"
 	@$(BIN)/python -m bench.routing $(or $(ARGS),--quick)
 
-bench-live: $(VENV)/.dev ## a small run on real processes and in the simulator, with the same requests: some minutes; ARGS="--help"
+bench-live: $(VENV)/.dev ## run a small fleet of real processes and the simulator on the same requests (some minutes); ARGS="--help"
 	@$(BIN)/python -m bench.routing.live $(or $(ARGS),--quick)
 
-bench-exact: $(VENV)/.dev ## what exact mode costs, and what it gains in the simulated fleet; ARGS="--workloads hot --seeds 1"
+bench-exact: $(VENV)/.dev ## measure the cost of exact mode, and its gain in the simulated fleet; ARGS="--workloads hot --seeds 1"
 	@$(BIN)/python -m bench.bench_exact
 	@$(BIN)/python -m bench.routing.exact_mode $(ARGS)
 
-bench-sharing: $(VENV)/.dev ## bytes and CPU for each request that pickers share, over nothing and over a real Redis
+bench-sharing: $(VENV)/.dev ## measure bytes and CPU for each request that pickers share, without Redis and over a real Redis
 	@$(BIN)/python -m bench.bench_sharing
 
-bench-tiers: engine-env ## prefixes on disk, OPT's shapes: time to first token, bytes, reads; build/bench-tiers.json, .svg; ARGS="--help"
+bench-tiers: engine-env ## measure prefixes on disk with OPT's shapes: TTFT, bytes, reads; writes build/bench-tiers.json and .svg; ARGS="--help"
 	@mkdir -p build
 	@$(BIN)/python -m tests.engine_env run bench.tiers --json build/bench-tiers.json --svg build/bench-tiers.svg $(ARGS)
 
-bench-dataplane: $(VENV)/.dev ## CPU per request of the picker and of Envoy, and added latency, against the floor
+bench-dataplane: $(VENV)/.dev ## measure CPU per request of the picker and of Envoy, and added latency, against the floor
 	@$(BIN)/python -m bench.dataplane $(ARGS)
 
-load: $(VENV)/.dev ## locust users against the gateway of `make run`; ARGS="shared --users 50", ARGS="--host http://..."
+load: $(VENV)/.dev ## run locust users against the gateway of `make run`; ARGS="shared --users 50", ARGS="--host http://..."
 	@$(BIN)/python -m bench.load $(ARGS)
 
-load-compare: $(VENV)/.dev ## the same locust run by round robin and by the default rule, one report; ARGS="replay"
+load-compare: $(VENV)/.dev ## compare round robin with the default rule under the same locust run, in one report; ARGS="replay"
 	@$(BIN)/python -m bench.load compare $(ARGS)
 
-soak: $(VENV)/.dev ## the whole gateway under a mixed load, while pickers are killed and Redis is flushed: nothing may grow or fail; ARGS="--minutes 30"
+soak: $(VENV)/.dev ## test under a mixed load that memory stays flat and no request fails when pickers are killed and Redis is flushed; ARGS="--minutes 30"
 	@$(BIN)/python -m bench.soak $(ARGS)
 
-fuzz: $(VENV)/.dev ## generated input at every entry of the picker; ARGS="--entry policy_file --megabytes 100 --seed 7"
+fuzz: $(VENV)/.dev ## send generated input to every entry point of the picker; ARGS="--entry policy_file --megabytes 100 --seed 7"
 	@$(BIN)/python -m tests.fuzz $(ARGS)
 
-docs: $(VENV)/.dev ## write the reference pages and the chart's generated files anew from the code
+docs: $(VENV)/.dev ## write the reference pages and the chart's generated files from the code
 	@$(BIN)/python -c 'from epp.reference import PAGES, PLACES; [open(PLACES[p], "w").write(PAGES[p]()) for p in PAGES]'
 	@$(BIN)/python -m tests.charts.policy_schema
 
-lock: $(VENV)/.dev ## write the requirement files anew from pyproject.toml
+lock: $(VENV)/.dev ## write the requirement files from pyproject.toml
 	$(COMPILE) pyproject.toml --extra run --group build -o requirements/run.txt
 	$(COMPILE) pyproject.toml --extra run --extra exact --extra kv-events --extra kubernetes --extra redis --extra tracing --group dev -o requirements/dev.txt
 	$(COMPILE) --group load -c requirements/dev.txt -o requirements/load.txt

@@ -1,10 +1,11 @@
-"""Compiles the picker's hot path where that is asked for; pyproject.toml says all the rest.
+"""Compiles the picker's hot path if `PREFIX_GATEWAY_COMPILE` is set; pyproject.toml holds all other settings.
 
 `PREFIX_GATEWAY_COMPILE=1 pip install --no-build-isolation .` gives mypyc the modules that pyproject.toml
-lists under `[tool.prefix-gateway]`; it makes C of typed Python. The installed package then holds each of them
-twice. Python imports the compiled one, and tracebacks show lines of the other. Without the variable the
-package is plain Python. An editable install is refused: an old `.so` would hide what somebody edits in the
-`.py` beside it. The picker's image is built with the variable (docs/decisions/0008-the-image-is-compiled.md).
+lists under `[tool.prefix-gateway]`. mypyc turns typed Python into C. The installed package then holds each
+module twice: Python imports the compiled file, and tracebacks show lines of the `.py` file. Without the
+variable the package is plain Python. An editable install is refused, because an old `.so` would hide edits of
+the `.py` beside it. The picker's image is built with the variable
+(docs/decisions/0008-the-image-is-compiled.md).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from setuptools import Extension, setup
 
 _ASKED = os.environ.get("PREFIX_GATEWAY_COMPILE", "") not in {"", "0"}
 _MYPY = (
-    # `make check` judges the types, with the stubs of other packages; here they only have to be read.
+    # `make check` checks the types with the stubs of other packages. This build only reads the types.
     *("--config-file=", "--follow-imports=silent", "--ignore-missing-imports"),
     "--disable-error-code=import-untyped",
 )
