@@ -1,7 +1,8 @@
-/* The chain of hashes of a prompt in one call, and a sample of such hashes. epp/prefix_index/hashing.py says what is hashed.
+/* Computes the chain of hashes of a prompt in one call, and takes a sample of such hashes. epp/prefix_index/hashing.py says
+ * which bytes are hashed.
  *
- * XXH3 with 64 bits, of inputs over 240 bytes and with a seed, as its specification describes it. The same values come from the
- * package xxhash, which hashes where this is not built and where chunks are shorter.
+ * The hash is XXH3 with 64 bits and a seed, for inputs over 240 bytes, as its specification describes it. The package xxhash
+ * returns the same values. It is used if this module is not built, and for shorter chunks.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -62,7 +63,7 @@ seeded(byte *secret, u64 seed)
 }
 
 #ifdef __SSE2__
-typedef __m128i Lanes[LANES / 2]; /* Two lanes each. */
+typedef __m128i Lanes[LANES / 2]; /* Each register holds two lanes. */
 
 static inline void
 accumulate(Lanes acc, const byte *data, const byte *secret)
@@ -107,7 +108,7 @@ scramble(Lanes acc, const byte *secret)
 }
 #endif
 
-/* The halves of the product of 128 bits, one laid on the other. */
+/* Returns the two halves of the product of 128 bits, combined by xor. */
 static inline u64
 fold(u64 a, u64 b)
 {
@@ -121,7 +122,7 @@ fold(u64 a, u64 b)
 #endif
 }
 
-/* Of `SHORTEST` bytes or more. */
+/* Returns the hash of `SHORTEST` bytes or more. */
 static u64
 hash(const byte *data, size_t size, u64 seed)
 {

@@ -1,6 +1,6 @@
 /* Reads JSON for the picker where Python would be too slow. epp/request/jsontext.py says why.
  *
- * It judges nothing: whatever is not plainly well formed is answered with None, and the ordinary decoder decides.
+ * It reports no error. For JSON that is not plainly well formed it returns None, and the ordinary decoder decides.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -13,14 +13,15 @@ typedef unsigned char byte;
 
 #define EACH(b) (0x0101010101010101ULL * (b))
 
-/* How many of the next BLOCK bytes, from the first on, are ASCII that stands for itself: no control character, quote or backslash. */
+/* Returns how many of the next BLOCK bytes come before the first byte that is not plain ASCII. Control characters, quotes and
+ * backslashes are not plain. */
 #ifdef __SSE2__
 #define BLOCK 16
 static inline int
 count_plain(const byte *at)
 {
     __m128i v = _mm_loadu_si128((const __m128i *)at);
-    /* As signed numbers, bytes over 0x7F are less than a space too. */
+    /* As signed numbers, bytes over 0x7F are less than a space, too. */
     __m128i odd = _mm_or_si128(_mm_cmplt_epi8(v, _mm_set1_epi8(0x20)),
                                _mm_or_si128(_mm_cmpeq_epi8(v, _mm_set1_epi8('"')), _mm_cmpeq_epi8(v, _mm_set1_epi8('\\'))));
     int found = _mm_movemask_epi8(odd);
@@ -38,14 +39,14 @@ count_plain(const byte *at)
 #endif
     quote = w ^ EACH('"');
     slash = w ^ EACH('\\');
-    /* The high bit of a byte tells: set in w itself, or by a borrow where the byte is under 0x20, a quote or a backslash.
-     * A borrow may go on into later bytes, never into earlier ones, so that the first one told is right. */
+    /* The high bit marks a byte that is not plain. It is set in w itself, or by a borrow if the byte is under 0x20, a quote
+     * or a backslash. A borrow may go on into later bytes but never into earlier ones, so the first marked byte is right. */
     odd = (w | (w - EACH(0x20)) | (quote - EACH(1)) | (slash - EACH(1))) & EACH(0x80);
     return odd == 0 ? 8 : __builtin_ctzll(odd) / 8;
 }
 #endif
 
-/* The first quote or backslash from here on, or the end. */
+/* Returns the place of the next quote or backslash, or the end. */
 static inline const byte *
 find_special(const byte *at, const byte *end)
 {
@@ -75,7 +76,7 @@ continues(byte b)
     return (b & 0xC0) == 0x80;
 }
 
-/* Copies the UTF-8 sequence that begins with a byte over 0x7F. Its length; 0 where there is no valid one. */
+/* Copies the UTF-8 sequence that begins with a byte over 0x7F. Returns its length, or 0 if the sequence is not valid. */
 static inline int
 copy_sequence(const byte *at, const byte *end, byte *out)
 {
@@ -89,7 +90,7 @@ copy_sequence(const byte *at, const byte *end, byte *out)
     if (end - at < 3 || !continues(at[2]))
         return 0;
     out[2] = at[2];
-    if (first < 0xF0) /* Neither too long a form nor a surrogate. */
+    if (first < 0xF0) /* Refuse overlong forms and surrogates. */
         return (first == 0xE0 && at[1] < 0xA0) || (first == 0xED && at[1] > 0x9F) ? 0 : 3;
     if (first > 0xF4 || end - at < 4 || !continues(at[3]))
         return 0;
@@ -97,7 +98,7 @@ copy_sequence(const byte *at, const byte *end, byte *out)
     return (first == 0xF0 && at[1] < 0x90) || (first == 0xF4 && at[1] > 0x8F) ? 0 : 4;
 }
 
-/* Four hexadecimal digits; -1 where there are none. */
+/* Returns the value of four hexadecimal digits, or -1 if these are no such digits. */
 static int
 hex4(const byte *at, const byte *end)
 {
@@ -135,7 +136,8 @@ put_utf8(int c, byte *out)
     return out;
 }
 
-/* What follows a backslash, as UTF-8; where it ends, or NULL. Half a surrogate pair becomes U+FFFD (epp/request/surrogates.py). */
+/* Writes the escape after a backslash as UTF-8. Returns where the escape ends, or NULL if it is not valid. Half a surrogate
+ * pair becomes U+FFFD (epp/request/surrogates.py). */
 static const byte *
 escape(const byte *at, const byte *end, byte **out)
 {
@@ -163,14 +165,15 @@ escape(const byte *at, const byte *end, byte **out)
     return at;
 }
 
-/* A text that is read: from `at` on, to `out`. */
+/* A text that is read from `at` and written to `out`. */
 typedef struct {
     const byte *at, *end;
     byte *out;
-    Py_ssize_t escapes, most; /* How many came, and how many may. */
+    Py_ssize_t escapes, most; /* The number of escapes so far, and the largest number allowed. */
 } Text;
 
-/* Unescapes to the next quote, or to the end; 0 where it is not plainly well formed. What it writes is never longer than what it reads. */
+/* Unescapes up to the next quote, or to the end. Returns 0 if the text is not plainly well formed. The output is never longer
+ * than the input. */
 static int
 unescape(Text *text)
 {
@@ -179,7 +182,7 @@ unescape(Text *text)
     while (at < end) {
         while (end - at >= BLOCK) {
             int n = count_plain(at);
-            memcpy(out, at, BLOCK); /* What is beyond n is written again; `out` has as much room as there is to read. */
+            memcpy(out, at, BLOCK); /* The bytes after n are written again later; `out` has as much room as the input. */
             at += n;
             out += n;
             if (n < BLOCK)
@@ -191,7 +194,7 @@ unescape(Text *text)
             const byte *from = at;
             if ((at = escape(at + 1, end, &out)) == NULL)
                 return 0;
-            text->escapes += at - from > 6 ? 2 : 1; /* A pair of surrogates is two. */
+            text->escapes += at - from > 6 ? 2 : 1; /* A pair of surrogates counts as two escapes. */
             if (text->escapes > text->most)
                 return 0;
         } else if (*at < 0x20) {
@@ -199,7 +202,7 @@ unescape(Text *text)
         } else if (*at < 0x80) {
             *out++ = *at++;
         } else {
-            do { /* Letters beyond ASCII come in rows. */
+            do { /* A letter beyond ASCII is often followed by another one. */
                 int n = copy_sequence(at, end, out);
                 if (n == 0)
                     return 0;
@@ -240,7 +243,7 @@ text_of(PyObject *module, PyObject *json)
     return made;
 }
 
-/* A JSON array of token ids as 32-bit numbers in this machine's byte order; None where it is anything else. */
+/* Returns a JSON array of token ids as 32-bit numbers in this machine's byte order. None: the JSON is anything else. */
 static PyObject *
 ids_of(PyObject *module, PyObject *json)
 {
@@ -250,7 +253,7 @@ ids_of(PyObject *module, PyObject *json)
     const byte *at = view.buf, *end = at + view.len;
     PyObject *made = NULL;
     if (view.len >= 3 && *at == '[' && end[-1] == ']') {
-        /* An id has a digit and a comma or bracket at least. */
+        /* An id takes at least two bytes: a digit, and a comma or bracket. */
         made = PyBytes_FromStringAndSize(NULL, (view.len / 2 + 1) * 4);
         if (made == NULL) {
             PyBuffer_Release(&view);
@@ -295,7 +298,7 @@ equals(const byte *text, Py_ssize_t n, const char *word)
     return n == (Py_ssize_t)strlen(word) && memcmp(text, word, (size_t)n) == 0;
 }
 
-/* Whether a key of the body is one whose value is read part by part: a key with escapes may be. */
+/* Returns whether the value of this key of the body is read part by part. A key with escapes may be such a key. */
 static int
 is_read(const byte *key, Py_ssize_t n, int escaped)
 {
@@ -303,7 +306,7 @@ is_read(const byte *key, Py_ssize_t n, int escaped)
            equals(key, n, "prompt");
 }
 
-/* Whether the value of a key within those is left as it was sent: a message's tool calls, the arguments of a part. */
+/* Returns whether the value of this inner key stays as it was sent: a message's tool calls, the arguments of a part. */
 static int
 is_left(const byte *key, Py_ssize_t n, Py_ssize_t depth)
 {
@@ -311,7 +314,7 @@ is_left(const byte *key, Py_ssize_t n, Py_ssize_t depth)
            (depth == 5 && equals(key, n, "input"));
 }
 
-/* Whether what comes next is the first item of a list that begins with a string, a list or an object. */
+/* Returns whether the next value is the first item of a list and is a string, a list or an object. */
 static int
 begins_with_no_number(const byte *at, const byte *end)
 {
@@ -320,18 +323,18 @@ begins_with_no_number(const byte *at, const byte *end)
     return at < end && (*at == '"' || *at == '[' || *at == '{');
 }
 
-/* What there is to do in a body, by one pass that judges nothing: see epp/request/jsontext.py. */
+/* Counts the work that a body would cause, in one pass that reports no error (see epp/request/jsontext.py). */
 typedef struct {
     Py_ssize_t units, containers, items, escapes; /* The counts. */
     Py_ssize_t between;                           /* Bytes outside strings: numbers, names, white space. */
-    Py_ssize_t model, model_end;                  /* Where the model's name stands; -1 where it was not seen. */
-    Py_ssize_t depth, left_at;                    /* Open containers; at which depth a value is left as it was sent, or 0. */
-    int read, names_model;                        /* Of the body's last key. */
-    char kind[DEEPEST_RENDERED + 1];              /* By depth: what is open there. */
+    Py_ssize_t model, model_end;                  /* Place of the model's name. -1: not found. */
+    Py_ssize_t depth, left_at;                    /* Open containers; the depth at which a value stays as it was sent, or 0. */
+    int read, names_model;                        /* About the body's last key. */
+    char kind[DEEPEST_RENDERED + 1];              /* The kind of the open container at each depth. */
     char expects_key[DEEPEST_RENDERED + 1];
 } Weighing;
 
-enum { OTHER, OBJECT, MIXED_LIST }; /* A mixed list's items become objects of Python, whatever they are. */
+enum { OTHER, OBJECT, MIXED_LIST }; /* All items of a mixed list become Python objects. */
 
 static inline int
 is_counted(const Weighing *w)
@@ -339,7 +342,7 @@ is_counted(const Weighing *w)
     return w->read && !w->left_at && w->depth > 1 && w->depth <= DEEPEST_RENDERED;
 }
 
-/* A string from its opening quote, which is at `at` - 1; where it ends. */
+/* Counts a string whose opening quote is at `at` - 1. Returns where the string ends. */
 static const byte *
 weigh_string(Weighing *w, const byte *start, const byte *at, const byte *end, Py_ssize_t limit)
 {
@@ -394,7 +397,7 @@ weigh_comma(Weighing *w, const byte *at)
         return;
     w->expects_key[w->depth] = w->kind[w->depth] == OBJECT;
     if (is_counted(w) && w->kind[w->depth] == MIXED_LIST)
-        w->items += at[-2] != '"' && at[-2] != ']' && at[-2] != '}'; /* A number among them. */
+        w->items += at[-2] != '"' && at[-2] != ']' && at[-2] != '}'; /* The item before the comma is a number. */
 }
 
 static PyObject *
@@ -435,23 +438,24 @@ weigh(PyObject *module, PyObject *args)
         }
     }
     if (at < end)
-        w.units = limit + 1; /* Not all was counted. */
+        w.units = limit + 1; /* Counting stopped early. */
     PyBuffer_Release(&view);
     return Py_BuildValue("nnnnnn", w.units, w.containers, w.items, w.escapes, w.model, w.model_end);
 }
 
-/* The body of a chat as nearly all are: read by one pass, without an object for each message.
+/* Reads the body of a plain chat in one pass, without an object for each message. Nearly all chats are plain.
  *
- * Taken are a model, messages of a plain role and a text, whether and how the answer is streamed, and its longest size; of other keys
- * those that say nothing of the prompt and hold a number, a plain string, true, false or null. Anything else is for the ordinary decoder.
+ * A plain body may have a model, messages with a plain role and a text, the fields for streaming, and the longest size of the
+ * answer. Its other keys do not affect the prompt, and have a number, a plain string, true, false or null as their value. The
+ * ordinary decoder reads all other bodies.
  *
- * What `weigh` would count is counted on the way, so that such a body need not be gone through twice.
+ * The same pass counts what `weigh` would count, so such a body is read only once.
  */
 typedef struct {
     const byte *start, *at, *end;
-    byte *out; /* Where the prompt goes on. */
+    byte *out; /* The next byte of the prompt is written here. */
     Py_ssize_t units, messages, items, escapes, limit;
-    Py_ssize_t counted; /* Bytes of strings and signs: all that is not what `weigh` calls between. */
+    Py_ssize_t counted; /* Bytes of strings and signs: all bytes that `weigh` does not count as `between`. */
 } Chat;
 
 #define LONGEST_MODEL 1024 /* names.MAX_NAME_CHARS */
@@ -465,14 +469,14 @@ skip_space(Chat *c)
         c->at++;
 }
 
-/* Whether what came so far has too many units, as `weigh` counts them: a long body is given up on the way. */
+/* Returns whether the bytes so far have too many units, as `weigh` counts them. Reading of a long body stops then. */
 static inline int
 is_too_much(const Chat *c)
 {
     return c->units + c->escapes + (c->at - c->start - c->counted) / 8 > c->limit;
 }
 
-/* Whether the next thing is this sign; it is passed. */
+/* Skips the next sign if it is this one. Returns whether it was. */
 static inline int
 take(Chat *c, byte sign)
 {
@@ -485,7 +489,7 @@ take(Chat *c, byte sign)
     return 1;
 }
 
-/* A string of ASCII without escapes: its length, or -1. Where it begins comes back in `start`. */
+/* Reads a string of ASCII without escapes. Returns its length, or -1. `start` becomes its beginning. */
 static Py_ssize_t
 take_plain(Chat *c, const byte **start)
 {
@@ -512,14 +516,14 @@ take_word(Chat *c, const char *word)
     return 1;
 }
 
-/* true: 1, false: 0, anything else: -1. */
+/* Reads a boolean. Returns 1 for true, 0 for false, -1 for anything else. */
 static inline int
 take_truth(Chat *c)
 {
     return take_word(c, "true") ? 1 : take_word(c, "false") ? 0 : -1;
 }
 
-/* Digits; how many there are. */
+/* Skips digits. Returns their number. */
 static inline Py_ssize_t
 take_digits(Chat *c)
 {
@@ -529,7 +533,7 @@ take_digits(Chat *c)
     return c->at - start;
 }
 
-/* A whole number of at most nine digits, or -1. */
+/* Reads a whole number of at most nine digits. Returns -1 for anything else. */
 static long
 take_count(Chat *c)
 {
@@ -546,7 +550,7 @@ take_count(Chat *c)
     return value;
 }
 
-/* A number as JSON writes it. */
+/* Skips a JSON number. */
 static int
 take_number(Chat *c)
 {
@@ -565,7 +569,7 @@ take_number(Chat *c)
     return c->at >= c->end || (*c->at != 'e' && *c->at != 'E');
 }
 
-/* The value of a key that says nothing of the prompt. */
+/* Skips the value of a key that does not affect the prompt. */
 static int
 take_other(Chat *c)
 {
@@ -580,7 +584,7 @@ take_other(Chat *c)
     return take_word(c, "null") || take_truth(c) >= 0;
 }
 
-/* A text, unescaped to the end of the prompt. */
+/* Reads a text and appends it, unescaped, to the prompt. */
 static int
 take_text(Chat *c)
 {
@@ -596,7 +600,7 @@ take_text(Chat *c)
     return 1;
 }
 
-/* {"role": "...", "content": "..."} */
+/* Reads one message: {"role": "...", "content": "..."} */
 static int
 take_message(Chat *c)
 {
@@ -624,14 +628,14 @@ take_messages(Chat *c)
         if (!take_message(c) || is_too_much(c))
             return 0;
         c->messages++;
-        c->items += 4; /* Its strings. */
+        c->items += 4; /* The strings of the message. */
         if (!take(c, ','))
             return take(c, ']');
-        c->items += c->at[-2] != '}'; /* As `weigh_comma`: to that, a space before the comma may be a number. */
+        c->items += c->at[-2] != '}'; /* `weigh_comma` counts so: a space before the comma may follow a number. */
     }
 }
 
-/* {"include_usage": true}: 1, false: 0; anything else: -1. */
+/* Reads the stream options. Returns 1 for {"include_usage": true}, 0 for false, -1 for anything else. */
 static int
 take_options(Chat *c)
 {
@@ -651,7 +655,7 @@ typedef struct {
     long limit, newer_limit;
 } Asked;
 
-/* Which key it is that is read here; 0: one that says nothing of the prompt, -1: one for the ordinary decoder. */
+/* Returns the number of a key that is read here. 0: the key does not affect the prompt. -1: the ordinary decoder must read it. */
 static int
 key_of(const byte *key, Py_ssize_t n)
 {
@@ -723,7 +727,7 @@ weighed_chat(PyObject *module, PyObject *args)
     Py_buffer view;
     if (!PyArg_ParseTuple(args, "On", &json, &limit) || PyObject_GetBuffer(json, &view, PyBUF_SIMPLE) < 0)
         return NULL;
-    /* A message takes more bytes of JSON than of the prompt. */
+    /* A message takes more bytes in JSON than in the prompt. */
     PyObject *prompt = PyBytes_FromStringAndSize(NULL, view.len), *told = NULL;
     if (prompt != NULL) {
         const byte *start = view.buf;
@@ -743,7 +747,7 @@ weighed_chat(PyObject *module, PyObject *args)
     return told;
 }
 
-/* Of every so many bytes: how many there are, and how many of them continue a letter of UTF-8. */
+/* Looks at one in `step` bytes of a text. Returns how many bytes it looked at, and how many of these continue a UTF-8 letter. */
 static PyObject *
 continued(PyObject *Py_UNUSED(self), PyObject *args)
 {
@@ -762,11 +766,11 @@ continued(PyObject *Py_UNUSED(self), PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"text_of", text_of, METH_O, "The UTF-8 of a JSON string, quotes included; None where the ordinary decoder must judge."},
-    {"ids_of", ids_of, METH_O, "The token ids of a JSON array as 32-bit numbers; None where the ordinary decoder must judge."},
+    {"text_of", text_of, METH_O, "Return the UTF-8 of a JSON string, quotes included. None: the ordinary decoder must read it."},
+    {"ids_of", ids_of, METH_O, "Return the token ids of a JSON array as 32-bit numbers. None: the ordinary decoder must read it."},
     {"weighed_chat", weighed_chat, METH_VARARGS,
      "Model, canonical prompt, how the answer is wanted, and what `weigh` counts, of a chat's body; None for the ordinary decoder."},
-    {"continued", continued, METH_VARARGS, "Of every so many bytes of a text: how many there are, and how many continue a letter."},
+    {"continued", continued, METH_VARARGS, "Look at one in `step` bytes: how many these are, and how many continue a letter."},
     {"weigh", weigh, METH_VARARGS, "Units, containers and other items that are read, escapes, and where the model's name begins and ends."},
     {NULL, NULL, 0, NULL},
 };
