@@ -37,8 +37,8 @@ class Gone(Struct, frozen=True, gc=False):
 
 
 class Fault(Struct, frozen=True, gc=False):
-    """For the metrics: the peer broke a rule, which costs a stream or the connection; or it opened a stream
-    that is not a gRPC call.
+    """The peer broke a rule and so lost a stream or the connection, or it opened a stream that is not a gRPC
+    call. This event is for the metrics.
     """
 
     reason: str

@@ -1,11 +1,11 @@
 """One HTTP/2 connection of a gRPC server, as a pure object. It takes bytes and `now`, and returns events and
 bytes to send.
 
-It has what every call runs: the start of a call, its messages, its windows and its end. `frames` checks the
-order of frames, `streams` has the open streams and the windows of both directions. `faults`,
-`control_frames`, `time_limits` and `replies` are for all else. It knows no socket, no clock and no service:
-an edge feeds it with `receive` and `tick`, acts on the events, answers with `send` and `end`, and writes what
-`data_to_send` returns.
+This module has the steps that every call needs: the start of a call, its messages, its windows and its end.
+`frames` checks the order of frames, `streams` has the open streams and the windows of both directions.
+`faults`, `control_frames`, `time_limits` and `replies` do the rest. A connection knows no socket,
+no clock and no service: an edge feeds it with `receive` and `tick`, acts on the events, answers with `send`
+and `end`, and writes what `data_to_send` returns.
 
 Invariants: every split of the same bytes gives the same events. Every `Opened` is followed by one `Gone`, or
 by the owner's `end`. Memory is bounded by `Limits` for each stream and connection, and by `HeldBytes` for
@@ -65,7 +65,7 @@ class Connection:
         self._into_size = 0
         self._into_ends = False
         self.pending = False
-        """`receive` stopped at its limit and must be called again."""
+        """Whether `receive` stopped at its limit and must be called again."""
         self.closing = False
         """Whether we have begun to leave, or the connection is over."""
         self._replies = False
@@ -125,8 +125,8 @@ class Connection:
             self._table.end(stream, status, details)
 
     def reply(self, stream_id: int, reply: Reply) -> None:
-        """Answer the next messages by `reply`, without events, as long as they come in whole frames and it
-        has an answer. Does nothing if the stream is gone.
+        """Answer the next messages by `reply`, without events, as long as they come in whole frames and
+        `reply` has an answer. Does nothing if the stream is gone.
         """
         stream = self._streams.get(stream_id)
         if stream is not None and stream.answered and stream.declared is None:
@@ -188,7 +188,7 @@ class Connection:
                 taken = assembly.takes(size)
                 if taken:
                     message = assembly.with_part(data[at:end])
-            else:  # One whole message, as nearly every frame is.
+            else:  # Nearly every frame is one whole message.
                 taken = (
                     size >= PREFIX_BYTES
                     and read_prefix(data, at) == (0, size - PREFIX_BYTES)
@@ -278,7 +278,7 @@ class Connection:
         except MalformedRequestError:
             self._faults.stream_error(number, Code.PROTOCOL_ERROR, "malformed_headers")
 
-    # -- what they do ----------------------------------------------------------------------------------------
+    # -- effects of the frames -------------------------------------------------------------------------------
 
     def _open(self, number: int, block: bytes, *, ends: bool, depends_on_itself: bool) -> None:
         before, self._table.last_id = self._table.last_id, number

@@ -1,5 +1,7 @@
-"""What happens to a stream or connection whose peer breaks a rule, or asks for something that we refuse. The
-states of a stream are a table (RFC 9113, section 5.1). A call without faults enters nothing here. Pure.
+"""Ends a stream or connection whose peer breaks a rule, or asks for something that we refuse.
+
+A table says which frames each state of a stream allows (RFC 9113, section 5.1). A call without faults uses
+nothing of this module. Pure.
 """
 
 from __future__ import annotations

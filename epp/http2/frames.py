@@ -210,7 +210,7 @@ class FrameReader:
                 and not flags & _PADDED
                 and self._block is None
                 and self.hello_seen
-            ):  # A complete DATA frame, as nearly always.
+            ):  # Nearly always: a complete DATA frame.
                 sink.data(number & MAX_STREAM_ID, data, at + HEAD_BYTES, after, ends=flags & _END_STREAM != 0)
                 at = after
                 limit -= 1
@@ -237,8 +237,8 @@ class FrameReader:
         return True
 
     def _next(self, data: bytes, at: int, end: int) -> int:
-        """Read one frame, or the header of a DATA frame. Returns where the next one begins, or -1 if it is
-        not complete yet.
+        """Read one frame, or the header of a DATA frame. Returns where the next frame begins, or -1 if
+        this frame is not complete yet.
         """
         high, low, kind, flags, number = unpack_head(data, at)
         size: int = high << 8 | low

@@ -82,7 +82,7 @@ class Assembly:
         return self.whole() if self._have == self._size else None
 
     def whole(self) -> bytes | None:
-        """Return the message, if it is complete. The assembly then keeps nothing of it."""
+        """Return the message, if it is complete. The assembly then keeps nothing of the message."""
         if self._have != self._size:
             return None
         message = b"".join(self._parts)

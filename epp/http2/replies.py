@@ -17,8 +17,8 @@ def replied(data: bytes, streams: Streams, limits: Limits) -> int:
     """Answer the frames at the beginning of `data` for which there are replies, but not too many. Returns
     where the rest begins.
 
-    Each of them is a whole DATA frame. Most reads of a full duplex answer have nothing else. The windows
-    change as they do for frames that go through `FrameReader`.
+    Each of these frames is a whole DATA frame. Most reads of a full duplex answer have no other frames. The
+    windows change as they do for frames that go through `FrameReader`.
     """
     windows, by_number, most_bytes = streams.windows, streams.by_number, limits.max_frame_bytes
     at, end, left = 0, len(data), _MOST_REPLIES

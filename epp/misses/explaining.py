@@ -1,7 +1,7 @@
-"""Runs `Misses` beside the requests, and reports its findings as JSON values. Kept running by `app`.
+"""Runs `Misses` beside the requests, and reports its findings as JSON values. `app` keeps it running.
 
-It handles some requests at a time, a few times a second. It measures its own CPU time, and reports it with
-the findings.
+The loop handles some requests at a time, a few times a second. It measures its own CPU time, and reports this
+time with the findings.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Explaining:
         }
 
     def hot_prefixes(self) -> list[dict[str, Any]]:
-        """Return the hottest beginnings of prompts: which servers hold them, by the table, and which got
-        their requests in the last minutes.
+        """Return the hottest beginnings of prompts: which servers hold these beginnings, by the
+        prefix table, and which servers got requests with them in the last minutes.
         """
         table = self._picker.table
         found = []

@@ -51,7 +51,7 @@ class Seen:
 
     def none_of(self, chunks: Sequence[ChunkHash]) -> bool:
         """Return whether none of these chunks was ever sent anywhere, as far as the sample shows."""
-        return self._sent.keys().isdisjoint(self.sampled(chunks))  # no other chunk is there
+        return self._sent.keys().isdisjoint(self.sampled(chunks))  # only sampled chunks are remembered
 
     def note(self, chunks: Sequence[ChunkHash], sent: Sent) -> None:
         chosen = self.sampled(chunks)

@@ -1,7 +1,8 @@
-"""What servers say of their own caches: corrects the prefix table by it, and remembers what the table does
-not hold, namely how much each server holds, and which chunks are in its slower tiers.
+"""Corrects the prefix table by the servers' reports about their own caches. It also remembers what the table
+does not hold: how many bytes each server holds, and which chunks are in the server's slower tiers.
 
-Only exact mode makes such reports, so without it all of this is empty. Owned by `server_caches`, synchronous.
+Only exact mode makes such reports, so without exact mode all fields are empty. Owned by `server_caches`,
+synchronous.
 """
 
 from __future__ import annotations

@@ -183,8 +183,8 @@ def place_of_model(body: bytes | memoryview) -> tuple[int, int] | None:
 
 
 def _weighed_without_c(given: bytes | memoryview) -> Weight:
-    """Return the same by searches of the whole body. These do not show nesting, so every list and object
-    counts as rendered.
+    """Return the weight by searches of the whole body. These searches do not show nesting, so every list and
+    object counts as rendered.
     """
     if len(given) * _BYTE_NS > _LONGEST_NS:
         return Weight(size_bytes=len(given), units=0)

@@ -1,9 +1,9 @@
 """Splits a stream of server-sent events, in whatever pieces it arrives, into each event's data.
 
 Owns the unfinished line and event, never more than `max_event_bytes` of either: a longer event is dropped
-whole and the next one is read again. After `MOST_LINES` of one answer nothing more is read: each costs half a
-microsecond, however short it is. Lines end in LF, CRLF or CR. Knows nothing of what the data means. Called by
-`response`.
+whole, and the next event is read normally. After `MOST_LINES` of one answer nothing more is read: each line
+costs half a microsecond, however short it is. Lines end in LF, CRLF or CR. This module does not know what
+the data means. Called by `response`.
 """
 
 from __future__ import annotations
