@@ -6,6 +6,7 @@ python -m bench.bench_exact
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import statistics
@@ -154,6 +155,7 @@ def delay_of_picks(language: FolderLanguage, *, switch_s: float, busy: bool) -> 
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         language = FolderLanguage(write_language(Path(folder)))
     of_a_prompt(language)

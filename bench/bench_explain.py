@@ -4,6 +4,7 @@ and asserts nothing.
 
 from __future__ import annotations
 
+import argparse
 import time
 
 from epp.config.policy import PolicySpec
@@ -34,4 +35,5 @@ def main(rounds: int = 300) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

@@ -8,6 +8,7 @@ figures are medians of rounds. The cases alternate.
 
 from __future__ import annotations
 
+import argparse
 import random
 import statistics
 import time
@@ -85,6 +86,7 @@ def _change_ms(picker: Picker, pools: int, n: int) -> tuple[float, float]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     cases = {
         "1,000 endpoints, nothing listed": (_picker(1, listed=False), 1),
         "1,000 endpoints, one model": (_picker(1, listed=True), 1),

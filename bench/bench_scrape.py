@@ -8,11 +8,11 @@ since machines differ.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import multiprocessing
 import resource
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -113,8 +113,11 @@ async def _scrape(ports: list[int], seconds: float) -> tuple[float, int, int]:
 
 
 def main() -> None:
-    servers = int(sys.argv[1]) if len(sys.argv) > 1 else 100
-    seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 8.0
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("servers", type=int, nargs="?", default=100, help="number of model servers (100)")
+    parser.add_argument("seconds", type=float, nargs="?", default=8.0, help="length of each row (8)")
+    options = parser.parse_args()
+    servers, seconds = options.servers, options.seconds
     busy = EngineState(
         running=3, waiting=1, kv_usage=0.4, finished={"stop": 9, "length": 1}, ttft_s=(0.4,), prefill_s=(0.2,)
     )

@@ -9,6 +9,7 @@ picker joins. Half of the prompts are turns of conversations over 8 shared syste
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import random
 import tempfile
@@ -140,6 +141,7 @@ async def _over_redis() -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print(f"{REPLICAS} pickers, batches of {PER_BATCH} requests\n")
     print(
         "| prompt | bytes sent for each request | CPU to send, us | CPU to receive at each other picker, us | unresolved |"

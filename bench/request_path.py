@@ -10,6 +10,7 @@ separately, since the picker knows none of them: it sends events to its subscrib
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 import tempfile
@@ -153,6 +154,7 @@ async def _one_request(process: Any, messages: tuple[bytes, ...], traced: Walk |
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     found = asyncio.run(walk())
     for module, functions in found.functions.items():
         mark = " " if module in found.answered else "+"
