@@ -203,7 +203,7 @@ def test_the_gateway_refuses(helm: Helm, values: dict[str, Any], field: str) -> 
         ),
         (
             {"extraEnv": [{"name": "PYTHONHASHSEED", "value": "0"}]},
-            "extraEnv: PYTHONHASHSEED is what the profile",
+            "extraEnv: the profile itself writes PYTHONHASHSEED",
         ),
         ({"extraEnv": {"A": "b"}}, "/extraEnv"),
         ({"initContainers": [{"name": "fetch"}]}, "/initContainers"),
