@@ -1,5 +1,5 @@
-"""Flow control decides on a request while the picker still writes that the request waits: the data plane gets
-both answers, over a real gRPC channel, on both transports.
+"""Flow control decides on a request while the picker still writes that the request waits, or while the
+process ends. The data plane gets every answer, over a real gRPC channel, on both transports.
 """
 
 from __future__ import annotations
@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -51,24 +53,49 @@ def make_picker() -> Picker:
     return picker
 
 
-async def test_a_pick_that_is_made_while_the_delay_is_written_follows_it() -> None:
+@asynccontextmanager
+async def serving(gate: type[Gate]) -> AsyncIterator[tuple[ExtProcServer, Gate, grpc.aio.Channel]]:
+    """Run a server whose requests wait, except the first one."""
     picker = make_picker()
+    held = gate(picker)
     server = ExtProcServer(
         picker,
         listen=Listen(address="127.0.0.1:0", transport=transport()),
         settings=StreamSettings(longest_delay_s=30.0),
-        gate=HastyGate(picker),
+        gate=held,
     )
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             await Exchange(channel).route()
-            exchange = Exchange(channel)
-            await exchange.ask(headers())
-            body = ext_proc.ProcessingRequest(request_body={"body": BODY, "end_of_stream": True})
-            delay = await exchange.ask(body)
-            assert delay.HasField("override_message_timeout")
-            pick = await asyncio.wait_for(exchange.call.read(), 10)
-            assert pick.HasField("request_body")
+            yield server, held, channel
     finally:
         await server.stop()
+
+
+async def begin(channel: grpc.aio.Channel) -> Exchange:
+    """Send a request that waits."""
+    exchange = Exchange(channel)
+    await exchange.ask(headers())
+    body = ext_proc.ProcessingRequest(request_body={"body": BODY, "end_of_stream": True})
+    delay = await exchange.ask(body)
+    assert delay.HasField("override_message_timeout")
+    return exchange
+
+
+async def test_a_pick_that_is_made_while_the_delay_is_written_follows_it() -> None:
+    async with serving(HastyGate) as (_, _, channel):
+        exchange = await begin(channel)
+        pick = await asyncio.wait_for(exchange.call.read(), 10)
+        assert pick.HasField("request_body")
+
+
+async def test_a_drain_without_time_ends_only_when_every_waiting_request_is_sent() -> None:
+    """The gate sends 50 requests in one turn of the event loop, so 120 requests need three turns."""
+    async with serving(Gate) as (server, gate, channel):
+        exchanges = [await begin(channel) for _ in range(120)]
+        assert gate.waiting == 120
+        await server.drain(0.0)
+        assert gate.waiting == 0
+        picks = [await asyncio.wait_for(exchange.call.read(), 10) for exchange in exchanges]
+        assert all(pick.HasField("request_body") for pick in picks)
