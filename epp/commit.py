@@ -16,8 +16,8 @@ import random
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from epp.config.policy import Policy, PolicySpec
-from epp.decision import DIRECT, SHOWN_CHARS, Decision, Outcome, PickRequest, Queued, WouldPick
+from epp.config.policy import PolicySpec
+from epp.decision import Decision, Outcome, PickRequest
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.state import Booking, EndpointState
 from epp.picker_events import (
@@ -35,9 +35,8 @@ from epp.picker_events import (
 from epp.prefilling import Helper, Prefilling
 from epp.prefix_index.removal import undo
 from epp.request.response import ResponseFeedback
-from epp.scheduling.candidates import Shown
-from epp.scheduling.schedule import MOST, Choice, only_ranked
-from epp.scheduling.snapshot import Floats, SchedulingRequest, Snapshot
+from epp.scheduling.schedule import Choice
+from epp.scheduling.snapshot import SchedulingRequest, Snapshot
 from epp.server_caches import Prompt, ServerCaches
 from epp.types import RANK, RANK_ADDRESS, Address, Endpoint, EndpointName
 
@@ -75,7 +74,7 @@ class Commits:
         caches: ServerCaches,
         listeners: Listeners,
         *,
-        policy: Policy,
+        spec: PolicySpec,
         rng: random.Random,
         unix_offset_s: float,
     ) -> None:
@@ -85,39 +84,25 @@ class Commits:
         self._rng = rng
         self._unix_offset_s = unix_offset_s
         self._prefilling = Prefilling(fleet, caches, listeners, rng)
-        self.apply(policy)
+        self.apply(spec)
 
-    def apply(self, policy: Policy) -> None:
+    def apply(self, spec: PolicySpec) -> None:
         """Use this policy from now on."""
-        self._policy = policy
-        self._spec: PolicySpec = policy.spec
+        self._spec = spec
 
     # -- the choice ------------------------------------------------------------------------------------------
 
-    def commit(
-        self,
-        considered: Considered,
-        *,
-        would_pick: WouldPick | None = None,
-        queued: Queued = DIRECT,
-        now: float,
-    ) -> Pick:
-        """Book and record a choice. Nothing may have changed since it was considered."""
+    def commit(self, considered: Considered, decision: Decision, *, now: float) -> Pick:
+        """Book and record a choice. decision: the record of this choice. Nothing may have changed since the
+        choice was considered.
+        """
         request, prompt, adapter, snapshot, asked, choice = considered
-        decision = _decision(considered, self._policy, at_unix_s=now + self._unix_offset_s)
-        decision.dry_run = would_pick
-        if queued is not DIRECT:
-            decision.waited_s, decision.priority = queued.waited_s, queued.priority
-            decision.tenant = queued.tenant
-        chosen = choice.places[0]
-        state = self._fleet.in_slot(snapshot.slots[chosen])
+        state = self._fleet.in_slot(snapshot.slots[choice.places[0]])
         if choice.reason == "trial":
             self._fleet.failures.tried(state, decision.model, now=now)
         self._caches.demand.asked(asked.prefix, now=now)
         least = choice.uncached_tokens.item(choice.uncached_tokens.argmin())
         self._caches.at_once.came(prompt.whole, tokens=least, now=now)
-        ahead_tokens = snapshot.undone_tokens.item(chosen) + choice.uncached_tokens.item(chosen)
-        decision.predicted_s = ahead_tokens / snapshot.rate.item(chosen)
         helper = None
         if self._fleet.disaggregated:
             helper = self._prefilling.choose(
@@ -381,39 +366,3 @@ def _to_rank(routed: Pick, rank: Endpoint) -> Pick:
     routed.destinations = routed.decision.destinations = routed.destinations[:1]
     routed.set_headers = ((RANK_ADDRESS, rank.address.text), (RANK, str(rank.rank)))
     return routed
-
-
-def _decision(considered: Considered, policy: Policy, *, at_unix_s: float) -> Decision:
-    """Return the record of a choice. The server at the first place of the choice gets the request."""
-    request, prompt, adapter, snapshot, asked, choice = considered
-    inference, spec, roster, places = request.inference, policy.spec, snapshot.roster, choice.places
-    slots = [
-        snapshot.slots[place] for place in places[: min(spec.max_destinations, request.max_destinations)]
-    ]
-    return Decision(
-        request_id=request.request_id,
-        at_unix_s=at_unix_s,
-        kind=inference.kind,
-        model=inference.model[:SHOWN_CHARS],
-        adapter=adapter,
-        rule=spec.rule,
-        policy=policy.metadata.name,
-        prompt_tokens=asked.prompt_tokens,
-        prompt_chunks=len(prompt.chain),
-        matched_tokens=int(asked.cached_tokens.item(places[0])),
-        reason=choice.reason,
-        chosen=roster.names[slots[0]],
-        destinations=tuple([roster.addresses[slot] for slot in slots]),
-        candidates=_candidates(choice, snapshot, asked.cached_tokens, spec=spec),
-        unread=inference.unread,
-    )
-
-
-def _candidates(choice: Choice, snapshot: Snapshot, cached_tokens: Floats, *, spec: PolicySpec) -> Shown:
-    """Return the candidates as people see them. If there are many candidates, only those with the best scores
-    are kept.
-    """
-    best = int(cached_tokens.item(cached_tokens.argmax()))
-    if len(snapshot.slots) > MOST:
-        choice, snapshot, cached_tokens = only_ranked(choice, snapshot, cached_tokens)
-    return Shown(choice, snapshot, cached_tokens, spec, best)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from epp.commit import Commits, Considered
 from epp.config.policy import Policy, PolicySpec
-from epp.decision import DIRECT, Outcome, PickRequest, Queued, WouldPick
+from epp.decision import DIRECT, SHOWN_CHARS, Decision, Outcome, PickRequest, Queued, WouldPick
 from epp.dry_run import DryRun
 from epp.errors import NoEndpointError
 from epp.fleet_news import FleetNews
@@ -23,9 +23,10 @@ from epp.picker_events import Hangs, Pick, StreamEvent
 from epp.prefix_index.eviction import evict
 from epp.prefix_index.secret import HashSecret
 from epp.request.response import ResponseFeedback
+from epp.scheduling.candidates import Shown
 from epp.scheduling.rules import RULES
-from epp.scheduling.schedule import Scheduler
-from epp.scheduling.snapshot import NO_SERVERS, Floats, SchedulingRequest
+from epp.scheduling.schedule import MOST, Choice, Scheduler, only_ranked
+from epp.scheduling.snapshot import NO_SERVERS, Floats, SchedulingRequest, Snapshot
 from epp.server_caches import Prompt
 from epp.types import Address
 
@@ -51,7 +52,7 @@ class Picker(FleetNews):
         self._rng = rng
         self._unix_offset_s = unix_offset_s
         self._commits = Commits(
-            self.fleet, self.caches, self._listeners, policy=policy, rng=rng, unix_offset_s=unix_offset_s
+            self.fleet, self.caches, self._listeners, spec=policy.spec, rng=rng, unix_offset_s=unix_offset_s
         )
         self._apply(policy)
         self.dry_run: DryRun | None = None
@@ -62,7 +63,7 @@ class Picker(FleetNews):
         now.
         """
         self._apply(policy)
-        self._commits.apply(policy)
+        self._commits.apply(policy.spec)
         self.follow_policy(policy.spec)
 
     def set_dry_run(self, policy: Policy | None) -> None:
@@ -140,10 +141,13 @@ class Picker(FleetNews):
     def commit(self, considered: Considered, *, queued: Queued = DIRECT, now: float) -> Pick:
         """Book and record a choice. Nothing may have changed since it was considered."""
         # No code of this module awaits, so the state that was scored is still the state that is booked.
-        would_pick = (
-            None if self.dry_run is None else self._would_pick(self.dry_run, considered, queued, now=now)
-        )
-        return self._commits.commit(considered, would_pick=would_pick, queued=queued, now=now)
+        decision = _decision(considered, self.policy, at_unix_s=now + self._unix_offset_s)
+        if self.dry_run is not None:
+            decision.dry_run = self._would_pick(self.dry_run, considered, queued, now=now)
+        if queued is not DIRECT:
+            decision.waited_s, decision.priority = queued.waited_s, queued.priority
+            decision.tenant = queued.tenant
+        return self._commits.commit(considered, decision, now=now)
 
     def _would_pick(self, tried: DryRun, considered: Considered, queued: Queued, *, now: float) -> WouldPick:
         """Return the choice of the policy in dry run among the same servers."""
@@ -193,3 +197,40 @@ class Picker(FleetNews):
         """The policy in use. Callers only read it."""
         self._spec: PolicySpec = policy.spec
         self._scheduler = Scheduler(policy.spec, RULES[policy.spec.rule](policy.spec, self._rng))
+
+
+def _decision(considered: Considered, policy: Policy, *, at_unix_s: float) -> Decision:
+    """Return the record of a choice. The server at the first place of the choice gets the request."""
+    request, prompt, adapter, snapshot, asked, choice = considered
+    inference, spec, roster, places = request.inference, policy.spec, snapshot.roster, choice.places
+    most, first = min(spec.max_destinations, request.max_destinations), places[0]
+    slots = [snapshot.slots[place] for place in places[:most]]
+    ahead_tokens = snapshot.undone_tokens.item(first) + choice.uncached_tokens.item(first)
+    return Decision(
+        request_id=request.request_id,
+        at_unix_s=at_unix_s,
+        kind=inference.kind,
+        model=inference.model[:SHOWN_CHARS],
+        adapter=adapter,
+        rule=spec.rule,
+        policy=policy.metadata.name,
+        prompt_tokens=asked.prompt_tokens,
+        prompt_chunks=len(prompt.chain),
+        matched_tokens=int(asked.cached_tokens.item(first)),
+        reason=choice.reason,
+        chosen=roster.names[slots[0]],
+        destinations=tuple([roster.addresses[slot] for slot in slots]),
+        candidates=_candidates(choice, snapshot, asked.cached_tokens, spec=spec),
+        predicted_s=ahead_tokens / snapshot.rate.item(first),
+        unread=inference.unread,
+    )
+
+
+def _candidates(choice: Choice, snapshot: Snapshot, cached_tokens: Floats, *, spec: PolicySpec) -> Shown:
+    """Return the candidates as people see them. If there are many candidates, only those with the best scores
+    are kept.
+    """
+    best = int(cached_tokens.item(cached_tokens.argmax()))
+    if len(snapshot.slots) > MOST:
+        choice, snapshot, cached_tokens = only_ranked(choice, snapshot, cached_tokens)
+    return Shown(choice, snapshot, cached_tokens, spec, best)
