@@ -76,16 +76,20 @@ class Streams:
         """
         return self._unread.answer(data, names=self.wanted(), settings=self.context.settings, now=now)
 
-    def drain(self) -> None:
-        """Let go of every stream that has answered response headers, now and from now on."""
+    def drain(self) -> frozenset[Conversation]:
+        """Let go of every stream that has answered response headers, now and from now on. Return the streams
+        whose requests waited in the gate until now.
+        """
         settings = dataclasses.replace(self.context.settings, hold_streams=False)
         self.context = dataclasses.replace(self.context, settings=settings)
         now = self.clock()
+        waited = frozenset(conversation for conversation in self.live if conversation.waits)
         if self.context.gate is not None:
             self.context.gate.drain(now=now)
             self.room()
         for conversation in list(self.live):
             conversation.let_go(now=now)
+        return waited
 
     def tidy(self) -> None:
         """Evict after a pick, once the answer is written."""
@@ -132,6 +136,11 @@ class Conversation(Handler):
         self._picked = False
         self._stream: HttpStream | None = None
         """None: no message has come yet."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the request waits in the gate."""
+        return self._stream is not None and self._stream.phase is Phase.WAITING
 
     def message(self, data: bytes, *, now: float) -> None:
         stream = self._stream

@@ -39,11 +39,6 @@ from epp.types import BEGAN, Address
 
 _EOF: Final[object] = grpc.aio.EOF
 
-_LATE_S: Final = 10.0
-"""Answers that are ready when the server stops may take this long to be written. A peer that does not read
-could hold the stop up for ever.
-"""
-
 
 class GrpcioTransport:
     def __init__(self, streams: Streams, health: Health, *, listen: Listen) -> None:
@@ -74,13 +69,9 @@ class GrpcioTransport:
         return port
 
     async def stop(self, grace_s: float) -> None:
-        """Close the socket, and cancel the calls still in flight after `grace_s`. Before that, answers to
-        requests that waited are written, which may take longer.
-        """
+        """Close the socket, and cancel the calls still in flight after `grace_s`."""
         if self._server is not None:
             server, self._server = self._server, None
-            if self._writing_late:
-                await asyncio.wait(self._writing_late, timeout=_LATE_S)
             await server.stop(grace_s)
 
     def check_integrity(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from epp.config.listening import Listen
-from epp.extproc.conversation import Streams
+from epp.extproc.conversation import Conversation, Streams
 from epp.extproc.health import Health
 from epp.extproc.overload import Overload
 from epp.extproc.pump import Pump
@@ -27,7 +27,9 @@ _NOTICE_S: Final = 3.0
 _POLL_S: Final = 0.05
 
 _LET_GO_S: Final = 10.0
-"""Requests that waited in the gate may take this long to be sent, even if `drainSeconds` is shorter."""
+"""Requests that waited in the gate may take this long until their response headers are answered, even if
+`drainSeconds` is shorter.
+"""
 
 
 class Transport(Protocol):
@@ -56,7 +58,6 @@ class ExtProcServer:
     ) -> None:
         """Prepare the server. gate: where requests may wait. This server runs the gate's timer."""
         self._clock = clock
-        self._gate = gate
         self._health = Health()
         self._streams = Streams(picker, settings=settings, clock=clock, gate=gate)
         self._pump = Pump(gate, clock=clock, after=self._streams.tidy) if gate is not None else None
@@ -88,23 +89,24 @@ class ExtProcServer:
 
     async def drain(self, seconds: float) -> None:
         """Report NOT_SERVING, let streams finish, and go on answering new streams. Returns when no stream is
-        left, or after `seconds` if all requests that waited in the gate were sent by then.
+        left, or after `seconds`, but not before the streams of the requests that waited in the gate end.
 
         Streams that have answered response headers end with OK now: the data plane completes these requests
         alone.
         """
         self._health.set_ready(ready=False)
-        self._streams.drain()
+        waited = self._streams.drain()
         started = self._clock()
         while True:
-            if self._drained(self._clock() - started, seconds):
+            if self._drained(waited, self._clock() - started, seconds):
                 return
             await asyncio.sleep(_POLL_S)
 
-    def _drained(self, waited_s: float, seconds: float) -> bool:
-        if self._gate is not None and self._gate.waiting and waited_s < _LET_GO_S:
+    def _drained(self, waited: frozenset[Conversation], passed_s: float, seconds: float) -> bool:
+        live = self._streams.live
+        if passed_s < _LET_GO_S and not waited.isdisjoint(live):
             return False
-        return waited_s >= seconds or (not self._streams.live and waited_s >= min(seconds, _NOTICE_S))
+        return passed_s >= seconds or (not live and passed_s >= min(seconds, _NOTICE_S))
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Close the socket and cancel the calls still in flight after `grace_s`."""
