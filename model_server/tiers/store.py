@@ -211,7 +211,8 @@ class PrefixStore:
                 tell(TierStored("STORAGE", place.hashes, place.first_block, place.parent))
 
     def check_integrity(self) -> None:
-        with self._lock:
+        # While a file is written, the folder is ahead of the tree.
+        with self._writing, self._lock:
             self._tree.check_integrity()
             names = {node.name for node in self._tree}
             assert names == self._segments.keys() == self._last_use.keys() == self._oldest.filed.keys()
