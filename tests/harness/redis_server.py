@@ -198,7 +198,11 @@ async def tls_in_front(
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         inside_reader, inside_writer = await asyncio.open_connection("127.0.0.1", server.port)
-        await asyncio.gather(copy(reader, inside_writer), copy(inside_reader, writer))
+        try:
+            await asyncio.gather(copy(reader, inside_writer), copy(inside_reader, writer))
+        finally:
+            for end in (writer, inside_writer):
+                end.close()  # one of them may still be open if this task was cancelled
 
     port = free_port()
     async with accepting(accept, ["127.0.0.1", "127.0.0.2"], port, ssl=context):

@@ -49,6 +49,8 @@ class Relay:
             await asyncio.gather(_copy(reader, there_writer), _copy(there_reader, writer))
         finally:
             self._writers -= both
+            for end in both:
+                end.close()  # one of them may still be open if this task was cancelled
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -161,6 +161,7 @@ class Services:
         finally:
             for end in (writer, to_writer):
                 end.close()
+            for end in (writer, to_writer):
                 with contextlib.suppress(OSError):
                     await end.wait_closed()
 
