@@ -29,6 +29,8 @@ from epp.types import Facts
 MOST: int = 10
 """Number of candidates that a rule puts in order: enough for every fallback list and for the decision's
 record."""
+_SAMPLE = 100
+"""Numbers that are sorted first, to find the smallest of very many."""
 _DISPLACING = 2.0
 """Loads that count if no slot is free: the adapter's own, and the next load of the adapter that it
 displaces."""
@@ -166,13 +168,28 @@ def fewest(key: Floats | Ints, rng: random.Random | None) -> list[int]:
     if len(key) <= MOST:
         few = [(value, chance(), place) for place, value in enumerate(key.tolist())]
         return [place for _, _, place in sorted(few)]
-    edge = np.sort(key)[
-        MOST - 1
-    ]  # here a sort is as fast as a partition, and it stays fast if most values are equal
-    less, equals = (key < edge).nonzero()[0], (key == edge).nonzero()[0]
+    less, edge = _below_edge(key)
+    equals = (key == edge).nonzero()[0]
     values, places = key[less].tolist(), less.tolist()
     few = sorted([(values[n], chance(), place) for n, place in enumerate(places)])
     return [place for _, _, place in few] + _some_of(equals, MOST - len(few), rng)
+
+
+def _below_edge(key: Floats | Ints) -> tuple[Ints, float]:
+    """Return the `MOST`th smallest number and the places of all smaller ones.
+
+    A sort of about a hundred of the numbers gives a bound for it. If fewer than `MOST` numbers are below that
+    bound, which is so where many are equal, the bound is the number. Otherwise only those have to be sorted.
+    """
+    sample = key[:: max(1, len(key) // _SAMPLE)].copy()
+    sample.sort()
+    edge = sample[MOST - 1]
+    less = (key < edge).nonzero()[0]
+    if len(less) >= MOST:
+        below = key[less]
+        edge = np.sort(below)[MOST - 1]
+        less = less[below < edge]
+    return less, edge
 
 
 def _some_of(places: Ints, count: int, rng: random.Random | None) -> list[int]:
