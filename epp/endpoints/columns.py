@@ -80,8 +80,10 @@ class Columns:
     # -- following the states --------------------------------------------------------------------------------
 
     def follow(self) -> None:
-        while self.changed:
-            self._copy(self.changed.pop())
+        changed = list(self.changed)
+        self.changed.clear()  # `pop` would search the whole room of a set that once had every slot
+        for slot in changed:
+            self._copy(slot)
         if not self._rates_known:
             # A page changes the rate of its server, and so of every server of the same model.
             per_model = np.array([model.tokens_per_s for model in self._models])

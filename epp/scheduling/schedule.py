@@ -201,7 +201,7 @@ def _some_of(places: Ints, count: int, rng: random.Random | None) -> list[int]:
         return few
     chance, size = rng.random, len(places)
     count = min(count, size)
-    drawn = dict.fromkeys([int(chance() * size) for _ in range(count)])
+    drawn: dict[int, None] = {}
     while len(drawn) < count:  # this takes a third of the time of `rng.sample`
         drawn[int(chance() * size)] = None
     return [places.item(n) for n in drawn]
