@@ -164,6 +164,21 @@ def test_the_fewest_are_those_that_a_whole_sort_puts_first(keys: list[int], seed
     assert [keys[place] for place in places] == sorted(keys)[:MOST]
 
 
+@given(
+    size=st.sampled_from([199, 200, 201, 1000]),
+    different=st.sampled_from([1, 2, 12, 10**6]),
+    seed=st.integers(0, 1000),
+)
+def test_the_fewest_of_very_many_are_those_that_a_whole_sort_puts_first(
+    size: int, different: int, seed: int
+) -> None:
+    rng = random.Random(seed)
+    keys = [rng.randrange(different) for _ in range(size)]
+    places = fewest(np.array(keys, dtype=float), rng)
+    assert len(set(places)) == len(places) == MOST
+    assert [keys[place] for place in places] == sorted(keys)[:MOST]
+
+
 def test_among_many_equals_each_may_be_first_and_each_may_be_second() -> None:
     rng, key = random.Random(0), np.zeros(40)
     orders = [fewest(key, rng) for _ in range(400)]
