@@ -4,8 +4,9 @@ and the end of the stream.
 `python -m bench.request_path`. A picker in this process, on its own HTTP/2, serves chat requests of a gRPC
 client. The last of them is traced, since its usual parts are cached by then. Prints each module of `epp`
 whose code runs, in the order in which they are entered, with the functions called there, and the calls from a
-layer to a higher one (`[tool.importlinter]` in pyproject.toml has the layers). Calls of listeners are counted
-separately, since the picker knows none of them: it sends events to its subscribers.
+layer to a higher one (`[tool.importlinter]` in pyproject.toml has the layers). Listeners are printed
+separately, with the modules that only they run, since they are not on the way of a request: the picker sends
+events to its subscribers, knows none of them, and needs nothing from them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _ROOT: Final = Path(__file__).resolve().parents[1]
 _METHOD: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 _REQUESTS: Final = 40
 _REPORTING: Final = frozenset({"on_event"})
-"""Functions that receive the picker's events."""
+"""The names of functions that receive the picker's events."""
 
 
 @dataclass
@@ -48,6 +49,8 @@ class Walk:
 
     functions: dict[str, list[str]] = field(default_factory=dict)
     """The functions of each module, in the order of their first calls."""
+    listening: dict[str, list[str]] = field(default_factory=dict)
+    """The functions of the listeners, and those that only listeners called, in the same form."""
     answered: list[str] = field(default_factory=list)
     """The modules that had run when the answer with the destinations was written."""
     back_up: set[tuple[str, str]] = field(default_factory=set)
@@ -66,13 +69,15 @@ class _Tracer:
         if callee is None or callee[1].startswith("<"):
             return
         module, name = callee
-        functions = self._walk.functions.setdefault(module, [])
+        callers = list(_callers(frame))
+        listens = any(_reports(each) for _, each in (callee, *callers))
+        ran = self._walk.listening if listens else self._walk.functions
+        functions = ran.setdefault(module, [])
         if name not in functions:
             functions.append(name)
-        caller = _caller(frame)
-        if caller is not None and self._depth(module) < self._depth(caller[0]):
-            kind = self._walk.listeners if name.rsplit(".", 1)[-1] in _REPORTING else self._walk.back_up
-            kind.add((".".join(caller), f"{module}.{name}"))
+        if callers and self._depth(module) < self._depth(callers[0][0]):
+            kind = self._walk.listeners if _reports(name) else self._walk.back_up
+            kind.add((".".join(callers[0]), f"{module}.{name}"))
 
     def _depth(self, module: str) -> int:
         """Return 0 for the highest layer, and more for lower ones."""
@@ -94,14 +99,19 @@ def _place(frame: FrameType) -> tuple[str, str] | None:
     return (module, frame.f_code.co_qualname) if module.startswith("epp.") else None
 
 
-def _caller(frame: FrameType) -> tuple[str, str] | None:
+def _callers(frame: FrameType) -> Iterator[tuple[str, str]]:
+    """Return the functions of the picker that are being run, the innermost first."""
     above = frame.f_back
     while above is not None:
         place = _place(above)
         if place is not None:
-            return place
+            yield place
         above = above.f_back
-    return None
+
+
+def _reports(name: str) -> bool:
+    """Return whether a function receives the picker's events."""
+    return name.rsplit(".", 1)[-1] in _REPORTING
 
 
 async def walk() -> Walk:
@@ -159,6 +169,8 @@ def main() -> None:
     for module, functions in found.functions.items():
         mark = " " if module in found.answered else "+"
         print(f"{mark} {module:34} {', '.join(functions)}")
+    for module, functions in found.listening.items():
+        print(f"  {module:34} {', '.join(functions)} (listening)")
     print(f"{len(found.answered)} modules from the bytes of a request to the bytes of its answer")
     print(f"{len(found.functions)} modules to the end of the stream (+: only after the answer)")
     print(f"{len(found.back_up)} calls back up the layers", *sorted(found.back_up), sep="\n    ")

@@ -18,19 +18,20 @@ from typing import Final, NamedTuple
 
 from epp.config.policy import PolicySpec
 from epp.decision import Decision, Outcome, PickRequest
+from epp.endpoints.failures import is_fault
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.state import Booking, EndpointState
+from epp.phases import BEGUN, FOLLOWS, OVER, Phase
 from epp.picker_events import (
     Answered,
     Began,
     Ended,
     Grew,
-    Listeners,
+    Listener,
     Moved,
-    Phase,
     Pick,
+    PickerEvent,
     PrefillBegan,
-    is_fault,
 )
 from epp.prefilling import Helper, Prefilling
 from epp.prefix_index.removal import undo
@@ -45,6 +46,32 @@ _ENDS: Final[Mapping[Outcome, Phase]] = {
     "aborted": Phase.ABORTED,
     "failed": Phase.FAILED,
 }
+
+
+class Listeners:
+    """The listeners, in the order in which they subscribed."""
+
+    __slots__ = ("_all",)
+
+    def __init__(self) -> None:
+        self._all: tuple[Listener, ...] = ()
+
+    def add(self, listener: Listener) -> None:
+        self._all = (*self._all, listener)
+
+    def remove(self, listener: Listener) -> None:
+        """Stop calling this listener. It may be removed already. This is allowed while an event is sent."""
+        self._all = tuple(each for each in self._all if each != listener)
+
+    def send(self, event: PickerEvent) -> None:
+        for listener in self._all:
+            listener(event)
+
+
+def enter(pick: Pick, phase: Phase) -> None:
+    """Enter the next phase. An assertion fails if this phase may not follow the current one."""
+    assert phase in FOLLOWS[pick.phase], f"{phase} does not follow {pick.phase}"
+    pick.phase = phase
 
 
 class Considered(NamedTuple):
@@ -83,7 +110,7 @@ class Commits:
         self._listeners = listeners
         self._rng = rng
         self._unix_offset_s = unix_offset_s
-        self._prefilling = Prefilling(fleet, caches, listeners, rng)
+        self._prefilling = Prefilling(fleet, caches, listeners.send, rng)
         self.apply(spec)
 
     def apply(self, spec: PolicySpec) -> None:
@@ -149,7 +176,7 @@ class Commits:
         """
         if routed.phase is not Phase.SENT:
             return False
-        routed.enter(Phase.ANSWERED if status < 400 else Phase.DECLINED)
+        enter(routed, Phase.ANSWERED)
         routed.decision.status = status
         # The address of the pick is compared, because the endpoint's current address may have changed since
         # then.
@@ -189,8 +216,8 @@ class Commits:
             return
         if routed.prefix_lost or not self._mirrored(routed):
             return
-        chain = self._caches.next_turn_chain(routed.chain, conversation, feedback.text)
-        if len(chain) > len(routed.chain):
+        chain = self._caches.next_turn_chain(routed.prompt.chain, conversation, feedback.text)
+        if len(chain) > len(routed.prompt.chain):
             self._caches.table.record(routed.state.endpoint.name, chain, now=now)
             self._listeners.send(Grew(now, routed.state, chain))
 
@@ -198,14 +225,17 @@ class Commits:
         """Release the booking of a request that is over. The prefix stays in the table only if the server
         computed it.
         """
-        if routed.over:
+        phase, status = routed.phase, routed.decision.status
+        if phase in OVER:
             return
-        phase = routed.phase
-        routed.enter(_ENDS[outcome])
+        enter(routed, _ENDS[outcome])
+        routed.computed = outcome == "ended" and status is not None and status < 400 and routed.asks
         routed.decision.outcome = outcome
         routed.wait.over = True
-        if outcome == "failed" and phase is not Phase.DECLINED:
-            self._failed(routed, now=now)  # the answer broke off
+        if outcome == "failed":
+            routed.failed = True
+            if status is None or status < 400:
+                self._failed(routed, now=now)  # the answer broke off
         routed.state.release(routed.booking, computed=routed.computed, now=now)
         if routed.prefill is not None:
             self._prefilling.lost(routed.prefill, now=now)
@@ -218,7 +248,7 @@ class Commits:
             self._forget_prefix(routed)
         if not routed.prefix_lost and self._mirrored(routed):
             # Servers order their blocks by the time when they are freed, which is now.
-            self._caches.table.touch(routed.state.endpoint.name, routed.chain, now=now)
+            self._caches.table.touch(routed.state.endpoint.name, routed.prompt.chain, now=now)
         self._listeners.send(Ended(now, routed))
 
     def detach(self, routed: Pick, *, now: float) -> None:
@@ -226,9 +256,9 @@ class Commits:
         count the request.
         """
         if not routed.over:
-            if routed.phase is Phase.ANSWERED:
+            if routed.phase in BEGUN and (routed.decision.status or 0) < 400:
                 self._fleet.failures.ended(routed.state, now=now)  # the last event of this answer
-            routed.enter(Phase.DETACHED)
+            enter(routed, Phase.DETACHED)
             routed.wait.over = True
             routed.decision.outcome = "detached"
             routed.state.detach()
@@ -270,6 +300,7 @@ class Commits:
             prompt=prompt,
             recorded=recorded,
             table=self._caches.table,
+            asks=bool(decision.model or prompt.size.text_bytes or decision.unread),
             path_hash=request.path_hash,
             wait=self._fleet.answers.sent(
                 state,
@@ -304,18 +335,20 @@ class Commits:
     def _judge(self, routed: Pick, status: int, *, now: float) -> None:
         """Record a fault of the server, if the answer's status shows one. Other errors are the client's."""
         failures, model = self._fleet.failures, routed.decision.model
-        if is_fault(status):
+        if status < 400:
+            if routed.asks:
+                self._fleet.answers.well(routed.state, model, path_hash=routed.path_hash)
+                if failures.marks:
+                    failures.well(routed.state, model, now=now)
+        elif is_fault(status):
             # Of the two servers, the one that computed the prompt is suspected first.
             # Once it is left out, the next answers show whether the other one fails.
+            routed.failed = routed.prefill is None
             suspect = routed.state if routed.prefill is None else routed.prefill.state
             failures.answered(suspect, failed=True, asked_model=model, now=now)
         elif status == 404 and model and not (routed.prompt.size.opaque or routed.decision.unread):
             # If the body is opaque or unread, the 404 may mean a stored response that the body names.
             failures.refused_model(routed.state, model, path_hash=routed.path_hash, now=now)
-        elif status < 400 and routed.asks:
-            self._fleet.answers.well(routed.state, model, path_hash=routed.path_hash)
-            if failures.marks:
-                failures.well(routed.state, model, now=now)
 
     def _mirrored(self, routed: Pick) -> bool:
         """Return whether the table still has this request's chunks for the same server.
@@ -325,7 +358,7 @@ class Commits:
         """
         state = routed.state
         same_server = self._fleet.get(state.endpoint.name) is state and state.process == routed.process
-        return bool(routed.chain) and routed.table is self._caches.table and same_server
+        return bool(routed.prompt.chain) and routed.table is self._caches.table and same_server
 
     def _forget_prefix(self, routed: Pick) -> None:
         """Remove the table entries that only this request recorded, because the server did not compute the
@@ -349,9 +382,9 @@ class Commits:
         cached = 0
         if self._mirrored(routed):
             block_tokens = self._fleet.columns.block_tokens
-            found = self._caches.table.holders(routed.chain)
+            found = self._caches.table.holders(routed.prompt.chain)
             cached = int(self._caches.cached_tokens(routed.prompt, found, block_tokens)[state.slot])
-            routed.recorded = self._caches.table.record(state.endpoint.name, routed.chain, now=now)
+            routed.recorded = self._caches.table.record(state.endpoint.name, routed.prompt.chain, now=now)
             routed.prefix_lost = False
         if routed.prefill is not None:
             cached = routed.prompt.tokens

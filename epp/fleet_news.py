@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
+from epp.commit import Listeners
 from epp.config.policy import PolicySpec
 from epp.endpoints import pages
 from epp.endpoints.fleet import Fleet
@@ -18,7 +19,7 @@ from epp.endpoints.learned import Learned
 from epp.endpoints.marks import Probe, Verdict
 from epp.endpoints.recently_left import RecentlyLeft
 from epp.endpoints.state import EndpointState
-from epp.picker_events import Cut, Hangs, Listener, Listeners, Restarted
+from epp.picker_events import Cut, Hangs, Listener, Restarted
 from epp.prefix_index.hashing import Roots
 from epp.prefix_index.integrity import check_integrity
 from epp.prefix_index.kv_reports import KvReport

@@ -5,58 +5,25 @@ pickers (`sharing`) and exact mode (`kvevents`) are listeners. The picker knows 
 the path of a request: it notes what it needs and returns. It must not keep `Began.asked`, which holds the
 whole prompt, without a bound.
 
-Most events are about a `Pick`: one routed request, whose `Phase` says how far it is. Only `commit` makes and
-changes a `Pick`. `extproc` reads the destinations of a pick, and passes the pick again at each later event of
+Most events are about a `Pick`: one routed request, whose phase (`phases`) says how far it is. Only `commit`
+makes a `Pick`. `extproc` reads the destinations of a pick, and passes the pick again at each later event of
 the HTTP request.
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Final, Literal
+from typing import Literal
 
 from epp.decision import Decision, PickRequest
 from epp.endpoints.answers import Wait
 from epp.endpoints.state import Booking, EndpointState
 from epp.errors import PickError
+from epp.phases import OVER, Phase
 from epp.prefix_index.table import PrefixTable, Recorded
 from epp.server_caches import Prompt
 from epp.types import Address, ChunkHash, Entry, Facts, InferenceRequest
-
-
-class Phase(enum.StrEnum):
-    """The phase of a routed request."""
-
-    SENT = "sent"
-    """The request was sent to a server, which has not answered yet."""
-    ANSWERED = "answered"
-    """The headers of a good answer came, so the server computed the prompt."""
-    DECLINED = "declined"
-    """The headers of an error came (status 400 or more), so the server did not compute the prompt."""
-    ENDED = "ended"
-    ABORTED = "aborted"
-    FAILED = "failed"
-    DETACHED = "detached"
-    """The stream was let go on purpose while the answer continues."""
-
-    # The hash of a string is computed in C. The enum's own hash is a Python call for each lookup in
-    # `FOLLOWS`.
-    __hash__ = str.__hash__
-
-
-OVER: Final = frozenset({Phase.ENDED, Phase.ABORTED, Phase.FAILED, Phase.DETACHED})
-"""Phases in which nothing is booked for the request any more."""
-
-FOLLOWS: Final[Mapping[Phase, AbstractSet[Phase]]] = {
-    Phase.SENT: {Phase.ANSWERED, Phase.DECLINED, *OVER},
-    Phase.ANSWERED: OVER,
-    Phase.DECLINED: OVER,
-    **dict.fromkeys(OVER, frozenset()),
-}
-"""The phases that may follow each phase."""
 
 
 class PrefillJob(Entry):
@@ -95,6 +62,9 @@ class Pick(Entry):
     table: PrefixTable
     process: int
     """The process of the server that got the request. A restarted server holds nothing of the prompt."""
+    asks: bool
+    """Whether the request has a body. A good answer to a request without one, such as `GET /health`, does not
+    show that the server computes."""
     wait: Wait
     """The wait for its first byte."""
     path_hash: int = 0
@@ -103,11 +73,11 @@ class Pick(Entry):
     """The work of a prefill server for this request. None: the chosen server computes the prompt."""
     prefix_lost: bool = False
     """Whether the table has forgotten this prompt, because the server did not compute it."""
-
-    def enter(self, phase: Phase) -> None:
-        """Enter the next phase. An assertion fails if this phase may not follow the current one."""
-        assert phase in FOLLOWS[self.phase], f"{phase} does not follow {self.phase}"
-        self.phase = phase
+    computed: bool = False
+    """Whether the request is over and its server answered it well."""
+    failed: bool = False
+    """Whether the server is at fault, as far as the answer shows. An error counts against the server that
+    computed the prompt."""
 
     @property
     def over(self) -> bool:
@@ -127,37 +97,6 @@ class Pick(Entry):
     @property
     def chain(self) -> list[ChunkHash]:
         return self.prompt.chain
-
-    @property
-    def asks(self) -> bool:
-        """Whether the request has a body. A good answer to a request without one, such as `GET /health`, does
-        not show that the server computes.
-        """
-        decision = self.decision
-        return bool(decision.model) or self.prompt.size.text_bytes > 0 or bool(decision.unread)
-
-    @property
-    def computed(self) -> bool:
-        """Whether the request is over and its server answered it well."""
-        status = self.decision.status
-        return self.phase is Phase.ENDED and status is not None and status < 400 and self.asks
-
-    @property
-    def failed(self) -> bool:
-        """Whether the server is at fault, as far as the answer shows. An error counts against the server that
-        computed the prompt.
-        """
-        status = self.decision.status
-        if self.phase is Phase.FAILED:
-            return True
-        return self.prefill is None and status is not None and is_fault(status)
-
-
-def is_fault(status: int) -> bool:
-    """Return whether an answer of this status shows a sick server. Other errors are the client's. vLLM
-    answers 501 if the model does not have the API that the client asks for.
-    """
-    return (status >= 500 and status != 501) or status == 429
 
 
 class Began(Facts, frozen=True):
@@ -289,23 +228,3 @@ PickerEvent = (
 )
 
 Listener = Callable[[PickerEvent], None]
-
-
-class Listeners:
-    """The listeners, in the order in which they subscribed."""
-
-    __slots__ = ("_all",)
-
-    def __init__(self) -> None:
-        self._all: tuple[Listener, ...] = ()
-
-    def add(self, listener: Listener) -> None:
-        self._all = (*self._all, listener)
-
-    def remove(self, listener: Listener) -> None:
-        """Stop calling this listener. It may be removed already. This is allowed while an event is sent."""
-        self._all = tuple(each for each in self._all if each != listener)
-
-    def send(self, event: PickerEvent) -> None:
-        for listener in self._all:
-            listener(event)

@@ -14,9 +14,10 @@ from typing import Final, NamedTuple
 
 from epp.config.policy import PolicySpec
 from epp.decision import Prefill
+from epp.endpoints.failures import is_fault
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.state import Booking, EndpointState
-from epp.picker_events import Listeners, Pick, PrefillEnded, PrefillJob, is_fault
+from epp.picker_events import Listener, Pick, PrefillEnded, PrefillJob
 from epp.prefix_index.removal import undo
 from epp.scheduling.disaggregation import Elsewhere, computed_elsewhere
 from epp.scheduling.schedule import Choice
@@ -36,10 +37,11 @@ class Helper(NamedTuple):
 
 
 class Prefilling:
-    def __init__(self, fleet: Fleet, caches: ServerCaches, listeners: Listeners, rng: random.Random) -> None:
+    def __init__(self, fleet: Fleet, caches: ServerCaches, send: Listener, rng: random.Random) -> None:
+        """Start without jobs. send: sends an event to all listeners."""
         self._fleet = fleet
         self._caches = caches
-        self._listeners = listeners
+        self._send = send
         self._rng = rng
 
     def choose(
@@ -111,7 +113,7 @@ class Prefilling:
             return
         job.over = True
         job.state.detach()
-        self._listeners.send(PrefillEnded(now, job, "detached"))
+        self._send(PrefillEnded(now, job, "detached"))
 
     def _release(self, job: PrefillJob, *, computed: bool, failed: bool, now: float) -> None:
         """Release the booking and send the event. computed: the prefill endpoint did its part, as far as is
@@ -123,7 +125,7 @@ class Prefilling:
         job.state.release(job.booking, computed=computed, now=now)
         if not computed and job.recorded is not None and self._mirrored(job):
             undo(job.table, job.recorded)
-        self._listeners.send(PrefillEnded(now, job, "computed" if computed else "lost", failed=failed))
+        self._send(PrefillEnded(now, job, "computed" if computed else "lost", failed=failed))
 
     def _mirrored(self, job: PrefillJob) -> bool:
         """Return whether the table still has the recorded entries for the same server."""

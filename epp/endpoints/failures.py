@@ -330,6 +330,13 @@ class Failures:
         self._cuts.check_integrity()
 
 
+def is_fault(status: int) -> bool:
+    """Return whether an answer of this status shows a sick server. Other errors are the client's. vLLM
+    answers 501 if the model does not have the API that the client asks for.
+    """
+    return (status >= 500 and status != 501) or status == 429
+
+
 def _takes_probes(state: EndpointState) -> bool:
     """Return whether the endpoint answers clients itself. Ranks of a server share one address."""
     return state.endpoint.role.answers and state.endpoint.rank is None

@@ -15,8 +15,8 @@ from typing import Final
 import aiohttp
 import msgspec
 
+from epp.endpoints.failures import is_fault
 from epp.endpoints.marks import Probe, Verdict
-from epp.picker_events import is_fault
 from epp.scraping.sessions import session_for_questions
 
 _LOOK_S: Final = 0.25

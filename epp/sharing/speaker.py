@@ -20,6 +20,7 @@ from xxhash import xxh3_64_intdigest
 
 from epp.endpoints.state import EndpointState
 from epp.gate import Gate
+from epp.phases import Phase
 from epp.picker_events import (
     Answered,
     Began,
@@ -29,7 +30,6 @@ from epp.picker_events import (
     Hangs,
     Moved,
     Parsed,
-    Phase,
     Pick,
     PickerEvent,
     PrefillBegan,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from epp.decision import Candidate, Decision, PickRequest
-from epp.picker_events import Answered, Began, Ended, Phase, Pick
+from epp.phases import Phase
+from epp.picker_events import Answered, Began, Ended, Pick
 from epp.types import Address, ApiKind, EndpointName, InferenceRequest
 
 HERE = Address("10.0.0.1", 8000)
@@ -74,6 +75,7 @@ def pick(of: Decision | None = None) -> Pick:
         table=nothing,
         process=0,
         wait=nothing,
+        asks=True,
     )
 
 
