@@ -2,11 +2,14 @@
 and the end of the stream.
 
 `python -m bench.request_path`. A picker in this process, on its own HTTP/2, serves chat requests of a gRPC
-client. The last of them is traced, since its usual parts are cached by then. Prints each module of `epp`
-whose code runs, in the order in which they are entered, with the functions called there, and the calls from a
-layer to a higher one (`[tool.importlinter]` in pyproject.toml has the layers). Listeners are printed
-separately, with the modules that only they run, since they are not on the way of a request: the picker sends
-events to its subscribers, knows none of them, and needs nothing from them.
+client. The last ones are traced, since their usual parts are cached by then. Prints each module of `epp`
+whose code runs for every one of them, in the order in which the modules are entered, with the functions
+called there, and the calls from a layer to a higher one (`[tool.importlinter]` in pyproject.toml has the
+layers).
+
+Two kinds of modules are printed apart. Some run only now and then, for example when the client's HTTP/2 sends
+a PING. Others run only for listeners, which are not on the way of a request: the picker sends events to its
+subscribers, knows none of them, and needs nothing from them.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import asyncio
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -39,13 +42,14 @@ from epp.telemetry.state import PickerStatus
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _METHOD: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 _REQUESTS: Final = 40
+_TRACED: Final = 10
 _REPORTING: Final = frozenset({"on_event"})
 """The names of functions that receive the picker's events."""
 
 
 @dataclass
 class Walk:
-    """The modules that ran for one request."""
+    """The modules that ran for one request, or for every one of several requests."""
 
     functions: dict[str, list[str]] = field(default_factory=dict)
     """The functions of each module, in the order of their first calls."""
@@ -57,6 +61,8 @@ class Walk:
     """The calls to a higher layer: from where, to where."""
     listeners: set[tuple[str, str]] = field(default_factory=set)
     """The calls of listeners, which are in higher layers too."""
+    sometimes: list[str] = field(default_factory=list)
+    """The modules that ran for some of several requests."""
 
 
 class _Tracer:
@@ -115,12 +121,12 @@ def _reports(name: str) -> bool:
 
 
 async def walk() -> Walk:
-    """Serve requests, and trace the last one."""
+    """Serve requests, trace the last ones, and return what they have in common."""
     picker = a_picker(4)
     metrics = Metrics(decisions=DecisionRing(maxlen=10), state=PickerStatus)
     picker.subscribe(metrics.on_event)
     prompts = Prompts(size_bytes=1000, chunks=1, kind="cold", seed=1)
-    found = Walk()
+    found = [Walk() for _ in range(_TRACED)]
     with tempfile.TemporaryDirectory() as folder:
         address = f"unix:{folder}/epp.sock"
         server = ExtProcServer(
@@ -134,11 +140,26 @@ async def walk() -> Walk:
             async with grpc.aio.insecure_channel(address) as channel:
                 process: Any = channel.stream_stream(_METHOD)
                 for number in range(_REQUESTS):
-                    traced = found if number == _REQUESTS - 1 else None
+                    traced = found[number - _REQUESTS] if number >= _REQUESTS - _TRACED else None
                     await _one_request(process, messages_of(prompts, number=number), traced)
         finally:
             await server.stop(0)
-    return found
+    return _in_common(found)
+
+
+def _in_common(walks: Sequence[Walk]) -> Walk:
+    whole = Walk()
+    ran = {module for each in walks for module in each.functions}
+    every = {module for module in ran if all(module in each.functions for each in walks)}
+    whole.sometimes = sorted(ran - every)
+    for each in walks:
+        whole.back_up |= each.back_up
+        whole.listeners |= each.listeners
+        whole.listening |= each.listening
+    last = walks[-1]
+    whole.functions = {module: names for module, names in last.functions.items() if module in every}
+    whole.answered = [module for module in last.answered if module in every]
+    return whole
 
 
 async def _one_request(process: Any, messages: tuple[bytes, ...], traced: Walk | None) -> None:
@@ -171,6 +192,8 @@ def main() -> None:
         print(f"{mark} {module:34} {', '.join(functions)}")
     for module, functions in found.listening.items():
         print(f"  {module:34} {', '.join(functions)} (listening)")
+    for module in found.sometimes:
+        print(f"  {module:34} (now and then)")
     print(f"{len(found.answered)} modules from the bytes of a request to the bytes of its answer")
     print(f"{len(found.functions)} modules to the end of the stream (+: only after the answer)")
     print(f"{len(found.back_up)} calls back up the layers", *sorted(found.back_up), sep="\n    ")
