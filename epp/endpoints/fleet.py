@@ -1,5 +1,5 @@
-"""Follows the sources: the list of endpoints, with a state for each of them, the servers' lists of models, and
-the prefill rate of each model.
+"""Follows the sources: keeps a state for each endpoint, the servers' lists of models, and the prefill rate of
+each model.
 
 A usual request runs no code of this module. It reads the results by what `Fleet` inherits from
 `columns.FleetView`.
