@@ -67,11 +67,7 @@ class Fleet(FleetView):
         return self._serving.one_model
 
     def set_endpoints(
-        self,
-        endpoints: Sequence[Endpoint],
-        *,
-        now: float,
-        pools: AbstractSet[str] = frozenset(),
+        self, endpoints: Sequence[Endpoint], *, now: float, pools: AbstractSet[str] = frozenset()
     ) -> FleetChange:
         """Follow the source's new list. States of endpoints that stay are kept.
         pools: the pools that exist, with or without endpoints.
@@ -95,7 +91,7 @@ class Fleet(FleetView):
                 continue
             old, old_model = state.endpoint, state.model
             state.endpoint = endpoint
-            if _process(old) != _process(endpoint):
+            if old.process != endpoint.process:
                 state.listed, state.asked = None, False
                 self._reset(state, now=now)
                 restarted.append(name)
@@ -104,7 +100,7 @@ class Fleet(FleetView):
         self._by_address = {s.endpoint.address: s for s in self._states.values()}
         self._in_slots = list(self._states.values())
         self._columns = Columns(self._in_slots)
-        self._serving = self._index()
+        self._index()
         self._pools = frozenset(s.endpoint.pool for s in self._in_slots)
         self.ranked = any(s.endpoint.rank is not None for s in self._in_slots)
         self._prefilling = [slot for slot, s in enumerate(self._in_slots) if s.endpoint.role.prefills]
@@ -137,7 +133,7 @@ class Fleet(FleetView):
         if renamed:
             self._columns = Columns(self._in_slots)
         if changed:
-            self._serving = self._index()
+            self._index()
         return restarted
 
     def housekeep(self, *, now: float) -> None:
@@ -150,12 +146,13 @@ class Fleet(FleetView):
         state.failures = 0
         self.failures.forget(state)
 
-    def _index(self) -> Serving:
+    def _index(self) -> None:
+        """Make the index of servers by model, and forget the models that no server has any more."""
         self._unions.clear()
         self.models = {state.model for state in self._in_slots}
         forget_models(self._model_rates, self.models)
         self.unreported.forget(self.models)
-        return Serving(
+        self._serving = Serving(
             [state.endpoint for state in self._in_slots],
             [state.listed for state in self._in_slots],
             everyone=self._columns.roster.everyone,
@@ -229,10 +226,4 @@ class Fleet(FleetView):
         self._away.check_integrity()
         self.answers.check_integrity()
         self.failures.check_integrity()
-
-
-def _process(endpoint: Endpoint) -> tuple[Address, str, str]:
-    """Return the values that identify the serving process. If one differs, another process serves with
-    another cache.
-    """
-    return endpoint.address, endpoint.incarnation, endpoint.model
+        self.unreported.check_integrity()
