@@ -26,7 +26,7 @@ from epp.prefix_index.table import Mirror, PrefixTable, Recorded
 from epp.request.canonical import OPAQUE
 from epp.request.jsontext import continued
 from epp.request.response import next_turn_prompt
-from epp.scheduling.demand import AtOnce, Demand
+from epp.scheduling.least_cost import AtOnce, Demand
 from epp.scheduling.snapshot import NO_SERVERS, Floats, Ints
 from epp.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest, PromptSize, Value
 

@@ -174,6 +174,13 @@ class Endpoint:
     """Where requests for this rank go: the server's front, which passes them on. None: to its own address."""
 
     @property
+    def process(self) -> tuple[Address, str, str]:
+        """The values that identify the serving process. If one differs, another process serves with another
+        cache.
+        """
+        return self.address, self.incarnation, self.model
+
+    @property
     def destination(self) -> Address:
         """The address that the data plane gets."""
         return self.behind or self.address

@@ -54,10 +54,10 @@ class TokenEstimate:
 
         tokens = a * bytes + b * bytes that continue a letter beyond ASCII + c * pictures and the like
 
-    by weighted least squares with sums that forget old samples, so a single odd sample cannot change the
-    estimate much. The estimate starts with the bytes per token of the policy. The mean of bytes per token
-    over all
-    traffic is kept too: it converts the size of a cache from tokens to bytes of prompts.
+    The three factors are fitted by weighted least squares with sums that forget old samples, so a single odd
+    sample cannot change the estimate much. The estimate starts with the bytes per token of the policy. The
+    mean of bytes per token over all traffic is kept too: it converts the size of a cache from tokens to bytes
+    of prompts.
     """
 
     __slots__ = ("_bytes", "_fit", "_start", "_tokens", "terms")
@@ -110,11 +110,11 @@ class CacheSize:
         hits = a * tokens predicted from fresher prefixes + b * tokens predicted from the stalest
              + c * tokens not predicted
 
-    by weighted least squares over all servers of a model. The ratio of `b` to `a` says how often the stalest
-    predictions are right. Errors that all predictions share (a wrong estimate of tokens, chunks with other
-    borders than blocks) are in `a` and in `b` and cancel. Hits that were not predicted are in `c`. While the
-    stalest predictions are right, the caches are at least as large as assumed, and the assumed size grows.
-    Where they are wrong, it shrinks.
+    The three factors are fitted by weighted least squares over all servers of a model. The ratio of `b` to
+    `a` says how often the stalest predictions are right. Errors that all predictions share (a wrong estimate
+    of tokens, chunks with other borders than blocks) are in `a` and in `b` and cancel. Hits that were not
+    predicted are in `c`. While the stalest predictions are right, the caches are at least as large as
+    assumed, and the assumed size grows. Where these predictions are wrong, the assumed size shrinks.
     """
 
     __slots__ = ("_evidence", "_fit", "factor", "staleness")

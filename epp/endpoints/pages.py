@@ -55,8 +55,8 @@ def take_in(state: EndpointState, after: EndpointMetrics, *, now: float) -> None
     if before is not None:
         # Bookings from before the earlier page that are not done yet kept the server busy all the time.
         state.rate.worked(before, after, busy=state.backlog.oldest_at <= before.scraped_at)
-    if before is not None and after.loaded_adapters is not None:
-        _forget_unloaded(state, after.known_adapters, before=before.scraped_at)
+        if after.loaded_adapters is not None:
+            _forget_unloaded(state, after.known_adapters, before=before.scraped_at)
     state.metrics = after
     state.failures = 0
     state.picks_since_scrape = 0

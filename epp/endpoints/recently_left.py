@@ -39,19 +39,10 @@ class RecentlyLeft:
         None: no endpoint of this name had left.
         """
         left = self._left.pop(endpoint.name, None)
-        if left is None:
-            return None
-        before = left[0]
-        return (before.address, before.incarnation, before.model) == (
-            endpoint.address,
-            endpoint.incarnation,
-            endpoint.model,
-        )
+        return left[0].process == endpoint.process if left is not None else None
 
     def give_up(self, *, now: float) -> list[EndpointName]:
         """Forget the endpoints that have been away for too long, and return their names."""
-        if not self._left:
-            return []
         gone = [name for name, (_, at) in self._left.items() if now - at >= KEPT_S]
         for name in gone:
             del self._left[name]

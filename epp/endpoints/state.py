@@ -108,9 +108,7 @@ class Backlog:
     def clear_before(self, when: float, *, now: float, rate: float) -> None:
         """Remove bookings made before `when`: the server was idle then, or they were lost long ago."""
         self.advance(now, rate)
-        while self.bookings:
-            if next(iter(self.bookings)).booked_at >= when:
-                break
+        while self.oldest_at < when:
             self.drop_oldest()
         self.drained_tokens = min(self.drained_tokens, float(self.tokens))
 
@@ -279,12 +277,13 @@ class EndpointState:
         return self.in_flight > 0 or self.peers_in_flight > 0 or self.picks_since_scrape > 0
 
     def load(self, metrics: EndpointMetrics | None) -> int:
-        """Return the requests in flight at the server: by the last scrape, plus picks and minus ends since
-        then, but at least the requests that are known to be open.
-        """
+        """Return the requests in flight at the server."""
         return self.loads(metrics)[0]
 
     def loads(self, metrics: EndpointMetrics | None) -> tuple[int, int]:
+        """Return the requests in flight at the server, and those of them that are known to be open. The first
+        number is that of the last scrape, plus picks and minus ends since then, but at least the second one.
+        """
         known = self.in_flight + self.peers_in_flight
         inside = metrics.inside if metrics is not None else None
         if inside is None:
@@ -360,7 +359,6 @@ class EndpointState:
 
     def release_peers(self, booking: Booking, *, computed: bool, at: float, now: float) -> None:
         """Release the booking of another picker's request that is over, or whose picker is gone."""
-        self.changed.add(self.slot)
         self.detach_peers(at=at)
         self.ended_loads += computed and booking.loads
         self.backlog.release(booking, computed=computed, now=now, rate=self.tokens_per_s)
@@ -380,9 +378,9 @@ class EndpointState:
         """
         return self.metrics is None or at > self.metrics.scraped_at
 
-    def on_peer_restart(self, *, at: float) -> None:
-        """Take in that another picker saw the server restart. The server's metrics stay until our own next
-        scrape.
+    def restarted(self, *, at: float) -> None:
+        """Take in that another process serves since `at`, with a cold cache. If another picker saw this, the
+        metrics stay until our own next scrape.
         """
         self.changed.add(self.slot)
         self.cold_at = at
@@ -393,12 +391,9 @@ class EndpointState:
         """Forget metrics, adapters and backlog of the old process, because another process serves under this
         name.
         """
-        self.changed.add(self.slot)
-        self.process += 1
-        self.cold_at = now
+        self.restarted(at=now)
         self.metrics = None
         self.computed_per_s = 0.0
-        self.adapters.clear()
         self.surplus = None
         self.window = CounterWindow()
         self.hits = HitWindow(predicted_tokens=self.hits.predicted_tokens)

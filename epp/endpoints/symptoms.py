@@ -79,7 +79,10 @@ class Stalls:
         elif grew:
             self._done.add(state)
         was_in_use = state in self._in_use
-        (self._in_use.add if state.in_flight else self._in_use.discard)(state)
+        if state.in_flight:
+            self._in_use.add(state)
+        else:
+            self._in_use.discard(state)
         # Then the server has computed everything that was sent to it.
         read_slowly = after.inside == 0 and state in self._done
         if before is None or grew or read_slowly or not state.in_flight or not hang_seconds:

@@ -1,22 +1,30 @@
-"""The default rule, `least-cost`, and its price: what a prompt costs at a server, in seconds.
+"""The default rule, `least-cost`: its price, which is the cost of a prompt at a server in seconds, and its
+memory of the picker's own requests.
 
 The price is one expression, the same for one server's numbers and for columns of them. `disaggregation` uses
-it for the price of a prefill elsewhere, and `candidates` for the parts that people see. `rules` has the
-other rules.
+it for the price of a prefill elsewhere, and `candidates` for the parts that people see.
+
+The memory shows what to expect of later requests: `Demand` knows when each prefix was last asked for, and
+`AtOnce` how many requests come at once with the same prompt. `ServerCaches` owns both. A request counts from
+the moment in which it is booked. The number of prefixes, of requests of each prefix, and of groups is
+bounded. `rules` has the other rules.
 """
 
 from __future__ import annotations
 
 import random
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
 from epp.config.policy import PolicySpec
 from epp.config.routing import Cost
-from epp.scheduling.demand import AT_ONCE_S
 from epp.scheduling.schedule import MOST, Ranked, Weighed, fewest
-from epp.scheduling.snapshot import Floats
+from epp.scheduling.snapshot import Earlier, Floats
+from epp.types import Entry
 
 _NEAR = 1.05
 """Costs are estimates, so a cost of at most this many times the least cost counts as equally good."""
@@ -24,6 +32,23 @@ _ALIKE = 0.1
 """Servers hold the same prefix if the longest match is longer by at most this share."""
 _LOOKING_AT_ONE = 2.0
 """Expected number of picks that consider the same server before their pickers know of each other's picks."""
+_AT_ONCE_S = 0.1
+"""Requests for one prefix that come within this time are probably of the same client, and do not predict
+later requests."""
+_MOST_GROUPS = 4096
+_PRIOR_TOKENS = 10_000.0
+"""The prior says that every request is alone, with the weight of this many tokens."""
+_MOST_AT_ONCE = 16
+"""Further requests of a group do not count. `expected` is one number for all clients, so one client must not
+be able to set the price for all."""
+_KEEP_TOKENS = 200_000.0
+"""Older evidence is scaled down to this, so that a change of traffic shows within some hundred requests."""
+_MOST_PREFIXES = 4096
+_MOST_REQUESTS = 32
+"""The most requests that are kept for one prefix. If this many more are expected, the price of a copy is
+nearly nothing.
+"""
+
 Numbers = Any
 """A column, or one number. Compiled code has no type for both, since it accepts only a float where the type
 says `float`.
@@ -193,6 +218,131 @@ def _sharing(weighed: Weighed, least: Numbers) -> float:
         sharing = float(holders)
     if weighed.asked.earlier is not None:
         wait_s = float((seen.undone_tokens[held] / seen.rate[held]).min())
-        count, of_all = weighed.asked.earlier.between(AT_ONCE_S, wait_s)
+        count, of_all = weighed.asked.earlier(_AT_ONCE_S, wait_s)
         sharing = max(sharing, 1 + (count - of_all * holders / servers) / 2)
     return sharing
+
+
+class _Last(Entry):
+    """The last requests for one prefix, oldest first."""
+
+    times: list[float]
+    numbers: list[int]
+    """For each of these, how many requests for any prefix came before."""
+
+    def between(self, requests: int, now: float, least_s: float, most_s: float) -> tuple[int, int]:
+        """Return two numbers: the requests for this prefix that came between `most_s` and `least_s` ago, and
+        all requests, for any prefix, since the first of these. requests: how many there were so far.
+        """
+        first = bisect_left(self.times, now - most_s)
+        count = bisect_right(self.times, now - least_s) - first
+        return (count, requests - self.numbers[first]) if count > 0 else (0, 0)
+
+
+class Demand:
+    """Remembers when each prefix was last asked for, so that the rule can predict whether a further copy of
+    the prefix will be used.
+
+    A prefix is known here by the hash of the last chunk that any server held when a request came. The least
+    recently used prefix is removed first.
+    """
+
+    __slots__ = ("_by_prefix", "_requests")
+
+    def __init__(self) -> None:
+        self._requests = 0
+        self._by_prefix: OrderedDict[int, _Last] = OrderedDict()
+
+    def asked(self, prefix: int, *, now: float) -> None:
+        """Called when a request was booked. prefix: 0 if no server held a part of the prompt."""
+        number = self._requests
+        self._requests += 1
+        if not prefix:
+            return
+        last = self._by_prefix.get(prefix)
+        if last is None:
+            last = self._by_prefix[prefix] = _Last([], [])
+            if len(self._by_prefix) > _MOST_PREFIXES:
+                self._by_prefix.popitem(last=False)
+        else:
+            self._by_prefix.move_to_end(prefix)
+        last.times.append(now)
+        last.numbers.append(number)
+        if len(last.times) > _MOST_REQUESTS:
+            del last.times[0], last.numbers[0]
+
+    def earlier(self, prefix: int, *, now: float) -> Earlier | None:
+        """Return the last requests for this prefix, for use before the next request is booked. None: there
+        was none.
+        """
+        last = self._by_prefix.get(prefix)
+        return partial(last.between, self._requests, now) if last is not None else None
+
+    def check_integrity(self) -> None:
+        assert len(self._by_prefix) <= _MOST_PREFIXES
+        for last in self._by_prefix.values():
+            assert 0 < len(last.times) == len(last.numbers) <= _MOST_REQUESTS
+            assert last.times == sorted(last.times)
+
+
+class _Group(Entry):
+    came_at: float
+    tokens: float
+    """The fewest tokens that any server would have had to compute for the first request of the group."""
+    requests: int = 0
+
+
+class AtOnce:
+    """How many requests come at once with the same prompt, as when a client asks for eight answers to one
+    question. The first of them decides for all: the others find its prompt at the server that it went to.
+
+    Requests are of one group if they have the same prompt and came within a tenth of a second. The size of a
+    group is a mean over the tokens that groups have to compute, so prompts that are cached everywhere do not
+    count, however often they come. The oldest group is removed first.
+    """
+
+    __slots__ = ("_computed_tokens", "_groups", "_wanted_tokens")
+
+    def __init__(self) -> None:
+        self._groups: OrderedDict[int, _Group] = OrderedDict()
+        """By prompt, oldest first."""
+        self._computed_tokens = self._wanted_tokens = _PRIOR_TOKENS
+        """The tokens of all groups: each counted once, and each counted for each of its requests."""
+
+    def expected(self, prompt: int, *, now: float) -> float:
+        """Return how many requests probably come at once with this one, which counts too. 1 for the later
+        ones of a group, since its first one has decided. prompt: 0 if it has no full chunk.
+        """
+        group = self._groups.get(prompt)
+        if not prompt or (group is not None and now - group.came_at <= _AT_ONCE_S):
+            return 1.0
+        return self._wanted_tokens / self._computed_tokens
+
+    def came(self, prompt: int, *, tokens: float, now: float) -> None:
+        """Called when a request was booked. tokens: the fewest that any server has to compute for it."""
+        groups = self._groups
+        while groups and (len(groups) >= _MOST_GROUPS or self._oldest_at() < now - _AT_ONCE_S):
+            groups.popitem(last=False)
+        if not prompt:
+            return
+        group = groups.get(prompt)
+        if group is None:
+            group = groups[prompt] = _Group(now, tokens)
+            self._computed_tokens += tokens
+        group.requests += 1
+        if group.requests <= _MOST_AT_ONCE:
+            self._wanted_tokens += group.tokens
+        if self._computed_tokens > _KEEP_TOKENS:
+            # In this order the two numbers stay equal where every request is alone.
+            self._wanted_tokens = self._wanted_tokens * _KEEP_TOKENS / self._computed_tokens
+            self._computed_tokens = _KEEP_TOKENS
+
+    def _oldest_at(self) -> float:
+        return next(iter(self._groups.values())).came_at
+
+    def check_integrity(self) -> None:
+        assert len(self._groups) <= _MOST_GROUPS
+        assert 0 < self._computed_tokens <= self._wanted_tokens
+        assert [group.came_at for group in self._groups.values()] == sorted(
+            group.came_at for group in self._groups.values()
+        )

@@ -2,13 +2,13 @@
 numbers with one place for each candidate.
 
 No code writes to the arrays, so a snapshot never changes. Unknown values are NaN. A candidate is identified
-by its place in the snapshot; its slot is its position in the fleet. Made by `endpoints.fleet`, read by
-`scheduling.schedule` and the rules.
+by its place in the snapshot; its slot is its position in the fleet. `endpoints.columns` makes snapshots.
+`scheduling.schedule` and the rules read them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Final
 
@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from epp.scheduling.demand import Earlier
 from epp.types import Address, Endpoint, EndpointName, Facts
 
 Floats = npt.NDArray[np.float64]
@@ -27,6 +26,10 @@ Bools = npt.NDArray[np.bool_]
 Hashes = npt.NDArray[np.uint64]
 ALL: Final = slice(None)
 """The index of all slots into a column of the fleet."""
+Earlier = Callable[[float, float], tuple[int, int]]
+"""The last requests for one prefix. Called with `least_s` and `most_s`, it returns the number of requests for
+this prefix that came between `most_s` and `least_s` ago, and the number of all requests since the first of
+these."""
 
 _AS_REQUESTS = 10.0
 """Requests that are added to the load of a server whose answers all fail."""

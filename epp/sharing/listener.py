@@ -360,7 +360,7 @@ class Listener:
     def _restarted(self, state: EndpointState, *, at: float) -> None:
         """Forget the cache of an endpoint, since another picker saw its counters go back."""
         if at > state.cold_at + _SAME_RESTART_S:
-            state.on_peer_restart(at=at)
+            state.restarted(at=at)
             clear_endpoint(self._picker.table, state.endpoint.name)
 
     def _sized(self, state: EndpointState, event: batches.Sized) -> None:

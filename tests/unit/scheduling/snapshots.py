@@ -9,9 +9,8 @@ from math import nan
 import numpy as np
 from msgspec.structs import replace
 
-from epp.scheduling.demand import Earlier
 from epp.scheduling.schedule import Weighed, loading_s
-from epp.scheduling.snapshot import Roster, SchedulingRequest, Snapshot
+from epp.scheduling.snapshot import Earlier, Roster, SchedulingRequest, Snapshot
 from epp.types import Address, Endpoint, EndpointName
 
 

@@ -9,10 +9,10 @@ import pytest
 from epp.config.policy import PolicySpec
 from epp.config.routing import Load, Lora
 from epp.scheduling.candidates import Shown
-from epp.scheduling.demand import Demand, Earlier
+from epp.scheduling.least_cost import Demand
 from epp.scheduling.rules import RULES
 from epp.scheduling.schedule import Scheduler, only_ranked
-from epp.scheduling.snapshot import Snapshot
+from epp.scheduling.snapshot import Earlier, Snapshot
 from epp.types import Address
 from tests.unit.scheduling.snapshots import UNKNOWN, Seen, request, snapshot
 
