@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 from epp.config.policy import PolicySpec
 from epp.decision import Decision, Outcome, PickRequest
+from epp.endpoints.adapters import use_adapter
 from epp.endpoints.failures import is_fault
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.state import Booking, EndpointState
@@ -319,7 +320,7 @@ class Commits:
         booking = Booking(tokens=prompt.tokens - cached, booked_at=now)
         state.book(booking, now=now)
         if adapter:
-            booking.loads = state.use_adapter(adapter, spec=self._spec, now=now)
+            booking.loads = use_adapter(state, adapter, spec=self._spec, now=now)
         return booking
 
     def _failed(self, routed: Pick, *, now: float) -> None:

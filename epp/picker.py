@@ -80,9 +80,9 @@ class Picker(FleetNews):
         """Evict in bounded portions, and search for overdue answers. Call this after a pick, so that no
         request waits for this work.
         """
-        failures, overdue = self.fleet.failures, self.fleet.answers.suspects(now=now)
-        if overdue or failures.marks:
-            for state in failures.look(overdue, now=now):
+        failures = self.fleet.failures
+        if failures.marks or self.fleet.answers.overdue(now=now):
+            for state in failures.look(now=now):
                 self._listeners.send(Hangs(now, state))
         table = self.caches.table
         if table.overdue(now):

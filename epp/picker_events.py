@@ -17,8 +17,7 @@ from itertools import islice
 from typing import Literal
 
 from epp.decision import Decision, PickRequest
-from epp.endpoints.answers import Wait
-from epp.endpoints.state import Booking, EndpointState
+from epp.endpoints.state import Booking, EndpointState, Wait
 from epp.errors import PickError
 from epp.phases import OVER, Phase
 from epp.prefix_index.table import PrefixTable, Recorded

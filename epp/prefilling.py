@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from epp.config.policy import PolicySpec
 from epp.decision import Prefill
+from epp.endpoints.adapters import use_adapter
 from epp.endpoints.failures import is_fault
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.state import Booking, EndpointState
@@ -87,7 +88,7 @@ class Prefilling:
         booking = Booking(tokens=prompt.tokens - chosen.matched_tokens, booked_at=now)
         state.book(booking, now=now)
         if adapter:
-            booking.loads = state.use_adapter(adapter, spec=spec, now=now)
+            booking.loads = use_adapter(state, adapter, spec=spec, now=now)
         recorded = self._caches.record(state, prompt, cached_tokens=chosen.matched_tokens, now=now)
         routed.prefill = PrefillJob(state, state.process, booking, recorded, self._caches.table)
         routed.set_headers = (*routed.set_headers, (PREFILLER, chosen.address))

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from epp.endpoints.adapters import loaded_adapters
 from epp.endpoints.marks import Verdict
 from epp.endpoints.state import EndpointState
 from epp.flow.status import FlowStatus
@@ -186,7 +187,7 @@ def _endpoint(
         address=endpoint.address,
         model=state.model,
         pool=endpoint.pool,
-        adapters=tuple(sorted(state.loaded_adapters())),
+        adapters=tuple(sorted(loaded_adapters(state))),
         ready=ready and not left_out,
         failure_share=picker.fleet.failures.share(state, now=now),
         left_out=left_out,

@@ -20,11 +20,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from epp.config.policy import PolicySpec
-from epp.endpoints.answers import Answers
+from epp.endpoints.adapters import loaded_adapters
 from epp.endpoints.failures import Failures
 from epp.endpoints.prefill_rate import ModelRate
 from epp.endpoints.served_models import AwayModels, Named, Serving
-from epp.endpoints.state import EndpointState
+from epp.endpoints.state import Answers, EndpointState
 from epp.endpoints.unreported import Unreported
 from epp.errors import NoEndpointError, UnknownModelError
 from epp.scheduling.snapshot import ALL, Bools, Floats, Ints, Roster, Snapshot
@@ -116,7 +116,7 @@ class Columns:
         elif self._failing:
             self._failing.pop(slot, None)
         if state.adapters or self._loaded[slot] or (metrics is not None and metrics.known_adapters):
-            self._copy_adapters(slot, state.loaded_adapters())
+            self._copy_adapters(slot, loaded_adapters(state))
 
     def _copy_page(self, slot: int, state: EndpointState, metrics: EndpointMetrics | None) -> None:
         self._pages[slot] = metrics
@@ -221,7 +221,7 @@ class Columns:
             assert self._failing.get(slot, 0) == state.failures
             assert self._pages[slot] is state.metrics
             assert np.isnan(self._waiting[slot]) or self._most[0] >= self._waiting[slot]
-            assert self._loaded[slot] == state.loaded_adapters()
+            assert self._loaded[slot] == loaded_adapters(state)
             for adapter in self._loaded[slot]:
                 holders[adapter].add(slot)
         assert self._holders == holders

@@ -12,7 +12,7 @@ the picker probes a server that has failed: it sends a request of one token (`pr
 sends it). A probe that fails counts as a failed answer. Until a probe succeeds, only one of `_TRIAL_PICKS`
 requests is a trial. A probe that succeeds proves less than a real answer: it only allows a trial.
 
-A server hangs if its first bytes are overdue (`answers`), or if its answers begin and do not go on
+A server hangs if its first bytes are overdue (`state.Answers`), or if its answers begin and do not go on
 (`symptoms`). In the second case the beginning of an answer proves nothing: only a probe that succeeds or a
 counter that grows brings the server back. Envoy's access log reports answers that break off midway
 (`answer_cut`). Such answers count as failures. From then on only complete answers count as good, or a probe
@@ -32,10 +32,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from epp.config.routing import Failures as Settings
-from epp.endpoints.answers import Answers, Wait, counts_answers
 from epp.endpoints.marks import LONGEST_TRIALS, STEP, Mark, Probe, Verdict
-from epp.endpoints.state import EndpointState
-from epp.endpoints.symptoms import Cuts, Stalls
+from epp.endpoints.state import Answers, EndpointState, Wait, counts_answers
+from epp.endpoints.symptoms import Cuts, Stalls, suspects
 from epp.scheduling.snapshot import Snapshot
 from epp.types import EndpointMetrics
 
@@ -122,7 +121,7 @@ class Failures:
         """Take in that a server answered 404. The 404 counts only if another server has answered for this
         model at the same path, because clients also name paths that no server has.
         """
-        if self._answers.another_serves(state, model, path_hash=path_hash):
+        if self._answers.served.get((model, path_hash), state) is not state:
             self.answered(state, failed=True, model=model, now=now)
 
     def well(self, state: EndpointState, model: str, *, now: float) -> None:
@@ -135,7 +134,7 @@ class Failures:
         for key in [key for key in self.marks if key[0] is state]:
             del self.marks[key]
         self._cuts.forget(state)
-        self._answers.forget(state)
+        state.overdue = 0
         self._stalls.forget(state)
 
     def tried(self, state: EndpointState, model: str, *, now: float) -> None:
@@ -145,14 +144,14 @@ class Failures:
             if mark is not None:
                 mark.tried(picks=self._answers.picks, now=now)
 
-    def look(self, suspects: Sequence[Wait], *, now: float) -> Sequence[EndpointState]:
+    def look(self, *, now: float) -> Sequence[EndpointState]:
         """Judge requests whose first byte is overdue, and forget shares that have become very small. Returns
         the servers that hang from now on.
         """
         for state in self._cuts.whole(now=now):
             self.answered(state, failed=False, whole=True, now=now)
         found = []
-        for wait in suspects:
+        for wait in suspects(self._answers, now=now):
             if not wait.streams and self.settings.probe:
                 self._have_probed(wait, now=now)
             elif self.hangs(wait.state, now=now):

@@ -8,17 +8,25 @@ and `sharing` change this state, on one thread.
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from math import inf
 
-from epp.config.policy import PolicySpec
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
 from epp.types import Endpoint, EndpointMetrics, Entry, ModelList, PromptSize
 
 LOST_BOOKING_S = 600.0
 """A booking this old was lost (its stream was let go), since no prefill takes so long."""
 
+LONGEST_PREDICTED_S = 600.0
+"""Upper bound of the predicted time to a first token, since a server's own figures may be wrong. A request is
+remembered until its first byte is overdue."""
+_TYPICAL_STEP = 0.05
+_TIMES_TYPICAL = 3.0
+"""A first byte is overdue if it takes this many times as long as other first bytes."""
+_SERVED_MODELS = 256
+"""The most pairs of a model and a path for which the last good answer is remembered."""
 _STALE_SHARE = 0.1
 """Share of the predicted tokens that count as the stalest."""
 _STALE_STEP = 0.05
@@ -35,6 +43,21 @@ class Booking(Entry):
     """Estimate of the tokens that the server had to compute before the request's first token, including the
     request's own tokens.
     """
+
+
+class Wait(Entry):
+    """One request that waits for its first byte."""
+
+    state: EndpointState
+    sent_at: float
+    streams: bool
+    own_before: int
+    """Number of answers of this server at the time when the request was sent."""
+    others_before: int
+    model: str
+    """The model that the request asks for. Empty: not known."""
+    over: bool = False
+    """Whether the answer began, or the client no longer waits for it."""
 
 
 class Backlog:
@@ -238,6 +261,8 @@ class EndpointState:
     """Adapters that we sent to the server, by last use. At most as many as the server has slots."""
     answers: int = 0
     """Answers that have begun, for requests of this picker."""
+    overdue: int = 0
+    """Suspicious requests of this picker in a row whose first bytes are overdue (`symptoms.suspects`)."""
     answered_model: str = ""
     """The model of the server's last good answer. Empty: not known."""
     gone: bool = False
@@ -290,31 +315,6 @@ class EndpointState:
             return known, known
         return max(inside + self.picks_since_scrape - self.ends_since_scrape, known), known
 
-    def slots(self, *, spec: PolicySpec) -> int:
-        """Return the number of adapters that the server can hold at once."""
-        stated = self.metrics.max_lora if self.metrics else None
-        return stated or spec.lora.slots_per_endpoint
-
-    def has_adapter(self, adapter: str) -> bool:
-        return adapter in self.adapters or (
-            self.metrics is not None and adapter in self.metrics.known_adapters
-        )
-
-    def loaded_adapters(self) -> set[str]:
-        return set(self.adapters) | (self.metrics.known_adapters if self.metrics else frozenset())
-
-    def use_adapter(self, adapter: str, *, spec: PolicySpec, now: float) -> bool:
-        """Remember that the server holds `adapter` now. If it has no free slot, it drops the adapter that was
-        unused for longest. Returns whether the adapter has to be loaded, as far as we know.
-        """
-        self.changed.add(self.slot)
-        loads = not self.has_adapter(adapter)
-        self.adapters[adapter] = now
-        self.adapters.move_to_end(adapter)
-        while len(self.adapters) > self.slots(spec=spec):
-            self.adapters.popitem(last=False)
-        return loads
-
     def scrape_failed(self, *, now: float) -> None:
         """Count a scrape that brought no page that could be read. Old bookings are removed, because bookings
         of streams that were let go must not pile up meanwhile.
@@ -349,35 +349,6 @@ class EndpointState:
         self.changed.add(self.slot)
         self.backlog.release(booking, computed=True, now=now, rate=self.tokens_per_s)
 
-    def book_peers(self, booking: Booking, *, at: float, now: float) -> None:
-        """Book a request that another picker sent to the server, at `at` by our clock."""
-        self.changed.add(self.slot)
-        self.peers_in_flight += 1
-        if self._unseen(at):
-            self.picks_since_scrape += 1
-        self.backlog.book(booking, now=now, rate=self.tokens_per_s)
-
-    def release_peers(self, booking: Booking, *, computed: bool, at: float, now: float) -> None:
-        """Release the booking of another picker's request that is over, or whose picker is gone."""
-        self.detach_peers(at=at)
-        self.ended_loads += computed and booking.loads
-        self.backlog.release(booking, computed=computed, now=now, rate=self.tokens_per_s)
-
-    def detach_peers(self, *, at: float) -> None:
-        """Stop counting a request that another picker no longer follows. The booking drains, and scrapes
-        count the request.
-        """
-        self.changed.add(self.slot)
-        self.peers_in_flight -= 1
-        if self._unseen(at):
-            self.ends_since_scrape += 1
-
-    def _unseen(self, at: float) -> bool:
-        """Return whether the last scrape was before `at`. Events of other pickers come late, so a scrape
-        may have counted them already.
-        """
-        return self.metrics is None or at > self.metrics.scraped_at
-
     def restarted(self, *, at: float) -> None:
         """Take in that another process serves since `at`, with a cold cache. If another picker saw this, the
         metrics stay until our own next scrape.
@@ -398,3 +369,82 @@ class EndpointState:
         self.window = CounterWindow()
         self.hits = HitWindow(predicted_tokens=self.hits.predicted_tokens)
         self.backlog.clear_before(now, now=now, rate=self.tokens_per_s)
+
+
+class Answers:
+    """Knows which requests wait for their first byte, and which servers answer well.
+
+    While all servers are well, a fleet needs no other facts about answers. `symptoms` finds the servers that
+    seem to hang, once a first byte is overdue. `failures` decides what follows.
+    """
+
+    def __init__(self) -> None:
+        self.picks = 0
+        """Requests sent so far."""
+        self.begun = 0
+        """Answers that have begun, by all servers."""
+        self.waits: list[tuple[float, int, Wait]] = []
+        """Waits as a heap, by the time when the answer is overdue."""
+        self.served: OrderedDict[tuple[str, int], EndpointState] = OrderedDict()
+        """The last server that answered for each model and path that was asked for lately."""
+        self._typical_s = {True: 0.0, False: 0.0}
+        """Time to the first byte, for answers that are streamed and for others."""
+
+    def __len__(self) -> int:
+        """Return the number of requests whose first byte may become overdue."""
+        return len(self.waits)
+
+    def sent(
+        self,
+        state: EndpointState,
+        *,
+        model: str,
+        streams: bool,
+        predicted_s: float,
+        hang_seconds: float,
+        now: float,
+    ) -> Wait:
+        """Record that a request was sent to a server that should need `predicted_s` to its first token.
+        hang_seconds: the least time after which a first byte is overdue. 0: no first byte is ever overdue.
+
+        An answer that comes whole takes as long as the server generates, so its first byte is never overdue
+        if the server counts tokens as it generates them: `symptoms.Stalls` sees whether the counters grow.
+        """
+        self.picks += 1
+        wait = Wait(state, now, streams, state.answers, self.begun - state.answers, model)
+        if hang_seconds and (streams or not counts_answers(state.metrics)):
+            patience_s = max(hang_seconds, _TIMES_TYPICAL * self._typical_s[streams])
+            due_at = now + patience_s + min(2 * predicted_s, LONGEST_PREDICTED_S)
+            heapq.heappush(self.waits, (due_at, self.picks, wait))
+        return wait
+
+    def began(self, wait: Wait, *, now: float) -> None:
+        """Record that the first byte of an answer came."""
+        if wait.over:
+            return
+        wait.over = True
+        wait.state.answers += 1
+        wait.state.overdue = 0
+        self.begun += 1
+        typical = self._typical_s[wait.streams]
+        self._typical_s[wait.streams] = typical + _TYPICAL_STEP * (now - wait.sent_at - typical)
+
+    def well(self, state: EndpointState, model: str, *, path_hash: int) -> None:
+        """Record that a server answered well for a model, at this path."""
+        self.served[model, path_hash] = state
+        state.answered_model = model
+        self.served.move_to_end((model, path_hash))
+        while len(self.served) > _SERVED_MODELS:
+            self.served.popitem(last=False)
+
+    def overdue(self, *, now: float) -> bool:
+        """Return whether a first byte may be overdue."""
+        return bool(self.waits) and self.waits[0][0] <= now
+
+    def check_integrity(self) -> None:
+        assert len(self.served) <= _SERVED_MODELS
+
+
+def counts_answers(page: EndpointMetrics | None) -> bool:
+    """Return whether the server counts the tokens of an answer while it generates them."""
+    return page is not None and page.generated_tokens is not None and not page.counts_at_end

@@ -1,6 +1,7 @@
 """Finds symptoms of a sick server that the status of its answers does not show. `Failures` owns one object of
-each of these classes, and decides what follows. `answers` finds overdue first bytes.
+each of these classes, and decides what follows.
 
+- `suspects`: the first bytes of answers are overdue.
 - `Stalls`: answers begin and do not go on, as far as the server's own counters tell.
 - `Cuts`: answers break off midway.
 
@@ -9,15 +10,19 @@ Pure: times are monotonic seconds.
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from epp.endpoints.answers import LONGEST_PREDICTED_S, counts_answers
-from epp.endpoints.state import EndpointState
+from epp.endpoints.state import LONGEST_PREDICTED_S, Answers, EndpointState, Wait, counts_answers
 from epp.types import EndpointMetrics
 
+_OTHERS: Final = 3
+"""An overdue answer is suspicious if other servers have sent this many answers since its request."""
+_OVERDUE: Final = 2
+"""A server counts as hanging after this many suspicious requests in a row."""
 _TIMES_PREDICTED: Final = 2.0
 _PART_OF_PATIENCE: Final = 0.8
 """Pages are not read at exactly even times, so a little less than the whole time is enough."""
@@ -33,6 +38,33 @@ _MOST_ENDS: Final = 64
 """The most ends of one server that are remembered at a time. More are not needed to see that most answers are
 complete.
 """
+
+
+def suspects(answers: Answers, *, now: float) -> Sequence[Wait]:
+    """Return the requests that became overdue since the last call, if this suggests that their servers hang.
+    An answer that is not streamed may just be long, so the server of such a request has to be asked.
+
+    A server is suspected if requests wait there for their first byte longer than others took, while other
+    servers have answered requests since. The check runs only when a request is overdue, so it costs nothing
+    while answers come.
+    """
+    found = []
+    while answers.overdue(now=now):
+        wait = heapq.heappop(answers.waits)[2]
+        if not wait.over and _suspicious(wait, others=answers.begun - wait.state.answers):
+            found.append(wait)
+    return found
+
+
+def _suspicious(wait: Wait, *, others: int) -> bool:
+    """Return whether this overdue answer, together with earlier ones, shows that its server hangs.
+    others: the answers of all other servers so far.
+    """
+    state = wait.state
+    if state.gone or state.answers > wait.own_before or others - wait.others_before < _OTHERS:
+        return False
+    state.overdue += 1
+    return state.overdue >= _OVERDUE
 
 
 @dataclass(slots=True)

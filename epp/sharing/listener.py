@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, cast
 
+from epp.endpoints.adapters import use_adapter
 from epp.endpoints.state import Booking, EndpointState
 from epp.flow.elsewhere import Row
 from epp.gate import Gate
@@ -26,7 +27,7 @@ from epp.picker import Picker
 from epp.prefix_index.eviction import charge
 from epp.prefix_index.removal import clear_endpoint, undo
 from epp.prefix_index.table import PrefixTable, Recorded
-from epp.sharing import batches
+from epp.sharing import batches, bookings
 from epp.sharing.batches import Event, Flag, Kept, MalformedError
 from epp.sharing.dictionary import ListenerDictionary
 from epp.sharing.speaker import identity_of
@@ -295,11 +296,11 @@ class Listener:
         if event.adapter and at >= state.cold_at:
             adapter = peer.dictionary.name(event.adapter - 1)
             if adapter is not None:
-                loads = state.use_adapter(adapter[0], spec=self._picker.policy.spec, now=now)
+                loads = use_adapter(state, adapter[0], spec=self._picker.policy.spec, now=now)
         if not books or len(peer.open) >= _MOST_OPEN:
             return
         booking = Booking(tokens=event.tokens, booked_at=at, loads=loads)
-        state.book_peers(booking, at=at, now=now)
+        bookings.book(state, booking, at=at, now=now)
         self._picker.fleet.unreported.reported(state.model, age_s=now - at, now=now)
         peer.open[number] = _Open(state, state.process, booking, chain, self._picker.table, recorded)
 
@@ -337,9 +338,9 @@ class Listener:
         """Release the booking. If the table still has the chain for the same server, touch or undo it."""
         state = request.state
         if kept == Kept.DETACHED:
-            state.detach_peers(at=at)
+            bookings.detach(state, at=at)
         else:
-            state.release_peers(request.booking, computed=kept == Kept.COMPUTED, at=at, now=now)
+            bookings.release(state, request.booking, computed=kept == Kept.COMPUTED, at=at, now=now)
         table, name = self._picker.table, state.endpoint.name
         same_server = self._picker.fleet.get(name) is state and state.process == request.process
         if same_server and (failed or kept == Kept.COMPUTED):
@@ -354,7 +355,7 @@ class Listener:
     def _release_all(self, peer: _Peer, *, now: float) -> None:
         """Release all requests of a peer, whatever became of them."""
         for request in peer.open.values():
-            request.state.release_peers(request.booking, computed=False, at=now, now=now)
+            bookings.release(request.state, request.booking, computed=False, at=now, now=now)
         peer.open.clear()
 
     def _restarted(self, state: EndpointState, *, at: float) -> None:

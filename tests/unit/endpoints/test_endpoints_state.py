@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from epp.config.policy import PolicySpec
 from epp.config.routing import Lora
 from epp.endpoints import pages
+from epp.endpoints.adapters import has_adapter, loaded_adapters, slots, use_adapter
 from epp.endpoints.prefill_rate import ModelRate
 from epp.endpoints.state import Booking, EndpointState
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
@@ -224,27 +225,27 @@ def test_a_good_scrape_ends_a_row_of_failures() -> None:
 def test_adapters_are_remembered_by_last_use_within_the_servers_slots() -> None:
     state = a_state()
     for now, adapter in enumerate(["x", "y", "x", "z"]):
-        state.use_adapter(adapter, spec=SPEC, now=float(now))
-    assert state.loaded_adapters() == {"x", "z"}
-    assert not state.has_adapter("y")
+        use_adapter(state, adapter, spec=SPEC, now=float(now))
+    assert loaded_adapters(state) == {"x", "z"}
+    assert not has_adapter(state, "y")
 
 
 def test_a_server_that_names_its_loaded_adapters_is_believed_about_idle_ones() -> None:
     state = a_state()
     for now, adapter in enumerate(["x", "y", "z"]):
-        state.use_adapter(adapter, spec=PolicySpec(), now=float(now))
+        use_adapter(state, adapter, spec=PolicySpec(), now=float(now))
     pages.take_in(state, EndpointMetrics(scraped_at=1.5, loaded_adapters=frozenset({"x"})), now=1.5)
-    assert state.loaded_adapters() == {"x", "y", "z"}  # the first page may be older than the picks
+    assert loaded_adapters(state) == {"x", "y", "z"}  # the first page may be older than the picks
     later = EndpointMetrics(
         scraped_at=2.5, loaded_adapters=frozenset({"w"}), active_adapters=frozenset({"x"})
     )
     pages.take_in(state, later, now=2.5)
     # x waits there, and z was sent there after the page before. y was dropped, and w came from somebody
     # else.
-    assert state.loaded_adapters() == {"w", "x", "z"}
+    assert loaded_adapters(state) == {"w", "x", "z"}
     # another process has started and does not report it
     pages.take_in(state, EndpointMetrics(scraped_at=3.5), now=3.5)
-    assert state.loaded_adapters() == {"x", "z"}
+    assert loaded_adapters(state) == {"x", "z"}
 
 
 def test_the_servers_own_word_on_slots_and_active_adapters_counts() -> None:
@@ -252,20 +253,20 @@ def test_the_servers_own_word_on_slots_and_active_adapters_counts() -> None:
     metrics = EndpointMetrics(scraped_at=1.0, max_lora=3, active_adapters=frozenset({"w"}))
     pages.take_in(state, metrics, now=1.0)
     for now, adapter in enumerate(["x", "y", "z"]):
-        state.use_adapter(adapter, spec=SPEC, now=float(now))
-    assert state.slots(spec=SPEC) == 3
-    assert state.loaded_adapters() == {"w", "x", "y", "z"}
-    assert state.has_adapter("w")
+        use_adapter(state, adapter, spec=SPEC, now=float(now))
+    assert slots(state, spec=SPEC) == 3
+    assert loaded_adapters(state) == {"w", "x", "y", "z"}
+    assert has_adapter(state, "w")
 
 
 def test_a_new_process_is_known_nothing_of() -> None:
     state = a_state()
     pages.take_in(state, page(1.0, running=4), now=1.0)
-    state.use_adapter("x", spec=SPEC, now=1.0)
+    use_adapter(state, "x", spec=SPEC, now=1.0)
     booking = book(state, 5000, now=1.0)
     state.forget_server(now=2.0)
     assert state.metrics is None
-    assert not state.loaded_adapters()
+    assert not loaded_adapters(state)
     assert state.backlog.undone_tokens(now=2.0, rate=1000.0) == 0
     state.release(booking, computed=False, now=3.0)
     assert state.in_flight == 0
@@ -302,7 +303,7 @@ def test_load_is_never_under_what_we_hold_there_and_all_is_released_in_the_end(
 
 def test_an_adapter_is_loaded_for_the_first_request_of_those_that_keep_it() -> None:
     state = a_state()
-    used = [state.use_adapter(name, spec=SPEC, now=0.0) for name in ("x", "x", "y", "z", "x")]
+    used = [use_adapter(state, name, spec=SPEC, now=0.0) for name in ("x", "x", "y", "z", "x")]
     assert used == [True, False, True, True, True]
 
 

@@ -10,9 +10,9 @@ import pytest
 from epp.config.policy import DEFAULT_POLICY, PolicySpec
 from epp.config.routing import Failures
 from epp.decision import PickRequest
-from epp.endpoints.answers import Answers
 from epp.endpoints.prefill_rate import ModelRate
-from epp.endpoints.state import EndpointState
+from epp.endpoints.state import Answers, EndpointState
+from epp.endpoints.symptoms import suspects
 from epp.picker import Picker
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from tests.unit.picker_questions import policy_of
@@ -155,7 +155,7 @@ def test_a_request_is_not_remembered_for_as_long_as_a_server_says_that_it_takes(
     for n in range(100):
         answers.sent(state, model="", streams=True, predicted_s=1e12, hang_seconds=10.0, now=float(n))
     assert len(answers) == 100
-    answers.suspects(now=1000.0)
+    suspects(answers, now=1000.0)
     assert len(answers) == 0
 
 
