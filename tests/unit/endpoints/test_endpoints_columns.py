@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from epp.endpoints import pages
 from epp.endpoints.fleet import Fleet
-from epp.endpoints.state import Booking
-from epp.types import EndpointMetrics, EndpointName
+from epp.endpoints.state import Booking, EndpointState
+from epp.errors import NoEndpointError
+from epp.types import Address, EndpointMetrics, EndpointName, Role
 from tests.unit.endpoints.fleets import SPEC, a_fleet, fail, ready
 from tests.unit.endpoints.lettered import endpoint
 
@@ -90,3 +98,99 @@ def test_a_snapshot_stays_as_it_was_made() -> None:
     after = fleet.snapshot([0, 1], model="m", adapter="", spec=SPEC, now=1.0)
     assert (before.in_flight[0], before.waiting[0], before.kv_usage[0]) == (5, 2, 0.5)
     assert (after.in_flight[0], after.waiting[0], after.kv_usage[0]) == (18, 9, 0.9)
+
+
+def test_unknown_and_stale_numbers_are_nan_and_the_load_is_then_what_pickers_know_to_be_open() -> None:
+    fleet = a_fleet(endpoint("a"), endpoint("b"), endpoint("c"))
+    a, b, c = fleet.states()
+    pages.take_in(a, EndpointMetrics(scraped_at=0.0, running=7, waiting=2, kv_usage=0.5), now=0.0)
+    pages.take_in(b, EndpointMetrics(scraped_at=9.0, running=3, waiting=1), now=9.0)
+    for state in (a, b, c):
+        state.book(Booking(tokens=5, booked_at=9.0), now=9.0)
+    seen = fleet.snapshot(range(3), model="m", adapter="", spec=SPEC, now=10.0)
+    assert seen.in_flight.tolist() == [1, 5, 1], "only the second page is fresh"
+    np.testing.assert_equal(seen.waiting, [np.nan, 1, np.nan])
+    np.testing.assert_equal(seen.kv_usage, [np.nan, np.nan, np.nan])
+
+
+def test_a_snapshot_of_some_slots_has_their_numbers_in_the_order_asked_for() -> None:
+    fleet = a_fleet(endpoint("a"), endpoint("b"), endpoint("c"))
+    for tokens, state in zip((100, 200, 300), fleet.states(), strict=True):
+        state.book(Booking(tokens=tokens, booked_at=0.0), now=0.0)
+    seen = fleet.snapshot([2, 0], model="m", adapter="", spec=SPEC, now=0.0)
+    assert (list(seen.slots), seen.undone_tokens.tolist()) == ([2, 0], [300, 100])
+    assert fleet.columns.block_tokens[seen.at].tolist() == [1, 1]
+
+
+def test_a_snapshot_says_who_holds_the_adapter_and_who_can_load_one_more() -> None:
+    fleet = a_fleet(endpoint("a"), endpoint("b"), endpoint("c"))
+    a, b, _ = fleet.states()
+    a.use_adapter("x", spec=SPEC, now=0.0)
+    pages.take_in(b, EndpointMetrics(scraped_at=0.0, max_lora=1, loaded_adapters=frozenset({"y"})), now=0.0)
+    seen = fleet.snapshot(range(3), model="x", adapter="x", spec=SPEC, now=0.0)
+    assert seen.has_adapter is not None
+    assert seen.free_slot is not None
+    assert (seen.has_adapter.tolist(), seen.free_slot.tolist()) == ([True, False, False], [True, False, True])
+    assert fleet.snapshot(range(3), model="m", adapter="", spec=SPEC, now=0.0).has_adapter is None
+
+
+def test_only_endpoints_at_the_allowed_addresses_are_candidates_and_ranks_share_theirs() -> None:
+    fleet = a_fleet(endpoint("a"), endpoint("b"), endpoint("c"))
+    allowed = {endpoint("c").address, endpoint("a").address, endpoint("z").address}
+    assert fleet.candidates("m", subset=allowed) == [0, 2]
+    front = Address("10.1.1.1", 80)
+    ranks = [replace(endpoint(name), rank=n, behind=front) for n, name in enumerate("ab")]
+    ranked = a_fleet(*ranks, endpoint("c"))
+    assert ranked.candidates("m", subset={front}) == [0, 1]
+    with pytest.raises(NoEndpointError) as raised:
+        ranked.candidates("m", subset={ranks[0].address})
+    assert raised.value.reason == "subset_empty", "the data plane knows the ranks by their front"
+
+
+def test_only_endpoints_that_answer_are_candidates_and_the_others_compute_prompts_for_them() -> None:
+    fleet = a_fleet(
+        replace(endpoint("p"), role=Role.PREFILL),
+        replace(endpoint("d"), role=Role.DECODE),
+        replace(endpoint("b"), role=Role.BOTH),
+    )
+    assert fleet.disaggregated
+    assert (fleet.candidates("m", subset=None), fleet.prefillers("m", subset=None)) == ([1, 2], [0, 2])
+    fail(fleet, "p")
+    assert fleet.prefillers("m", subset=None) == [2]
+    assert fleet.prefillers("m", subset={endpoint("d").address}) == []
+    assert not a_fleet(endpoint("a")).disaggregated
+
+
+EVENTS = st.sampled_from(["book", "end", "page", "fail", "adapter", "restart", "leave"])
+
+
+@given(st.lists(st.tuples(EVENTS, st.integers(0, 3)), max_size=40))
+def test_after_any_events_the_columns_say_what_the_states_say(events: list[tuple[str, int]]) -> None:
+    fleet, now = a_fleet(*map(endpoint, "abcd")), 0.0
+    held: dict[EndpointState, list[Booking]] = {state: [] for state in fleet.states()}
+    for event, number in events:
+        now += 0.5
+        state = fleet.in_slot(number % len(fleet))
+        if event == "book":
+            held[state].append(Booking(tokens=100 * number, booked_at=now))
+            state.book(held[state][-1], now=now)
+        elif event == "end" and held[state]:
+            state.release(held[state].pop(), computed=number > 1, now=now)
+        elif event == "page":
+            page = EndpointMetrics(
+                scraped_at=now,
+                running=number,
+                waiting=number,
+                prompt_tokens=50 * now,
+                loaded_adapters=frozenset("xyz"[:number]),
+            )
+            pages.take_in(state, page, now=now)
+        elif event == "fail":
+            state.scrape_failed(now=now)
+        elif event == "adapter":
+            state.use_adapter("wxyz"[number], spec=SPEC, now=now)
+        elif event == "restart":
+            state.forget_server(now=now)
+        elif event == "leave" and len(fleet) > 1:
+            fleet.set_endpoints([s.endpoint for s in fleet.states() if s is not state], now=now)
+        fleet.check_integrity()
