@@ -122,8 +122,8 @@ class Columns:
         self._pages[slot] = metrics
         self._rates_known = False
         self._slowness[slot] = state.rate.slowness
-        self._scraped_at[slot] = metrics.scraped_at if metrics else _NEVER
-        self._oldest_scrape = min(self._oldest_scrape, metrics.scraped_at if metrics else _NEVER)
+        self._scraped_at[slot] = scraped_at = metrics.scraped_at if metrics else _NEVER
+        self._oldest_scrape = min(self._oldest_scrape, scraped_at)
         self._waiting[slot] = np.nan if metrics is None or metrics.waiting is None else metrics.waiting
         self._kv_usage[slot] = np.nan if metrics is None or metrics.kv_usage is None else metrics.kv_usage
         self.block_tokens[slot] = (metrics.block_size if metrics else None) or 1
@@ -311,8 +311,7 @@ class FleetView:
         empty.
         """
         able = set(self.serving(model))
-        slots = [slot for slot in self._prefilling if slot in able]
-        slots = list(self.healthy(slots))
+        slots = list(self.healthy([slot for slot in self._prefilling if slot in able]))
         return slots if subset is None else self._within(slots, subset)
 
     def _within(self, slots: Sequence[int], subset: AbstractSet[Address]) -> list[int]:

@@ -59,6 +59,8 @@ _MOST_MARKS: Final = 4096
 
 
 class Failures:
+    """Keeps the marks of servers that fail, and says which servers are left out, tried or probed."""
+
     def __init__(self, settings: Settings, answers: Answers) -> None:
         self.settings = settings
         self._answers = answers
@@ -327,6 +329,7 @@ class Failures:
         assert all(0.0 <= mark.share <= 1.0 for mark in self.marks.values())
         assert all((state, "") in self.marks for state in self._cuts.states())
         self._cuts.check_integrity()
+        self._stalls.check_integrity()
 
 
 def is_fault(status: int) -> bool:

@@ -115,7 +115,7 @@ class Stalls:
             self._in_use.add(state)
         else:
             self._in_use.discard(state)
-        # Then the server has computed everything that was sent to it.
+        # The server has computed everything that was sent to it, so a client reads its answer slowly.
         read_slowly = after.inside == 0 and state in self._done
         if before is None or grew or read_slowly or not state.in_flight or not hang_seconds:
             self._stalls.pop(state, None)
@@ -138,6 +138,11 @@ class Stalls:
         self._in_use.discard(state)
         self._done.discard(state)
         self._went_on = [one for one in self._went_on if one[0] is not state]
+
+    def check_integrity(self) -> None:
+        kept = [*self._stalls, *self._in_use, *self._done, *(state for state, _ in self._went_on)]
+        assert not any(state.gone for state in kept), "a server that has left is kept"
+        assert len(self._went_on) <= 2
 
 
 def _grew(before: EndpointMetrics, after: EndpointMetrics) -> bool:

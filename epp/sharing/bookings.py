@@ -20,19 +20,19 @@ def book(state: EndpointState, booking: Booking, *, at: float, now: float) -> No
 
 def release(state: EndpointState, booking: Booking, *, computed: bool, at: float, now: float) -> None:
     """Release the booking of another picker's request that is over, or whose picker is gone."""
-    detach(state, at=at)
+    detach(state)
+    if _unseen(state, at):
+        state.ends_since_scrape += 1
     state.ended_loads += computed and booking.loads
     state.backlog.release(booking, computed=computed, now=now, rate=state.tokens_per_s)
 
 
-def detach(state: EndpointState, *, at: float) -> None:
-    """Stop counting a request that another picker no longer follows. The booking drains, and scrapes count
-    the request.
+def detach(state: EndpointState) -> None:
+    """Stop counting a request that another picker no longer follows, although its answer continues. The
+    booking drains, and scrapes count the request.
     """
     state.changed.add(state.slot)
     state.peers_in_flight -= 1
-    if _unseen(state, at):
-        state.ends_since_scrape += 1
 
 
 def _unseen(state: EndpointState, at: float) -> bool:

@@ -338,7 +338,7 @@ class Listener:
         """Release the booking. If the table still has the chain for the same server, touch or undo it."""
         state = request.state
         if kept == Kept.DETACHED:
-            bookings.detach(state, at=at)
+            bookings.detach(state)
         else:
             bookings.release(state, request.booking, computed=kept == Kept.COMPUTED, at=at, now=now)
         table, name = self._picker.table, state.endpoint.name

@@ -1,0 +1,50 @@
+"""Endpoints, bookings and metrics pages for the tests of undone work."""
+
+from __future__ import annotations
+
+from epp.endpoints.prefill_rate import ModelRate
+from epp.endpoints.state import Backlog, Booking, EndpointState
+from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
+
+RATE = 100.0
+
+
+def booked(backlog: Backlog, tokens: int, *, now: float) -> Booking:
+    booking = Booking(tokens=tokens, booked_at=now)
+    backlog.book(booking, now=now, rate=RATE)
+    return booking
+
+
+def undone(backlog: Backlog, *, now: float) -> float:
+    backlog.check_integrity()
+    return backlog.undone_tokens(now=now, rate=RATE)
+
+
+def a_state(*, now: float = 0.0) -> EndpointState:
+    endpoint = Endpoint(name=EndpointName("a"), address=Address("10.0.0.1", 8000))
+    return EndpointState.new(endpoint, model_rate=ModelRate(start=1000.0), now=now)
+
+
+def book(state: EndpointState, tokens: int, *, now: float) -> Booking:
+    booking = Booking(tokens=tokens, booked_at=now)
+    state.book(booking, now=now)
+    return booking
+
+
+def page(
+    at: float,
+    *,
+    running: int = 0,
+    waiting: int = 0,
+    prompt_tokens: float | None = None,
+    begun: float | None = None,
+    finished: float | None = None,
+) -> EndpointMetrics:
+    return EndpointMetrics(
+        scraped_at=at,
+        running=running,
+        waiting=waiting,
+        prompt_tokens=prompt_tokens,
+        ttft_count=begun,
+        finished=finished,
+    )

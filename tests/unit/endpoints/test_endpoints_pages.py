@@ -1,0 +1,314 @@
+"""What a server's metrics page says about its undone work, its rate and its adapters."""
+
+from __future__ import annotations
+
+import pytest
+
+from epp.config.policy import PolicySpec
+from epp.endpoints import pages
+from epp.endpoints.adapters import loaded_adapters, use_adapter
+from epp.endpoints.pages import baseline, begun, confirm, settle
+from epp.endpoints.prefill_rate import ModelRate
+from epp.endpoints.state import Backlog, Booking, EndpointState
+from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
+from tests.unit.endpoints.bookings import RATE, a_state, book, booked, page, undone
+
+
+def test_of_a_prompt_that_a_page_does_not_count_a_quarter_is_undone_then_and_drains_from_there() -> None:
+    backlog = Backlog(now=0.0)
+    booked(backlog, 400, now=0.0)
+    booked(backlog, 1000, now=0.0)
+    begun(backlog, 0, now=99.0, rate=RATE)
+    assert undone(backlog, now=99.0) == 1100
+    begun(backlog, 1, now=99.0, rate=RATE)
+    assert undone(backlog, now=99.0) == 1000
+    begun(backlog, 0, now=199.0, rate=RATE)
+    assert undone(backlog, now=199.0) == 250
+    assert undone(backlog, now=201.0) == 50
+    assert undone(backlog, now=299.0) == 0
+    begun(backlog, 1, now=299.0, rate=RATE)
+    assert undone(backlog, now=299.0) == 0
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_requests_of_unknown_size_do_not_pile_up(*, counts: bool) -> None:
+    backlog = Backlog(now=0.0)
+    for n in range(1_000):
+        booked(backlog, 0, now=n * 0.1)
+        if counts:
+            confirm(backlog, 0.0, now=n * 0.1, rate=RATE)
+        else:
+            settle(backlog, now=n * 0.1, rate=RATE)
+    backlog.check_integrity()
+    assert len(backlog.bookings) == 0
+
+
+def test_counters_replace_the_estimate_but_for_a_prompt_that_may_be_partly_done() -> None:
+    backlog = Backlog(now=0.0)
+    booked(backlog, 100, now=0.0)
+    booked(backlog, 200, now=0.0)
+    booked(backlog, 400, now=0.0)
+    # By the estimate 500 tokens are done, and the server counted 100. So of the rest only the 200 that are
+    # next can be under way.
+    confirm(backlog, 100, now=5.0, rate=RATE)
+    assert undone(backlog, now=5.0) == 450
+
+
+def test_a_server_slower_than_thought_gets_its_work_back() -> None:
+    backlog = Backlog(now=0.0)
+    booked(backlog, 50, now=0.0)
+    booked(backlog, 400, now=0.0)
+    assert undone(backlog, now=4.0) == 50
+    confirm(backlog, 0, now=4.0, rate=RATE)
+    assert undone(backlog, now=4.0) == 412.5
+
+
+def test_work_of_a_request_that_ended_between_scrapes_is_not_taken_from_others() -> None:
+    backlog = Backlog(now=0.0)
+    short = booked(backlog, 100, now=0.0)
+    booked(backlog, 5000, now=0.0)
+    backlog.release(short, computed=True, now=1.0, rate=RATE)
+    confirm(backlog, 100, now=1.0, rate=RATE)  # the counters show the short request
+    assert undone(backlog, now=1.0) == 5000
+    confirm(backlog, 100, now=1.0, rate=RATE)  # the next growth belongs to another request
+    assert undone(backlog, now=1.0) == 4900
+
+
+def test_work_of_an_aborted_request_is_not_expected_in_the_counters() -> None:
+    backlog = Backlog(now=0.0)
+    aborted = booked(backlog, 100, now=0.0)
+    booked(backlog, 5000, now=0.0)
+    backlog.release(aborted, computed=False, now=0.0, rate=RATE)
+    confirm(backlog, 100, now=0.0, rate=RATE)
+    assert undone(backlog, now=0.0) == 4900
+
+
+def test_each_first_token_ends_the_oldest_booking_whatever_it_held() -> None:
+    backlog = Backlog(now=0.0)
+    for tokens in (5000, 10, 300):
+        booked(backlog, tokens, now=0.0)
+    begun(backlog, 2, now=0.0, rate=RATE)
+    assert undone(backlog, now=0.0) == 300
+
+
+def test_after_first_tokens_only_the_prompt_in_turn_can_be_partly_done() -> None:
+    backlog = Backlog(now=0.0)
+    for tokens in (100, 200, 400):
+        booked(backlog, tokens, now=0.0)
+    # By the estimate 500 tokens are done, and the server began one answer. So of the rest only the 200
+    # that are next can be under way.
+    begun(backlog, 1, now=5.0, rate=RATE)
+    assert undone(backlog, now=5.0) == 450
+
+
+def test_the_first_token_of_a_request_that_ended_between_scrapes_ends_no_other_booking() -> None:
+    backlog = Backlog(now=0.0)
+    short = booked(backlog, 100, now=0.0)
+    booked(backlog, 5000, now=0.0)
+    backlog.release(short, computed=True, now=0.0, rate=RATE)
+    begun(backlog, 1, now=0.0, rate=RATE)
+    assert undone(backlog, now=0.0) == 5000
+
+
+def test_a_page_older_than_an_end_leaves_its_first_token_to_the_next_page() -> None:
+    backlog = Backlog(now=0.0)
+    short = booked(backlog, 100, now=0.0)
+    booked(backlog, 5000, now=0.0)
+    backlog.release(short, computed=True, now=0.0, rate=RATE)
+    begun(backlog, 0, now=0.0, rate=RATE)
+    begun(backlog, 1, now=0.0, rate=RATE)
+    assert undone(backlog, now=0.0) == 5000
+
+
+def test_first_tokens_of_somebody_elses_requests_are_not_saved_up() -> None:
+    backlog = Backlog(now=0.0)
+    begun(backlog, 7, now=0.0, rate=RATE)
+    booked(backlog, 300, now=0.0)
+    begun(backlog, 0, now=0.0, rate=RATE)
+    assert undone(backlog, now=0.0) == 300
+
+
+def test_first_tokens_are_compared_with_what_waited_before_them_if_all_of_the_requests_are_known() -> None:
+    backlog = Backlog(now=0.0)
+    booked(backlog, 100, now=0.0)
+    booked(backlog, 300, now=0.5)  # 50 of the 100 are computed by then
+    assert begun(backlog, 2, now=4.0, rate=RATE) == (400, 100 + 350)
+    booked(backlog, 100, now=5.0)
+    assert begun(backlog, 2, now=6.0, rate=RATE) is None, "one of them is somebody else's"
+    backlog.release(booked(backlog, 100, now=7.0), computed=True, now=7.0, rate=RATE)
+    assert begun(backlog, 1, now=8.0, rate=RATE) is None, "it ended before the page was read"
+    backlog.book(Booking(tokens=100, booked_at=9.0, loads=True), now=9.0, rate=RATE)
+    assert begun(backlog, 1, now=10.0, rate=RATE) is None, "it waited for an adapter"
+
+
+def test_the_first_counters_already_hold_what_was_released_before() -> None:
+    backlog = Backlog(now=0.0)
+    backlog.release(booked(backlog, 100, now=0.0), computed=True, now=0.0, rate=RATE)
+    booked(backlog, 500, now=0.0)
+    baseline(backlog)
+    confirm(backlog, 100, now=0.0, rate=RATE)
+    assert undone(backlog, now=0.0) == 400
+
+
+def test_without_counters_the_estimate_is_believed() -> None:
+    backlog = Backlog(now=0.0)
+    booked(backlog, 100, now=0.0)
+    booked(backlog, 100, now=0.0)
+    settle(backlog, now=1.5, rate=RATE)
+    assert len(backlog.bookings) == 1
+    assert undone(backlog, now=1.5) == 50
+
+
+def test_an_idle_server_has_done_all_that_the_page_before_could_have_seen() -> None:
+    state = a_state()
+    book(state, 5000, now=0.5)
+    pages.take_in(state, page(1.0, running=1, prompt_tokens=0.0), now=1.0)
+    book(state, 700, now=1.5)
+    pages.take_in(state, page(2.0, prompt_tokens=0.0), now=2.0)
+    # the second request may still be on its way
+    assert state.backlog.undone_tokens(now=1.5, rate=1000.0) <= 700
+    assert len(state.backlog.bookings) == 1
+
+
+def test_work_counted_by_the_server_leaves_the_backlog() -> None:
+    state = a_state()
+    pages.take_in(state, page(0.0, prompt_tokens=0.0), now=0.0)
+    book(state, 300, now=0.0)
+    book(state, 5000, now=0.0)
+    pages.take_in(state, page(0.1, running=2, prompt_tokens=300.0), now=0.1)
+    assert state.backlog.undone_tokens(now=0.1, rate=1000.0) == 5000
+    assert len(state.backlog.bookings) == 1
+
+
+@pytest.mark.parametrize("booked_at", [0.5, 1.5], ids=["busy all the time", "idle at first"])
+def test_a_server_that_had_work_all_the_time_teaches_how_fast_it_is(booked_at: float) -> None:
+    """The server computes 500 tokens a second, where the policy says 1,000."""
+    state = a_state()
+    for _ in range(60):
+        book(state, 500, now=booked_at)
+    for n in range(1, 31):
+        counted = 500.0 * (n - 1)
+        metrics = EndpointMetrics(
+            scraped_at=float(n),
+            running=60,
+            prompt_tokens=counted,
+            cached_prompt_tokens=0.0,
+            ttft_count=n - 1.0,
+        )
+        pages.take_in(state, metrics, now=float(n))
+        if n == 2:
+            assert (state.tokens_per_s < 1000) == (booked_at < 1)
+    assert state.tokens_per_s == pytest.approx(550, rel=0.1)
+
+
+def test_a_first_token_ends_a_booking_whatever_the_prompt_was_thought_to_hold() -> None:
+    state = a_state()
+    pages.take_in(state, page(0.0, prompt_tokens=0.0, begun=0), now=0.0)
+    book(state, 4000, now=0.0)
+    book(state, 5000, now=0.0)
+    # All but 100 tokens of the first prompt were cached, which nobody expected.
+    pages.take_in(state, page(0.1, running=2, prompt_tokens=100.0, begun=1), now=0.1)
+    assert state.backlog.undone_tokens(now=0.1, rate=1000.0) == 5000
+    assert len(state.backlog.bookings) == 1
+
+
+def test_a_server_that_only_decodes_has_no_work_left_of_before() -> None:
+    """Bookings from before the first page end there, because no later growth can show their first tokens."""
+    state = a_state()
+    book(state, 4000, now=0.0)
+    pages.take_in(state, page(1.0, running=1, begun=51, finished=50), now=1.0)
+    book(state, 900, now=1.5)
+    pages.take_in(state, page(2.0, running=2, begun=51, finished=50), now=2.0)
+    # One of the two requests has no first token yet, and nobody can tell which.
+    assert len(state.backlog.bookings) == 2
+    book(state, 700, now=2.5)
+    pages.take_in(state, page(3.0, running=2, begun=52, finished=50), now=3.0)
+    assert len(state.backlog.bookings) == 1
+    assert state.backlog.undone_tokens(now=2.5, rate=1000.0) <= 700
+
+
+def test_requests_that_ended_without_a_first_token_do_not_make_a_server_look_busy_for_good() -> None:
+    state = a_state()
+    pages.take_in(state, page(1.0, running=2, begun=10, finished=8), now=1.0)
+    # the server is idle, since three requests were aborted in their prefill
+    pages.take_in(state, page(2.0, begun=10, finished=13), now=2.0)
+    book(state, 4000, now=2.5)
+    pages.take_in(state, page(3.0, running=1, begun=10, finished=13), now=3.0)
+    pages.take_in(state, page(4.0, running=1, begun=10, finished=13), now=4.0)
+    assert len(state.backlog.bookings) == 1
+    pages.take_in(state, page(5.0, running=1, begun=11, finished=13), now=5.0)
+    assert len(state.backlog.bookings) == 0
+
+
+def test_a_good_scrape_ends_a_row_of_failures() -> None:
+    state = a_state()
+    state.scrape_failed(now=1.0)
+    state.scrape_failed(now=2.0)
+    pages.take_in(state, page(3.0), now=3.0)
+    assert state.failures == 0
+
+
+def test_a_server_that_names_its_loaded_adapters_is_believed_about_idle_ones() -> None:
+    state = a_state()
+    for now, adapter in enumerate(["x", "y", "z"]):
+        use_adapter(state, adapter, spec=PolicySpec(), now=float(now))
+    pages.take_in(state, EndpointMetrics(scraped_at=1.5, loaded_adapters=frozenset({"x"})), now=1.5)
+    assert loaded_adapters(state) == {"x", "y", "z"}  # the first page may be older than the picks
+    later = EndpointMetrics(
+        scraped_at=2.5, loaded_adapters=frozenset({"w"}), active_adapters=frozenset({"x"})
+    )
+    pages.take_in(state, later, now=2.5)
+    # x waits there, and z was sent there after the page before. y was dropped, and w came from somebody
+    # else.
+    assert loaded_adapters(state) == {"w", "x", "z"}
+    # another process has started and does not report it
+    pages.take_in(state, EndpointMetrics(scraped_at=3.5), now=3.5)
+    assert loaded_adapters(state) == {"x", "z"}
+
+
+def test_a_load_counts_once_between_the_pages_where_its_request_ended() -> None:
+    state = a_state()
+    loading, other, aborted = (book(state, 10, now=0.0) for _ in range(3))
+    loading.loads = aborted.loads = True
+    pages.take_in(state, page(1.0, running=3), now=1.0)
+    assert state.ended_loads == 0
+    state.release(loading, computed=True, now=1.5)
+    state.release(other, computed=True, now=1.5)
+    state.release(aborted, computed=False, now=1.5)
+    assert state.ended_loads == 1
+    pages.take_in(state, page(2.0), now=2.0)
+    assert state.ended_loads == 0
+
+
+def test_tokens_computed_a_second_are_those_of_the_last_minute_without_hits_and_start_anew_with_the_process() -> (
+    None
+):
+    state = a_state()
+    for second in range(120):
+        tokens = 1000.0 * min(second, 60)
+        page_now = EndpointMetrics(
+            scraped_at=float(second), prompt_tokens=tokens, cached_prompt_tokens=tokens / 4
+        )
+        pages.take_in(state, page_now, now=float(second))
+        if second == 60:
+            assert state.computed_per_s == pytest.approx(750, rel=0.15)
+    assert 0 < state.computed_per_s < 750 * 0.2
+    state.forget_server(now=120.0)
+    assert state.computed_per_s == 0.0
+
+
+def test_a_server_whose_first_tokens_take_longer_than_those_of_its_peers_is_slower_before_an_answer_ends() -> (
+    None
+):
+    model = ModelRate(start=8000.0)
+    endpoints = [Endpoint(EndpointName(n), Address("10.0.0.1", 8000 + i)) for i, n in enumerate("abc")]
+    slow, *others = (EndpointState.new(endpoint, model_rate=model, now=0.0) for endpoint in endpoints)
+    sums = dict.fromkeys((slow, *others), 0.0)
+    for at in range(25):
+        for state in sums:
+            sums[state] += 1.0 if state is slow else 0.5
+            seen = EndpointMetrics(scraped_at=float(at), ttft_count=float(at), ttft_sum_s=sums[state])
+            pages.take_in(state, seen, now=float(at))
+            book(state, 4000, now=float(at))
+    assert slow.tokens_per_s < 0.7 * others[0].tokens_per_s
+    assert others[0].tokens_per_s == pytest.approx(others[1].tokens_per_s, rel=0.05)
