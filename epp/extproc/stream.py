@@ -353,11 +353,11 @@ class HttpStream:
         stands for the body, which is then not read.
         """
         context, asking, modes = self._context, self._asking, self._modes
-        gate = None if asking.hurried or asking.asks_only else context.gate
+        picker, gate = context.picker, context.gate
         try:
             request = asking.request(body, instead=instead, partial=partial, modes=modes)
-            if gate is None or not gate.on:
-                return self._picked(slot, context.picker.pick(request, now=now))
+            if gate is None or not picker.flow_decides or asking.hurried or asking.asks_only:
+                return self._picked(slot, picker.pick(request, now=now))
             offered = offer(gate, request, self._on_decided, asking=asking, slot=slot, modes=modes, now=now)
         except PickError as error:
             return self._refuse(error)
