@@ -151,7 +151,7 @@ async def waits(count: int, seconds: float, *, ends_per_s: int) -> tuple[float, 
     assert all(isinstance(ticket, WaitingRequest) for ticket in tickets), "the servers are busy"
     looks = 0
 
-    def looked() -> None:
+    def looked(*, now: float) -> None:
         nonlocal looks
         looks += 1
 

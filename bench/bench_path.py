@@ -22,7 +22,7 @@ from bench.bench_pick import FLEETS, SIZES, a_picker
 from bench.dataplane.load import Prompts
 from epp.config.policy import DEFAULT_POLICY
 from epp.extproc.asking import request_names
-from epp.extproc.codec import decode, encode
+from epp.extproc.conversation import decode, encode
 from epp.extproc.headers import RESPONSE_NAMES
 from epp.extproc.phases import Phase
 from epp.extproc.settings import StreamContext, StreamSettings

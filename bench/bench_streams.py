@@ -30,11 +30,11 @@ from bench.bench_pick import a_picker
 from epp import process
 from epp.config.listening import Listen
 from epp.extproc.calls import Handler
-from epp.extproc.conversation import Streams
 from epp.extproc.health import Health
 from epp.extproc.over_http2 import Http2Transport
 from epp.extproc.peer import Call, Peer
 from epp.extproc.settings import StreamSettings
+from epp.extproc.streams import Streams
 from epp.http2.frames import PREFACE, Code, Flag, Kind, Setting, frame, head, reset, settings, window_update
 from epp.http2.headers import encode
 from epp.telemetry.decisions import DecisionRing

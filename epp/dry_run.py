@@ -30,6 +30,9 @@ class DryRun:
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
+        flow = policy.spec.flow
+        self.flow_control = flow if flow.mode == "Hold" else None
+        """None: this policy holds no requests."""
         self._rng = random.Random()
         self._scheduler = Scheduler(policy.spec, RULES[policy.spec.rule](policy.spec, self._rng))
         self.picks = 0

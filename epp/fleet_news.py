@@ -39,9 +39,6 @@ class FleetNews:
         that no server lists gets 404.
         """
         self._listeners = Listeners()
-        self.recorders = 0
-        """Listeners that record requests. While there is one, the header of tenants is read even if flow
-        control is off."""
         self.fleet = Fleet(spec, refuses_unknown_models=refuses_unknown_models)
         """The state of every endpoint. Outside this class only `sharing` changes these states."""
         self.rewrites: Rewrites | None = None

@@ -81,27 +81,12 @@ class Gate:
 
     @property
     def on(self) -> bool:
-        """Whether requests have to be offered to this gate. If not, flow control costs nothing."""
-        return (self._holds or self.tried is not None) and not self._draining
+        """Whether requests have to be offered to this gate."""
+        return self._picker.flow_decides and not self._draining
 
     @property
     def _holds(self) -> bool:
         return self._picker.policy.spec.flow.mode == "Hold"
-
-    @property
-    def tried(self) -> Flow | None:
-        """The flow control of a policy in dry run. None: there is no such policy, or it holds no requests."""
-        tried = self._picker.dry_run
-        if tried is None or tried.policy.spec.flow.mode == "Direct":
-            return None
-        return tried.policy.spec.flow
-
-    @property
-    def read(self) -> Flow | None:
-        """The flow control whose headers are read although the policy in use holds no requests. It belongs to
-        a policy in dry run, or to the policy in use if requests are recorded.
-        """
-        return self.tried or (self._picker.policy.spec.flow if self._picker.recorders else None)
 
     @property
     def waiting(self) -> int:
@@ -275,7 +260,8 @@ class Gate:
         """Return the decision that the flow control of the policy in dry run would make, with the servers as
         the policy in use loads them. No request waits because of this decision.
         """
-        tried, spec = self._picker.dry_run, self.tried
+        tried = self._picker.dry_run
+        spec = tried.flow_control if tried is not None else None
         if tried is None or spec is None:
             return ""
         if tried is not self._tried_with:

@@ -13,6 +13,7 @@ import random
 from msgspec.structs import replace
 
 from epp.commit import Commits, Considered
+from epp.config.flow import Flow
 from epp.config.policy import Policy, PolicySpec
 from epp.decision import DIRECT, SHOWN_CHARS, Decision, Outcome, PickRequest, Queued, WouldPick
 from epp.dry_run import DryRun
@@ -54,9 +55,11 @@ class Picker(FleetNews):
         self._commits = Commits(
             self.fleet, self.caches, self._listeners, spec=policy.spec, rng=rng, unix_offset_s=unix_offset_s
         )
-        self._apply(policy)
         self.dry_run: DryRun | None = None
         """The policy in dry run, and how often it agreed. Callers only read it."""
+        self.recorders = 0
+        """The number of listeners that record requests."""
+        self._apply(policy)
 
     def set_policy(self, policy: Policy, *, now: float) -> None:  # noqa: ARG002 - one shape for all events
         """Use another policy from the next pick on. The table is kept, unless prompts are cut differently
@@ -69,6 +72,12 @@ class Picker(FleetNews):
     def set_dry_run(self, policy: Policy | None) -> None:
         """Score every pick by `policy` too, without acting on the result. None: end the dry run."""
         self.dry_run = DryRun(policy) if policy is not None else None
+        self._note_flow()
+
+    def add_recorders(self, count: int) -> None:
+        """Count listeners that record requests. count: negative if they have ended."""
+        self.recorders += count
+        self._note_flow()
 
     def housekeep(self, *, now: float) -> None:
         """Do the work of `tidy` and the work that is due now and then, whether requests come or not."""
@@ -197,6 +206,19 @@ class Picker(FleetNews):
         """The policy in use. Callers only read it."""
         self._spec: PolicySpec = policy.spec
         self._scheduler = Scheduler(policy.spec, RULES[policy.spec.rule](policy.spec, self._rng))
+        self._note_flow()
+
+    def _note_flow(self) -> None:
+        flow, holds = self._spec.flow, self._spec.flow.mode == "Hold"
+        tried = self.dry_run.flow_control if self.dry_run is not None else None
+        self.flow_decides = holds or tried is not None
+        """Whether requests have to be offered to flow control, because the policy in use or the policy in
+        dry run holds requests. If not, flow control costs nothing.
+        """
+        self.flow_read: Flow | None = flow if holds else tried or (flow if self.recorders else None)
+        """The flow control whose headers are read. If the policy in use holds no requests, the headers are
+        read for a policy in dry run that does, or for a recording.
+        """
 
 
 def _decision(considered: Considered, policy: Policy, *, at_unix_s: float) -> Decision:

@@ -23,7 +23,7 @@ from typing import Any, Final
 import grpc
 import uvloop
 
-from epp.extproc.codec import SERVICE, encode
+from epp.extproc.conversation import SERVICE, encode
 from epp.extproc.events import Answer, Slot
 from epp.extproc.headers import DESTINATION
 from epp.process import tune

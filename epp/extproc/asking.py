@@ -145,8 +145,8 @@ class Asking:
     def read(self, event: RequestHeaders) -> RequestHead:
         """Read the request's headers."""
         context = self.context
-        read = context.gate.read if context.gate is not None else None
-        head = self.head = read_head(event.headers, context.picker.policy.spec, read=read)
+        picker = context.picker
+        head = self.head = read_head(event.headers, picker.policy.spec, flow=picker.flow_read)
         if not head.request_id:
             head.request_id, self._made_id = context.new_request_id(), True
         self._subset = event.subset
@@ -290,21 +290,20 @@ class Asking:
 # -- heads -----------------------------------------------------------------------------------------------
 
 
-def request_names(spec: PolicySpec, *, read: Flow | None = None, traced: bool = False) -> frozenset[str]:
-    """Return the request headers that the picker reads. A transport may leave out all others. read: see
-    `Gate.read`.
+def request_names(spec: PolicySpec, *, flow: Flow | None = None, traced: bool = False) -> frozenset[str]:
+    """Return the request headers that the picker reads. A transport may leave out all others. flow: see
+    `Picker.flow_read`.
     """
     names = _REQUEST_NAMES | {spec.session_header, spec.debug_header, TRACEPARENT if traced else ""} - {""}
-    flow = _claimed(spec, read)
     if flow is None:
         return names
     return names.union(OBJECTIVES, (TTFT_MS, flow.tenant_header))
 
 
 def read_head(
-    headers: Sequence[tuple[str, str]], spec: PolicySpec, *, read: Flow | None = None
+    headers: Sequence[tuple[str, str]], spec: PolicySpec, *, flow: Flow | None = None
 ) -> RequestHead:
-    found, flow = collect(headers), _claimed(spec, read)
+    found = collect(headers)
     length = found.get(LENGTH, "")
     session = found.get(spec.session_header, "")
     return RequestHead(
@@ -347,13 +346,6 @@ def _to_remove(found: Mapping[str, str], flow: Flow) -> tuple[str, ...]:
             if claim not in flow.claims:
                 removed += tuple(name for name in names if name in found)
     return removed
-
-
-def _claimed(spec: PolicySpec, read: Flow | None) -> Flow | None:
-    """Return the flow control whose headers are read: that of the policy in use if it holds requests, else
-    `read`.
-    """
-    return spec.flow if spec.flow.mode == "Hold" else read
 
 
 def not_set(reserved: tuple[str, ...], headers: Sequence[tuple[str, str]]) -> tuple[str, ...]:

@@ -30,10 +30,21 @@ class BodyRoom:
 class Body:
     """The pieces of one body so far. A piece that is the whole body is not copied."""
 
-    __slots__ = ("_buffer", "_end", "_room", "pieces", "size_bytes")
+    __slots__ = (
+        "_buffer", "_declared_bytes", "_end", "_hold_bytes", "_room", "has_room", "is_partial", "pieces", "size_bytes",
+    )  # fmt: skip
 
-    def __init__(self, room: BodyRoom) -> None:
+    def __init__(self, room: BodyRoom, *, hold_bytes: int | None = None, declared_bytes: int = 0) -> None:
+        """Begin a body. hold_bytes: the most bytes to await if the data plane may not report the end.
+        None: the end is always reported. declared_bytes: the size that the headers state. 0: they state none.
+        """
         self._room = room
+        self._hold_bytes = hold_bytes
+        self._declared_bytes = declared_bytes
+        self.has_room = True
+        """Whether all bodies together were within the bound at the last piece."""
+        self.is_partial = False
+        """Whether no more is awaited although the body goes on."""
         self._buffer: bytes | memoryview | bytearray = b""
         self._end: JsonEnd | None = None
         self.pieces = 0
@@ -41,9 +52,9 @@ class Body:
         self.size_bytes = 0
         """Bytes of all pieces so far."""
 
-    def add(self, piece: bytes | memoryview) -> bool:
-        """Add the next piece. Return False if all bodies together exceed the bound. The piece is kept all the
-        same.
+    def add(self, piece: bytes | memoryview, *, last: bool) -> bool:
+        """Add the next piece. Return whether no more is awaited: the piece is the last, all bodies together
+        exceed the bound, or later pieces could not matter.
         """
         size = len(piece)
         self.pieces += 1
@@ -55,16 +66,21 @@ class Body:
             if not isinstance(self._buffer, bytearray):
                 self._buffer = bytearray(self._buffer)
             self._buffer += piece
-        return self._room.held_bytes <= self._room.max_bytes
+        self.has_room = self._room.held_bytes <= self._room.max_bytes
+        if last or not self.has_room:
+            return True
+        if self._hold_bytes is None:
+            return False
+        self.is_partial = self.size_bytes >= self._hold_bytes
+        return self.is_partial or self._looks_whole(piece)
 
-    def looks_whole(self, piece: bytes | memoryview, *, declared_bytes: int = 0) -> bool:
-        """Return whether the body is complete, by its declared size or by its JSON, so that later pieces
-        could not matter. Call this with each piece, once, in order.
+    def _looks_whole(self, piece: bytes | memoryview) -> bool:
+        """Return whether the body is complete, by its declared size or by its JSON.
 
         If the data plane does not pass trailers on, nothing marks the end of a body that has trailers.
         """
-        if declared_bytes:
-            return self.size_bytes >= declared_bytes
+        if self._declared_bytes:
+            return self.size_bytes >= self._declared_bytes
         if self._end is None:
             self._end = JsonEnd()
         return self._end.feed(bytes(piece))

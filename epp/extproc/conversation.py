@@ -1,125 +1,64 @@
-"""Handles the calls of ext_proc. Each call carries one HTTP request of the data plane. A call takes the bytes
-of a message, and sends the bytes of its answers.
+"""Handles one call of ext_proc, which carries one HTTP request of the data plane. A call takes the bytes of a
+message, and sends the bytes of its answers.
 
-Owns the streams in flight of any transport, and their part of the drain. Everything is synchronous: a message
-is handled completely before the next message, so requests never interleave inside the picker. A transport
-makes a `Caller` for each call, and hands on what comes.
+Everything is synchronous: a message is handled completely before the next message, so requests never
+interleave inside the picker. A transport makes a `Caller` for each call, and hands on what comes. `streams`
+has the parts that all calls share. `stream` decides the answers, and knows no bytes.
+
+Protobuf's messages become events here, and actions become messages. Only the fields that routing needs are
+read. `wire` cuts headers and bodies out of the usual messages, since protobuf would make an object for each
+header and copy each body twice. The bytes around the headers repeat, so their meaning is cached.
+`by_protobuf` decodes messages of an unusual form. Most answers differ only in the servers that they name,
+which are put into the bytes of an earlier answer. Header values travel as latin-1 text inside the picker.
 
 Invariant: however a call ends, its `HttpStream` is closed, so that no booking outlives it.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import time
-import uuid
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Sequence
 from typing import Final
 
-from epp.config.flow import Flow
-from epp.config.policy import Policy
-from epp.extproc.access_log import AccessLog
-from epp.extproc.asking import bounded_trace, request_names
+from epp.extproc import by_protobuf, wire
+from epp.extproc.asking import bounded_trace
+from epp.extproc.bodies import MAX_PIECE_BYTES
+from epp.extproc.by_protobuf import Around
 from epp.extproc.calls import Caller, Handler
-from epp.extproc.codec import decode, echo_of, echoes_in, encode
-from epp.extproc.events import Action, StreamProtocolError
-from epp.extproc.headers import RESPONSE_NAMES
-from epp.extproc.overload import TARGET_S, Overload
+from epp.extproc.events import (
+    Action,
+    Answer,
+    Echo,
+    Event,
+    RequestBody,
+    RequestHeaders,
+    ResponseBody,
+    ResponseHeaders,
+    Slot,
+    StreamProtocolError,
+)
+from epp.extproc.headers import DESTINATION, RESPONSE_NAMES
+from epp.extproc.overload import TARGET_S
 from epp.extproc.phases import Phase
-from epp.extproc.settings import StreamContext, StreamSettings
 from epp.extproc.stream import HttpStream
-from epp.extproc.unread import Unread
-from epp.gate import Gate
+from epp.extproc.streams import Streams
 from epp.http2.messages import INVALID_ARGUMENT, OK
-from epp.picker import Picker
-from epp.picker_events import ProtocolFault
 
-MESSAGE_SLACK_BYTES: Final = 2**20
-"""Bytes for the fields around a body in its message."""
+SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 
+# Wire tags: field number times eight plus the wire type.
+_REQUEST_HEADERS_TAG: Final = 0x12
+_RESPONSE_HEADERS_TAG: Final = 0x1A
+_REQUEST_BODY_TAG: Final = 0x22
+_RESPONSE_BODY_TAG: Final = 0x2A
+_METADATA_TAG: Final = 0x42
+_ATTRIBUTES_TAG: Final = 0x4A
+_CONFIG_TAG: Final = 0x5A
+_AROUND: Final = frozenset((_METADATA_TAG, _ATTRIBUTES_TAG, _CONFIG_TAG))
 
-class Streams:
-    """All streams of one server."""
-
-    def __init__(
-        self,
-        picker: Picker,
-        *,
-        settings: StreamSettings,
-        clock: Callable[[], float],
-        gate: Gate | None = None,
-    ) -> None:
-        self.context = StreamContext(
-            picker, settings, new_request_id=_new_request_id, timer=time.perf_counter, gate=gate
-        )
-        self.clock = clock
-        self.live: set[Conversation] = set()
-        self.overload = Overload()
-        self.access_log = AccessLog(picker, self.fault)
-        self._unread = Unread(picker, timer=time.perf_counter)
-        self._policy: Policy | None = None
-        self._read: Flow | None = None
-        self._names: frozenset[str] = frozenset()
-        self.untidied = False
-        """Whether something was picked since the last `tidy`."""
-        self.on_room: Callable[[], None] = lambda: None
-        """A function that is called when the gate should be pumped soon."""
-
-    @property
-    def max_message_bytes(self) -> int:
-        """The longest message. A longer message holds nonsense, or a body that is refused anyway."""
-        return 2 * self.context.settings.max_body_bytes + MESSAGE_SLACK_BYTES
-
-    def answer_unread(self, data: bytes, *, now: float) -> bytes | None:
-        """Return the answer to the first message of a stream that the picker has no time to read. The stream
-        ends with this answer. None: the stream must be opened.
-        """
-        return self._unread.answer(data, names=self.wanted(), settings=self.context.settings, now=now)
-
-    def drain(self) -> frozenset[Conversation]:
-        """Let go of every stream that has answered response headers, now and from now on. Return the streams
-        whose requests waited in the gate until now.
-        """
-        settings = dataclasses.replace(self.context.settings, hold_streams=False)
-        self.context = dataclasses.replace(self.context, settings=settings)
-        now = self.clock()
-        waited = frozenset(conversation for conversation in self.live if conversation.waits)
-        if self.context.gate is not None:
-            self.context.gate.drain(now=now)
-            self.room()
-        for conversation in list(self.live):
-            conversation.let_go(now=now)
-        return waited
-
-    def tidy(self) -> None:
-        """Evict after a pick, once the answer is written."""
-        if self.untidied:
-            self.untidied = False
-            self.context.picker.tidy(now=self.clock())
-
-    def fault(self, reason: str) -> None:
-        """Report that the data plane sent something that could not be understood."""
-        self.context.picker.report(ProtocolFault(reason))
-
-    def room(self) -> None:
-        """Have the gate pumped soon, because a request has ended or has begun to wait, or a drain has begun.
-        So other requests may go now, or at another time than before.
-        """
-        if self.context.gate is not None and self.context.gate.waiting:
-            self.on_room()
-
-    def wanted(self) -> frozenset[str]:
-        """Return the names of the request headers to decode. They depend on the policy."""
-        policy = self.context.picker.policy
-        read = self.context.gate.read if self.context.gate is not None else None
-        if policy is not self._policy or read is not self._read:
-            self._policy, self._read = policy, read
-            self._names = request_names(policy.spec, read=read, traced=self.context.settings.traced)
-        return self._names
-
-    def check_integrity(self) -> None:
-        for conversation in self.live:
-            conversation.check_integrity()
+_SHORTEST_ADDRESS: Final = len("[::]:1")
+_KEPT_BYTES: Final = 512
+"""Longer pieces are not cached: they hold more than an address or two, and may differ with every request."""
 
 
 class Conversation(Handler):
@@ -136,11 +75,6 @@ class Conversation(Handler):
         self._picked = False
         self._stream: HttpStream | None = None
         """None: no message has come yet."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether the request waits in the gate."""
-        return self._stream is not None and self._stream.phase is Phase.WAITING
 
     def message(self, data: bytes, *, now: float) -> None:
         stream = self._stream
@@ -159,31 +93,26 @@ class Conversation(Handler):
             return
         if stream.passes:
             self._call.reply(echoes_in)
-        self._end_if_done(stream, now=now)
+        if not stream.hold and stream.can_detach:
+            self._streams.let_go(stream, now=now)
 
     def half_closed(self, *, now: float) -> None:
         self._call.end(OK)
-        if self._stream is not None:
-            self._streams.live.discard(self)
-            self._stream.half_close(now=now)
-            self._streams.room()
+        stream, streams = self._stream, self._streams
+        if stream is not None:
+            streams.live.pop(stream, None)
+            stream.half_close(now=now)
+            if streams.picker.flow_decides:
+                streams.room()
 
     def gone(self, *, now: float, broken: bool) -> None:
         """Release the stream. Idempotent."""
-        if self._stream is not None:
-            self._streams.live.discard(self)
-            self._stream.close(now=now, broken=broken)
-            self._streams.room()
-
-    def let_go(self, *, now: float) -> None:
-        """End the call as soon as the request no longer needs it, because a drain has begun."""
-        if self._stream is not None:
-            self._stream.hold = False
-            self._end_if_done(self._stream, now=now)
-
-    def check_integrity(self) -> None:
-        if self._stream is not None:
-            self._stream.check_integrity()
+        stream, streams = self._stream, self._streams
+        if stream is not None:
+            streams.live.pop(stream, None)
+            stream.close(now=now, broken=broken)
+            if streams.picker.flow_decides:
+                streams.room()
 
     def _begin(self, data: bytes, *, now: float) -> HttpStream | None:
         """Handle the first message. Return None if the request is answered, or if the data plane no longer
@@ -192,22 +121,39 @@ class Conversation(Handler):
         call, streams = self._call, self._streams
         if not call.is_open:
             return None
+        picker, context = streams.picker, streams.context
+        if picker.policy is not streams.policy or picker.flow_read is not streams.flow_read:
+            streams.renew()
+        self._names = streams.names
         overload, waited_s = streams.overload, call.waited_s()
         counts = waited_s > TARGET_S or not overload.quiet
         unread = counts and overload.skips(waited_s=waited_s, now=now)
-        if unread and (answer := streams.answer_unread(data, now=now)) is not None:
-            call.send(answer)
-            call.end(OK)
+        if unread and self._answered_unread(data, now=now):
             return None
-        context, self._names = streams.context, streams.wanted()
-        self._stream = HttpStream(
+        stream = self._stream = HttpStream(
             context,
             unread=unread,
             deliver=self._later,
             trace=bounded_trace(call.trace) if context.settings.traced else "",
         )
-        streams.live.add(self)
-        return self._stream
+        streams.live[stream] = call
+        return stream
+
+    def _answered_unread(self, data: bytes, *, now: float) -> bool:
+        """Answer the first message without a stream, if this is possible. Return whether the call is over."""
+        unread, settings = self._streams.unread, self._streams.context.settings
+        if not unread.answers(settings):
+            return False
+        try:
+            event = decode(data, names=self._names, response_names=RESPONSE_NAMES, first=True)
+        except StreamProtocolError:
+            return False
+        answer = unread.answer(event, settings=settings, now=now)
+        if answer is None:
+            return False
+        self._call.send(encode(answer))
+        self._call.end(OK)
+        return True
 
     def _still_wanted(self, stream: HttpStream, *, now: float) -> bool:
         """Return whether the data plane would use a pick. If the body has waited for too long, it is not read
@@ -221,39 +167,190 @@ class Conversation(Handler):
         return True
 
     def _answer(self, stream: HttpStream, data: bytes, *, now: float) -> None:
+        call = self._call
         if stream.passes and (echo := echo_of(data)) is not None:
-            self._call.send(echo)
+            call.send(echo)
             return
         event = decode(
             data, names=self._names, response_names=RESPONSE_NAMES, first=stream.phase is Phase.START
         )
         actions = stream.receive(event, now=now)
         if not self._picked:
-            self._note_pick(stream)
-            if stream.phase is Phase.WAITING:
+            if stream.pick is not None:
+                self._picked = True
+                call.leaves_work()
+            elif stream.phase is Phase.WAITING:
                 self._streams.room()
         for action in actions:
-            self._call.send(encode(action))
-
-    def _note_pick(self, stream: HttpStream) -> None:
-        if stream.pick is not None:
-            self._picked = self._streams.untidied = True
+            call.send(encode(action))
 
     def _later(self, actions: Sequence[Action]) -> None:
         """Send the answers to a request that waited, because flow control has decided."""
         assert self._stream is not None, "the stream waited"
-        self._note_pick(self._stream)
+        self._picked = self._stream.pick is not None
         for action in actions:
             self._call.send(encode(action))
 
-    def _end_if_done(self, stream: HttpStream, *, now: float) -> None:
-        """End the call if everything is answered and the stream is not held open."""
-        if not stream.hold and stream.can_detach:
-            self._streams.live.discard(self)
-            stream.detach(now=now)
-            self._streams.room()
-            self._call.end(OK)
+
+# -- messages ----------------------------------------------------------------------------------------------
 
 
-def _new_request_id() -> str:
-    return uuid.uuid4().hex
+def decode(data: bytes, *, names: frozenset[str], response_names: frozenset[str], first: bool) -> Event:
+    """Decode one ProcessingRequest. Of the headers, only those in `names` and `response_names` are kept.
+    first: this is the first message of the stream, which may state the modes.
+    """
+    tag = data[0] if data else 0
+    event: Event | None = None
+    if tag == _REQUEST_HEADERS_TAG:
+        event = _cut_request_headers(data, names)
+    elif tag == _RESPONSE_HEADERS_TAG:
+        event = _cut_response_headers(data, response_names)
+    elif not first and tag in (_REQUEST_BODY_TAG, _RESPONSE_BODY_TAG):
+        event = _cut_body(data)
+    return event or by_protobuf.decode(data, names=names, response_names=response_names)
+
+
+def echo_of(data: bytes) -> bytes | None:
+    """Return the answer that passes on a piece of a response's body unchanged. No object is made for the
+    message or the answer. Return None if the message must be decoded.
+    """
+    found = wire.echo_of(data, MAX_PIECE_BYTES)
+    if found is None:
+        return None
+    answer, rest = found
+    return answer if rest == len(data) or _says_nothing_of_bodies(data[rest:]) else None
+
+
+echoes_in: Final = functools.partial(wire.echoes_in, MAX_PIECE_BYTES)
+"""Does the work of `echo_of` for all messages of a DATA frame at once. Takes and returns messages with gRPC's
+heads.
+"""
+
+
+def _cut_body(data: bytes) -> RequestBody | ResponseBody | None:
+    found = wire.body_of(data)
+    if found is None:
+        return None
+    start, end, end_of_stream, rest = found
+    if rest < len(data) and not _says_nothing_of_bodies(data[rest:]):
+        return None
+    if data[0] == _REQUEST_BODY_TAG:
+        return RequestBody(memoryview(data)[start:end], end_of_stream)
+    return ResponseBody(data[start:end], end_of_stream)
+
+
+def _cut_request_headers(data: bytes, names: frozenset[str]) -> RequestHeaders | None:
+    read = wire.headers_of(data, _readable(names))
+    if read is None:
+        return None
+    headers, end_of_stream, end = read
+    around = _around(data[end:])
+    if around is None:
+        return None
+    subset, _, modes = around
+    return RequestHeaders(headers, end_of_stream, subset, modes)
+
+
+def _cut_response_headers(data: bytes, names: frozenset[str]) -> ResponseHeaders | None:
+    """Decode response headers field by field, because the metadata hold the fallback list, and a large fleet
+    has very many such lists.
+    """
+    read = wire.headers_of(data, _readable(names))
+    if read is None:
+        return None
+    headers, end_of_stream, end = read
+    parts = wire.fields_of(data, end)
+    if parts is None or not _AROUND.issuperset(parts):
+        return None
+    # The attributes decide if they name the server. The metadata are read only if the attributes do not.
+    served = ""
+    for tag in (_ATTRIBUTES_TAG, _METADATA_TAG):
+        around = _around(parts.get(tag, b""))
+        if around is None:
+            return None
+        if around[1] is not None:
+            served = around[1]
+            break
+    around = _around(parts.get(_CONFIG_TAG, b""))
+    if around is None:
+        return None
+    return ResponseHeaders(headers, end_of_stream, served, around[2])
+
+
+def _around(data: bytes) -> Around | None:
+    """Return the parts around a main part. None: the bytes are broken, or hold more than the known fields."""
+    return _kept_around(data) if len(data) <= _KEPT_BYTES else by_protobuf.around(data)
+
+
+def _says_nothing_of_bodies(data: bytes) -> bool:
+    """Return whether the bytes around a body leave the meaning of the body unchanged."""
+    around = _around(data)
+    return around is not None and around[2] is None
+
+
+_kept_around = functools.lru_cache(maxsize=4096)(by_protobuf.around)
+
+
+@functools.lru_cache(maxsize=16)
+def _readable(names: frozenset[str]) -> tuple[str, ...]:
+    """Return the names that `wire` can look for: the names in lower-case ASCII. If a message holds a name
+    with other letters, protobuf reads the message.
+    """
+    return tuple(name for name in names if name.isascii() and name == name.lower())
+
+
+def encode(action: Action) -> bytes:
+    """Encode one ProcessingResponse."""
+    if isinstance(action, Answer) and _only_names_servers(action):
+        return _from_template(action)
+    if isinstance(action, Echo):
+        return wire.echo(action.slot is Slot.RESPONSE_BODY, action.data, action.end_of_stream)
+    return by_protobuf.encode(action)
+
+
+def _only_names_servers(answer: Answer) -> bool:
+    """Return whether the answer only names servers, or nothing, and names the same servers in each place."""
+    if answer.scores or answer.body is not None or answer.cost is not None:
+        return False
+    named, headers = answer.destination, answer.set_headers
+    if headers != (((DESTINATION, named),) if named else ()):
+        return False
+    return not named or (_SHORTEST_ADDRESS <= len(named) <= _KEPT_BYTES and named.isascii())
+
+
+def _from_template(answer: Answer) -> bytes:
+    """Return the bytes of an earlier answer with the names of these servers put in. Protobuf takes
+    five times as long, and a large fleet has so many lists of fallbacks that the same list seldom comes
+    again.
+    """
+    named = answer.destination
+    around = _template(
+        answer.slot, len(named), answer.remove_headers, answer.clear_route_cache, answer.stream_response
+    )
+    return named.encode().join(around)
+
+
+@functools.lru_cache(maxsize=4096)
+def _template(
+    slot: Slot,
+    size: int,
+    remove_headers: tuple[str, ...],
+    clear_route_cache: bool,  # noqa: FBT001 - a key
+    stream_response: bool,  # noqa: FBT001 - a key
+    /,
+) -> tuple[bytes, ...]:
+    """Return the bytes around the names of servers. size: the length of these names. 0: the answer names
+    none.
+    """
+    named = "\0" * size  # these bytes occur nowhere else in an answer
+    whole = by_protobuf.encode(
+        Answer(
+            slot,
+            set_headers=((DESTINATION, named),) if named else (),
+            remove_headers=remove_headers,
+            clear_route_cache=clear_route_cache,
+            destination=named,
+            stream_response=stream_response,
+        )
+    )
+    return tuple(whole.split(named.encode())) if named else (whole,)

@@ -1,9 +1,9 @@
 """The events that the data plane sends about one HTTP request, and the actions that answer them. These are
 plain values without gRPC and protobuf.
 
-They separate the transport (`codec`, `server`) from the state machine (`stream`): another transport only has
-to make these events and carry out these actions. Header names may come in any case and more than once. Values
-are text with one character for each byte (latin-1), so every header can be decoded.
+They separate the transport (`conversation`, `server`) from the state machine (`stream`): another transport
+only has to make these events and carry out these actions. Header names may come in any case and more than
+once. Values are text with one character for each byte (latin-1), so every header can be decoded.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from epp.extproc.codec import SERVICE
+from epp.extproc.conversation import SERVICE
 
 LIVENESS: Final = "liveness"
 READINESS: Final = "readiness"

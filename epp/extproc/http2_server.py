@@ -36,10 +36,10 @@ class Http2Server:
         max_peers: int,
         clock: Callable[[], float],
         on_fault: Callable[[str], None],
-        after_writing: Callable[[], None],
+        after_writing: Callable[..., None],
     ) -> None:
-        """`on_fault` is called with the reason of each fault of a peer. `after_writing` is called after the
-        write of each turn.
+        """`on_fault` is called with the reason of each fault of a peer. `after_writing` is called with the
+        time `now`, after the write of each turn that leaves work (`Caller.leaves_work`).
         """
         self.services = services
         self.limits = limits

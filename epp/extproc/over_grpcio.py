@@ -29,11 +29,11 @@ from epp.errors import ConfigError
 from epp.extproc import access_log
 from epp.extproc.call_ages import CallAges
 from epp.extproc.certificates import Certificates
-from epp.extproc.codec import SERVICE
-from epp.extproc.conversation import Conversation, Streams
+from epp.extproc.conversation import SERVICE, Conversation
 from epp.extproc.headers import TRACEPARENT
 from epp.extproc.health import SERVICES, Health
 from epp.extproc.listening import cannot_listen, require_folder
+from epp.extproc.streams import Streams
 from epp.http2.messages import OK, Reply
 from epp.types import BEGAN, Address
 
@@ -147,7 +147,9 @@ class GrpcioTransport:
                 conversation.message(data, now=now)
                 del data  # A body must not stay in memory until the next message.
                 await call.write()
-                streams.tidy()
+                if call.work_left:
+                    call.work_left = False
+                    streams.picker.tidy(now=streams.clock())
         except asyncio.CancelledError:
             if call.is_open:
                 raise
@@ -196,6 +198,7 @@ class _Call:
         self._writing = asyncio.Lock()
         """gRPC takes one message of a call at a time."""
         self.is_open = True
+        self.work_left = False
         self.waited = 0.0
         self.refused = ""
         """Why the call must end with an error."""
@@ -216,6 +219,9 @@ class _Call:
 
     def reply(self, reply: Reply) -> None:
         """Do nothing: every message goes to the conversation, which answers in the same way."""
+
+    def leaves_work(self) -> None:
+        self.work_left = True
 
     def end(self, status: int = OK, details: str = "") -> None:
         self.is_open = False

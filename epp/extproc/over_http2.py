@@ -18,12 +18,12 @@ from epp.config.listening import Listen
 from epp.extproc import access_log
 from epp.extproc.calls import Handler
 from epp.extproc.certificates import Certificates, ssl_context
-from epp.extproc.codec import SERVICE
-from epp.extproc.conversation import Conversation, Streams
+from epp.extproc.conversation import SERVICE, Conversation
 from epp.extproc.health import Health
 from epp.extproc.http2_server import Http2Server
 from epp.extproc.listening import bound, max_peers
 from epp.extproc.peer import Call, Service
+from epp.extproc.streams import Streams
 from epp.http2.limits import Limits
 from epp.http2.messages import INTERNAL, OK, RESOURCE_EXHAUSTED
 
@@ -42,7 +42,7 @@ class Http2Transport:
             max_peers=max_peers(),
             clock=streams.clock,
             on_fault=streams.fault,
-            after_writing=streams.tidy,
+            after_writing=streams.picker.tidy,
         )
 
     async def start(self) -> int:

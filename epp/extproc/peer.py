@@ -79,6 +79,9 @@ class Call:
         if self._stream_id not in peer.beginnings.calls:  # the call's waiting messages come first
             peer.connection.reply(self._stream_id, reply)
 
+    def leaves_work(self) -> None:
+        self._peer.work_left = True
+
     def end(self, status: int = OK, details: str = "") -> None:
         self._peer.end(self._stream_id, status, details)
 
@@ -172,7 +175,7 @@ class Surroundings(Protocol):
 
     def now(self) -> float: ...
     def fault(self, reason: str) -> None: ...
-    def after_writing(self) -> None: ...
+    def after_writing(self, *, now: float) -> None: ...
 
 
 class Peer(asyncio.Protocol):
@@ -185,6 +188,8 @@ class Peer(asyncio.Protocol):
         self._handlers: dict[int, Handler] = {}
         self.in_turn = False
         """Answers of this turn are written at the end of the turn."""
+        self.work_left = False
+        """Whether a message of this turn left work, to be done after writing."""
         self._flush_asked = False
         self._again: asyncio.Handle | None = None
         self._closing = Closing()
@@ -306,13 +311,13 @@ class Peer(asyncio.Protocol):
         self.came_after = self._read_came_after
         events = connection.receive(data, now=now, limit=_TURN_FRAMES)
         # If bytes are held, a call waits. A check of `_beginnings` would cost a call for every chunk.
-        served = bool(events) or connection.pending or self.beginnings.held_bytes > 0
-        if served:
+        if events or connection.pending or self.beginnings.held_bytes:
             self._serve(events, now=now)
         self.in_turn = False
         self.flush()
-        if served:
-            server.after_writing()
+        if self.work_left:
+            self.work_left = False
+            server.after_writing(now=server.now())
         if server.lateness.worked():
             asyncio.get_running_loop().call_soon(server.lateness.look)
 

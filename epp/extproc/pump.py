@@ -27,8 +27,8 @@ class Pump:
     loop.
     """
 
-    def __init__(self, gate: Gate, *, clock: Callable[[], float], after: Callable[[], None]) -> None:
-        """Make the timer. after: called each time after the gate was pumped."""
+    def __init__(self, gate: Gate, *, clock: Callable[[], float], after: Callable[..., None]) -> None:
+        """Make the timer. after: called with the time `now`, each time after the gate was pumped."""
         self._gate = gate
         self._clock = clock
         self._after = after
@@ -61,6 +61,6 @@ class Pump:
         except Exception:  # noqa: BLE001 - whatever it is, the others go on waiting and are looked at again
             _log.exception("flow control failed; the waiting requests will be considered again")
             due = now + _AFTER_FAULT_S
-        self._after()
+        self._after(now=now)
         if self._gate.due_at < inf:
             self._set(max(due, now + _SOON_S))

@@ -1,7 +1,7 @@
 """The ext_proc server of a picker: one transport, the streams on it, health, and the drain.
 
 The transport (`over_http2`, or `over_grpcio` if the configuration asks for it) owns the socket and the wire
-format. `conversation` owns the streams. The composition root calls this module. All methods belong to the
+format. `streams` has the calls in flight. The composition root calls this module. All methods belong to the
 event loop that called `start`.
 """
 
@@ -13,11 +13,12 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from epp.config.listening import Listen
-from epp.extproc.conversation import Conversation, Streams
 from epp.extproc.health import Health
 from epp.extproc.overload import Overload
 from epp.extproc.pump import Pump
 from epp.extproc.settings import StreamSettings
+from epp.extproc.stream import HttpStream
+from epp.extproc.streams import Streams
 from epp.gate import Gate
 from epp.picker import Picker
 
@@ -60,7 +61,7 @@ class ExtProcServer:
         self._clock = clock
         self._health = Health()
         self._streams = Streams(picker, settings=settings, clock=clock, gate=gate)
-        self._pump = Pump(gate, clock=clock, after=self._streams.tidy) if gate is not None else None
+        self._pump = Pump(gate, clock=clock, after=picker.tidy) if gate is not None else None
         if self._pump is not None:
             self._streams.on_room = self._pump.soon
         self.transport = _transport(self._streams, self._health, listen)
@@ -102,7 +103,7 @@ class ExtProcServer:
                 return
             await asyncio.sleep(_POLL_S)
 
-    def _drained(self, waited: frozenset[Conversation], passed_s: float, seconds: float) -> bool:
+    def _drained(self, waited: frozenset[HttpStream], passed_s: float, seconds: float) -> bool:
         live = self._streams.live
         if passed_s < _LET_GO_S and not waited.isdisjoint(live):
             return False

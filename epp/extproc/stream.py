@@ -244,21 +244,22 @@ class HttpStream:
         """Await the body if the data plane hands it over before it has to know the server, and if there is
         time to read it. Otherwise pick now.
         """
+        settings, head = self._context.settings, self._asking.head
         mode, hurried = self._modes.request_body, self._asking.hurried
         seen = mode >= BodyMode.BUFFERED or (mode is BodyMode.STREAMED and self._modes.early_body)
         if not seen or (hurried and self._context.picker.one_model):
             instead = OVERLOADED if hurried else NOT_SEEN
             return self._decide(Slot.REQUEST_HEADERS, instead=instead, now=now)
         if mode not in (BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL):
-            self._body = Body(self._context.settings.room)
+            hold_bytes = settings.streamed_hold_bytes if mode is BodyMode.STREAMED else None
+            self._body = Body(settings.room, hold_bytes=hold_bytes, declared_bytes=head.declared_bytes)
             self._enter(Phase.HOLDING)
             return ()
         self._enter(Phase.BODY)
-        reserved = self._asking.head.reserved
-        if reserved:
+        if head.reserved:
             # The pick removes these headers too, but only if it is made. They must not reach a server if the
             # picker dies now.
-            return (Answer(Slot.REQUEST_HEADERS, remove_headers=reserved),)
+            return (Answer(Slot.REQUEST_HEADERS, remove_headers=head.reserved),)
         return PLAIN[Slot.REQUEST_HEADERS]
 
     def _on_request_body(self, event: RequestBody, *, now: float) -> Sequence[Action]:
@@ -286,18 +287,12 @@ class HttpStream:
         """Handle a piece of the body while the headers are not answered. Both are answered when enough of the
         body has come.
         """
-        settings, end = self._context.settings, event.end_of_stream
+        end, most_bytes = event.end_of_stream, self._context.settings.max_body_bytes
         holds = self.phase is Phase.HOLDING
-        if holds and body.size_bytes + len(event.data) > settings.max_body_bytes:
-            return self._refuse(BodyTooLargeError(limit_bytes=settings.max_body_bytes))
-        if not body.add(event.data):
-            return self._let_go(body, end_of_stream=end, instead=NO_ROOM, now=now)
-        if end or not holds:
+        if holds and body.size_bytes + len(event.data) > most_bytes:
+            return self._refuse(BodyTooLargeError(limit_bytes=most_bytes))
+        if body.add(event.data, last=end or not holds):
             return self._let_go(body, end_of_stream=end, now=now)
-        if self._modes.request_body is BodyMode.STREAMED:
-            partial = body.size_bytes >= settings.streamed_hold_bytes
-            if partial or body.looks_whole(event.data, declared_bytes=self._asking.head.declared_bytes):
-                return self._let_go(body, end_of_stream=False, partial=partial, now=now)
         return ()
 
     def _on_request_trailers(self, *, now: float) -> Sequence[Action]:
@@ -314,14 +309,7 @@ class HttpStream:
         return answer
 
     def _let_go(
-        self,
-        body: Body,
-        *,
-        end_of_stream: bool,
-        partial: bool = False,
-        instead: InferenceRequest | None = None,
-        after: Sequence[Action] = (),
-        now: float,
+        self, body: Body, *, end_of_stream: bool, after: Sequence[Action] = (), now: float
     ) -> Sequence[Action]:
         """Decide, and answer the headers and the body that were held, the body in the form that the mode asks
         for. `after` follows these answers.
@@ -329,7 +317,8 @@ class HttpStream:
         count, whole, self._body = body.pieces, body.take(), None
         first: Sequence[Action] = _UNPICKED
         if self.phase is Phase.HOLDING:
-            first = self._decide(Slot.REQUEST_HEADERS, whole, instead=instead, partial=partial, now=now)
+            slot, instead = Slot.REQUEST_HEADERS, None if body.has_room else NO_ROOM
+            first = self._decide(slot, whole, instead=instead, partial=body.is_partial, now=now)
         if self.phase is Phase.REFUSED:
             return first
         rest = self._asking.answers_to_body(whole, count, self._modes, end_of_stream=end_of_stream)
@@ -353,11 +342,11 @@ class HttpStream:
         stands for the body, which is then not read.
         """
         context, asking, modes = self._context, self._asking, self._modes
-        gate = None if asking.hurried or asking.asks_only else context.gate
+        picker, gate = context.picker, context.gate
         try:
             request = asking.request(body, instead=instead, partial=partial, modes=modes)
-            if gate is None or not gate.on:
-                return self._picked(slot, context.picker.pick(request, now=now))
+            if gate is None or not picker.flow_decides or asking.hurried or asking.asks_only:
+                return self._picked(slot, picker.pick(request, now=now))
             offered = offer(gate, request, self._on_decided, asking=asking, slot=slot, modes=modes, now=now)
         except PickError as error:
             return self._refuse(error)

@@ -3,7 +3,7 @@ forgets them.
 
 Such a request gets no state machine: its stream ends with the first answer, and the data plane handles the
 rest alone. Only usual requests are answered here. For all others `answer` returns None, and a normal stream
-is opened. This module refuses everything that a normal stream refuses. Pure. `conversation.Streams` owns an
+is opened. This module refuses everything that a normal stream refuses. Pure. `streams.Streams` owns an
 `Unread`.
 """
 
@@ -14,9 +14,8 @@ from collections.abc import Callable
 from epp.decision import PickRequest
 from epp.errors import PickError
 from epp.extproc.asking import OVERLOADED, not_set, read_head
-from epp.extproc.codec import decode, encode
-from epp.extproc.events import Answer, BodyMode, RequestHeaders, Slot, StreamProtocolError
-from epp.extproc.headers import DESTINATION, RESPONSE_NAMES
+from epp.extproc.events import Answer, BodyMode, Event, RequestHeaders, Slot
+from epp.extproc.headers import DESTINATION
 from epp.extproc.settings import StreamSettings
 from epp.picker import Picker
 from epp.picker_events import Pick
@@ -30,24 +29,16 @@ class Unread:
         self._picker = picker
         self._timer = timer
 
-    def answer(
-        self, data: bytes, *, names: frozenset[str], settings: StreamSettings, now: float
-    ) -> bytes | None:
+    def answers(self, settings: StreamSettings) -> bool:
+        """Return whether usual requests are answered here at all."""
+        unusual = settings.traced or settings.scores_metadata or settings.conformance_headers
+        return not unusual and self._picker.one_model
+
+    def answer(self, event: Event, *, settings: StreamSettings, now: float) -> Answer | None:
         """Return the answer to the first message of a stream. The stream ends with this answer. None: the
         stream must be opened.
         """
         picker, started = self._picker, self._timer()
-        if (
-            settings.traced
-            or settings.scores_metadata
-            or settings.conformance_headers
-            or not picker.one_model
-        ):
-            return None
-        try:
-            event = decode(data, names=names, response_names=RESPONSE_NAMES, first=True)
-        except StreamProtocolError:
-            return None
         if not isinstance(event, RequestHeaders) or event.end_of_stream or event.subset is not None:
             return None
         if event.modes is None or event.modes.request_body not in _SIMPLE:
@@ -73,16 +64,14 @@ class Unread:
         return _answer(pick, reserved=head.reserved, clear_route_cache=settings.clear_route_cache)
 
 
-def _answer(pick: Pick, *, reserved: tuple[str, ...], clear_route_cache: bool) -> bytes:
+def _answer(pick: Pick, *, reserved: tuple[str, ...], clear_route_cache: bool) -> Answer:
     """Return the same answer as `stream` gives."""
     named = ",".join(map(str, pick.destinations))
     headers = ((DESTINATION, named), *pick.set_headers)
-    return encode(
-        Answer(
-            Slot.REQUEST_HEADERS,
-            set_headers=headers,
-            remove_headers=not_set(reserved, headers),
-            clear_route_cache=clear_route_cache,
-            destination=named,
-        )
+    return Answer(
+        Slot.REQUEST_HEADERS,
+        set_headers=headers,
+        remove_headers=not_set(reserved, headers),
+        clear_route_cache=clear_route_cache,
+        destination=named,
     )

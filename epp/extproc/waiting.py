@@ -66,7 +66,7 @@ def offer(
     """
     settings = asking.context.settings
     longest_s = _longest_s(slot, request, modes, settings)
-    if longest_s <= 0:
+    if longest_s <= 0 or not gate.on:
         return asking.context.picker.pick(request, now=now)
     keeps_body = asking.changes_body or modes.request_body.echoed
     offered = gate.offer(

@@ -5,7 +5,7 @@ A request has some fifteen headers, and routing reads only a few. Protobuf would
 header and for each piece of a streamed body. `_wire.c` steps over each field by its length and never
 searches, so no value can look like another header. For every message of another form `_wire.c` returns None,
 and protobuf decodes the message. If the picker was installed without a C compiler, protobuf reads and writes
-every message, with the same results, but more slowly. Only `codec` calls this module.
+every message, with the same results, but more slowly. Only `conversation` calls this module.
 """
 
 from __future__ import annotations

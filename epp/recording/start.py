@@ -30,7 +30,7 @@ def make(picker: Picker, settings: Recording, *, worker: int, workers: int) -> R
         servers=lambda: servers_of(picker),
     )
     picker.subscribe(service.on_event)
-    picker.recorders += 1
+    picker.add_recorders(1)
     return service
 
 

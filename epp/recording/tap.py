@@ -51,7 +51,7 @@ class Tap:
             self._recorder = Recorder(key=self._picker.secret.key or secrets.token_bytes(KEY_BYTES))
             self._reader = reader
             self._picker.subscribe(self.on_event)
-            self._picker.recorders += 1
+            self._picker.add_recorders(1)
         elif self._reader != reader:
             raise RecordingTakenError
         self._asked_at = now
@@ -71,5 +71,5 @@ class Tap:
 
     def _end(self) -> None:
         self._picker.unsubscribe(self.on_event)
-        self._picker.recorders -= 1
+        self._picker.add_recorders(-1)
         self._recorder = None

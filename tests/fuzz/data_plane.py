@@ -10,7 +10,7 @@ from epp import picker_events
 from epp.config.policy import PolicySpec
 from epp.extproc.access_log import AccessLog
 from epp.extproc.asking import request_names
-from epp.extproc.codec import decode, encode
+from epp.extproc.conversation import decode, encode
 from epp.extproc.events import StreamProtocolError
 from epp.extproc.headers import RESPONSE_NAMES
 from epp.extproc.phases import Phase
@@ -21,7 +21,7 @@ from tests.fuzz.behind import OfBytes, one_pick, small_picker
 
 
 class ExtProcMessages(OfBytes):
-    """Messages of the data plane. They go through the codec into the state machine of a request."""
+    """Messages of the data plane. They are decoded and go into the state machine of a request."""
 
     words: Sequence[bytes] = (
         *(

@@ -7,7 +7,7 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.extproc.codec import encode
+from epp.extproc.conversation import encode
 from epp.extproc.events import Answer, Slot
 from epp.extproc.headers import DESTINATION, RESERVED
 

@@ -55,7 +55,7 @@ def test_what_is_no_json_object_is_whole_at_once(body: bytes) -> None:
 def test_a_body_is_its_pieces_joined(pieces: list[bytes]) -> None:
     room = BodyRoom(10)
     body = Body(room)
-    told = [body.add(piece) for piece in pieces]
+    told = [not body.add(piece, last=False) for piece in pieces]
     assert told == [sum(map(len, pieces[: n + 1])) <= 10 for n in range(len(pieces))]
     assert (body.pieces, body.size_bytes, room.held_bytes) == (len(pieces), len(body), len(b"".join(pieces)))
     assert bytes(body.take()) == b"".join(pieces)
@@ -175,5 +175,5 @@ def test_the_work_for_tiny_pieces_grows_with_their_number_and_no_faster(modes: o
 def test_tiny_pieces_are_held_as_their_bytes() -> None:
     body = Body(BodyRoom())
     for n in range(10_000):
-        body.add(random.Random(n).randbytes(1))
+        body.add(random.Random(n).randbytes(1), last=False)
     assert isinstance(body.take(), memoryview), "one buffer, not ten thousand pieces"

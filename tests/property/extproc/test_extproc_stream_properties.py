@@ -15,7 +15,7 @@ from epp.config.observing import Sampling
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.extproc.asking import request_names
 from epp.extproc.bodies import BodyRoom
-from epp.extproc.codec import decode, encode
+from epp.extproc.conversation import decode, encode
 from epp.extproc.events import (
     Answer,
     BodyMode,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from epp.config.policy import PolicySpec
 from epp.extproc import wire
 from epp.extproc.asking import request_names
-from epp.extproc.codec import decode, echo_of, echoes_in, encode
+from epp.extproc.conversation import decode, echo_of, echoes_in, encode
 from epp.extproc.events import (
     BodyMode,
     Echo,

@@ -26,11 +26,11 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from epp.config.listening import Listen
 from epp.config.policy import DEFAULT_POLICY
-from epp.extproc.conversation import Streams
 from epp.extproc.health import Health
 from epp.extproc.over_http2 import Http2Transport
 from epp.extproc.peer import Peer
 from epp.extproc.settings import StreamSettings
+from epp.extproc.streams import Streams
 from epp.http2.frames import Setting, frame
 from epp.http2.frames import settings as settings_frame
 from epp.picker import Picker

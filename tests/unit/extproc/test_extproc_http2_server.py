@@ -23,7 +23,7 @@ async def test_a_connection_that_arrives_at_a_stop_is_closed_without_an_error(tu
         max_peers=10,
         clock=time.monotonic,
         on_fault=faults.append,
-        after_writing=lambda: None,
+        after_writing=lambda **_: None,
     )
     listener = socket.create_server(("127.0.0.1", 0))
     address = Address(*listener.getsockname())

@@ -42,7 +42,7 @@ class Server:
     def fault(self, reason: str) -> None:
         raise AssertionError(reason)
 
-    def after_writing(self) -> None: ...
+    def after_writing(self, *, now: float) -> None: ...
 
 
 class Noting(Handler):

@@ -8,7 +8,7 @@ import pytest
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingResponse
 
 from epp.config.routing import Cost, Load
-from epp.extproc.codec import encode
+from epp.extproc.conversation import encode
 from epp.extproc.events import (
     Answer,
     Estimate,

@@ -11,11 +11,14 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from epp.config.policy import DEFAULT_POLICY
 from epp.extproc.asking import request_names
-from epp.extproc.codec import decode, encode
+from epp.extproc.conversation import Conversation, decode, encode
+from epp.extproc.events import Answer
 from epp.extproc.headers import DESTINATION, RESPONSE_NAMES
 from epp.extproc.settings import StreamContext, StreamSettings
 from epp.extproc.stream import HttpStream
+from epp.extproc.streams import Streams
 from epp.extproc.unread import Unread
+from epp.http2.messages import INVALID_ARGUMENT, OK, Reply
 from epp.picker import Picker
 from epp.request.blocked import BlockedPaths
 from epp.types import Address, Endpoint, EndpointName
@@ -50,8 +53,44 @@ def message(*, mode: int = 2, ends: bool = False, **changed: str | None) -> ext_
     return made
 
 
-def answer(data: bytes, picker: Picker, *, settings: StreamSettings = SETTINGS) -> bytes | None:
-    return Unread(picker, timer=lambda: 0.0).answer(data, names=NAMES, settings=settings, now=1.0)
+def answer(data: bytes, picker: Picker, *, settings: StreamSettings = SETTINGS) -> Answer | None:
+    unread = Unread(picker, timer=lambda: 0.0)
+    if not unread.answers(settings):
+        return None
+    event = decode(data, names=NAMES, response_names=RESPONSE_NAMES, first=True)
+    return unread.answer(event, settings=settings, now=1.0)
+
+
+class Noting:
+    """A `Caller` whose message has waited for long. Notes the answers and the end of the call."""
+
+    is_open = True
+    trace = ""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.ended: list[tuple[int, str]] = []
+
+    def waited_s(self) -> float:
+        return 1.0
+
+    def send(self, message: bytes) -> None:
+        self.sent.append(message)
+
+    def reply(self, reply: Reply) -> None: ...
+    def leaves_work(self) -> None: ...
+
+    def end(self, status: int = OK, details: str = "") -> None:
+        self.ended.append((status, details))
+
+
+def called(data: bytes, picker: Picker) -> tuple[Noting, Streams]:
+    """Begin a call in an overload."""
+    streams = Streams(picker, settings=SETTINGS, clock=lambda: 1.0)
+    streams.overload.skips = lambda **_: True  # type: ignore[method-assign]
+    call = Noting()
+    Conversation(streams, call).message(data, now=1.0)
+    return call, streams
 
 
 @pytest.mark.parametrize("mode", [1, 2, 3])
@@ -64,7 +103,7 @@ def test_the_usual_request_is_answered_as_its_stream_would_and_holds_nothing(mod
         unread=True,
     )
     event = decode(data, names=NAMES, response_names=RESPONSE_NAMES, first=True)
-    assert [found] == [encode(action) for action in stream.receive(event, now=1.0)]
+    assert [found] == list(stream.receive(event, now=1.0))
     decision = seen.picks[0].decision
     assert (decision.request_id, decision.unread, decision.outcome) == ("r1", "overload", "detached")
     assert seen.over == seen.picks
@@ -99,7 +138,6 @@ def with_subset() -> ext_proc.ProcessingRequest:
         pytest.param(message(mode=0), id="body not sent"),
         pytest.param(message(mode=-1), id="mode not told"),
         pytest.param(with_subset(), id="subset"),
-        pytest.param(ext_proc.ProcessingRequest(), id="empty"),
     ],
 )
 def test_every_other_request_gets_a_stream(unusual: ext_proc.ProcessingRequest) -> None:
@@ -114,5 +152,18 @@ def test_every_request_gets_a_stream_where_models_differ_or_there_is_no_endpoint
         assert answer(message().SerializeToString(), picker) is None
 
 
-def test_bytes_that_are_no_message_are_left_to_the_stream() -> None:
-    assert answer(b"\xff\xff", a_picker("m")) is None
+def test_an_unread_request_ends_its_call_with_the_answer() -> None:
+    data = message().SerializeToString()
+    call, streams = called(data, a_picker("m"))
+    found = answer(data, a_picker("m"))
+    assert found is not None
+    assert (call.sent, call.ended, streams.live) == ([encode(found)], [(OK, "")], {})
+
+
+@pytest.mark.parametrize(("data", "reason"), [(b"\xff\xff", "undecodable"), (b"", "empty_message")])
+def test_bytes_that_are_no_message_are_left_to_the_stream(data: bytes, reason: str) -> None:
+    picker = a_picker("m")
+    seen = Seen.of(picker)
+    call, streams = called(data, picker)
+    assert (call.sent, call.ended, streams.live) == ([], [(INVALID_ARGUMENT, reason)], {})
+    assert not seen.picks

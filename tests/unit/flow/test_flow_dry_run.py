@@ -65,22 +65,28 @@ def test_a_policy_in_dry_run_that_holds_nothing_costs_nothing() -> None:
 
 
 def test_the_headers_that_the_tried_policy_reads_are_read() -> None:
-    spec, tried = PolicySpec(), Flow(mode="Hold")
-    assert TTFT_MS not in request_names(spec)
-    assert TTFT_MS in request_names(spec, read=tried)
-    headers = [(TTFT_MS, "1500")]
-    assert read_head(headers, spec).claim.ttft_s is None
-    assert read_head(headers, spec, read=tried).claim.ttft_s == 1.5
+    picker, headers = Bench().picker, [(TTFT_MS, "1500")]
+    spec, read = picker.policy.spec, picker.flow_read
+    assert TTFT_MS not in request_names(spec, flow=read)
+    assert read_head(headers, spec, flow=read).claim.ttft_s is None
+    picker.set_dry_run(replace(DEFAULT_POLICY, spec=PolicySpec(flow=Flow(mode="Hold"))))
+    assert TTFT_MS in request_names(spec, flow=picker.flow_read)
+    assert read_head(headers, spec, flow=picker.flow_read).claim.ttft_s == 1.5
+    picker.set_dry_run(None)
+    assert picker.flow_read is None
 
 
 def test_a_claim_that_the_policy_does_not_believe_does_not_reach_a_server() -> None:
     names = ("x-llm-d-inference-objective", "x-gateway-inference-objective", TTFT_MS, "who")
     headers = [(name, "1") for name in names]
 
-    def removed(flow: Flow, *, read: Flow | None = None) -> set[str]:
-        spec = PolicySpec(flow=flow)
-        assert read is not None or request_names(spec).issuperset(names) == (flow.mode == "Hold")
-        return {*read_head(headers, spec, read=read).reserved}
+    def removed(flow: Flow, *, tried: Flow | None = None) -> set[str]:
+        picker = Bench(flow=flow).picker
+        if tried is not None:
+            picker.set_dry_run(replace(DEFAULT_POLICY, spec=PolicySpec(flow=tried)))
+        spec, read = picker.policy.spec, picker.flow_read
+        assert tried is not None or request_names(spec, flow=read).issuperset(names) == (flow.mode == "Hold")
+        return {*read_head(headers, spec, flow=read).reserved}
 
     nobody = Flow(mode="Hold", claims=(), tenant_header="who")
     assert removed(nobody) == {*names[:3]}, (
@@ -88,4 +94,4 @@ def test_a_claim_that_the_policy_does_not_believe_does_not_reach_a_server() -> N
     )
     assert removed(Flow(mode="Hold", claims=("Objective",), tenant_header="who")) == {TTFT_MS}
     assert removed(Flow(mode="Hold", tenant_header="who")) == set()
-    assert removed(Flow(), read=nobody) == set()  # a policy that is only tried changes no request
+    assert removed(Flow(), tried=nobody) == set()  # a policy that is only tried changes no request

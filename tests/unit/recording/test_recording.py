@@ -193,10 +193,10 @@ def test_while_requests_are_recorded_their_tenants_are_read_without_flow_control
     picker = a_picker()
     gate, spec = Gate(picker), picker.policy.spec
     tenant = [(spec.flow.tenant_header, "acme")]
-    assert gate.read is None
-    assert spec.flow.tenant_header not in request_names(spec, read=gate.read)
+    assert picker.flow_read is None
+    assert spec.flow.tenant_header not in request_names(spec, flow=picker.flow_read)
     tap = Tap(picker, clock=Clock(100.0))
     told(tap)
     assert not gate.on, "it takes no more than that"
-    assert spec.flow.tenant_header in request_names(spec, read=gate.read)
-    assert read_head(tenant, spec, read=gate.read).claim.tenant == "acme"
+    assert spec.flow.tenant_header in request_names(spec, flow=picker.flow_read)
+    assert read_head(tenant, spec, flow=picker.flow_read).claim.tenant == "acme"

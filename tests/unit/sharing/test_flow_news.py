@@ -83,9 +83,8 @@ def test_whatever_tenant_and_priority_a_client_names_other_pickers_can_read_it(
     claims = ("Tenant", "BodyPriority")
     one, other = two(per_tenant=Waiting(max_requests=1), claims=claims)
     flow = one.picker.policy.spec.flow
-    claim = read_head(
-        [(":path", "/v1/chat/completions"), (flow.tenant_header, header)], one.picker.policy.spec
-    ).claim
+    named = [(":path", "/v1/chat/completions"), (flow.tenant_header, header)]
+    claim = read_head(named, one.picker.policy.spec, flow=one.picker.flow_read).claim
     sent = {"model": "m", "messages": [{"role": "user", "content": text("p").decode()}], **body}
     inference = parse_request("/v1/chat/completions", msgspec.json.encode(sent))
 
