@@ -27,9 +27,10 @@ from epp.kvevents.language import FolderLanguage
 from epp.kvevents.mapping import map_prompt
 from epp.kvevents.routed_prompts import RoutedPrompt
 from epp.picker import Picker
-from epp.prefix_index.hashing import ChunkSchedule, hash_chain
 from epp.prefix_index.kv_reports import Tier
+from epp.prefix_index.table import ChunkSchedule
 from epp.request.parse import parse_request
+from epp.server_caches import hash_chain
 from epp.types import Address, Endpoint, EndpointName, InferenceRequest
 from tests.unit.kvevents.a_language import write_language
 

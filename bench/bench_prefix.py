@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from epp.prefix_index.eviction import evict
-from epp.prefix_index.hashing import ChunkSchedule, Roots, hash_chain
 from epp.prefix_index.removal import undo
-from epp.prefix_index.table import PrefixTable
+from epp.prefix_index.servers import add_endpoint, resize
+from epp.prefix_index.table import ChunkSchedule, PrefixTable
+from epp.server_caches import Roots, hash_chain
 from epp.types import ChunkHash, EndpointName
 
 SCHEDULE = ChunkSchedule()
@@ -51,7 +52,7 @@ class Pool:
         self.now = 0.0
         self.table = PrefixTable(schedule=SCHEDULE, max_entries=entries, ttl_s=1e9)
         for name in self.names:
-            self.table.add_endpoint(name, capacity_bytes=2**50)
+            add_endpoint(self.table, name, capacity_bytes=2**50)
 
     def chunks(self, n: int) -> Chain:
         return [ChunkHash(self.rng.getrandbits(64)) for _ in range(n)]
@@ -68,7 +69,7 @@ class Pool:
         # From now on each server is bounded by its current size. All of these bounds together are a little
         # less than the total bound.
         for name in self.names:
-            self.table.resize(name, capacity_bytes=self.table.mirrors[name].used_bytes)
+            resize(self.table, name, capacity_bytes=self.table.mirrors[name].used_bytes)
         self.table.set_bounds(max_entries=2 * self.entries, ttl_s=1e9)
 
     def serve(self, turn: Turn) -> int:

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
-from epp import parts
+from epp import parts, server_caches
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.config.settings import Config
 from epp.envoy import sds
@@ -31,7 +31,6 @@ from epp.inputs import certificate_watch, load_inputs, watchers
 from epp.kube.cluster import Cluster, Hooks
 from epp.misses.explaining import Explaining
 from epp.picker import Picker
-from epp.prefix_index import hashing
 from epp.recording.tap import Tap
 from epp.request import jsontext
 from epp.request.rewriting import Rewrites
@@ -214,7 +213,7 @@ class App:
             await self._server.start(ready=not self._not_ready())
             try:
                 _log.info("serving on %s, worker %d", self._listen.address, self._worker)
-                if not (jsontext.COMPILED and wire.COMPILED and hashing.COMPILED):
+                if not (jsontext.COMPILED and wire.COMPILED and server_caches.COMPILED):
                     _log.warning(
                         "the picker was installed without a C compiler, so requests cost up to twice the CPU"
                     )

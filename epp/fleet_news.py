@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
+from epp.cache_sizes import CacheSizes
 from epp.commit import Listeners
 from epp.config.policy import PolicySpec
 from epp.endpoints import pages
@@ -20,14 +21,13 @@ from epp.endpoints.marks import Probe, Verdict
 from epp.endpoints.recently_left import RecentlyLeft
 from epp.endpoints.state import EndpointState
 from epp.picker_events import Cut, Hangs, Listener, Restarted
-from epp.prefix_index.hashing import Roots
 from epp.prefix_index.integrity import check_integrity
 from epp.prefix_index.kv_reports import KvReport
-from epp.prefix_index.removal import clear_endpoint, drop_endpoint
 from epp.prefix_index.secret import HashSecret
+from epp.prefix_index.servers import clear_endpoint, drop_endpoint
 from epp.prefix_index.table import PrefixTable
 from epp.request.rewriting import Rewrites
-from epp.server_caches import ServerCaches
+from epp.server_caches import Roots, ServerCaches
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName, ModelList
 
 
@@ -45,6 +45,7 @@ class FleetNews:
         """Rewrites of model names. The streams apply them before a prompt is hashed. None: no rewrites."""
         self._recently_left = RecentlyLeft()
         self.caches = ServerCaches(spec, secret=secret)
+        self._sizes = CacheSizes(self.caches)
 
     def subscribe(self, listener: Listener) -> None:
         """Call `listener` with every later event, in order, before any other work is done."""
@@ -64,9 +65,8 @@ class FleetNews:
 
     def set_secret(self, secret: HashSecret) -> None:
         """Use another secret for hashes from the next pick on. The table starts empty."""
-        self.caches.set_secret(secret, self.fleet.states())
-        self._recently_left.clear()
-        self._align()
+        self.caches.set_secret(secret)
+        self._fill_table()
 
     @property
     def roots(self) -> Roots:
@@ -113,7 +113,7 @@ class FleetNews:
                 continue
             if same is not None:
                 drop_endpoint(self.table, name)
-            self.caches.add(state)
+            self._sizes.add(state)
         self.caches.forget_models(self.fleet.models)
         self._align()
 
@@ -126,7 +126,7 @@ class FleetNews:
         for name in lists:
             state = self.fleet.get(name)
             if state is not None:
-                self.caches.fit(state)
+                self._sizes.fit(state)
         self.caches.forget_models(self.fleet.models)
 
     def set_rewrites(self, rewrites: Rewrites) -> None:
@@ -160,7 +160,7 @@ class FleetNews:
         if self.fleet.failures.page(state, before, metrics, now=now):
             self._listeners.send(Hangs(now, state))
         pages.take_in(state, metrics, now=now)
-        self.caches.observe(state, before, metrics, now=now)
+        self._sizes.observe(state, before, metrics, now=now)
 
     def on_peer_answer(self, state: EndpointState, *, failed: bool, now: float) -> None:
         """Take in that another picker got an answer from this server, good or bad."""
@@ -193,7 +193,7 @@ class FleetNews:
             if state is None:
                 self.caches.reported.forget_server(name)
             else:
-                self.caches.fit(state)
+                self._sizes.fit(state)
 
     @property
     def corrected(self) -> Mapping[str, int]:
@@ -216,9 +216,11 @@ class FleetNews:
     def follow_policy(self, spec: PolicySpec) -> None:
         """Use another policy. The table is kept, unless prompts are cut differently now."""
         self.fleet.apply(spec)
-        if not self.caches.apply(spec, self.fleet.states()):
-            self._recently_left.clear()
-            self._align()
+        if self.caches.apply(spec):
+            for state in self.fleet.states():
+                self._sizes.fit(state)
+        else:
+            self._fill_table()
 
     def give_up_left(self, *, now: float) -> None:
         """Forget the caches of endpoints that have left and did not come back."""
@@ -235,6 +237,15 @@ class FleetNews:
         present = {state.endpoint.name for state in self.fleet.states()}
         assert not present & self._recently_left.names()
         assert set(self.table.mirrors) == present | self._recently_left.names()
+
+    def _fill_table(self) -> None:
+        """Give each endpoint a mirror in the table that has just started. Endpoints that may come back have
+        lost theirs.
+        """
+        for state in self.fleet.states():
+            self._sizes.add(state)
+        self._recently_left.clear()
+        self._align()
 
     def _align(self) -> None:
         """Follow the fleet's slots after servers came or went: the table's bits stand for other slots now."""

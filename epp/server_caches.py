@@ -1,44 +1,60 @@
-"""The picker's belief about the content of the servers' caches: the prefix table, with chunks as the policy
-says, and with the cache sizes that servers state or that the picker has learned.
+"""A request's prompt as a chain of hashes, and what each server holds of it, as far as the picker knows.
 
-Owns the table, the schedule of chunks, and everything that the picker learns about each model. Everything
-here is synchronous and belongs to one picker, its only caller.
+Owns the prefix table, the schedule of chunks, the seeds of hashes, and what the picker learns about each
+model. `cache_sizes` sets the size of each server's share of the table. Everything here is synchronous and
+belongs to one picker. Callers: the picker and its parts.
+
+Each hash of a chain names the whole prefix up to the end of its chunk. Invariants: where a chunk ends depends
+on its position alone, so the chain of a prefix is a prefix of the chain; chains of different models,
+adapters, salts, schedules, secrets or scheme versions start from different seeds. Every replica of the picker
+must compute the same values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from hashlib import blake2b
+from typing import cast
 
 import msgspec
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from epp.config.policy import PolicySpec
-from epp.endpoints.growth import growth
-from epp.endpoints.learned import MOST_BYTES_PER_TOKEN, CacheSize, Learned, TokenEstimate, sample_of
+from epp.endpoints.learned import MOST_BYTES_PER_TOKEN, CacheSize, Learned, TokenEstimate
 from epp.endpoints.served_models import forget_models
 from epp.endpoints.state import EndpointState
-from epp.prefix_index.eviction import charge
-from epp.prefix_index.hashing import ChunkSchedule, Roots, continued_chain, hash_chain
 from epp.prefix_index.reported import ReportedCaches
 from epp.prefix_index.secret import HashSecret
-from epp.prefix_index.table import Mirror, PrefixTable, Recorded
+from epp.prefix_index.table import ChunkSchedule, Mirror, PrefixTable, Recorded
 from epp.request.canonical import OPAQUE
 from epp.request.jsontext import continued
 from epp.request.response import next_turn_prompt
 from epp.scheduling.least_cost import AtOnce, Demand
 from epp.scheduling.snapshot import NO_SERVERS, Floats, Ints
-from epp.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest, PromptSize, Value
+from epp.types import ChunkHash, EndpointName, InferenceRequest, PromptSize, Value
 
-_STATED_SPAN = 1.25
-"""A size that the server states is corrected by at most this factor, up or down, since running requests use a
-part of the cache."""
-_ASSUMED_SPAN = 32.0
-"""A size that the policy assumes is corrected by at most this factor."""
-_FULL_SHARE = 0.9
-"""A mirror that uses this share of its size would hold more if it were larger."""
-_RESIZE_RATIO = 0.02
-"""Smaller changes of a capacity are ignored."""
+try:
+    from epp.prefix_index._chain import chain_of
+except ImportError:
+    COMPILED = False
+
+    def chain_of(
+        _prompt: bytes | memoryview, _seed: int, _size: int, _count: int, _later_size: int, _later: int, /
+    ) -> list[int]:
+        raise NotImplementedError
+else:
+    COMPILED = True
+    """In C a prompt of 400 KB is hashed by one call instead of 450."""
+
+_SCHEME = b"prefix-gateway chain 2"
+"""Increase this number whenever the canonical form of prompts or any hash of this module changes. Old hashes
+then match nothing."""
+_LONG_BYTES = 241
+"""The least size of chunks that `_chain.c` can hash; XXH3 is another function for shorter ones."""
+_KEPT_SEEDS = 64
+_KEPT_CHARS = 128
 _TOKEN_ID_BYTES = 4
 _SAMPLE_BYTES = 2048
 _MOST_UNREAD_BYTES = 256 * 1024
@@ -93,63 +109,142 @@ class Slots:
         return self._names[slot] if slot < len(self._names) else EndpointName("")
 
 
+class Roots:
+    """The seeds of the first hashes of chains. Prompts that may not share a server's cache never have the
+    same seed.
+
+    Only the seeds of the last few short names without a salt are remembered, since clients may send as many
+    models and salts as requests.
+    """
+
+    __slots__ = ("_kept", "_start")
+
+    def __init__(self, schedule: ChunkSchedule, *, secret: bytes = b"") -> None:
+        """secret: at most 64 bytes. Without the secret nobody can find out which texts have equal hashes."""
+        sizes = (schedule.chunk_bytes, schedule.later_chunk_bytes, schedule.later_from_bytes)
+        self._start = blake2b(_framed(_SCHEME, *(b"%d" % n for n in sizes)), digest_size=8, key=secret)
+        self._kept: dict[str, int] = {}
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a number that differs if schedule, scheme or secret differ. The fingerprint reveals none of
+        these.
+        """
+        name = self._start.copy()
+        name.update(b"fingerprint")
+        return name.hexdigest()
+
+    def seed(self, *, model: str, cache_salt: str = "") -> int:
+        known = self._kept.get(model) if not cache_salt else None
+        if known is not None:
+            return known
+        root = self._start.copy()
+        root.update(_framed(*(text.encode("utf-8", "surrogatepass") for text in (model, cache_salt))))
+        seed = int.from_bytes(root.digest(), "little")
+        if not cache_salt and len(model) <= _KEPT_CHARS:
+            if len(self._kept) >= _KEPT_SEEDS:
+                self._kept.clear()
+            self._kept[model] = seed
+        return seed
+
+
+def _framed(*parts: bytes) -> bytes:
+    """Join the parts, each after its length, so that different lists of parts never give equal bytes."""
+    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+
+
+def hash_chain(prompt: bytes, *, seed: int, schedule: ChunkSchedule) -> list[ChunkHash]:
+    """Return the hashes of the prompt's full chunks, each seeded with the one before, the first with
+    `seed`.
+    """
+    size, count = schedule.chunk_bytes, schedule.chunks_in(len(prompt))
+    if COMPILED and size >= _LONG_BYTES and schedule.later_chunk_bytes >= _LONG_BYTES:
+        early = min(count, schedule.early_chunks)
+        return cast(
+            "list[ChunkHash]",
+            chain_of(prompt, seed, size, early, schedule.later_chunk_bytes, count - early),
+        )
+    last = schedule.end_bytes(count)
+    early_end = min(schedule.early_chunks * size, last)
+    chain = [
+        seed := xxh3_64_intdigest(prompt[start : start + size], seed) for start in range(0, early_end, size)
+    ]
+    if early_end < last:
+        size, view = schedule.later_chunk_bytes, memoryview(prompt)  # slicing bytes would copy them
+        chain += [
+            seed := xxh3_64_intdigest(view[start : start + size], seed)
+            for start in range(early_end, last, size)
+        ]
+    return cast("list[ChunkHash]", chain)
+
+
+def continued_chain(
+    chain: Sequence[ChunkHash], rest: bytes, *, seed: int, schedule: ChunkSchedule
+) -> list[ChunkHash]:
+    """Return the chain of a longer prompt. rest: the prompt's bytes after the last chunk of `chain`.
+    `seed` is for an empty chain.
+    """
+    grown, covered, at = list(chain), schedule.end_bytes(len(chain)), 0
+    while (end := schedule.end_bytes(len(grown) + 1) - covered) <= len(rest):
+        grown.append(ChunkHash(xxh3_64_intdigest(rest[at:end], grown[-1] if grown else seed)))
+        at = end
+    return grown
+
+
 class ServerCaches:
     def __init__(self, spec: PolicySpec, *, secret: HashSecret) -> None:
-        self._spec = spec
-        self._secret = secret
+        self.spec = spec
+        self.secret = secret
         self._learned: dict[str, Learned] = {}
-        self.schedule = _schedule(spec)
-        self.roots = Roots(self.schedule, secret=secret.key)
-        self.table = self._new_table()
-        """Another table replaces this one when prompts are cut or hashed differently."""
+        self.reported = ReportedCaches()
+        """The reports of servers about their caches, in exact mode."""
+        self._start_table()
         self.demand = Demand()
         """When each prefix was last asked for."""
         self.at_once = AtOnce()
         """How many requests come at once with the same prompt."""
         self._slots = Slots((), ())
-        self.nothing: Floats = NO_SERVERS
+        self._nothing: Floats = NO_SERVERS
         """The `cached_tokens` of a prompt that no server holds any part of. No code writes to this array."""
-        self.reported = ReportedCaches()
-        """The reports of servers about their caches, in exact mode."""
 
-    def apply(self, spec: PolicySpec, states: Iterable[EndpointState]) -> bool:
-        """Use another policy. Return False if the table starts empty, because prompts are cut differently
-        now.
+    def _start_table(self) -> None:
+        """Start with an empty table without servers. Callers of this class follow with `CacheSizes.add`."""
+        chunks, table = self.spec.chunks, self.spec.table
+        self.schedule = ChunkSchedule(
+            chunk_bytes=chunks.size_bytes,
+            later_chunk_bytes=chunks.later_size_bytes,
+            later_from_bytes=chunks.later_from_bytes,
+        )
+        self.roots = Roots(self.schedule, secret=self.secret.key)
+        self.table = PrefixTable(
+            schedule=self.schedule, max_entries=table.max_entries, ttl_s=table.ttl_seconds
+        )
+        """Another table replaces this one when prompts are cut or hashed differently."""
+        self.reported.slower.clear()
+
+    def apply(self, spec: PolicySpec) -> bool:
+        """Use another policy. Return False if the table starts again without servers, because prompts are cut
+        differently now.
         """
-        old, self._spec = self._spec, spec
+        old, self.spec = self.spec, spec
         if old.chunks == spec.chunks:
             self.table.set_bounds(max_entries=spec.table.max_entries, ttl_s=spec.table.ttl_seconds)
-            for state in states:
-                self.fit(state)
             return True
-        self.schedule = _schedule(spec)
-        self._restart_table(states)
+        self._start_table()
         return False
 
-    @property
-    def secret(self) -> HashSecret:
-        return self._secret
-
-    def set_secret(self, secret: HashSecret, states: Iterable[EndpointState]) -> None:
-        """Use another secret for hashes. The table starts empty: its hashes have lost their meaning."""
-        self._secret = secret
-        self._restart_table(states)
-
-    def _restart_table(self, states: Iterable[EndpointState]) -> None:
-        self.roots = Roots(self.schedule, secret=self._secret.key)
-        self.table = self._new_table()
-        self.reported.slower.clear()
-        for state in states:
-            self.add(state)
-
-    def add(self, state: EndpointState) -> None:
-        self.table.add_endpoint(state.endpoint.name, capacity_bytes=self._capacity_bytes(state))
+    def set_secret(self, secret: HashSecret) -> None:
+        """Use another secret for hashes. The table starts again without servers: its hashes have lost their
+        meaning.
+        """
+        self.secret = secret
+        self._start_table()
 
     def learned(self, model: str) -> Learned:
         """Return the figures learned from the servers of a model."""
         known = self._learned.get(model)
         if known is None:
-            tokens = TokenEstimate(start=self._spec.table.bytes_per_token)
+            tokens = TokenEstimate(start=self.spec.table.bytes_per_token)
             known = self._learned[model] = Learned(tokens=tokens, cache=CacheSize())
         return known
 
@@ -157,30 +252,13 @@ class ServerCaches:
         """If there are many models, forget the learned figures of models that no server has any more."""
         forget_models(self._learned, present)
 
-    def observe(
-        self, state: EndpointState, before: EndpointMetrics | None, after: EndpointMetrics, *, now: float
-    ) -> None:
-        """Learn from one scrape, which the endpoint's state has already taken in. before: the last scrape of
-        the same process.
-        """
-        name, tokens = state.endpoint.name, self.learned(state.model).tokens
-        sample = sample_of(state.window, after)
-        if sample:
-            tokens.learn(*sample)
-        if before is not None:
-            answered = growth(before.generated_tokens, after.generated_tokens)
-            if answered and not self._outgrown(state):
-                charge(self.table, name, size_bytes=int(answered * tokens.bytes_per_token), now=now)
-        self._learn_size(state, after, now=now)
-        self.fit(state)
-
     # -- prompts ---------------------------------------------------------------------------------------------
 
     def beginning(self, prompt: Prompt) -> int:
         """Return the hash of the prompt's first bytes, as many as the policy's `prefixHash` says. 0: the
         prompt has no full chunk.
         """
-        chunks = max(1, self.schedule.chunks_in(self._spec.prefix_hash.size_bytes))
+        chunks = max(1, self.schedule.chunks_in(self.spec.prefix_hash.size_bytes))
         return prompt.chain[:chunks][-1] if prompt.chain else 0
 
     def prompt(self, inference: InferenceRequest, *, base_model: str, body_bytes: int) -> Prompt:
@@ -199,9 +277,9 @@ class ServerCaches:
         block_tokens: by slot, with one more value at the end for servers without a slot.
         """
         if not found:
-            if len(self.nothing) != len(block_tokens) - 1:
-                self.nothing = np.zeros(len(block_tokens) - 1)
-            return self.nothing
+            if len(self._nothing) != len(block_tokens) - 1:
+                self._nothing = np.zeros(len(block_tokens) - 1)
+            return self._nothing
         cached = np.zeros(len(block_tokens))
         tokens_per_byte = prompt.tokens / max(1, prompt.size.text_bytes)
         for mask, chunks in found:
@@ -219,7 +297,7 @@ class ServerCaches:
     ) -> None:
         """Fill in `cached_tokens` of servers that may hold a part of their chunks in a slower tier."""
         tokens_per_byte = prompt.tokens / max(1, prompt.size.text_bytes)
-        shares = self._spec.tiers.shares
+        shares = self.spec.tiers.shares
         for slot in np.atleast_1d(slots).tolist():
             name, held = self._slots.name(slot), prompt.chain[:chunks]
             worth_bytes = self.reported.worth_bytes(name, held, schedule=self.schedule, shares=shares)
@@ -274,58 +352,9 @@ class ServerCaches:
     def _seed(self, inference: InferenceRequest) -> int:
         return self.roots.seed(model=inference.model, cache_salt=inference.cache_salt)
 
-    def _new_table(self) -> PrefixTable:
-        table = self._spec.table
-        return PrefixTable(schedule=self.schedule, max_entries=table.max_entries, ttl_s=table.ttl_seconds)
-
-    def _learn_size(self, state: EndpointState, metrics: EndpointMetrics, *, now: float) -> None:
-        if metrics.prefix_hits is None or not self._spec.table.learn_capacity:
-            return
-        mirror = self.table.mirrors[state.endpoint.name]
-        self.learned(state.model).cache.observe(
-            state.hits,
-            hits=metrics.prefix_hits,
-            waiting=metrics.waiting,
-            bounded=mirror.used_bytes > _FULL_SHARE * mirror.capacity_bytes,
-            span=_STATED_SPAN if metrics.capacity_tokens else _ASSUMED_SPAN,
-            now=now,
-        )
-
-    def fit(self, state: EndpointState) -> None:
-        """Let the table's share for a server follow the server's capacity."""
-        name = state.endpoint.name
-        capacity, had = self._capacity_bytes(state), self.table.mirrors[name].capacity_bytes
-        if abs(capacity - had) > _RESIZE_RATIO * had:
-            self.table.resize(name, capacity_bytes=capacity)
-
-    def _capacity_bytes(self, state: EndpointState) -> int:
-        """Return the capacity of the server's mirror. It has room for everything that the server says it
-        holds, since a guess must not evict that.
-        """
-        return max(self._assumed_bytes(state), self.reported.known_bytes.get(state.endpoint.name, 0))
-
-    def _assumed_bytes(self, state: EndpointState) -> int:
-        stated = state.metrics.capacity_tokens if state.metrics else None
-        tokens = stated or self._spec.table.default_capacity_tokens
-        learned = self.learned(state.model)
-        factor = learned.cache.factor if self._spec.table.learn_capacity else 1.0
-        return int(tokens * factor * learned.tokens.bytes_per_token)
-
-    def _outgrown(self, state: EndpointState) -> bool:
-        """Return whether the server says that it holds more than the assumed size of its cache."""
-        return self.reported.known_bytes.get(state.endpoint.name, 0) > self._assumed_bytes(state)
-
 
 def _most_cached(held_tokens: float, prompt: Prompt) -> int:
     return max(0, min(int(held_tokens), prompt.tokens - 1))
-
-
-def _schedule(spec: PolicySpec) -> ChunkSchedule:
-    return ChunkSchedule(
-        chunk_bytes=spec.chunks.size_bytes,
-        later_chunk_bytes=spec.chunks.later_size_bytes,
-        later_from_bytes=spec.chunks.later_from_bytes,
-    )
 
 
 def estimated_tokens(size: PromptSize, terms: tuple[float, float, float]) -> int:

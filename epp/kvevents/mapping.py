@@ -23,7 +23,7 @@ from epp.kvevents.block_hashes import BlockHasher
 from epp.kvevents.chunks import MappedPrompt
 from epp.kvevents.conversation import Text, UnmappedError, read_conversation, read_shaping
 from epp.kvevents.routed_prompts import RoutedPrompt
-from epp.prefix_index.hashing import ChunkSchedule
+from epp.prefix_index.table import ChunkSchedule
 from epp.request.names import is_digest
 from epp.types import ApiKind, InferenceRequest
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from epp.picker_events import Answered, Began, Ended, Pick, PickerEvent
-from epp.prefix_index.hashing import ChunkSchedule
+from epp.prefix_index.table import ChunkSchedule
 from epp.types import ChunkHash, EndpointName, InferenceRequest
 
 

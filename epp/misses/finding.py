@@ -34,7 +34,7 @@ from epp.misses.heat import Heat
 from epp.misses.seen import Seen, Sent
 from epp.picker import Picker
 from epp.picker_events import Began, Pick, PickerEvent
-from epp.prefix_index.hashing import ChunkSchedule
+from epp.prefix_index.table import ChunkSchedule
 from epp.scheduling.candidates import Shown
 from epp.types import ChunkHash, EndpointName, InferenceRequest
 

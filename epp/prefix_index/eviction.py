@@ -10,7 +10,8 @@ from __future__ import annotations
 import heapq
 import sys
 
-from epp.prefix_index.removal import empty_further, shorten
+from epp.prefix_index.removal import shorten
+from epp.prefix_index.servers import empty_further
 from epp.prefix_index.table import Mirror, PrefixTable, Use
 from epp.types import EndpointName
 

@@ -1,8 +1,8 @@
-"""Takes entries out of the prefix table: those of servers that leave or restart, records that a request did
-not come to use, and chunks that a server lacks by its own reports.
+"""Takes entries out of the prefix table: records of requests that did not use them, and chunks that a server
+lacks by its own reports. `servers` and `eviction` use the same steps.
 
 A chunk goes only together with all that the same server holds behind it, since a tail without its head is
-useless. A large mirror is emptied in steps, which `eviction` takes. Until then it counts as empty.
+useless.
 """
 
 from __future__ import annotations
@@ -11,59 +11,6 @@ from collections.abc import Sequence
 
 from epp.prefix_index.table import Mirror, PrefixTable, Recorded, Run, Use
 from epp.types import ChunkHash, EndpointName
-
-_MOST_RUNS_AT_ONCE = 8_192
-"""Most runs that one call clears, in some 7 ms."""
-_RUNS_A_STEP = 4_096
-"""Most runs of a larger mirror that one call removes, in some 8 ms."""
-
-
-def drop_endpoint(table: PrefixTable, name: EndpointName) -> None:
-    mirror = table.mirrors.pop(name)
-    table.over.pop(mirror, None)
-    _empty(table, mirror)
-
-
-def clear_endpoint(table: PrefixTable, name: EndpointName) -> None:
-    """Forget everything that the server held, because it restarted with a cold cache."""
-    _empty(table, table.mirrors[name])
-
-
-def _empty(table: PrefixTable, mirror: Mirror) -> None:
-    table.emptied[mirror] = None
-    table.hidden |= mirror.bit
-    if len(mirror.last_use) > _MOST_RUNS_AT_ONCE:
-        return
-    for run in mirror.last_use:
-        _disown(table, mirror, run)
-    table.entries -= mirror.entries
-    while mirror.oldest is not None:  # so that the garbage collector for cycles has no work
-        mirror.unlink(mirror.oldest)
-    mirror.last_use.clear()
-    mirror.used_bytes = mirror.entries = 0
-    _is_empty(table, mirror)
-
-
-def empty_further(table: PrefixTable) -> None:
-    """Remove the next entries of the mirror that has been waiting longest to be emptied."""
-    mirror = next(iter(table.emptied))
-    for _ in range(_RUNS_A_STEP):
-        use = mirror.oldest
-        if use is None:
-            _is_empty(table, mirror)
-            return
-        if use.leaf is not None:
-            shorten(table, mirror, use.leaf, keep_to=use.leaf.start)
-        else:
-            mirror.used_bytes -= use.size_bytes
-            mirror.unlink(use)
-
-
-def _is_empty(table: PrefixTable, mirror: Mirror) -> None:
-    del table.emptied[mirror]
-    table.hidden &= ~mirror.bit
-    if table.mirrors.get(mirror.name) is not mirror:
-        table.by_bit[mirror.bit.bit_length() - 1] = None
 
 
 def undo(table: PrefixTable, recorded: Recorded) -> None:
@@ -126,7 +73,7 @@ def _release(table: PrefixTable, mirror: Mirror, run: Run, *, keep_to: int) -> R
         upper = table.split(run, keep_to)
     del mirror.last_use[run]
     _uncount(table, mirror, run.start, run.end)
-    _disown(table, mirror, run)
+    disown(table, mirror, run)
     return upper
 
 
@@ -136,7 +83,7 @@ def _uncount(table: PrefixTable, mirror: Mirror, start: int, end: int) -> None:
     table.entries -= end - start
 
 
-def _disown(table: PrefixTable, mirror: Mirror, run: Run) -> None:
+def disown(table: PrefixTable, mirror: Mirror, run: Run) -> None:
     run.holders &= ~mirror.bit
     if not run.holders:
         del table.index[run.hashes[0]]

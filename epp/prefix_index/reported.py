@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from epp.prefix_index.hashing import ChunkSchedule
 from epp.prefix_index.kv_reports import UNDER_WAY_S, ChainReport, KvReport, LookupReport, ServerReport, Tier
 from epp.prefix_index.removal import forget
-from epp.prefix_index.table import PrefixTable, Use
+from epp.prefix_index.table import ChunkSchedule, PrefixTable, Use
 from epp.types import ChunkHash, EndpointName
 
 
@@ -120,8 +119,12 @@ def credit(table: PrefixTable, name: EndpointName, chain: Sequence[ChunkHash], *
     if not missing:
         return False
     oldest = mirror.oldest
-    use = Use(table.advance(now) if oldest is None else oldest.at, missing[-1])
-    mirror.prepend(use)
+    use = mirror.oldest = Use(table.advance(now) if oldest is None else oldest.at, missing[-1])
+    use.newer = oldest
+    if oldest is None:
+        mirror.newest = use
+    else:
+        oldest.older = use
     for run in missing:
         table.hold(mirror, run)
         mirror.last_use[run] = use

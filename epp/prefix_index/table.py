@@ -2,9 +2,9 @@
 
 Owns which chunks are assumed cached where, when they were last used, and how much each server can hold.
 Capacity is in bytes of prompt text; callers convert from tokens. An entry is one (server, chunk) pair. This
-module has what every request does: it looks up who holds its chain, records the chain, and renews it. Entries
-leave by `removal` and `eviction`. The servers' own reports correct them (`reported`). These modules,
-`integrity` and `sharing.storing` share the table's attributes.
+module has what requests need: they look up who holds their chain, record the chain, and renew it. Servers
+come and go by `servers`. Entries leave by `removal` and `eviction`. The servers' own reports correct them
+(`reported`). These modules, `integrity` and `sharing.storing` share the table's attributes.
 
 A run is a span of consecutive chunks that all have the same holders, so a long prompt is a few objects,
 however many chunks it has. Runs are split where chains diverge or where their holders differ. A use is one
@@ -19,8 +19,8 @@ choose prompts. So equal hashes of different prefixes may cost matches, but must
 run is part of a chain only if its parent is the run before it, and a split or a new run that would use an
 index key twice is refused.
 
-Synchronous, knows no clock: times are monotonic seconds of the caller. Callers: the picker
-and its parts (`server_caches`, `commit`, `fleet_news`), `sharing` and `misses`.
+All code here is synchronous. Times are monotonic seconds of the caller. Callers: the picker and its parts,
+`sharing` and `misses`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,41 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from epp.prefix_index.hashing import ChunkSchedule
 from epp.types import ChunkHash, EndpointName, Facts
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSchedule:
+    """Where chunks end: every `chunk_bytes` at first, every `later_chunk_bytes` once `later_from_bytes` are
+    covered.
+    """
+
+    chunk_bytes: int = 256
+    later_chunk_bytes: int = 1024
+    later_from_bytes: int = 16384
+    early_chunks: int = field(init=False, repr=False, compare=False)
+    """Number of chunks of the first size. The last of them may end after `later_from_bytes`."""
+
+    def __post_init__(self) -> None:
+        if self.chunk_bytes < 1 or self.later_chunk_bytes < 1:
+            raise ValueError(f"a chunk has at least one byte: {self}")
+        if self.later_from_bytes < 0:
+            raise ValueError(f"later chunks begin at a position in the prompt: {self}")
+        object.__setattr__(self, "early_chunks", -(-self.later_from_bytes // self.chunk_bytes))
+
+    def chunks_in(self, n_bytes: int) -> int:
+        """Return full chunks in a prompt's first `n_bytes`."""
+        early_bytes = self.early_chunks * self.chunk_bytes
+        if n_bytes < early_bytes:
+            return n_bytes // self.chunk_bytes
+        return self.early_chunks + (n_bytes - early_bytes) // self.later_chunk_bytes
+
+    def end_bytes(self, k: int) -> int:
+        """Return the bytes covered by the first `k` chunks."""
+        early = self.early_chunks
+        if k <= early:
+            return k * self.chunk_bytes
+        return early * self.chunk_bytes + (k - early) * self.later_chunk_bytes
 
 
 class Run:
@@ -101,14 +134,6 @@ class Mirror:
             self.newest.newer = use
         self.newest = use
 
-    def prepend(self, use: Use) -> None:
-        use.newer = self.oldest
-        if self.oldest is None:
-            self.newest = use
-        else:
-            self.oldest.older = use
-        self.oldest = use
-
     def unlink(self, use: Use) -> None:
         """Remove `use`: no run points to it any more, or its bytes are gone."""
         if use.older is None:
@@ -176,8 +201,6 @@ class PrefixTable:
         self._now = -math.inf
         self.set_bounds(max_entries=max_entries, ttl_s=ttl_s)
 
-    # -- servers ---------------------------------------------------------------------------------------------
-
     def set_bounds(self, *, max_entries: int, ttl_s: float) -> None:
         """Set the bounds, which take effect with the next `evict`."""
         if max_entries < 0 or not ttl_s > 0:
@@ -186,21 +209,6 @@ class PrefixTable:
         self.ttl_s = ttl_s
         self.expiry_due = -math.inf
         """Before this time no entry can be too old."""
-
-    def add_endpoint(self, name: EndpointName, *, capacity_bytes: int) -> None:
-        """Start an empty mirror, with the lowest free bit. ValueError if there is one."""
-        if name in self.mirrors:
-            raise ValueError(f"{name} is in the table already")
-        if None not in self.by_bit:
-            self.by_bit.append(None)
-        slot = self.by_bit.index(None)
-        self.mirrors[name] = self.by_bit[slot] = Mirror(name, _capacity(capacity_bytes), bit=1 << slot)
-
-    def resize(self, name: EndpointName, *, capacity_bytes: int) -> None:
-        """Set the size, which takes effect with the next `evict`."""
-        mirror = self.mirrors[name]
-        mirror.capacity_bytes = _capacity(capacity_bytes)
-        self.over[mirror] = None
 
     def taking(self, name: EndpointName) -> Mirror | None:
         """Return the server's mirror. None: the server has left, or its mirror is still being emptied."""
@@ -383,12 +391,6 @@ class PrefixTable:
             assert mirror is not None
             yield mirror
             holders ^= 1 << slot
-
-
-def _capacity(capacity_bytes: int) -> int:
-    if capacity_bytes < 0:
-        raise ValueError(f"a cache holds nothing or more: {capacity_bytes=}")
-    return capacity_bytes
 
 
 def _shared(hashes: array[int], chain: Sequence[ChunkHash], at: int) -> int:

@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from epp.config.policy import Policy
-from epp.prefix_index.hashing import ChunkSchedule
+from epp.prefix_index.table import ChunkSchedule
 from epp.recording.lines import VERSION, Opening, RecordedRequest, Servers, decode, unpacked
 from epp.replay import mooncake
 from epp.replay.measure import WARM_UP_SHARE, quantile

@@ -20,7 +20,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from epp.prefix_index.hashing import Roots
+from epp.server_caches import Roots
 
 FORMAT: Final = 1
 HASH_BYTES: Final = 8

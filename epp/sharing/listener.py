@@ -25,7 +25,8 @@ from epp.flow.elsewhere import Row
 from epp.gate import Gate
 from epp.picker import Picker
 from epp.prefix_index.eviction import charge
-from epp.prefix_index.removal import clear_endpoint, undo
+from epp.prefix_index.removal import undo
+from epp.prefix_index.servers import clear_endpoint, resize
 from epp.prefix_index.table import PrefixTable, Recorded
 from epp.sharing import batches, bookings
 from epp.sharing.batches import Event, Flag, Kept, MalformedError
@@ -368,7 +369,7 @@ class Listener:
         """Set the size of the mirror until the endpoint itself states its size."""
         name = state.endpoint.name
         if state.metrics is None:
-            self._picker.table.resize(name, capacity_bytes=event.capacity_bytes)
+            resize(self._picker.table, name, capacity_bytes=event.capacity_bytes)
             if event.prompt_tokens is not None:
                 self._floors[name] = event.prompt_tokens
 

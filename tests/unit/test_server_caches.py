@@ -1,14 +1,47 @@
-"""The picker's estimates of a prompt's size without a tokenizer."""
+"""The chain of a prompt, and the picker's estimates of its size without a tokenizer."""
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epp.prefix_index.table import ChunkSchedule
 from epp.request.parse import parse_request
-from epp.server_caches import prompt_size
+from epp.server_caches import Roots, hash_chain, prompt_size
 from epp.types import ApiKind, InferenceRequest, PromptSize
+
+SMALL = ChunkSchedule(chunk_bytes=4, later_chunk_bytes=10, later_from_bytes=8)
+
+
+def test_each_hash_is_seeded_with_the_one_before() -> None:
+    first = xxhash.xxh3_64_intdigest(b"abcd", 99)
+    second = xxhash.xxh3_64_intdigest(b"efgh", first)
+    third = xxhash.xxh3_64_intdigest(b"0123456789", second)
+    assert hash_chain(b"abcdefgh0123456789rest", seed=99, schedule=SMALL) == [first, second, third]
+
+
+def test_a_prompt_shorter_than_a_chunk_has_no_chain() -> None:
+    assert hash_chain(b"abc", seed=99, schedule=SMALL) == []
+
+
+def test_root_is_stable_across_releases() -> None:
+    # Replicas of different builds share hashes. If this value changes, the version of the scheme has to
+    # change too.
+    assert Roots(ChunkSchedule(), secret=b"k").seed(model="m", cache_salt="s") == 0x98B48AA44E21B44D
+
+
+def test_roots_differ_by_every_part_and_by_where_it_ends() -> None:
+    parts = [("ab", ""), ("a", "b"), ("", "ab"), ("", ""), ("a\x00", "b"), ("a", "\x00b"), ("\udcff", "")]
+    schedules = [ChunkSchedule(), SMALL, ChunkSchedule(4, 8, 10), ChunkSchedule(8, 4, 10)]
+    roots = [
+        Roots(schedule, secret=secret).seed(model=model, cache_salt=salt)
+        for schedule, secret, (model, salt) in itertools.product(schedules, (b"", b"a", b"b"), parts)
+    ]
+    assert len(set(roots)) == len(roots)
 
 
 def request(

@@ -19,11 +19,11 @@ from epp.kvevents.block_hashes import BlockName
 from epp.kvevents.chunks import MappedPrompt
 from epp.kvevents.decoding import Cleared, Removed, Stored
 from epp.kvevents.knowledge import Knowledge
-from epp.prefix_index.hashing import hash_chain
 from epp.prefix_index.integrity import check_integrity
 from epp.prefix_index.kv_reports import UNDER_WAY_S, Tier
 from epp.prefix_index.secret import HashSecret
-from epp.server_caches import ServerCaches
+from epp.prefix_index.servers import add_endpoint
+from epp.server_caches import ServerCaches, hash_chain
 from epp.types import ChunkHash, EndpointName
 
 CHUNK, BLOCK = 16, 6
@@ -63,7 +63,7 @@ class KnowledgeMachine(RuleBasedStateMachine):
             self.knowledge.add(name)
             self.knowledge.servers[name].complete = complete
             self.knowledge.servers[name].trusted = True
-            self.mirrors.table.add_endpoint(name, capacity_bytes=10**9)
+            add_endpoint(self.mirrors.table, name, capacity_bytes=10**9)
             self.copies[name] = {tier: Counter() for tier in Tier}
 
     def tick(self) -> float:

@@ -24,11 +24,12 @@ from hypothesis.stateful import (
 )
 
 from epp.prefix_index.eviction import charge, evict
-from epp.prefix_index.hashing import ChunkSchedule, hash_chain
 from epp.prefix_index.integrity import check_integrity
-from epp.prefix_index.removal import clear_endpoint, drop_endpoint, forget, undo
+from epp.prefix_index.removal import forget, undo
 from epp.prefix_index.reported import credit
-from epp.prefix_index.table import PrefixTable, Recorded
+from epp.prefix_index.servers import add_endpoint, clear_endpoint, drop_endpoint, resize
+from epp.prefix_index.table import ChunkSchedule, PrefixTable, Recorded
+from epp.server_caches import hash_chain
 from epp.types import ChunkHash, EndpointName
 
 SCHEDULE = ChunkSchedule(chunk_bytes=1, later_chunk_bytes=3, later_from_bytes=4)
@@ -194,7 +195,7 @@ class TableMachine(RuleBasedStateMachine):
         self.table = PrefixTable(schedule=SCHEDULE, max_entries=max_entries, ttl_s=TTL_S)
         self.model = Model(max_entries=max_entries)
         for name in ("a", "b"):
-            self.table.add_endpoint(EndpointName(name), capacity_bytes=40)
+            add_endpoint(self.table, EndpointName(name), capacity_bytes=40)
             self.model.servers[EndpointName(name)] = ModelServer(capacity_bytes=40)
 
     def tick(self, step_s: float) -> float:
@@ -282,7 +283,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(name=names, capacity_bytes=capacities)
     def resize(self, name: EndpointName, capacity_bytes: int) -> None:
         if self.live(name):
-            self.table.resize(name, capacity_bytes=capacity_bytes)
+            resize(self.table, name, capacity_bytes=capacity_bytes)
             self.model.servers[name].capacity_bytes = capacity_bytes
 
     @rule(name=names, by_bytes=st.integers(min_value=1, max_value=8))
@@ -296,9 +297,9 @@ class TableMachine(RuleBasedStateMachine):
     def add_endpoint(self, name: EndpointName, capacity_bytes: int) -> None:
         if self.live(name):
             with pytest.raises(ValueError, match="already"):
-                self.table.add_endpoint(name, capacity_bytes=capacity_bytes)
+                add_endpoint(self.table, name, capacity_bytes=capacity_bytes)
             return
-        self.table.add_endpoint(name, capacity_bytes=capacity_bytes)
+        add_endpoint(self.table, name, capacity_bytes=capacity_bytes)
         self.model.servers[name] = ModelServer(capacity_bytes=capacity_bytes)
 
     @rule(name=names)

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epp.prefix_index.eviction import evict
-from epp.prefix_index.hashing import ChunkSchedule
 from epp.prefix_index.integrity import check_integrity
-from epp.prefix_index.removal import clear_endpoint, undo
-from epp.prefix_index.table import PrefixTable
+from epp.prefix_index.removal import undo
+from epp.prefix_index.servers import add_endpoint, clear_endpoint
+from epp.prefix_index.table import ChunkSchedule, PrefixTable
 from epp.types import ChunkHash, EndpointName
 
 SCHEDULE = ChunkSchedule(chunk_bytes=1, later_chunk_bytes=2, later_from_bytes=3)
@@ -30,7 +30,7 @@ def test_no_sequence_of_forged_chains_breaks_the_table(
 ) -> None:
     table = PrefixTable(schedule=SCHEDULE, max_entries=12, ttl_s=20.0)
     for name in NAMES:
-        table.add_endpoint(name, capacity_bytes=capacity_bytes)
+        add_endpoint(table, name, capacity_bytes=capacity_bytes)
     recorded = []
     for now, (step, name, chain) in enumerate(script):
         if step == "record":

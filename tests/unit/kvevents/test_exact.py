@@ -18,10 +18,11 @@ from epp.kvevents.exact import Exact, ModelSettings
 from epp.kvevents.mapping import Tokens
 from epp.kvevents.routed_prompts import RoutedPrompt
 from epp.kvevents.sequence import Deliver, Forget
-from epp.prefix_index.hashing import ChunkSchedule, hash_chain
 from epp.prefix_index.kv_reports import ServerReport
 from epp.prefix_index.secret import HashSecret
-from epp.server_caches import ServerCaches
+from epp.prefix_index.servers import add_endpoint
+from epp.prefix_index.table import ChunkSchedule
+from epp.server_caches import ServerCaches, hash_chain
 from epp.types import ApiKind, ChunkHash, EndpointName, InferenceRequest
 
 A, B = EndpointName("a"), EndpointName("b")
@@ -39,7 +40,7 @@ class Fleet:
         self.clock = itertools.count(1)
         for name in (A, B):
             self.exact.add(name, model="")
-            self.mirrors.table.add_endpoint(name, capacity_bytes=10**9)
+            add_endpoint(self.mirrors.table, name, capacity_bytes=10**9)
 
     def tell(self, name: EndpointName, *events: object, complete: bool = True) -> None:
         payload = msgspec.msgpack.encode([0.0, list(events), 0])

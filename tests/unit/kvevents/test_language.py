@@ -19,8 +19,9 @@ from epp.kvevents.conversation import Text, UnmappedError, read_conversation
 from epp.kvevents.language import FolderLanguage
 from epp.kvevents.mapping import Rendered, aligned_blocks, chunk_ends, map_prompt
 from epp.kvevents.routed_prompts import RoutedPrompt
-from epp.prefix_index.hashing import ChunkSchedule, hash_chain
+from epp.prefix_index.table import ChunkSchedule
 from epp.request.parse import parse_request
+from epp.server_caches import hash_chain
 from epp.types import EndpointName
 from tests.unit.kvevents.a_language import write_language
 

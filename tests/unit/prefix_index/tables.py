@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from epp.prefix_index.hashing import ChunkSchedule, hash_chain
-from epp.prefix_index.table import PrefixTable
+from epp.prefix_index.servers import add_endpoint
+from epp.prefix_index.table import ChunkSchedule, PrefixTable
+from epp.server_caches import hash_chain
 from epp.types import ChunkHash, EndpointName
 
 SCHEDULE = ChunkSchedule(chunk_bytes=1, later_chunk_bytes=1, later_from_bytes=0)
@@ -19,5 +20,5 @@ def new_table(
 ) -> PrefixTable:
     table = PrefixTable(schedule=SCHEDULE, max_entries=max_entries, ttl_s=ttl_s)
     for name in names:
-        table.add_endpoint(name, capacity_bytes=capacity_bytes)
+        add_endpoint(table, name, capacity_bytes=capacity_bytes)
     return table

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from epp.prefix_index.eviction import charge, evict
-from epp.prefix_index.hashing import ChunkSchedule, hash_chain
 from epp.prefix_index.integrity import check_integrity
-from epp.prefix_index.table import PrefixTable
+from epp.prefix_index.servers import add_endpoint, resize
+from epp.prefix_index.table import ChunkSchedule, PrefixTable
+from epp.server_caches import hash_chain
 from tests.unit.prefix_index.tables import A, B, chain, new_table
 
 
@@ -37,7 +38,7 @@ class TestEviction:
     def test_evicts_no_more_than_it_must(self) -> None:
         schedule = ChunkSchedule(chunk_bytes=10, later_chunk_bytes=100, later_from_bytes=20)
         table = PrefixTable(schedule=schedule, max_entries=100, ttl_s=100)
-        table.add_endpoint(A, capacity_bytes=200)
+        add_endpoint(table, A, capacity_bytes=200)
         long = hash_chain(bytes(220), seed=1, schedule=schedule)
         table.record(A, long, now=1)  # 10 + 10 + 100 + 100 bytes
         assert evict(table, 2) == 1
@@ -48,7 +49,7 @@ class TestEviction:
         table = new_table(A, B)
         table.record(A, chain("abcdef"), now=1)
         table.record(B, chain("abcdef"), now=1)
-        table.resize(A, capacity_bytes=2)
+        resize(table, A, capacity_bytes=2)
         evict(table, 2)
         assert table.match(chain("abcdef")) == {A: 2, B: 6}
         check_integrity(table)

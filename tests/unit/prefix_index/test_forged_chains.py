@@ -15,10 +15,11 @@ from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
-from epp.prefix_index import hashing
-from epp.prefix_index.hashing import ChunkSchedule, Roots, hash_chain
+from epp.prefix_index import table
+from epp.prefix_index.table import ChunkSchedule
+from epp.server_caches import Roots, hash_chain
 
-SOURCE = (Path(hashing.__file__).parent / "_chain.c").read_text()
+SOURCE = (Path(table.__file__).parent / "_chain.c").read_text()
 KEYS = bytes.fromhex(
     "".join(re.findall(r"0x([0-9a-f]{2})", SOURCE.split("DEFAULT_SECRET[SECRET] =")[1]))[:384]
 )

@@ -9,11 +9,12 @@ import random
 import pytest
 
 from epp.prefix_index.eviction import charge, evict
-from epp.prefix_index.hashing import ChunkSchedule, hash_chain
 from epp.prefix_index.integrity import check_integrity
-from epp.prefix_index.removal import clear_endpoint, drop_endpoint, forget, undo
+from epp.prefix_index.removal import forget, undo
 from epp.prefix_index.reported import credit
-from epp.prefix_index.table import PrefixTable
+from epp.prefix_index.servers import add_endpoint, clear_endpoint, drop_endpoint, resize
+from epp.prefix_index.table import ChunkSchedule, PrefixTable
+from epp.server_caches import hash_chain
 from epp.sharing.storing import uses_of
 from epp.types import ChunkHash, EndpointName
 
@@ -30,7 +31,7 @@ def chain(n: int, *, more: bytes = b"") -> list[ChunkHash]:
 def table() -> PrefixTable:
     table = PrefixTable(schedule=SCHEDULE, max_entries=10**6, ttl_s=1e9)
     for name in (A, B):
-        table.add_endpoint(name, capacity_bytes=10**6)
+        add_endpoint(table, name, capacity_bytes=10**6)
     for n in range(MANY):
         table.record(A, chain(n), now=n)
     table.record(B, chain(1), now=MANY)
@@ -68,7 +69,7 @@ def test_entries_go_in_bounded_steps_and_then_new_ones_come(table: PrefixTable) 
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_a_server_over_its_capacity_may_go_too(table: PrefixTable, *, leaves: bool) -> None:
-    table.resize(A, capacity_bytes=MANY // 2)
+    resize(table, A, capacity_bytes=MANY // 2)
     (drop_endpoint if leaves else clear_endpoint)(table, A)
     check_integrity(table)
     for _ in range(4):
@@ -83,7 +84,7 @@ def test_whatever_happens_meanwhile_the_books_stay_right(table: PrefixTable, *, 
     rng, now = random.Random(1), 2.0 * MANY
     if leaves:
         drop_endpoint(table, A)
-        table.add_endpoint(A, capacity_bytes=50)
+        add_endpoint(table, A, capacity_bytes=50)
     else:
         clear_endpoint(table, A)
     for n in range(40):
@@ -102,7 +103,7 @@ def test_whatever_happens_meanwhile_the_books_stay_right(table: PrefixTable, *, 
         if n == 15:
             clear_endpoint(table, A)
             drop_endpoint(table, B)
-            table.add_endpoint(B, capacity_bytes=100)
+            add_endpoint(table, B, capacity_bytes=100)
     evict(table, now)
     check_integrity(table)
     assert table.entries == table.mirrors[A].entries + table.mirrors[B].entries
@@ -112,7 +113,7 @@ def test_whatever_happens_meanwhile_the_books_stay_right(table: PrefixTable, *, 
 def test_what_is_being_removed_costs_others_no_entry() -> None:
     table = PrefixTable(schedule=SCHEDULE, max_entries=MANY, ttl_s=1e9)
     for name in (A, B):
-        table.add_endpoint(name, capacity_bytes=10**6)
+        add_endpoint(table, name, capacity_bytes=10**6)
     table.record(B, chain(MANY + 1), now=0)
     for n in range(MANY):
         table.record(A, chain(n), now=n)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from epp.prefix_index.eviction import charge, evict
+from epp.prefix_index.eviction import evict
 from epp.prefix_index.integrity import check_integrity
-from epp.prefix_index.removal import clear_endpoint, drop_endpoint, undo
+from epp.prefix_index.removal import undo
 from epp.prefix_index.reported import credit
-from tests.unit.prefix_index.tables import A, B, C, chain, new_table
+from epp.prefix_index.servers import add_endpoint, clear_endpoint, drop_endpoint
+from tests.unit.prefix_index.tables import A, B, chain, new_table
 
 
 class TestUndo:
@@ -70,7 +71,7 @@ class TestUndo:
         assert table.match(chain("abc")) == {A: 3}
         before_departure = table.record(A, chain("abcdef"), now=3)
         drop_endpoint(table, A)
-        table.add_endpoint(A, capacity_bytes=10)
+        add_endpoint(table, A, capacity_bytes=10)
         table.record(A, chain("abcdef"), now=4)
         undo(table, before_departure)
         assert table.match(chain("abcdef")) == {A: 6}
@@ -85,40 +86,3 @@ def test_what_a_server_says_it_holds_keeps_what_is_above_it_from_being_undone() 
     assert table.match(chain("abcd")) == {A: 2}
     assert table.match(chain("abxy")) == {A: 4}
     check_integrity(table)
-
-
-class TestServersThatRestartOrLeave:
-    def test_a_restart_empties_the_cache_and_keeps_the_server(self) -> None:
-        table = new_table(A, B)
-        table.record(A, chain("abc"), now=1)
-        table.record(B, chain("abcdef"), now=1)
-        charge(table, A, size_bytes=5, now=2)
-        clear_endpoint(table, A)
-        assert (list(table.mirrors), table.mirrors[A].used_bytes, table.mirrors[A].entries) == ([A, B], 0, 0)
-        assert table.match(chain("abcdef")) == {B: 6}
-        check_integrity(table)
-
-    def test_a_restart_leaves_no_cycles_to_the_garbage_collector(self) -> None:
-        table = new_table(A)
-        for n in range(3):
-            table.record(A, chain(str(n)), now=n)
-        uses = list(table.mirrors[A].uses())
-        clear_endpoint(table, A)
-        assert [(use.older, use.newer) for use in uses] == [(None, None)] * 3
-
-    def test_a_new_server_in_a_departed_ones_place_inherits_nothing(self) -> None:
-        table = new_table(A, B)
-        table.record(A, chain("abc"), now=1)
-        drop_endpoint(table, A)
-        table.add_endpoint(C, capacity_bytes=10)
-        assert table.match(chain("abc")) == {}
-        table.record(C, chain("abc"), now=2)
-        assert table.match(chain("abc")) == {C: 3}
-        check_integrity(table)
-
-    def test_a_departed_server_does_not_wait_for_eviction(self) -> None:
-        table = new_table(A, capacity_bytes=0)
-        table.record(A, chain("abc"), now=1)
-        drop_endpoint(table, A)
-        assert evict(table, 2) == 0
-        check_integrity(table)

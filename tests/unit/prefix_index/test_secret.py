@@ -8,8 +8,9 @@ from epp.config.settings import Config
 from epp.config.sharing import Redis, Sharing
 from epp.errors import ConfigError
 from epp.hash_secret import hash_secret, write_beside
-from epp.prefix_index.hashing import ChunkSchedule, Roots
 from epp.prefix_index.secret import HashSecret, derived
+from epp.prefix_index.table import ChunkSchedule
+from epp.server_caches import Roots
 
 ONE, OTHER = HashSecret(b"1" * 32, made_here=True), HashSecret(b"2" * 32, made_here=True)
 

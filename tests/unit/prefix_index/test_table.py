@@ -1,4 +1,4 @@
-"""What the prefix table promises, one behaviour at a time: matches, records and equal hashes."""
+"""What the prefix table promises, one behaviour at a time: chunks, matches, records and equal hashes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,52 @@ import pytest
 
 from epp.prefix_index.eviction import charge, evict
 from epp.prefix_index.integrity import check_integrity
-from epp.prefix_index.removal import drop_endpoint, undo
-from epp.prefix_index.table import PrefixTable, Recorded
+from epp.prefix_index.removal import undo
+from epp.prefix_index.servers import drop_endpoint, resize
+from epp.prefix_index.table import ChunkSchedule, PrefixTable, Recorded
 from epp.types import ChunkHash, EndpointName
 from tests.unit.prefix_index.tables import A, B, C, chain, new_table
+
+SMALL = ChunkSchedule(chunk_bytes=4, later_chunk_bytes=10, later_from_bytes=8)
 
 
 def runs(table: PrefixTable) -> int:
     return len(table.index)
+
+
+def test_default_schedule_cuts_a_400_kb_prompt_into_448_chunks() -> None:
+    schedule = ChunkSchedule()
+    assert schedule.chunks_in(16384) == 64
+    assert schedule.chunks_in(16384 + 384 * 1024) == 448
+    assert schedule.end_bytes(448) == 16384 + 384 * 1024
+
+
+def test_a_partial_chunk_is_not_counted() -> None:
+    assert [SMALL.chunks_in(n) for n in (0, 3, 4, 7, 8, 17, 18, 27, 28)] == [0, 0, 1, 1, 2, 2, 3, 3, 4]
+
+
+def test_early_chunks_keep_their_size_when_they_do_not_divide_the_boundary() -> None:
+    schedule = ChunkSchedule(chunk_bytes=5, later_chunk_bytes=10, later_from_bytes=8)
+    assert [schedule.end_bytes(k) for k in range(5)] == [0, 5, 10, 20, 30]
+
+
+def test_later_chunks_may_begin_at_once() -> None:
+    schedule = ChunkSchedule(chunk_bytes=5, later_chunk_bytes=7, later_from_bytes=0)
+    assert [schedule.end_bytes(k) for k in range(3)] == [0, 7, 14]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"chunk_bytes": 0},
+        {"chunk_bytes": -1},
+        {"later_chunk_bytes": 0},
+        {"later_from_bytes": -1},
+    ],
+)
+def test_schedules_that_cut_nothing_are_refused(sizes: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="chunk"):
+        ChunkSchedule(**sizes)
 
 
 class TestMatch:
@@ -43,6 +81,14 @@ class TestMatch:
         before = runs(table)
         table.match(chain("abcxyz"))
         assert (runs(table), table.entries) == (before, 6)
+
+    def test_two_hundred_servers_share_a_prefix(self) -> None:
+        names = [EndpointName(f"server-{n}") for n in range(200)]
+        table = new_table(*names)
+        for n, name in enumerate(names):
+            table.record(name, chain("s" * 20)[: n % 20 + 1], now=n)
+        assert table.match(chain("s" * 20)) == {name: n % 20 + 1 for n, name in enumerate(names)}
+        check_integrity(table)
 
 
 class TestRecord:
@@ -101,7 +147,7 @@ class TestRecord:
         table.record(A, chain("abcdefghij"), now=1)
         table.record(B, chain("abcdefghij"), now=1)
         for capacity_bytes in range(9, -1, -1):
-            table.resize(B, capacity_bytes=capacity_bytes)
+            resize(table, B, capacity_bytes=capacity_bytes)
             evict(table, 2)
         assert runs(table) == 10
         table.record(A, chain("abcdefghij"), now=3)
@@ -117,35 +163,17 @@ class TestRecord:
         table.record(A, chain("xyz"), now=4)
         table.record(B, chain("abcdef"), now=5)
         check_integrity(table)
-        table.resize(A, capacity_bytes=6)
+        resize(table, A, capacity_bytes=6)
         evict(table, 6)
         assert table.match(chain("abcdef")) == {A: 3, B: 6}
         assert table.match(chain("xyz")) == {A: 3}
 
 
-class TestServers:
-    def test_unknown_servers_and_impossible_sizes_are_refused(self) -> None:
-        table = new_table(A)
-        with pytest.raises(KeyError):
-            drop_endpoint(table, B)
-        with pytest.raises(ValueError, match="already"):
-            table.add_endpoint(A, capacity_bytes=1)
-        with pytest.raises(ValueError, match="capacity"):
-            table.resize(A, capacity_bytes=-1)
-        with pytest.raises(ValueError, match="capacity"):
-            table.add_endpoint(B, capacity_bytes=-1)
-        for max_entries, ttl_s in ((-1, 1.0), (1, 0.0), (1, float("nan"))):
-            with pytest.raises(ValueError, match="bounds"):
-                table.set_bounds(max_entries=max_entries, ttl_s=ttl_s)
-        assert list(table.mirrors) == [A]
-
-    def test_two_hundred_servers_share_a_prefix(self) -> None:
-        names = [EndpointName(f"server-{n}") for n in range(200)]
-        table = new_table(*names)
-        for n, name in enumerate(names):
-            table.record(name, chain("s" * 20)[: n % 20 + 1], now=n)
-        assert table.match(chain("s" * 20)) == {name: n % 20 + 1 for n, name in enumerate(names)}
-        check_integrity(table)
+def test_impossible_bounds_are_refused() -> None:
+    table = new_table(A)
+    for max_entries, ttl_s in ((-1, 1.0), (1, 0.0), (1, float("nan"))):
+        with pytest.raises(ValueError, match="bounds"):
+            table.set_bounds(max_entries=max_entries, ttl_s=ttl_s)
 
 
 class TestEqualHashesOfDifferentPrefixes:
@@ -161,7 +189,7 @@ class TestEqualHashesOfDifferentPrefixes:
         table.record(B, loop[:2], now=2)
         table.record(B, self.hashes(1, 1, 3), now=3)
         check_integrity(table)
-        table.resize(A, capacity_bytes=1)
+        resize(table, A, capacity_bytes=1)
         evict(table, 4)
         check_integrity(table)
         assert table.mirrors[A].used_bytes <= 1
@@ -193,7 +221,7 @@ class TestEqualHashesOfDifferentPrefixes:
         table.record(A, self.hashes(1, 2, 3), now=1)
         table.record(B, self.hashes(1, 2, 3), now=2)
         table.record(B, self.hashes(3, 4), now=3)
-        table.resize(A, capacity_bytes=2)
+        resize(table, A, capacity_bytes=2)
         assert evict(table, 4) == 3
         assert table.match(self.hashes(1, 2, 3)) == {B: 3}
         check_integrity(table)

@@ -7,9 +7,10 @@ import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from epp.prefix_index import hashing
-from epp.prefix_index._chain import chain_of
-from epp.prefix_index.hashing import ChunkSchedule, Roots, continued_chain, hash_chain
+from epp import server_caches
+from epp.prefix_index._chain import chain_of, sampled
+from epp.prefix_index.table import ChunkSchedule
+from epp.server_caches import Roots, continued_chain, hash_chain
 from epp.types import ChunkHash
 
 schedules = st.builds(
@@ -58,7 +59,7 @@ LONG = st.integers(min_value=241, max_value=2500)
 def test_chunks_that_are_hashed_in_c_have_the_hashes_of_xxhash(
     prompt: bytes, times: int, seed: int, sizes: tuple[int, int], later_from: int
 ) -> None:
-    assert hashing.COMPILED, "build it: python -m pip install --no-deps --no-build-isolation -e ."
+    assert server_caches.COMPILED, "build it: python -m pip install --no-deps --no-build-isolation -e ."
     schedule, whole = ChunkSchedule(*sizes, later_from), prompt * times
     plain = plain_chain(whole, seed=seed, schedule=schedule)
     assert hash_chain(whole, seed=seed, schedule=schedule) == plain
@@ -67,9 +68,9 @@ def test_chunks_that_are_hashed_in_c_have_the_hashes_of_xxhash(
 @given(chunks=st.lists(seeds, max_size=50), bits=st.integers(min_value=0, max_value=64))
 def test_a_sample_has_the_hashes_without_the_masks_bits(chunks: list[ChunkHash], bits: int) -> None:
     mask = 2**bits - 1
-    assert hashing.sampled(chunks, mask) == [chunk for chunk in chunks if not chunk & mask]
+    assert sampled(chunks, mask) == [chunk for chunk in chunks if not chunk & mask]
     with pytest.raises(TypeError):
-        hashing.sampled(["no number"], mask)  # type: ignore[list-item]
+        sampled(["no number"], mask)  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
