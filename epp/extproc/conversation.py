@@ -39,10 +39,10 @@ from epp.extproc.events import (
 )
 from epp.extproc.headers import DESTINATION, RESPONSE_NAMES
 from epp.extproc.overload import TARGET_S
-from epp.extproc.phases import Phase
 from epp.extproc.stream import HttpStream
 from epp.extproc.streams import Streams
 from epp.http2.messages import INVALID_ARGUMENT, OK
+from epp.phases import Phase
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 

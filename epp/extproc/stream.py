@@ -1,8 +1,8 @@
 """The state machine of one HTTP request, as the data plane reports it. The state machine takes events and
 returns actions. It knows no gRPC and no clock, and never waits.
 
-Owns the phase of the request (`phases` has the table), the order of answers in each processing mode
-(`BodyMode` says when the pick is made in each), and the release of the pick.
+Owns the phase of the request until the pick (`phases` has the table), the order of answers in each processing
+mode (`BodyMode` says when the pick is made in each), and the release of the pick.
 
 If a data plane does not state its mode, the setting `assumed_modes` stands for it.
 Harmless events in a wrong order are accepted and reported to the picker's listeners. All other
@@ -43,10 +43,10 @@ from epp.extproc.events import (
     StreamProtocolError,
 )
 from epp.extproc.headers import RESERVED, read_address
-from epp.extproc.phases import BEGUN, FOLLOWS, Phase
 from epp.extproc.refusals import model_list
 from epp.extproc.settings import StreamContext
 from epp.extproc.waiting import Waiting, offer
+from epp.phases import BEGUN, FOLLOWS, OVER, Phase
 from epp.picker_events import Pick, ProtocolFault
 from epp.types import InferenceRequest
 
@@ -62,7 +62,7 @@ class HttpStream:
     """
 
     __slots__ = (
-        "_answer_body", "_asking", "_body", "_context", "_deliver", "_modes", "_request_ended", "_waiting", "hold", "passes", "phase", "pick",
+        "_answer_body", "_asking", "_body", "_context", "_deliver", "_modes", "_phase", "_request_ended", "_waiting", "hold", "passes", "pick",
     )  # fmt: skip
 
     def __init__(
@@ -87,7 +87,7 @@ class HttpStream:
         """
         self.passes = False
         """Whether pieces of the answer's body go on unchanged and unread, until the last piece."""
-        self.phase = Phase.START
+        self._phase = Phase.START
         self.pick: Pick | None = None
         self._modes = context.settings.assumed_modes
         self._body: Body | None = None
@@ -108,11 +108,12 @@ class HttpStream:
         """Handle one event. Raises StreamProtocolError if the event makes no sense. The caller then closes
         the stream.
         """
-        if self.phase is Phase.CLOSED:
+        phase = self.phase
+        if phase in OVER:
             raise StreamProtocolError("event_after_end")
-        if self.phase is Phase.REFUSED:
+        if phase is Phase.REFUSED:
             return ()
-        if self.phase is Phase.WAITING and isinstance(event, RequestBody | RequestTrailers):
+        if phase is Phase.WAITING and isinstance(event, RequestBody | RequestTrailers):
             raise StreamProtocolError("request_while_waiting")
         match event:
             case RequestHeaders():
@@ -170,21 +171,28 @@ class HttpStream:
         return len(self._body) if self._body is not None else 0
 
     def check_integrity(self) -> None:
-        body, early = self._body, self.phase in BEGUN and self.pick is None
-        assert body is None or self.phase is Phase.HOLDING or early
-        assert body is not None or self.phase is not Phase.HOLDING
+        body, phase, early = self._body, self.phase, self.phase in BEGUN and self.pick is None
+        assert body is None or phase is Phase.HOLDING or early
+        assert body is not None or phase is not Phase.HOLDING
         assert self.held_bytes <= self._context.settings.max_body_bytes
-        assert self.pick is not None or self.phase not in (Phase.PICKED, Phase.READING)
-        assert self.pick is None or self.phase in BEGUN or self.phase in (Phase.PICKED, Phase.CLOSED)
-        assert self.phase is not Phase.CLOSED or self.pick is None or self.pick.over
-        assert (self._waiting is not None) == (self.phase is Phase.WAITING)
-        assert self._answer_body is None or self.phase in (Phase.ANSWERED, Phase.READING)
+        assert self.pick is not None or phase not in (Phase.SENT, Phase.READING)
+        assert self.pick is None or phase is Phase.SENT or phase in BEGUN or phase in OVER
+        assert (self._waiting is not None) == (phase is Phase.WAITING)
+        assert self._answer_body is None or phase in (Phase.ANSWERED, Phase.READING)
 
     # -- phases ----------------------------------------------------------------------------------------------
 
+    @property
+    def phase(self) -> Phase:
+        """The phase of the request. From the pick on, the pick has the phase."""
+        return self._phase if self.pick is None else self.pick.phase
+
     def _enter(self, phase: Phase) -> None:
         assert phase in FOLLOWS[self.phase], f"{phase} does not follow {self.phase}"
-        self.phase = phase
+        if self.pick is None:
+            self._phase = phase
+        else:
+            self.pick.phase = phase
 
     def _outcome(self) -> Outcome:
         """Return how the HTTP request ends, if it ends now."""
@@ -196,13 +204,14 @@ class HttpStream:
 
     def _release(self) -> bool:
         """Release everything. No event may follow. Return False if everything was already released."""
-        if self.phase is Phase.CLOSED:
+        if self.phase in OVER:
             return False
         self._drop()
         self._answer_body = None
         self._deliver = None  # a method of the owner: no circle of references may outlive the request
         self.passes = False
-        self._enter(Phase.CLOSED)
+        if self.pick is None:  # otherwise the picker ends the pick, which has the phase
+            self._enter(Phase.ENDED)
         return True
 
     def _drop(self) -> None:
@@ -367,8 +376,8 @@ class HttpStream:
             self._deliver((*self._picked(waiting.slot, decided), *waiting.after))
 
     def _picked(self, slot: Slot, pick: Pick) -> Sequence[Action]:
+        self._enter(Phase.SENT)
         self.pick = pick
-        self._enter(Phase.PICKED)
         return (self._asking.answer(slot, pick),)
 
     def _refuse(self, error: PickError) -> Sequence[Action]:
@@ -384,15 +393,18 @@ class HttpStream:
         self._learn(event.modes)
         if self.phase is Phase.WAITING:
             self._drop()  # The client has its answer, which the data plane gave itself.
-        self._enter(Phase.DONE if event.end_of_stream else Phase.ANSWERED)
         pick, context, debug = self.pick, self._context, self._asking.head.debug
-        if pick is not None:
+        if pick is None:
+            self._enter(Phase.ANSWERED)
+        else:
             status = answer_status(event.headers)
             first = pick.destinations[0]
             served = first if event.served == first.text else read_address(event.served)
             context.picker.on_response_headers(pick, status=status, served=served, now=now)
             if not event.end_of_stream and (pick.sampled or pick.decision.asked_model):
                 self._answer_body = read_answer(event, pick, self._asking, modes=self._modes, hold=self.hold)
+        if event.end_of_stream:
+            self._enter(Phase.DONE)
         body = self._answer_body
         self.passes = self._modes.response_body.echoed and body is None
         if body is None and not debug and not context.settings.conformance_headers:

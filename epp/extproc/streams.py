@@ -19,12 +19,12 @@ from epp.extproc.access_log import AccessLog
 from epp.extproc.asking import request_names
 from epp.extproc.calls import Caller
 from epp.extproc.overload import Overload
-from epp.extproc.phases import Phase
 from epp.extproc.settings import StreamContext, StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.extproc.unread import Unread
 from epp.gate import Gate
 from epp.http2.messages import OK
+from epp.phases import Phase
 from epp.picker import Picker
 from epp.picker_events import ProtocolFault
 

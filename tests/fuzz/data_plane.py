@@ -13,9 +13,9 @@ from epp.extproc.asking import request_names
 from epp.extproc.conversation import decode, encode
 from epp.extproc.events import StreamProtocolError
 from epp.extproc.headers import RESPONSE_NAMES
-from epp.extproc.phases import Phase
 from epp.extproc.settings import StreamContext, StreamSettings
 from epp.extproc.stream import HttpStream
+from epp.phases import OVER, Phase
 from epp.picker_events import Ended, PickerEvent
 from tests.fuzz.behind import OfBytes, one_pick, small_picker
 
@@ -73,7 +73,7 @@ class ExtProcMessages(OfBytes):
             return False
         self._stream.check_integrity()
         self._messages += 1
-        if self._stream.phase is Phase.CLOSED or self._messages > 6:
+        if self._stream.phase in OVER or self._messages > 6:
             self._over(now=now)
         return True
 

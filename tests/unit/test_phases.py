@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from epp.commit import enter
+from epp.extproc.events import RequestBody, ResponseHeaders
 from epp.phases import BEGUN, FOLLOWS, OVER, Phase
+from tests.unit.extproc.stream_bench import BODY, BUFFERED, OK, Bench, head, run, through
 from tests.unit.telemetry.records import pick
 
 
@@ -29,3 +31,25 @@ def test_nothing_follows_the_end(last: Phase) -> None:
     assert made.over
     with pytest.raises(AssertionError, match=f"ANSWERED does not follow {last}"):
         enter(made, Phase.ANSWERED)
+
+
+def test_a_request_has_one_phase_from_its_first_message_to_its_end() -> None:
+    bench = Bench()
+    stream = through(bench, BUFFERED)
+    phases = [bench.stream().phase, stream.phase]
+    stream.receive(ResponseHeaders(OK, end_of_stream=True), now=1.0)
+    phases.append(stream.phase)
+    assert stream.pick is not None
+    assert stream.pick.phase is stream.phase
+    stream.close(now=2.0)
+    assert [*phases, stream.phase] == [Phase.START, Phase.SENT, Phase.DONE, Phase.ENDED]
+    assert stream.pick.phase is Phase.ENDED
+
+
+def test_a_request_whose_answer_began_before_its_pick_is_never_picked() -> None:
+    bench = Bench()
+    stream = bench.stream()
+    run(stream, head(BUFFERED), ResponseHeaders(OK))
+    assert stream.phase is Phase.ANSWERED
+    run(stream, RequestBody(BODY, end_of_stream=True))
+    assert (stream.phase, stream.pick, bench.in_flight()) == (Phase.ANSWERED, None, 0)

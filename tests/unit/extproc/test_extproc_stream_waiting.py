@@ -22,10 +22,10 @@ from epp.extproc.events import (
     Slot,
     StreamProtocolError,
 )
-from epp.extproc.phases import Phase
 from epp.extproc.settings import StreamContext, StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.gate import Gate
+from epp.phases import Phase
 from tests.unit.extproc.stream_bench import (
     BODY,
     BUFFERED,
