@@ -116,7 +116,7 @@ class ControlFrames:
     def _on_ping(self, flags: int, payload: bytes) -> None:
         self._faults.too_many("ping_flood")
         if not flags & Flag.ACK:
-            self._streams.out.append(frames.frame(Kind.PING, payload, flags=Flag.ACK))
+            self._streams.out.append(frames.pack_head(0, len(payload), Kind.PING, Flag.ACK, 0) + payload)
         elif payload == _DRAINING and self.leaving and not self.left_for_good:
             # Second step: streams that the peer opens from now on are refused.
             self.left_for_good = True
