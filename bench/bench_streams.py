@@ -35,7 +35,7 @@ from epp.extproc.over_http2 import Http2Transport
 from epp.extproc.peer import Call, Peer
 from epp.extproc.settings import StreamSettings
 from epp.extproc.streams import Streams
-from epp.http2.frames import PREFACE, Code, Flag, Kind, Setting, frame, head, reset, settings, window_update
+from epp.http2.frames import PREFACE, Code, Flag, Kind, Setting, frame, reset, settings, window_update
 from epp.http2.headers import encode
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
@@ -182,7 +182,7 @@ class Rig:
             return
         for part in rest:
             read(_on(part, number))
-        read(head(0, Kind.DATA, flags=Flag.END_STREAM, stream_id=number))
+        read(frame(Kind.DATA, flags=Flag.END_STREAM, stream_id=number))
         if self._pipe.written - self._seen > _STEP_BYTES:
             read(window_update(0, self._pipe.written - self._seen))
             self._seen = self._pipe.written

@@ -1,48 +1,46 @@
 """One HTTP/2 connection of a gRPC server, as a pure object. It takes bytes and `now`, and returns events and
 bytes to send.
 
-This module has the steps that every call needs: the start of a call, its messages, its windows and its end.
-`frames` checks the order of frames, `streams` has the open streams and the windows of both directions.
-`faults`, `control_frames`, `time_limits` and `replies` do the rest. A connection knows no socket,
-no clock and no service: an edge feeds it with `receive` and `tick`, acts on the events, answers with `send`
-and `end`, and writes what `data_to_send` returns.
+This module cuts the bytes into frames, checks the order of the frames, and has the steps that every call
+needs: the start of a call, its messages, its windows and its end. `streams` has the open streams and the
+windows of both directions. Other modules do the rest: `preface` the first bytes, `data_parts` and
+`header_parts` the less usual DATA and HEADERS frames, `control_frames` the frames of no call, `replies` the
+chunks that are sent back, `faults` and `time_limits` the ends that a peer causes. A connection knows no
+socket, no clock and no service: an edge feeds it with `receive` and `tick`, acts on the events, answers with
+`send` and `end`, and writes what `data_to_send` returns.
 
 Invariants: every split of the same bytes gives the same events. Every `Opened` is followed by one `Gone`, or
 by the owner's `end`. Memory is bounded by `Limits` for each stream and connection, and by `HeldBytes` for
-unfinished messages of all of them. After `Over` nothing is read.
+unfinished messages of all of them. A frame that is not complete is kept, but not the body of DATA, which is
+passed on as it comes. After `Over` nothing is read.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from epp.http2 import frames, preface
 from epp.http2.call_events import Event, Fault, HalfClosed, Message, Opened, Over
-from epp.http2.control_frames import ControlFrames, hello
+from epp.http2.control_frames import ControlFrames
+from epp.http2.data_parts import DataParts
 from epp.http2.faults import Faults
-from epp.http2.frames import MAX_WINDOW, Code, FrameError, FrameReader, Kind, read_u32
-from epp.http2.headers import (
-    HeaderReader,
-    ListTooLargeError,
-    MalformedRequestError,
-    UnreadableBlockError,
-)
+from epp.http2.frames import HEAD_BYTES, MAX_STREAM_ID, Code, Flag, FrameError, Kind, read_u32, unpack_head
+from epp.http2.header_parts import HeaderParts
+from epp.http2.headers import HeaderReader, ListTooLargeError, MalformedRequestError, UnreadableBlockError
 from epp.http2.limits import HeldBytes, Limits
-from epp.http2.messages import (
-    INTERNAL,
-    OK,
-    PREFIX_BYTES,
-    Assembly,
-    BadMessageError,
-    Reply,
-    message_bytes,
-    read_prefix,
-)
+from epp.http2.messages import INTERNAL, OK, PREFIX_BYTES, Reply, read_prefix
 from epp.http2.replies import replied
 from epp.http2.streams import State, Stream, Streams
 from epp.http2.time_limits import TimeLimits
 
 ALL: Final = 2**31
-_AFTER_PEERS_END: Final = {State.OPEN: State.ANSWERING, State.ANSWERED: State.CLOSED}
+_ANY: Final = -1
+_DATA: Final = Kind.DATA
+_CONTINUATION: Final = Kind.CONTINUATION
+_PADDED: Final = Flag.PADDED
+_END_STREAM: Final = Flag.END_STREAM
+_FORM: Final = Flag.PADDED | Flag.PRIORITY | Flag.END_HEADERS
+"""The flags that say in which form a header block comes."""
 
 
 class Connection:
@@ -50,20 +48,24 @@ class Connection:
 
     def __init__(self, limits: Limits, held: HeldBytes, *, now: float) -> None:
         self._limits = limits
-        self._held = held
         self._read_at = now
-        self._frames = FrameReader(self, limits)
+        self._data = b""
+        """The bytes that are not read yet. They begin at `_at`."""
+        self._at = 0
+        self._preface_seen = False
+        self._only: int = Kind.SETTINGS
+        """The only kind of frames that may come now, or `_ANY`."""
+        self._between_frames = False
+        """Whether everything that came is read, and the next byte begins a frame that may be of any kind."""
         self._headers = HeaderReader(max_list_bytes=limits.max_header_bytes)
         self._table = Streams(limits, now=now)
         self._streams = self._table.by_number
         self._windows = self._table.windows
         self._faults = Faults(self._table, limits)
         self._control = ControlFrames(self._table, self._faults)
-        self._times = TimeLimits(limits, self._table, self._faults, self._frames, self._control)
-        self._into: Stream | None = None
-        """The stream whose DATA frame is being read. None: the frame belongs to no stream and is skipped."""
-        self._into_size = 0
-        self._into_ends = False
+        self._data_parts = DataParts(limits, held, self._table, self._faults)
+        self._header_parts = HeaderParts(limits)
+        self._times = TimeLimits(limits, self._table, self._faults, self._control, self._header_parts)
         self.pending = False
         """Whether `receive` stopped at its limit and must be called again."""
         self.closing = False
@@ -74,7 +76,7 @@ class Connection:
         """Why the connection must be closed. Empty: it need not be closed."""
         self.data_to_send = self._table.take
         """Returns the bytes to write now. Each byte is returned once."""
-        self._table.out.append(hello(limits))
+        self._table.out.append(preface.hello(limits))
 
     # -- for the owner ---------------------------------------------------------------------------------------
 
@@ -100,16 +102,18 @@ class Connection:
         """Read received bytes, at most `limit` frames. The rest stays for the next call."""
         if not self.over:
             self._table.now = self._read_at = now
-            if self._replies and self._frames.between_frames:
+            if self._replies and self._between_frames:
                 rest = replied(data, self._table, self._limits)
                 if rest == len(data):
                     return []
                 data = data[rest:]
+            if data:
+                left = self._data[self._at :]
+                self._data, self._at = left + data if left else data, 0
             try:
-                self._frames.read(data, limit=limit, now=now)
+                self._read(limit)
             except FrameError as error:
                 self._fail(error.code, error.reason)
-            self.pending = self._frames.pending
         return self._taken()
 
     def send(self, stream_id: int, message: bytes) -> None:
@@ -169,101 +173,129 @@ class Connection:
             self._table.events = []
         return events
 
-    # -- frames, as `FrameReader` passes them on -------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------
 
-    def data(self, number: int, data: bytes, at: int, end: int, *, ends: bool) -> None:
-        stream = self._streams.get(number)
-        start, size = at + PREFIX_BYTES, end - at
-        if (
-            stream is not None
-            and stream.state is State.OPEN
-            and stream.declared is None
-            and stream.end is None
-            and not ends
-            and size <= stream.window
-        ):
-            message: bytes | None = None
-            assembly = stream.assembly
-            if assembly is not None:  # The next part of a long message.
-                taken = assembly.takes(size)
-                if taken:
-                    message = assembly.with_part(data[at:end])
-            else:  # Nearly every frame is one whole message.
-                taken = (
-                    size >= PREFIX_BYTES
-                    and read_prefix(data, at) == (0, size - PREFIX_BYTES)
-                    and size <= self._limits.max_message_bytes
-                )
-                if taken:
-                    message = data[start:end]
-            if taken:
-                self._windows.take(size)
-                stream.window -= size
-                if message is not None:
-                    stream.assembly = stream.reply = None
-                    self._table.events.append(Message(number, message))
-                self._windows.taken_in(stream, size)
+    def _read(self, limit: int) -> None:
+        """Read at most `limit` frames of the received bytes. Raises FrameError."""
+        if not self._preface_seen:
+            self._at = preface.length(self._data)
+            self._preface_seen = self._at > 0
+            if not self._preface_seen:
                 return
-        self.data_begins(number, size, padding=0, ends=ends)
-        if size:
-            self.data_part(data, at, end)
-        self.data_ends()
-
-    def data_begins(self, number: int, size: int, *, padding: int, ends: bool) -> None:
-        self._windows.take(size)
-        stream = self._streams.get(number)
-        if stream is None or stream.state is State.ANSWERING:
-            self._faults.unexpected(number, Kind.DATA)
-            stream = None
-        elif size > stream.window:
-            self._faults.reset(stream, Code.FLOW_CONTROL_ERROR, "window_overrun")
-            stream = None
+        data, at = self._data, self._at
+        end, most, parts = len(data), self._limits.max_frame_bytes, self._data_parts
+        while limit > 0:
+            if parts.unfinished:
+                at = parts.go_on(data, at)
+                if parts.unfinished:
+                    break
+            start = at + HEAD_BYTES
+            if start > end:
+                break
+            high, low, kind, flags, number = unpack_head(data, at)
+            size: int = high << 8 | low
+            number &= MAX_STREAM_ID
+            after = start + size
+            if (
+                kind != _DATA
+                or after > end
+                or size > most
+                or flags & _PADDED
+                or self._only != _ANY
+                or not self._on_data(number, data, start, after, flags)
+            ):
+                after = self._on_frame(kind, flags, number, data, start, size=size)
+                if after < 0:
+                    break
+            at = after
+            limit -= 1
+        self.pending = limit <= 0 and at < end
+        if self.pending:
+            self._data, self._at = data, at
         else:
-            stream.window -= size
-            if stream.declared is not None:
-                stream.declared -= size - padding
-                if stream.declared < 0 or (stream.declared and ends):
-                    self._faults.reset(stream, Code.PROTOCOL_ERROR, "content_length")
-                    stream = None
-        if not size and not ends:
-            self._faults.too_many("empty_frame_flood")
-        self._into, self._into_size, self._into_ends = stream, size, ends
+            self._data, self._at = data[at:], 0
+        self._between_frames = at == end and not parts.unfinished and self._only != _CONTINUATION
 
-    def data_part(self, data: bytes, at: int, end: int) -> None:
-        """Add a part of a DATA frame, and report the gRPC messages that it completes."""
-        stream = self._into
-        if stream is None or stream.end is not None or stream.state is State.CLOSED:
-            return
-        stream.reply = None
-        most = self._limits.max_message_bytes
-        try:
-            while at < end:
-                assembly = stream.assembly
-                if assembly is None:
-                    if end - at >= PREFIX_BYTES:
-                        start = at + PREFIX_BYTES
-                        stop = start + message_bytes(data, at, max_bytes=most)
-                        if stop <= end:
-                            self._table.events.append(Message(stream.number, data[start:stop]))
-                            at = stop
-                            continue
-                    assembly = stream.assembly = Assembly(self._held)
-                at = assembly.take(data, at, end, max_bytes=most)
-                message = assembly.whole()
-                if message is not None:
-                    stream.assembly = None
-                    self._table.events.append(Message(stream.number, message))
-        except BadMessageError as error:
-            self._faults.give_up(stream, error.status, error.details, reason=error.reason)
+    def _on_frame(self, kind: int, flags: int, number: int, data: bytes, at: int, *, size: int) -> int:
+        """Read a frame that `_on_data` does not take. Its payload of `size` bytes begins at `at`. Returns
+        where the rest begins, or -1 if too little has come.
+        """
+        if self._only != _ANY:
+            self._check_order(kind, number)
+        if size > self._limits.max_frame_bytes:
+            raise FrameError(Code.FRAME_SIZE_ERROR, "frame_too_large")
+        if kind == _DATA:
+            return self._data_parts.begin(data, at, size=size, flags=flags, number=number)
+        if kind > _CONTINUATION:
+            self._control.receive(kind, flags, number, b"")
+            self._data_parts.skip(size)
+            return at
+        if size > self._limits.max_header_bytes:
+            raise FrameError(Code.ENHANCE_YOUR_CALM, "header_list_too_large")
+        end = at + size
+        if end > len(data):
+            return -1
+        if kind == Kind.WINDOW_UPDATE and size == 4:
+            self._on_window(number, read_u32(data, at)[0] & frames.MAX_WINDOW)
+        elif kind == Kind.HEADERS and flags & _FORM == Flag.END_HEADERS:
+            self._on_headers(number, data[at:end], ends=flags & _END_STREAM != 0, depends_on_itself=False)
+        elif kind in (Kind.HEADERS, _CONTINUATION):
+            self._on_header_part(kind, flags, number, data[at:end])
+        else:
+            self._control.receive(kind, flags, number, data[at:end])
+            self._only = _ANY  # If SETTINGS were awaited, they have come.
+        return end
 
-    def data_ends(self) -> None:
-        stream, self._into = self._into, None
-        gone = stream is None or stream.state is State.CLOSED
-        if self._into_ends and stream is not None and not gone:
-            self._peer_ended(stream)
-        self._windows.taken_in(None if gone else stream, self._into_size)
+    def _check_order(self, kind: int, number: int) -> None:
+        if self._only == Kind.SETTINGS:
+            if kind != Kind.SETTINGS:
+                raise FrameError(Code.PROTOCOL_ERROR, "no_settings")
+        elif kind != _CONTINUATION or number != self._header_parts.number:
+            raise FrameError(Code.PROTOCOL_ERROR, "broken_header_block")
 
-    def header_block(self, number: int, block: bytes, *, ends: bool, depends_on_itself: bool) -> None:
+    # -- effects of the frames -------------------------------------------------------------------------------
+
+    def _on_data(self, number: int, data: bytes, at: int, end: int, flags: int) -> bool:
+        """Take a DATA frame with the body `data[at:end]`, if the body is one whole message, a later part of a
+        long message, or empty at the end of the stream. Returns whether the frame was taken.
+        """
+        stream = self._streams.get(number)
+        if stream is None or stream.state is not State.OPEN or stream.declared is not None:
+            return False
+        size, assembly = end - at, stream.assembly
+        if flags & _END_STREAM:
+            if size or assembly is not None:
+                return False
+            self._table.peer_ended(stream)
+            return True
+        if size > stream.window or stream.end is not None:
+            return False
+        if assembly is not None:  # The next part of a long message.
+            if not assembly.takes(size):
+                return False
+            message = assembly.with_part(data[at:end])
+        elif size < PREFIX_BYTES or size > self._limits.max_message_bytes:
+            return False
+        elif read_prefix(data, at) == (0, size - PREFIX_BYTES):
+            message = data[at + PREFIX_BYTES : end]  # Nearly every frame is one whole message.
+        else:
+            return False
+        self._windows.take(size)
+        stream.window -= size
+        if message is not None:
+            stream.assembly = stream.reply = None
+            self._table.events.append(Message(number, message))
+        self._windows.taken_in(stream, size)
+        return True
+
+    def _on_header_part(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        parts = self._header_parts
+        block = parts.take(kind, flags, number, payload, now=self._table.now)
+        self._only = _CONTINUATION if block is None else _ANY
+        if block is not None:
+            self._on_headers(number, block, ends=parts.ends, depends_on_itself=parts.depends_on_itself)
+
+    def _on_headers(self, number: int, block: bytes, *, ends: bool, depends_on_itself: bool) -> None:
         if not number % 2:
             raise FrameError(Code.PROTOCOL_ERROR, "bad_stream_number")
         try:
@@ -277,8 +309,6 @@ class Connection:
             raise FrameError(Code.COMPRESSION_ERROR, "unreadable_headers") from unreadable
         except MalformedRequestError:
             self._faults.stream_error(number, Code.PROTOCOL_ERROR, "malformed_headers")
-
-    # -- effects of the frames -------------------------------------------------------------------------------
 
     def _open(self, number: int, block: bytes, *, ends: bool, depends_on_itself: bool) -> None:
         before, self._table.last_id = self._table.last_id, number
@@ -320,51 +350,26 @@ class Connection:
         elif stream.declared:
             self._faults.reset(stream, Code.PROTOCOL_ERROR, "content_length")
         else:
-            self._peer_ended(stream)
+            self._data_parts.peer_ended(stream)
 
-    def _peer_ended(self, stream: Stream) -> None:
-        """Called when the peer has sent END_STREAM and everything before it."""
-        if stream.assembly is not None:
-            self._faults.give_up(stream, INTERNAL, "the stream ended within a message", reason="cut_message")
-            return
-        stream.state = _AFTER_PEERS_END[stream.state]
-        if stream.state is State.CLOSED:
-            self._table.forget(stream)
-        else:
-            self._table.events.append(HalfClosed(stream.number))
-
-    def frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        if kind != Kind.WINDOW_UPDATE or len(payload) != 4:
-            self._control.receive(kind, flags, number, payload)
-            return
-        more = read_u32(payload)[0] & MAX_WINDOW
+    def _on_window(self, number: int, more: int) -> None:
         if not number:
-            self._widen_connection(more)
+            self._table.widen_connection(more)
             return
         stream = self._streams.get(number)
         if stream is None:
             self._faults.unexpected(number, Kind.WINDOW_UPDATE)
         elif not more:
             self._faults.reset(stream, Code.PROTOCOL_ERROR, "window_overflow")
-        elif stream.peer_window + more > MAX_WINDOW:
+        elif stream.peer_window + more > frames.MAX_WINDOW:
             self._faults.reset(stream, Code.FLOW_CONTROL_ERROR, "window_overflow")
         else:
             self._table.widen(stream, more)
 
-    def _widen_connection(self, more: int) -> None:
-        if not more:
-            raise FrameError(Code.PROTOCOL_ERROR, "window_overflow")
-        self._table.window += more
-        if self._table.window > MAX_WINDOW:
-            raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overflow")
-        while (stream := self._table.next_waiting()) is not None:
-            self._table.pump(stream)
-
     def _fail(self, code: Code, reason: str) -> None:
         """End the connection."""
         self.over, self.closing = reason, True
-        self._frames.drop()
-        self.pending = False
+        self._data, self._at, self.pending = b"", 0, False
         self._faults.fail(code, reason)
         if reason != "closed":
             self._table.events.append(Fault(reason))

@@ -10,25 +10,11 @@ from epp.http2 import frames
 from epp.http2.call_events import Gone
 from epp.http2.faults import Faults
 from epp.http2.frames import Code, Flag, FrameError, Kind, Setting
-from epp.http2.limits import Limits
 from epp.http2.streams import Streams
 
 _DRAINING: Final = b"draining"
 _FRAME_BYTES: Final = {Kind.RST_STREAM: 4, Kind.PING: 8, Kind.WINDOW_UPDATE: 4}
 _OF_THE_CONNECTION: Final = frozenset((Kind.SETTINGS, Kind.PING, Kind.GOAWAY))
-
-
-def hello(limits: Limits) -> bytes:
-    """Return our settings and the window of the connection, which must be sent first."""
-    values = (
-        (Setting.HEADER_TABLE_SIZE, 0),
-        (Setting.MAX_CONCURRENT_STREAMS, limits.max_streams),
-        (Setting.INITIAL_WINDOW_SIZE, limits.stream_window_bytes),
-        (Setting.MAX_FRAME_SIZE, limits.max_frame_bytes),
-        (Setting.MAX_HEADER_LIST_SIZE, limits.max_header_bytes),
-    )
-    more = limits.connection_window_bytes - frames.DEFAULT_WINDOW
-    return frames.settings(values) + frames.window_update(0, more)
 
 
 class ControlFrames:
@@ -39,6 +25,8 @@ class ControlFrames:
     def __init__(self, streams: Streams, faults: Faults) -> None:
         self._streams = streams
         self._faults = faults
+        self.settings_seen = False
+        """The preface of the peer is complete: its first SETTINGS have come."""
         self.settings_acked = False
         """The peer has acknowledged our settings."""
         self.leaving = False
@@ -99,6 +87,7 @@ class ControlFrames:
         if len(payload) % 6 or (flags & Flag.ACK and payload):
             raise FrameError(Code.FRAME_SIZE_ERROR, "bad_frame_size")
         self._faults.too_many("settings_flood")
+        self.settings_seen = True
         if flags & Flag.ACK:
             self.settings_acked = True
             return
@@ -127,7 +116,7 @@ class ControlFrames:
     def _on_ping(self, flags: int, payload: bytes) -> None:
         self._faults.too_many("ping_flood")
         if not flags & Flag.ACK:
-            self._streams.out.append(frames.frame(Kind.PING, payload, flags=Flag.ACK))
+            self._streams.out.append(frames.pack_head(0, len(payload), Kind.PING, Flag.ACK, 0) + payload)
         elif payload == _DRAINING and self.leaving and not self.left_for_good:
             # Second step: streams that the peer opens from now on are refused.
             self.left_for_good = True

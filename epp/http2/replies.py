@@ -18,7 +18,7 @@ def replied(data: bytes, streams: Streams, limits: Limits) -> int:
     where the rest begins.
 
     Each of these frames is a whole DATA frame. Most reads of a full duplex answer have no other frames. The
-    windows change as they do for frames that go through `FrameReader`.
+    windows change as they do for all other frames.
     """
     windows, by_number, most_bytes = streams.windows, streams.by_number, limits.max_frame_bytes
     at, end, left = 0, len(data), _MOST_REPLIES

@@ -12,8 +12,8 @@ from collections import deque
 from typing import Final
 
 from epp.http2 import frames
-from epp.http2.call_events import Event
-from epp.http2.frames import Code, Flag, FrameError, Kind
+from epp.http2.call_events import Event, HalfClosed
+from epp.http2.frames import Code, Flag, FrameError, Kind, pack_head, pack_message
 from epp.http2.headers import GRPC_RESPONSE, trailers
 from epp.http2.limits import Limits
 from epp.http2.messages import Assembly, Reply
@@ -36,7 +36,8 @@ class State(enum.Enum):
     __hash__ = object.__hash__
 
 
-AFTER_OUR_END: Final = {State.OPEN: State.ANSWERED, State.ANSWERING: State.CLOSED}
+_AFTER_OUR_END: Final = {State.OPEN: State.ANSWERED, State.ANSWERING: State.CLOSED}
+_AFTER_PEERS_END: Final = {State.OPEN: State.ANSWERING, State.ANSWERED: State.CLOSED}
 
 
 class Stream:
@@ -198,7 +199,7 @@ class Streams:
         ):
             stream.peer_window -= whole
             self.window -= whole
-            self.out.append(frames.message_head(size, stream.number))
+            self.out.append(pack_message(whole >> 8, whole & 0xFF, Kind.DATA, 0, stream.number, 0, size))
             self.out.append(data)
             return
         self.queue(stream, b"\0" + size.to_bytes(4) + data)
@@ -239,7 +240,7 @@ class Streams:
                 return False
             last = stream.end == b"" and size == stream.backlog_bytes
             flags = Flag.END_STREAM if last else 0
-            self.out.append(frames.head(size, Kind.DATA, flags=flags, stream_id=stream.number))
+            self.out.append(pack_head(size >> 8, size & 0xFF, Kind.DATA, flags, stream.number))
             self.out.append(bytes(first[:size]))
             stream.peer_window -= size
             self.window -= size
@@ -260,7 +261,8 @@ class Streams:
         if not self._shrunk:
             self._shrunk = True
             block = _SHRINK_TABLE + block
-        self.out.append(frames.frame(Kind.HEADERS, block, flags=flags, stream_id=number))
+        size = len(block)
+        self.out.append(pack_head(size >> 8, size & 0xFF, Kind.HEADERS, flags, number) + block)
 
     def widen(self, stream: Stream, more: int) -> None:
         """Called when the peer changes its window of a stream."""
@@ -268,19 +270,33 @@ class Streams:
         if more > 0 and stream.backlog is not None:
             self.pump(stream)
 
-    def next_waiting(self) -> Stream | None:
-        """Return the stream that has waited longest for the connection's window, if that is open."""
-        if self.window <= 0 or not self._waiting:
-            return None
-        return self._waiting.pop(next(iter(self._waiting)))
+    def widen_connection(self, more: int) -> None:
+        """Called when the peer opens the window of the connection. The streams that have waited longest send
+        first. Raises FrameError.
+        """
+        if not more:
+            raise FrameError(Code.PROTOCOL_ERROR, "window_overflow")
+        self.window += more
+        if self.window > frames.MAX_WINDOW:
+            raise FrameError(Code.FLOW_CONTROL_ERROR, "window_overflow")
+        while self.window > 0 and self._waiting:
+            self.pump(self._waiting.pop(next(iter(self._waiting))))
 
     def stalled(self, since: float) -> list[Stream]:
         """Return the streams whose answers have waited for a window since that time or longer."""
         return [s for s in self._stalled.values() if s.stalled_since is not None and s.stalled_since <= since]
 
+    def peer_ended(self, stream: Stream) -> None:
+        """Called when the peer has sent END_STREAM, and before it only whole messages."""
+        stream.state = _AFTER_PEERS_END[stream.state]
+        if stream.state is State.CLOSED:
+            self.forget(stream)
+        else:
+            self.events.append(HalfClosed(stream.number))
+
     def we_ended(self, stream: Stream) -> None:
         """Ask a peer that still sends to stop, since our answer is sent, unless its call was refused."""
-        stream.state = AFTER_OUR_END[stream.state]
+        stream.state = _AFTER_OUR_END[stream.state]
         if stream.state is State.ANSWERED:
             if stream.lingers_until is not None:
                 return

@@ -10,7 +10,8 @@ from epp.http2 import frames
 from epp.http2.call_events import Gone
 from epp.http2.control_frames import ControlFrames
 from epp.http2.faults import Faults
-from epp.http2.frames import Code, FrameError, FrameReader, Kind
+from epp.http2.frames import Code, FrameError, Kind
+from epp.http2.header_parts import HeaderParts
 from epp.http2.limits import Limits
 from epp.http2.messages import DEADLINE_EXCEEDED
 from epp.http2.streams import Streams
@@ -22,12 +23,12 @@ class TimeLimits:
     """Every method may raise FrameError."""
 
     def __init__(
-        self, limits: Limits, streams: Streams, faults: Faults, reader: FrameReader, control: ControlFrames
+        self, limits: Limits, streams: Streams, faults: Faults, control: ControlFrames, parts: HeaderParts
     ) -> None:
         self._limits = limits
         self._streams = streams
         self._faults = faults
-        self._frames = reader
+        self._header_parts = parts
         self._control = control
         self._started = streams.now
         self._asked_at: float | None = None
@@ -41,13 +42,13 @@ class TimeLimits:
 
     def _check_hello(self, now: float) -> None:
         limits = self._limits
-        if not self._frames.hello_seen:
+        if not self._control.settings_seen:
             if now - self._started > limits.hello_s:
                 raise FrameError(Code.PROTOCOL_ERROR, "no_hello")
         elif not self._control.settings_acked and now - self._started > limits.settings_s:
             raise FrameError(Code.SETTINGS_TIMEOUT, "settings_not_acknowledged")
-        block_since = self._frames.block_since
-        if block_since is not None and now - block_since > limits.header_s:
+        since = self._header_parts.since
+        if since is not None and now - since > limits.header_s:
             raise FrameError(Code.ENHANCE_YOUR_CALM, "unfinished_headers")
 
     def _check_calls(self, now: float) -> None:
