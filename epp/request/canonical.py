@@ -107,7 +107,9 @@ def present(raw: Raw) -> bool:
 
 
 def raw_section(name: bytes, raw: Raw) -> list[Piece]:
-    """Return a section with JSON as it was sent, if any. Other white space costs a hit and does no harm."""
+    """Return a section with JSON as it was sent. Empty: the field is not present. Other white space in the
+    same JSON costs a hit and does no other harm.
+    """
     return [label(name), raw] if present(raw) else []
 
 
@@ -127,7 +129,9 @@ def required_text(raw: Raw, *, where: str) -> bytes:
 
 
 def optional_text(raw: Raw, *, where: str) -> bytes:
-    """Return the same for a field that may be missing or null; the text is then empty."""
+    """Return the text of a field that must be a string if it is present. A field that is not present has the
+    text "".
+    """
     return required_text(raw, where=where) if present(raw) else b""
 
 
@@ -207,8 +211,8 @@ def item_pieces(raw: Raw, *, where: str) -> list[Piece]:
 
 
 def fingerprint(raw: Raw) -> bytes:
-    """Return a hash of a JSON object. Its URL or data counts; the order of its keys and cache marks do not
-    count.
+    """Return a hash of a JSON object. All values count, such as the URL or data of a picture. The order of
+    the keys and the fields of `_INCIDENTAL` do not count.
     """
     digest = xxhash.xxh3_128()
     for key, value in sorted(_DECODE_FIELDS.decode(raw).items()):
