@@ -107,9 +107,7 @@ def present(raw: Raw) -> bool:
 
 
 def raw_section(name: bytes, raw: Raw) -> list[Piece]:
-    """Return a section with JSON as it was sent. Empty: the field is not present. Other white space in the
-    same JSON costs a hit and does no other harm.
-    """
+    """Return a section with JSON as it was sent, if any. Other white space costs a hit and does no harm."""
     return [label(name), raw] if present(raw) else []
 
 
@@ -129,9 +127,7 @@ def required_text(raw: Raw, *, where: str) -> bytes:
 
 
 def optional_text(raw: Raw, *, where: str) -> bytes:
-    """Return the text of a field that must be a string if it is present. A field that is not present has the
-    text "".
-    """
+    """Return the text of a field that must be a string, or nothing if the field is missing or null."""
     return required_text(raw, where=where) if present(raw) else b""
 
 
