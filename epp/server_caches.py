@@ -28,9 +28,8 @@ from epp.endpoints.state import EndpointState
 from epp.prefix_index.reported import ReportedCaches
 from epp.prefix_index.secret import HashSecret
 from epp.prefix_index.table import ChunkSchedule, Mirror, PrefixTable, Recorded
-from epp.request.canonical import OPAQUE
+from epp.request.canonical import OPAQUE, next_turn_prompt
 from epp.request.jsontext import continued
-from epp.request.response import next_turn_prompt
 from epp.scheduling.least_cost import AtOnce, Demand
 from epp.scheduling.snapshot import NO_SERVERS, Floats, Ints
 from epp.types import ChunkHash, EndpointName, InferenceRequest, PromptSize, Value

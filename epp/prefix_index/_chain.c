@@ -1,5 +1,5 @@
-/* Computes the chain of hashes of a prompt in one call, and takes a sample of such hashes. epp/prefix_index/hashing.py says
- * which bytes are hashed.
+/* Computes the chain of hashes of a prompt in one call, and takes a sample of such hashes. epp/server_caches.py says which
+ * bytes are hashed.
  *
  * The hash is XXH3 with 64 bits and a seed, for inputs over 240 bytes, as its specification describes it. The package xxhash
  * returns the same values. It is used if this module is not built, and for shorter chunks.
@@ -199,8 +199,8 @@ sampled(PyObject *Py_UNUSED(self), PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"chain_of", chain_of, METH_VARARGS, "The hashes of so many chunks of one size and so many of another, each seeded with the one before it."},
-    {"sampled", sampled, METH_VARARGS, "Those of the hashes that have none of the mask's bits."},
+    {"chain_of", chain_of, METH_VARARGS, "Return the hashes of `count` chunks of one size and then `later_count` of another. Each hash is the seed of the next."},
+    {"sampled", sampled, METH_VARARGS, "Return the hashes that have none of the mask's bits."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,5 +1,5 @@
-"""The state of exact mode as people and Prometheus see it. Filled in by `kvevents`; the last two fields by
-`state_report`.
+"""The state of exact mode as people and Prometheus see it. `state_report` fills in the last two fields, and
+`kvevents` all others.
 """
 
 from __future__ import annotations

@@ -13,9 +13,11 @@ def check_integrity(table: PrefixTable) -> None:
     _check_runs(table)
     for each in table.by_bit:
         if each is not None:
-            assert each.entries == sum(len(run.hashes) for run in each.last_use)
+            assert each.entries == sum(len(run.hashes) for run in each.last_use), (
+                "entries of a mirror miscounted"
+            )
             _check_uses(table, each)
-    assert table.hidden == sum(mirror.bit for mirror in table.emptied)
+    assert table.hidden == sum(mirror.bit for mirror in table.emptied), "a server hidden without a reason"
     for mirror in table.over:
         assert table.mirrors.get(mirror.name) is mirror, "a server that left still waits for eviction"
     for mirror in table.mirrors.values():
@@ -51,7 +53,7 @@ def _check_runs(table: PrefixTable) -> None:
 def _check_uses(table: PrefixTable, mirror: Mirror) -> None:
     uses = list(mirror.uses())
     assert mirror.newest is (uses[-1] if uses else None)
-    assert all(a.newer is b and b.older is a and a.at <= b.at for a, b in pairwise(uses))
+    assert all(a.newer is b and b.older is a and a.at <= b.at for a, b in pairwise(uses)), "uses in disorder"
     order = {use: n for n, use in enumerate(uses)}
     reached = set()
     for use in uses:

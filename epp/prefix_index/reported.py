@@ -1,8 +1,8 @@
 """Corrects the prefix table by the servers' reports about their own caches. It also remembers what the table
 does not hold: how many bytes each server holds, and which chunks are in the server's slower tiers.
 
-Only exact mode makes such reports, so without exact mode all fields are empty. Owned by `server_caches`,
-synchronous.
+Only exact mode makes such reports, so without exact mode all fields are empty. `server_caches` owns the one
+object of this class. All code here is synchronous.
 """
 
 from __future__ import annotations

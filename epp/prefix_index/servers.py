@@ -61,7 +61,7 @@ def _empty(table: PrefixTable, mirror: Mirror) -> None:
         mirror.unlink(mirror.oldest)
     mirror.last_use.clear()
     mirror.used_bytes = mirror.entries = 0
-    _is_empty(table, mirror)
+    _emptied(table, mirror)
 
 
 def empty_further(table: PrefixTable) -> None:
@@ -70,7 +70,7 @@ def empty_further(table: PrefixTable) -> None:
     for _ in range(_RUNS_A_STEP):
         use = mirror.oldest
         if use is None:
-            _is_empty(table, mirror)
+            _emptied(table, mirror)
             return
         if use.leaf is not None:
             shorten(table, mirror, use.leaf, keep_to=use.leaf.start)
@@ -79,7 +79,7 @@ def empty_further(table: PrefixTable) -> None:
             mirror.unlink(use)
 
 
-def _is_empty(table: PrefixTable, mirror: Mirror) -> None:
+def _emptied(table: PrefixTable, mirror: Mirror) -> None:
     del table.emptied[mirror]
     table.hidden &= ~mirror.bit
     if table.mirrors.get(mirror.name) is not mirror:

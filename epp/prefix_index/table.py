@@ -54,14 +54,14 @@ class ChunkSchedule:
         object.__setattr__(self, "early_chunks", -(-self.later_from_bytes // self.chunk_bytes))
 
     def chunks_in(self, n_bytes: int) -> int:
-        """Return full chunks in a prompt's first `n_bytes`."""
+        """Return the number of full chunks in a prompt's first `n_bytes`."""
         early_bytes = self.early_chunks * self.chunk_bytes
         if n_bytes < early_bytes:
             return n_bytes // self.chunk_bytes
         return self.early_chunks + (n_bytes - early_bytes) // self.later_chunk_bytes
 
     def end_bytes(self, k: int) -> int:
-        """Return the bytes covered by the first `k` chunks."""
+        """Return the number of bytes in the first `k` chunks."""
         early = self.early_chunks
         if k <= early:
             return k * self.chunk_bytes
@@ -82,7 +82,7 @@ class Run:
         self.parent = parent
         """The run that ends where this run starts. None: this run is the first of a chain."""
         self.holders = holders
-        """Bit mask of the mirrors that hold it; a subset of the parent's holders."""
+        """Bit mask of the mirrors that hold the run; a subset of the parent's holders."""
         self.children = children
 
     @property
@@ -167,11 +167,11 @@ class Recorded(Facts, frozen=True):
     """What one `record` did, for `undo`."""
 
     first_added: int
-    """Index of the first chunk that the table did not have before."""
+    """Index of the first chunk that the mirror did not have before."""
     added: int
-    """Number of chunks that the table did not have before. They are the tail of the chain."""
+    """Number of chunks that the mirror did not have before. They are the tail of the chain."""
     unused_s: float
-    """Time since the last use of the part that the table had before. 0: the table had no part."""
+    """Time since the last use of the part that the mirror had before. 0: the mirror had no part."""
     mirror: Mirror | None
     use: Use | None
 
@@ -205,8 +205,7 @@ class PrefixTable:
         """Set the bounds, which take effect with the next `evict`."""
         if max_entries < 0 or not ttl_s > 0:
             raise ValueError(f"bounds that keep nothing: {max_entries=} {ttl_s=}")
-        self.max_entries = max_entries
-        self.ttl_s = ttl_s
+        self.max_entries, self.ttl_s = max_entries, ttl_s
         self.expiry_due = -math.inf
         """Before this time no entry can be too old."""
 
@@ -271,9 +270,7 @@ class PrefixTable:
 
     def overdue(self, now: float) -> bool:
         """Return whether `evict` has something to do."""
-        return (
-            bool(self.over) or bool(self.emptied) or now >= self.expiry_due or self.entries > self.max_entries
-        )
+        return bool(self.over or self.emptied) or now >= self.expiry_due or self.entries > self.max_entries
 
     # -- runs ------------------------------------------------------------------------------------------------
 

@@ -443,7 +443,8 @@ weigh(PyObject *module, PyObject *args)
     return Py_BuildValue("nnnnnn", w.units, w.containers, w.items, w.escapes, w.model, w.model_end);
 }
 
-/* Reads the body of a plain chat in one pass, without an object for each message. Nearly all chats are plain.
+/* The state of the reader of plain chats. It reads a body in one pass, without an object for each message. Nearly all chats are
+ * plain.
  *
  * A plain body may have a model, messages with a plain role and a text, the fields for streaming, and the longest size of the
  * answer. Its other keys do not affect the prompt, and have a number, a plain string, true, false or null as their value. The
@@ -769,9 +770,9 @@ static PyMethodDef methods[] = {
     {"text_of", text_of, METH_O, "Return the UTF-8 of a JSON string, quotes included. None: the ordinary decoder must read it."},
     {"ids_of", ids_of, METH_O, "Return the token ids of a JSON array as 32-bit numbers. None: the ordinary decoder must read it."},
     {"weighed_chat", weighed_chat, METH_VARARGS,
-     "Model, canonical prompt, how the answer is wanted, and what `weigh` counts, of a chat's body; None for the ordinary decoder."},
-    {"continued", continued, METH_VARARGS, "Look at one in `step` bytes: how many these are, and how many continue a letter."},
-    {"weigh", weigh, METH_VARARGS, "Units, containers and other items that are read, escapes, and where the model's name begins and ends."},
+     "Return model, canonical prompt, wanted form of the answer, and the counts of `weigh`. None: the ordinary decoder must read the chat."},
+    {"continued", continued, METH_VARARGS, "Look at one in `step` bytes. Return how many these are, and how many of them continue a letter."},
+    {"weigh", weigh, METH_VARARGS, "Return the numbers of units, containers, items and escapes, and where the model's name begins and ends."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -127,7 +127,7 @@ def required_text(raw: Raw, *, where: str) -> bytes:
 
 
 def optional_text(raw: Raw, *, where: str) -> bytes:
-    """Return the same for a field that may be missing or null; the text is then empty."""
+    """Return the text of a field that must be a string, or nothing if the field is missing or null."""
     return required_text(raw, where=where) if present(raw) else b""
 
 
@@ -207,8 +207,8 @@ def item_pieces(raw: Raw, *, where: str) -> list[Piece]:
 
 
 def fingerprint(raw: Raw) -> bytes:
-    """Return a hash of a JSON object. Its URL or data counts; the order of its keys and cache marks do not
-    count.
+    """Return a hash of a JSON object. All values count, such as the URL or data of a picture. The order of
+    the keys and the fields of `_INCIDENTAL` do not count.
     """
     digest = xxhash.xxh3_128()
     for key, value in sorted(_DECODE_FIELDS.decode(raw).items()):

@@ -4,9 +4,9 @@ what reading a body will cost.
 A long text that is not all ASCII costs CPython 3.11 a nanosecond for each character to encode, and as much to
 decode: 0.9 ms for 400 KB, half of what such a request cost the picker; and a `str` takes four bytes for each
 letter as soon as there is one emoji in it. `_jsontext.c` works on the bytes directly, in 0.1 ms. It returns
-None for everything that it does not know for certain, so that only one decoder judges errors. If the picker
-was installed without a C compiler, every answer is None: the results are the same, but take longer, and
-`COMPILED` says so.
+None for everything that it does not know for certain, so that only one decoder judges errors. `COMPILED` is
+False if the picker was installed without a C compiler. Every answer is then None: the results are the same,
+but take longer.
 
 A JSON decoder takes a hundred times as long for a body of brackets as for a text of the same size, and a
 hundred times as much memory. So one pass over the bytes counts what the body holds, and an estimate in

@@ -1,16 +1,16 @@
 """Reads a request body once: its API, its model, the canonical prompt, and the few fields that routing uses.
 
-Strict about fields that make the prompt, and lenient about all others, as the model servers are: a number
-written as a string passes, an unknown field passes, and a body of no known API passes as `ApiKind.OTHER`. The
-body itself is sent on unchanged, so the result decides only the route. For any bytes, this module raises no
-other error than BadRequestError.
+This module is strict about fields that make the prompt, and lenient about all others, as the model servers
+are: a number written as a string passes, an unknown field passes, and a body of no known API passes as
+`ApiKind.OTHER`. The body itself is sent on unchanged, so the result decides only the route. For any bytes,
+this module raises no other error than BadRequestError.
 
 Every body is first weighed (`jsontext`). A body that would take too long is returned unread, with the reason.
 All other bodies are decoded field by field. A field that is not part of the prompt stays the bytes that were
 sent.
 
-Escapes of lone surrogates, which have no UTF-8, are read as U+FFFD: the server may still judge them its own
-way. Called by the ext_proc state machine for each request; pure and synchronous.
+Escapes of lone surrogates, which have no UTF-8, are read as U+FFFD. The server may still treat them in its
+own way. Called by the ext_proc state machine for each request; pure and synchronous.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def skim_request(path: str, body: Body, *, unread: str) -> InferenceRequest:
     seen = _unread(path, body, weight, why=unread)
     if seen.model or weight.too_costly:
         return seen
-    return msgspec.structs.replace(seen, model=_parse_other(body).model)  # `weigh` did not find it.
+    return msgspec.structs.replace(seen, model=_parse_other(body).model)  # `weigh` found no model
 
 
 def _unread(path: str, body: Body, weight: Weight, *, why: str) -> InferenceRequest:
@@ -156,8 +156,8 @@ def _parse_pathless(body: Body) -> InferenceRequest:
 
 
 def _api_of_fields(present: ApiFields) -> Callable[[Body], InferenceRequest] | None:
-    """Return the API that the fields show. If two APIs have the same fields: the one whose prompts are
-    written alike, so that prefixes are found for both.
+    """Return the parser of the API that the fields show. If two APIs have these fields, return one whose
+    canonical prompts are the same, so that prefixes are found for both.
     """
     if present.messages is not NO_RAW:
         return _parse_chat if present.system is NO_RAW else _parse_messages
@@ -220,7 +220,7 @@ def _parse_chat(body: Body) -> InferenceRequest:
         ApiKind.CHAT,
         chat,
         names=names,
-        prompt=b"".join(sections),
+        prompts=Prompts(b"".join(sections)),
         max_tokens=_limit(limit, name=name),
         shaping=SHAPING_CHAT.sent(chat),
     )
@@ -234,7 +234,9 @@ def _parse_messages(body: Body) -> InferenceRequest:
         sections += (canonical.heading(b"system"), content_bytes(asked.system, where="system"))
     render_messages(sections, asked.messages)
     max_tokens = _limit(asked.max_tokens, name="max_tokens")
-    return _request(ApiKind.MESSAGES, asked, names=names, prompt=b"".join(sections), max_tokens=max_tokens)
+    return _request(
+        ApiKind.MESSAGES, asked, names=names, prompts=Prompts(b"".join(sections)), max_tokens=max_tokens
+    )
 
 
 def _parse_responses(body: Body) -> InferenceRequest:
@@ -261,7 +263,9 @@ def _parse_responses(body: Body) -> InferenceRequest:
             "`input` is missing or empty: send a string or a list of items.", reason="no_input"
         )
     max_tokens = _limit(asked.max_output_tokens, name="max_output_tokens")
-    return _request(ApiKind.RESPONSES, asked, names=names, prompt=b"".join(sections), max_tokens=max_tokens)
+    return _request(
+        ApiKind.RESPONSES, asked, names=names, prompts=Prompts(b"".join(sections)), max_tokens=max_tokens
+    )
 
 
 def _parse_completions(body: Body) -> InferenceRequest:
@@ -271,13 +275,14 @@ def _parse_completions(body: Body) -> InferenceRequest:
     prompts = _asked_prompts(asked.prompt, where="prompt")
     if prompts is None and not canonical.present(asked.prompt) and canonical.present(asked.prompt_embeds):
         embeds = canonical.label(b"embeds") + canonical.digest(asked.prompt_embeds)
-        return _request(ApiKind.COMPLETIONS, asked, names=names, prompt=embeds, max_tokens=max_tokens)
-    return _request_of_prompts(
+        return _request(
+            ApiKind.COMPLETIONS, asked, names=names, prompts=Prompts(embeds), max_tokens=max_tokens
+        )
+    return _request(
         ApiKind.COMPLETIONS,
         asked,
         names=names,
-        prompts=prompts,
-        where="prompt",
+        prompts=_required(prompts, where="prompt"),
         max_tokens=max_tokens,
         shaping=SHAPING_COMPLETIONS.sent(asked),
     )
@@ -289,9 +294,9 @@ def _parse_embeddings(body: Body) -> InferenceRequest:
     if asked.messages and asked.input in (NO_RAW, _NULL):
         sections: list[Piece] = []
         render_messages(sections, asked.messages)
-        return _request(ApiKind.EMBEDDINGS, asked, names=names, prompt=b"".join(sections))
-    prompts = _asked_prompts(asked.input, where="input")
-    return _request_of_prompts(ApiKind.EMBEDDINGS, asked, names=names, prompts=prompts, where="input")
+        return _request(ApiKind.EMBEDDINGS, asked, names=names, prompts=Prompts(b"".join(sections)))
+    prompts = _required(_asked_prompts(asked.input, where="input"), where="input")
+    return _request(ApiKind.EMBEDDINGS, asked, names=names, prompts=prompts)
 
 
 _APIS: tuple[tuple[str, ApiKind, Callable[[Body], InferenceRequest]], ...] = (
@@ -308,33 +313,15 @@ _OTHER: Final = (ApiKind.OTHER, None)
 
 
 def _asked_prompts(raw: Raw, *, where: str) -> Prompts | None:
-    """Return the prompts of the body. None: the body has no prompt."""
+    """Return the prompts of the field `where`. None: the field has no prompt."""
     return None if raw is NO_RAW or raw == _NULL else read_prompts(raw, where=where)
 
 
-def _request_of_prompts(
-    kind: ApiKind,
-    body: AnyBody,
-    *,
-    names: _Names,
-    prompts: Prompts | None,
-    where: str,
-    max_tokens: int | None = None,
-    shaping: bytes = b"",
-) -> InferenceRequest:
+def _required(prompts: Prompts | None, *, where: str) -> Prompts:
     if prompts is None:
         what = "send a string, a list of strings, or token ids"
         raise BadRequestError(f"`{where}` is missing or empty: {what}.", reason=f"no_{where}")
-    return _request(
-        kind,
-        body,
-        names=names,
-        prompt=prompts.first,
-        more_prompt_bytes=prompts.more_bytes,
-        token_ids=prompts.token_ids,
-        max_tokens=max_tokens,
-        shaping=shaping,
-    )
+    return prompts
 
 
 def _request(
@@ -342,9 +329,7 @@ def _request(
     body: AnyBody,
     *,
     names: _Names,
-    prompt: bytes,
-    more_prompt_bytes: int = 0,
-    token_ids: bool = False,
+    prompts: Prompts,
     max_tokens: int | None = None,
     shaping: bytes = b"",
 ) -> InferenceRequest:
@@ -352,10 +337,10 @@ def _request(
     return InferenceRequest(
         kind=kind,
         model=names.model,
-        prompt=prompt,
-        more_prompt_bytes=more_prompt_bytes,
-        token_ids=token_ids,
-        opaque=not token_ids and canonical.OPAQUE in prompt,
+        prompt=prompts.first,
+        more_prompt_bytes=prompts.more_bytes,
+        token_ids=prompts.token_ids,
+        opaque=not prompts.token_ids and canonical.OPAQUE in prompts.first,
         cache_salt=names.cache_salt,
         stream=body.stream is True,
         include_usage=options is not None and options.include_usage is True,

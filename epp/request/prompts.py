@@ -80,7 +80,7 @@ def render_messages(sections: list[Piece], messages: list[Message] | None) -> No
     for position, message in enumerate(messages):
         sections.append(_heading(message, position=position))
         if message.content is not NO_RAW:
-            text = plain_text(message.content)  # Nearly every message.
+            text = plain_text(message.content)  # nearly every content is a plain string
             if text is None:
                 text = content_bytes(message.content, where=f"messages[{position}].content")
             sections.append(text)

@@ -7,8 +7,8 @@ MAX_EVENT_BYTES of one event. The same bytes give the same feedback in whatever 
 the time, which is that of the piece in which the first event with generated text was complete. Time comes in
 as an argument.
 
-Called by the ext_proc state machine for the sampled share of requests;
-from the text, `next_turn_prompt` tells the picker how the next turn will start.
+Called by the ext_proc state machine for the sampled share of requests. From the text,
+`canonical.next_turn_prompt` predicts how the next turn will start.
 """
 
 from __future__ import annotations
@@ -18,14 +18,10 @@ from typing import cast
 
 import msgspec
 
-from epp.request.canonical import next_turn_prompt
 from epp.request.jsontext import weigh
 from epp.request.sse import EventSplitter
 from epp.request.surrogates import replace_lone
 from epp.types import ApiKind
-
-__all__ = ["MAX_EVENT_BYTES", "ResponseFeedback", "ResponseReader", "next_turn_prompt"]
-# `next_turn_prompt` is here for callers who read answers, because it needs the text.
 
 MAX_EVENT_BYTES = 1 << 20
 """Bound of one event, or of a whole answer in plain JSON. A larger one is skipped."""
@@ -112,9 +108,8 @@ class ResponseReader:
             self._on_json(bytes(self._json))
         return ResponseFeedback(
             first_token_at=self._first_token_at,
-            text=self._text.decode(
-                "utf-8", "ignore"
-            ),  # Only a letter that was cut in two at the limit is ignored.
+            # Only a letter that was cut in two at the limit is ignored.
+            text=self._text.decode("utf-8", "ignore"),
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             completion_tokens=self._completion_tokens,

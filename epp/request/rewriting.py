@@ -65,7 +65,7 @@ class Rewrites:
         return list(self._exact)
 
     def target(self, inference: InferenceRequest, *, session: str, request_id: str) -> str:
-        """Return the model to ask for instead of `model`. The same model if no rule applies."""
+        """Return the model to ask for. It is the request's own model if no rule applies."""
         model = inference.model
         targets = self._exact.get(model, self._others)
         if not targets:

@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from epp.request.canonical import next_turn_prompt
 from epp.request.parse import parse_request
-from epp.request.response import next_turn_prompt
 from epp.types import InferenceRequest
 
 EXAMPLES = 150

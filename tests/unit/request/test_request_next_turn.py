@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from epp.request.response import next_turn_prompt
+from epp.request.canonical import next_turn_prompt
 from epp.types import ApiKind, InferenceRequest
 
 

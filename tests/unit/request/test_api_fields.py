@@ -1,0 +1,100 @@
+"""The fields of a body that routing reads, and how strictly."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Raw
+
+from epp.request.api_fields import (
+    DECODE_API_FIELDS,
+    DECODE_CHAT,
+    DECODE_COMPLETIONS,
+    DECODE_OTHER,
+    DECODE_RESPONSES,
+    MOST_PRIORITY,
+    SHAPING_CHAT,
+    SHAPING_COMPLETIONS,
+    priority_in,
+)
+from epp.request.canonical import NO_RAW
+
+
+@pytest.mark.parametrize(
+    ("sent", "priority"),
+    [
+        (b"0", 0),
+        (b"7", 7),
+        (b"-7", -7),
+        (b"1000", MOST_PRIORITY),
+        (b"1001", MOST_PRIORITY),
+        (b"-9999", -MOST_PRIORITY),
+        (b"10000", 0),
+        (b"9" * 5000, 0),
+        (b"-", 0),
+        (b"--1", 0),
+        (b"1.5", 0),
+        (b"1e2", 0),
+        (b'"7"', 0),
+        (b"null", 0),
+        (b"", 0),
+    ],
+)
+def test_a_priority_is_a_short_whole_number_within_bounds_or_0(sent: bytes, priority: int) -> None:
+    assert priority_in(Raw(sent)) == priority
+
+
+@pytest.mark.parametrize(("sent", "read"), [("16", 16), ("16.0", 16), ('"16"', 16), ("null", None)])
+def test_numbers_are_read_as_model_servers_read_them(sent: str, read: int | None) -> None:
+    assert DECODE_COMPLETIONS.decode(f'{{"max_tokens":{sent}}}').max_tokens == read
+    assert DECODE_RESPONSES.decode(f'{{"max_output_tokens":{sent}}}').max_output_tokens == read
+
+
+@pytest.mark.parametrize(("sent", "read"), [("true", True), ("1", True), ("0", False), ('"false"', False)])
+def test_truth_is_read_as_model_servers_read_it(sent: str, *, read: bool) -> None:
+    assert DECODE_CHAT.decode(f'{{"stream":{sent}}}').stream is read
+
+
+def test_a_field_that_is_not_decoded_stays_the_json_that_was_sent() -> None:
+    chat = DECODE_CHAT.decode(b'{"model": {"x" : 1e400}, "tools":[ "\\u0041" ], "unknown":[1,2]}')
+    assert (bytes(chat.model), bytes(chat.tools)) == (b'{"x" : 1e400}', b'[ "\\u0041" ]')
+    assert chat.cache_salt is NO_RAW
+
+
+def test_a_body_of_another_api_needs_no_known_field() -> None:
+    assert DECODE_OTHER.decode(b'{"query":"foxes"}').model is NO_RAW
+    with pytest.raises(msgspec.ValidationError):
+        DECODE_OTHER.decode(b"[]")
+
+
+def test_the_fields_that_show_an_api_are_told_apart_from_missing_ones() -> None:
+    present = DECODE_API_FIELDS.decode(b'{"input":null,"dimensions":64}')
+    assert (bytes(present.input), bytes(present.dimensions)) == (b"null", b"64")
+    assert present.messages is NO_RAW
+
+
+@pytest.mark.parametrize(
+    ("body", "kept"),
+    [
+        ({"model": "m", "max_tokens": 5}, None),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
+        ({"chat_template": None, "seed": 1}, {"chat_template": None}),
+        (
+            {"documents": [{"text": "x"}], "add_special_tokens": False, "tools": []},
+            {"documents": [{"text": "x"}], "add_special_tokens": False},
+        ),
+    ],
+)
+def test_fields_that_shape_a_chats_prompt_are_kept_as_sent(
+    body: dict[str, Any], kept: dict[str, Any] | None
+) -> None:
+    sent = SHAPING_CHAT.sent(DECODE_CHAT.decode(json.dumps(body)))
+    assert (json.loads(sent) if sent else None) == kept
+
+
+def test_a_completion_is_shaped_by_fewer_fields() -> None:
+    asked = DECODE_COMPLETIONS.decode(b'{"reasoning_effort":"low","truncate_prompt_tokens":9}')
+    assert SHAPING_COMPLETIONS.sent(asked) == b'{"truncate_prompt_tokens":9}'
