@@ -244,7 +244,8 @@ class Commits:
             if self._fleet.failures.marks:
                 self._fleet.failures.ended(routed.state, now=now)
             if routed.prompt.teaches:
-                routed.state.window.ended(routed.prompt.size)
+                window = routed.state.window
+                window.own, window.size = window.own + 1, window.size + routed.prompt.size
         if phase is Phase.SENT:
             self._forget_prefix(routed)
         if not routed.prefix_lost and self._mirrored(routed):

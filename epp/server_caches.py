@@ -22,7 +22,14 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from epp.config.policy import PolicySpec
-from epp.endpoints.learned import MOST_BYTES_PER_TOKEN, CacheSize, Learned, TokenEstimate
+from epp.endpoints.learned import (
+    MOST_BYTES_PER_TOKEN,
+    CacheSize,
+    HitWindow,
+    Learned,
+    Staleness,
+    TokenEstimate,
+)
 from epp.endpoints.served_models import forget_models
 from epp.endpoints.state import EndpointState
 from epp.prefix_index.reported import ReportedCaches
@@ -56,6 +63,9 @@ _KEPT_SEEDS = 64
 _KEPT_CHARS = 128
 _TOKEN_ID_BYTES = 4
 _SAMPLE_BYTES = 2048
+_STALE_SHARE = 0.1
+"""Share of the predicted tokens that count as the stalest."""
+_STALE_STEP = 0.05
 _MOST_UNREAD_BYTES = 256 * 1024
 """Bound for an unread body, which may have any size and is seldom all text. With a larger bound, the server
 of such a body would get no other request for a minute.
@@ -316,7 +326,8 @@ class ServerCaches:
         if not prompt.chain:
             return None
         recorded = self.table.record(state.endpoint.name, prompt.chain, now=now)
-        state.hits.predicted(
+        count_prediction(
+            state.hits,
             self.learned(state.model).cache.staleness,
             tokens=cached_tokens,
             others=prompt.tokens - cached_tokens,
@@ -387,3 +398,25 @@ def prompt_size(request: InferenceRequest, *, body_bytes: int = 0) -> PromptSize
     seen, found = continued(prompt, 6 * (size // (6 * _SAMPLE_BYTES)) + 1)
     opaque = max(1, prompt.count(OPAQUE)) if request.opaque else 0
     return PromptSize(total, found * total / seen, opaque)
+
+
+def count_prediction(
+    window: HitWindow, stale: Staleness, *, tokens: int, others: int, unused_s: float
+) -> None:
+    """Count a request. `tokens` of its prompt are believed to be cached, in a prefix that was unused for
+    `unused_s`. The other tokens are `others`.
+    """
+    window.requests += 1
+    window.other_tokens += others
+    if not tokens:
+        return
+    stale.typical_tokens += 0.05 * (tokens - stale.typical_tokens) if stale.typical_tokens else tokens
+    weight = min(1.0, tokens / stale.typical_tokens) * _STALE_STEP
+    window.predicted_tokens += tokens
+    if unused_s > stale.unused_s:
+        stale.unused_s *= 1 + weight * (1 - _STALE_SHARE)
+        window.stale_tokens += tokens
+        window.stale_requests += 1
+    else:
+        stale.unused_s = max(1e-3, stale.unused_s * (1 - weight * _STALE_SHARE))
+        window.fresh_tokens += tokens

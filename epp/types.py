@@ -241,6 +241,14 @@ class PromptSize(Struct, frozen=True, gc=False):
     opaque: int = 0
     """Number of hashes and ids that stand for something else: pictures, stored conversations."""
 
+    def __add__(self, other: PromptSize) -> PromptSize:
+        """Return the size of two prompts together."""
+        return PromptSize(
+            self.text_bytes + other.text_bytes,
+            self.continuation_bytes + other.continuation_bytes,
+            self.opaque + other.opaque,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class EndpointMetrics:

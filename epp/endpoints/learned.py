@@ -2,7 +2,7 @@
 servers' caches keep.
 
 `TokenEstimate` learns from sampled answers and from the servers' counters. `CacheSize` learns from the hits
-that servers count. The windows of each server's state (`state.CounterWindow`, `state.HitWindow`) hold what
+that servers count. The windows of each server's state (`CounterWindow`, `HitWindow`) hold what
 requests add to the comparison. The prefill rate is not here, since servers differ in it (`prefill_rate`).
 
 Pure arithmetic. Times are monotonic seconds. The picker calls this module with the counters of pages and with
@@ -12,11 +12,10 @@ the usage of sampled answers. A pick only reads `TokenEstimate.terms`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from epp.endpoints.growth import growth
 from epp.endpoints.least_squares import Three, ThreeTerms
-from epp.endpoints.state import CounterWindow, HitWindow, Staleness
 from epp.types import EndpointMetrics, PromptSize
 
 _WINDOW_REQUESTS = 20
@@ -46,6 +45,47 @@ _PRIOR_HITS = 2.0
 _KEEP_PREDICTIONS = 200.0
 """Older evidence is scaled down, so that it counts as at most this many stale predictions."""
 _HITS_WINDOW_S = 0.5
+
+
+@dataclass(slots=True, eq=False)
+class CounterWindow:
+    """Pairs our own finished requests with one server's counters, to learn the tokens of prompts without
+    sampled answers (`sample_of`).
+
+    A window teaches only if the server finished as many requests as we sent there. Otherwise the requests of
+    other clients or replicas would be taken for ours.
+    """
+
+    start: EndpointMetrics | None = None
+    own: int = 0
+    size: PromptSize = field(default_factory=lambda: PromptSize(0))
+    """The sizes of these prompts together."""
+
+
+@dataclass(slots=True, eq=False)
+class Staleness:
+    """Decides which predictions count as stale, for all servers of a model. See `CacheSize`."""
+
+    unused_s: float = 30.0
+    """A prefix that was unused for longer is stale. The value follows the quantile of predicted tokens."""
+    typical_tokens: float = 0.0
+    """Typical number of tokens in a prediction."""
+
+
+@dataclass(slots=True, eq=False)
+class HitWindow:
+    """Predictions for one server since the last time that predictions and counters were compared."""
+
+    opened_at: float | None = None
+    hits_before: float = 0.0
+    fresh_tokens: float = 0.0
+    stale_tokens: float = 0.0
+    other_tokens: float = 0.0
+    """Prompt tokens that were not predicted to be cached."""
+    requests: int = 0
+    stale_requests: int = 0
+    predicted_tokens: int = 0
+    """All tokens predicted since the server is known. Only this total outlives the window."""
 
 
 class TokenEstimate:

@@ -13,8 +13,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from math import inf
 
+from epp.endpoints.learned import CounterWindow, HitWindow
 from epp.endpoints.prefill_rate import ModelRate, PrefillRate
-from epp.types import Endpoint, EndpointMetrics, Entry, ModelList, PromptSize
+from epp.types import Endpoint, EndpointMetrics, Entry, ModelList
 
 LOST_BOOKING_S = 600.0
 """A booking this old was lost (its stream was let go), since no prefill takes so long."""
@@ -27,9 +28,6 @@ _TIMES_TYPICAL = 3.0
 """A first byte is overdue if it takes this many times as long as other first bytes."""
 _SERVED_MODELS = 256
 """The most pairs of a model and a path for which the last good answer is remembered."""
-_STALE_SHARE = 0.1
-"""Share of the predicted tokens that count as the stalest."""
-_STALE_STEP = 0.05
 
 
 class Booking(Entry):
@@ -158,74 +156,6 @@ class Backlog:
         assert all(b.tokens >= 0 for b in self.bookings)
         assert self.uncounted_tokens >= 0
         assert self.unbegun >= 0
-
-
-@dataclass(slots=True, eq=False)
-class CounterWindow:
-    """Pairs our own finished requests with one server's counters, to learn the tokens of prompts without
-    sampled answers (`learned.sample_of`).
-
-    A window teaches only if the server finished as many requests as we sent there. Otherwise the requests of
-    other clients or replicas would be taken for ours.
-    """
-
-    start: EndpointMetrics | None = None
-    own: int = 0
-    size: PromptSize = field(default_factory=lambda: PromptSize(0))
-
-    def ended(self, size: PromptSize) -> None:
-        self.own += 1
-        whole = self.size
-        self.size = PromptSize(
-            whole.text_bytes + size.text_bytes,
-            whole.continuation_bytes + size.continuation_bytes,
-            whole.opaque + size.opaque,
-        )
-
-
-@dataclass(slots=True, eq=False)
-class Staleness:
-    """Decides which predictions count as stale, for all servers of a model. See `learned.CacheSize`."""
-
-    unused_s: float = 30.0
-    """A prefix that was unused for longer is stale. The value follows the quantile of predicted tokens."""
-    typical_tokens: float = 0.0
-    """Typical number of tokens in a prediction."""
-
-
-@dataclass(slots=True, eq=False)
-class HitWindow:
-    """Predictions for one server since the last time that predictions and counters were compared."""
-
-    opened_at: float | None = None
-    hits_before: float = 0.0
-    fresh_tokens: float = 0.0
-    stale_tokens: float = 0.0
-    other_tokens: float = 0.0
-    """Prompt tokens that were not predicted to be cached."""
-    requests: int = 0
-    stale_requests: int = 0
-    predicted_tokens: int = 0
-    """All tokens predicted since the server is known. Only this total outlives the window."""
-
-    def predicted(self, stale: Staleness, *, tokens: int, others: int, unused_s: float) -> None:
-        """Count a request. `tokens` of its prompt are believed to be cached, in a prefix that was unused for
-        `unused_s`. The other tokens are `others`.
-        """
-        self.requests += 1
-        self.other_tokens += others
-        if not tokens:
-            return
-        stale.typical_tokens += 0.05 * (tokens - stale.typical_tokens) if stale.typical_tokens else tokens
-        weight = min(1.0, tokens / stale.typical_tokens) * _STALE_STEP
-        self.predicted_tokens += tokens
-        if unused_s > stale.unused_s:
-            stale.unused_s *= 1 + weight * (1 - _STALE_SHARE)
-            self.stale_tokens += tokens
-            self.stale_requests += 1
-        else:
-            stale.unused_s = max(1e-3, stale.unused_s * (1 - weight * _STALE_SHARE))
-            self.fresh_tokens += tokens
 
 
 @dataclass(slots=True, eq=False)

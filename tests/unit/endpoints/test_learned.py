@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.endpoints.learned import CacheSize, TokenEstimate, sample_of
-from epp.endpoints.state import CounterWindow, HitWindow
-from epp.server_caches import estimated_tokens
+from epp.endpoints.learned import CacheSize, CounterWindow, HitWindow, TokenEstimate, sample_of
+from epp.server_caches import count_prediction, estimated_tokens
 from epp.types import EndpointMetrics, PromptSize
+
+
+def ended(window: CounterWindow, size: PromptSize) -> None:
+    window.own, window.size = window.own + 1, window.size + size
 
 
 def idle(at: float, *, finished: float, prompt_tokens: float, running: int = 0) -> EndpointMetrics:
@@ -103,7 +106,7 @@ def test_a_window_that_was_ours_alone_gives_a_sample() -> None:
     window = CounterWindow()
     assert sample_of(window, idle(0, finished=7, prompt_tokens=100)) is None
     for _ in range(20):
-        window.ended(PromptSize(400))
+        ended(window, PromptSize(400))
     assert sample_of(window, idle(1, finished=27, prompt_tokens=2100)) == (PromptSize(8000), 2000.0)
 
 
@@ -111,10 +114,10 @@ def test_a_window_with_somebody_elses_requests_gives_none_and_starts_anew() -> N
     window = CounterWindow()
     sample_of(window, idle(0, finished=0, prompt_tokens=0))
     for _ in range(20):
-        window.ended(PromptSize(400))
+        ended(window, PromptSize(400))
     assert sample_of(window, idle(1, finished=21, prompt_tokens=9999)) is None
     for _ in range(20):
-        window.ended(PromptSize(400))
+        ended(window, PromptSize(400))
     assert sample_of(window, idle(2, finished=41, prompt_tokens=9999 + 1600)) == (PromptSize(8000), 1600.0)
 
 
@@ -122,7 +125,7 @@ def test_a_window_waits_until_nothing_is_in_flight() -> None:
     window = CounterWindow()
     sample_of(window, idle(0, finished=0, prompt_tokens=0))
     for _ in range(20):
-        window.ended(PromptSize(400))
+        ended(window, PromptSize(400))
     assert sample_of(window, idle(1, finished=20, prompt_tokens=2500, running=1)) is None
     assert sample_of(window, idle(2, finished=20, prompt_tokens=2500)) == (PromptSize(8000), 2500.0)
 
@@ -131,10 +134,10 @@ def test_a_window_survives_a_restart_of_its_server() -> None:
     window = CounterWindow()
     sample_of(window, idle(0, finished=50, prompt_tokens=5000))
     for _ in range(20):
-        window.ended(PromptSize(400))
+        ended(window, PromptSize(400))
     assert sample_of(window, idle(1, finished=3, prompt_tokens=30)) is None
     for _ in range(20):
-        window.ended(PromptSize(400))
+        ended(window, PromptSize(400))
     assert sample_of(window, idle(2, finished=23, prompt_tokens=2030)) == (PromptSize(8000), 2000.0)
 
 
@@ -142,7 +145,7 @@ def test_servers_that_do_not_count_finished_requests_give_no_sample() -> None:
     window = CounterWindow()
     for second in range(5):
         for _ in range(20):
-            window.ended(PromptSize(400))
+            ended(window, PromptSize(400))
         assert sample_of(window, EndpointMetrics(scraped_at=second, prompt_tokens=1000.0 * second)) is None
 
 
@@ -169,7 +172,7 @@ class Server:
         self.scrape()
 
     def request(self, *, unused_s: float, predicted: int = 1000, hit: float = 1000.0) -> None:
-        self.window.predicted(self.size.staleness, tokens=predicted, others=100, unused_s=unused_s)
+        count_prediction(self.window, self.size.staleness, tokens=predicted, others=100, unused_s=unused_s)
         self.hits += hit
 
     def scrape(self, *, after_s: float = 6.0, waiting: int = 0, bounded: bool = True) -> None:
@@ -266,7 +269,7 @@ def test_hits_that_were_not_foreseen_are_no_evidence_against_those_that_were() -
         if rng.random() < 0.3:
             server.request(unused_s=rng.expovariate(1 / 10))
         else:
-            server.window.predicted(size.staleness, tokens=0, others=1000, unused_s=0.0)
+            count_prediction(server.window, size.staleness, tokens=0, others=1000, unused_s=0.0)
             server.hits += 1000 * (rng.random() < 0.6)
         if n % 5 == 4:
             server.scrape()
@@ -291,7 +294,7 @@ def test_the_stalest_tenth_is_what_counts_as_stale() -> None:
     counted = [0, 0]
     for n in range(6000):
         before = window.stale_requests
-        window.predicted(size.staleness, tokens=1000, others=0, unused_s=rng.expovariate(1 / 60))
+        count_prediction(window, size.staleness, tokens=1000, others=0, unused_s=rng.expovariate(1 / 60))
         if n >= 1000:
             counted[window.stale_requests - before] += 1
     assert 0.05 < counted[1] / sum(counted) < 0.2
