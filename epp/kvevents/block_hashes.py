@@ -41,9 +41,8 @@ class BlockHasher:
 
     def __init__(self, algorithm: Algorithm, *, seed: str = "") -> None:
         self.algorithm: Algorithm = algorithm
-        self.seed = seed or DEFAULT_SEED
         self._hash = _FORMULAS[algorithm]
-        self._root = self._hash(self.seed)
+        self._root = self._hash(seed or DEFAULT_SEED)
 
     def names(
         self,

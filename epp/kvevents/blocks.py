@@ -1,4 +1,4 @@
-"""The blocks that one server holds, by its own events. Copies are counted for each tier.
+"""Keeps the blocks that one server holds, by its own events. Copies are counted for each tier.
 
 A server stores equal blocks twice when equal requests run side by side, and sends an event for each copy that
 it removes. A block that moves to a slower tier is stored there before or after it leaves the faster tier. So
@@ -92,9 +92,6 @@ class ServerBlocks:
                 self._held -= 1
                 yield copies.popitem()[0]
             copies.clear()
-
-    def blocks(self) -> Iterator[tuple[BlockName, Tier]]:
-        return ((block, _fastest(copies)) for part in self._copies.parts for block, copies in part.items())
 
     def _stored(self, event: Stored) -> list[BlockName]:
         if event.partial_attention:

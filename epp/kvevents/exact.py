@@ -99,7 +99,7 @@ class _Server:
     off: str = ""
     """Why the server is not followed. Empty: it is followed."""
     agreed: bool = False
-    """Whether it names blocks as we do."""
+    """Whether the server names blocks as we do."""
     events: int = 0
 
 
@@ -113,7 +113,6 @@ class Exact:
         self._models: dict[str, _Model] = {}
         self._servers: dict[EndpointName, _Server] = {}
         self._relearning: set[EndpointName] = set()
-        """Servers that were off because they name blocks in another way than servers that have gone."""
         self.malformed = 0
         """Number of messages that were no KV events."""
 
@@ -140,8 +139,8 @@ class Exact:
             self._relearning |= {name for name, known in left.items() if known.off}
 
     def take_relearning(self) -> list[EndpointName]:
-        """Return servers whose messages must be read again from the first one, as those of a new process,
-        because they may now be right.
+        """Return servers whose messages must be read again from the first one, as those of a new process.
+        They were off because they name blocks in another way than servers that have gone.
         """
         found, self._relearning = sorted(self._relearning), set()
         return found
@@ -259,7 +258,7 @@ class Exact:
             if error.reason == "tokenizer" and not model.prompts["mapped"]:
                 model.reason = str(error)
             return
-        except Exception as error:  # noqa: BLE001 - a client's words: whatever comes of them, they cost only their own prompt
+        except Exception as error:  # noqa: BLE001 - a client's text caused this error, which may cost only its own prompt
             model.prompts["error"] += 1
             model.last_error = repr(error)
             return

@@ -69,11 +69,11 @@ class FolderLanguage:
         self._check_size(text)
         encoded = self._encoded(text, special=special)
         ends, latest = [], 0
-        # One by one: making the list of all places is one step, which holds the interpreter for 150 ms if
-        # there are a million tokens.
+        # Places are read one by one. Making a list of all places is one step, which holds the interpreter for
+        # 150 ms if there are a million tokens.
         for token in range(len(encoded)):
             place = encoded.token_to_chars(token)
-            if place is not None:  # otherwise it stands for no text
+            if place is not None:  # a token without a place stands for no text
                 latest = max(latest, place[1])
             ends.append(latest)
         return Tokens(encoded.ids, ends)
@@ -211,7 +211,7 @@ def _environment() -> Environment:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # noqa: DTZ005 - the server's local time, as there
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # noqa: DTZ005 - servers use their local time too
     return environment
 
 
@@ -220,7 +220,7 @@ def _to_json(
     ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - called by templates
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,  # noqa: FBT001, FBT002 - as above
+    sort_keys: bool = False,  # noqa: FBT001, FBT002 - called by templates
 ) -> str:
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
