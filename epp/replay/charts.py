@@ -1,6 +1,8 @@
-"""Pictures of figures as SVG text: lines over an axis of numbers, and bars in groups. No package, no state.
+"""Draws figures as SVG text: lines over an axis of numbers, and bars in groups. Needs no package, keeps no
+state.
 
-Callers: benchmarks, for the pages of docs/. Values start at zero, so that lengths compare as the numbers do.
+Callers: `report`, and benchmarks for the pages of docs/. Values start at zero, so that lengths compare as the
+numbers do.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-_WIDTH, _HEIGHT = 640, 300
+_WIDTH, HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 20, 50, 50
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Colours that people with colour blindness can tell apart."""
@@ -43,7 +45,7 @@ def line_chart(title: str, lines: Sequence[Line], *, x_label: str, y_label: str,
 
     parts = [*_frame(title, x_label, y_label), *_scale(top), *_legend([line.name for line in lines])]
     ticks = _ticks(sorted(set(xs)))
-    parts += [_text(at(x, 0)[0], _HEIGHT - _BOTTOM + 16, _number(x), anchor="middle") for x in ticks]
+    parts += [_text(at(x, 0)[0], HEIGHT - _BOTTOM + 16, _number(x), anchor="middle") for x in ticks]
     for line, colour in zip(lines, _colours(len(lines)), strict=True):
         places = [at(x, y) for x, y in line.points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
@@ -62,12 +64,12 @@ def bar_chart(title: str, series: Sequence[str], groups: Sequence[Bars], *, y_la
     width = min(48.0, 0.8 * room / len(series))
     for number, group in enumerate(groups):
         middle = _LEFT + room * (number + 0.5)
-        parts.append(_text(middle, _HEIGHT - _BOTTOM + 16, group.label, anchor="middle"))
+        parts.append(_text(middle, HEIGHT - _BOTTOM + 16, group.label, anchor="middle"))
         for place, (value, colour) in enumerate(zip(group.values, _colours(len(series)), strict=True)):
             if value is None:
                 continue
             x, y = middle + width * (place - len(series) / 2), _y(value / top)
-            height = _HEIGHT - _BOTTOM - y
+            height = HEIGHT - _BOTTOM - y
             parts.append(
                 f'<rect x="{x + 1:.1f}" y="{y:.1f}" width="{width - 2:.1f}" height="{height:.1f}" fill="{colour}"/>'
             )
@@ -76,10 +78,10 @@ def bar_chart(title: str, series: Sequence[str], groups: Sequence[Bars], *, y_la
 
 
 def _frame(title: str, x_label: str, y_label: str) -> list[str]:
-    across = f"translate(14,{(_TOP + _HEIGHT - _BOTTOM) / 2:.0f}) rotate(-90)"
+    across = f"translate(14,{(_TOP + HEIGHT - _BOTTOM) / 2:.0f}) rotate(-90)"
     return [
         _text(_LEFT, 18, title, size=13),
-        _text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 10, x_label, anchor="middle"),
+        _text((_LEFT + _WIDTH - _RIGHT) / 2, HEIGHT - 10, x_label, anchor="middle"),
         f'<text transform="{across}" text-anchor="middle">{escape(y_label)}</text>',
     ]
 
@@ -110,14 +112,12 @@ def _text(x: float, y: float, text: str, *, anchor: str = "start", size: int = 1
 
 
 def _whole(parts: Sequence[str]) -> str:
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" font-family="sans-serif" font-size="11">'
-    return "\n".join(
-        [head, f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>', *parts, "</svg>", ""]
-    )
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{HEIGHT}" font-family="sans-serif" font-size="11">'
+    return "\n".join([head, f'<rect width="{_WIDTH}" height="{HEIGHT}" fill="white"/>', *parts, "</svg>", ""])
 
 
 def _y(share: float) -> float:
-    return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
+    return HEIGHT - _BOTTOM - share * (HEIGHT - _TOP - _BOTTOM)
 
 
 def _place(x: float, *, log: bool) -> float:
