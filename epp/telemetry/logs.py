@@ -1,5 +1,5 @@
-"""Structured logs on standard error: one line for each event, as JSON or text, with the message and the
-fields of `extra`. Nothing waits for the reader of the log.
+"""Writes structured logs to standard error: one line for each event, as JSON or text, with the message and
+the fields of `extra`. Nothing waits for the reader of the log.
 
 The picker logs nothing that a client wrote except the request id, and never a prompt. Control characters are
 escaped, so no value can start a line of its own. Values are cut to a bounded length.
@@ -104,7 +104,7 @@ Place = tuple[str, int]
 
 @dataclass(slots=True)
 class LogCounts:
-    """Number of lines that were not written, for metrics."""
+    """The numbers of lines that were not written, for metrics."""
 
     dropped: int = 0
     repeated: int = 0
@@ -143,7 +143,7 @@ class Repeats:
         return False
 
     def ended(self, *, now: float) -> Iterator[tuple[logging.LogRecord, int]]:
-        """For each window that is over: its last line, and how many lines it left out."""
+        """Yield the last line of each window that is over, and how many lines the window left out."""
         for place in [place for place, window in self._windows.items() if window.until <= now]:
             window = self._windows.pop(place)
             if window.last is not None:
@@ -207,7 +207,7 @@ class QueuedHandler(logging.Handler):
             self._lines.put_nowait(line)
         except queue.Full:
             self._drop()
-        except Exception:  # noqa: BLE001 - whatever a value's own text does, the caller goes on
+        except Exception:  # noqa: BLE001 - an error in the text of a value must not reach the caller
             self.handleError(record)
 
     def _drop(self) -> None:

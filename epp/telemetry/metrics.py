@@ -174,9 +174,6 @@ class Metrics:
         """Record whether this process writes the status of policies."""
         self._process.lease_held = held
 
-    def page(self) -> bytes:
-        return b"".join(self.pieces())
-
     def pieces(self) -> Iterator[bytes]:
         """Yield the page, one metric at a time. The whole page takes 0.1 s for a thousand servers, which is
         too long for one turn of the event loop.
@@ -213,8 +210,8 @@ def _log_refusal(request_id: str, error: PickError) -> None:
 
 
 def _class_of(status: int | None) -> str:
-    """Return the class of a server's status. Unknown ones go to the class of their first digit, which the
-    data plane checks.
+    """Return 404 or 429 for these statuses, and else the class of the first digit. The data plane makes sure
+    that there are only a few first digits.
     """
     if status in (404, 429):
         return str(status)

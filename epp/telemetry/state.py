@@ -1,4 +1,4 @@
-"""The state of the picker as people and Prometheus see it: plain values, made again for each report.
+"""Defines the state of the picker as people and Prometheus see it: plain values, made again for each report.
 
 `state_report` fills these classes from the picker and the scraper. The admin pages show them, and Prometheus
 reads the fields that declare a metric. None in any field means that the server does not state the
