@@ -48,28 +48,9 @@ class Mode:
         return bool(self.request == _BODY.FULL_DUPLEX_STREAMED)
 
 
-NONE: Final = Mode(_BODY.NONE)
 BUFFERED: Final = Mode(_BODY.BUFFERED)
-PARTIAL: Final = Mode(_BODY.BUFFERED_PARTIAL)
-STREAMED: Final = Mode(_BODY.STREAMED, _BODY.STREAMED)
-EARLY: Final = Mode(_BODY.STREAMED, early=True)
 DUPLEX: Final = Mode(_BODY.FULL_DUPLEX_STREAMED, _BODY.FULL_DUPLEX_STREAMED)
-DUPLEX_REQUEST: Final = Mode(_BODY.FULL_DUPLEX_STREAMED)
-SILENT_DUPLEX: Final = Mode(_BODY.FULL_DUPLEX_STREAMED, _BODY.FULL_DUPLEX_STREAMED, silent=True)
 BARE: Final = Mode(_BODY.FULL_DUPLEX_STREAMED, silent=True, bare=True)
-
-MODES: Final = {
-    "none": NONE,
-    "buffered": BUFFERED,
-    "buffered_partial": PARTIAL,
-    "streamed": STREAMED,
-    "streamed_early": EARLY,
-    "full_duplex": DUPLEX,
-    "full_duplex_request": DUPLEX_REQUEST,
-    "full_duplex_silent": SILENT_DUPLEX,
-}
-READING_MODES: Final = {name: mode for name, mode in MODES.items() if mode not in (NONE, STREAMED)}
-"""Modes in which the pick may wait for the body."""
 
 
 @dataclass(frozen=True, slots=True)

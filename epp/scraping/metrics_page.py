@@ -33,8 +33,9 @@ _TYPE: Final = b"\n# TYPE "
 _HEAD_BYTES: Final = 16_384
 """The first line of interest must be within these bytes. A server writes some 3 KB before it."""
 _SAMPLE: Final = re.compile(
-    # after the name: labels in braces (quotes may hold anything, escaped quotes too), value; a timestamp may
-    # follow. Possessive: a line of broken quotes costs one pass, not one for each way to split it.
+    # This matches the part after the name: labels in braces (quotes may hold anything, escaped quotes too),
+    # and the value. A timestamp may follow. The pattern is possessive, so a line of broken quotes costs one
+    # pass, and not one for each way to split the line.
     rb'(?:\{((?:[^"}]++|"(?:[^"\\]++|\\.)*+")*+)\})?[ \t]+([^ \t\r]+)'
 )
 _LABEL: Final = re.compile(rb'([a-zA-Z_]\w*+)="((?:[^"\\]++|\\.)*+)"')
@@ -201,7 +202,8 @@ class _Found:
                 names = (name.strip() for name in labels.get(key, b"").split(b",", _MAX_ADAPTERS))
                 read = [name.decode("utf-8", "replace") for name in names if 0 < len(name) <= _MAX_NAME_BYTES]
                 active.update(read[: _MAX_ADAPTERS - len(active)])
-            slots += [s for s in (_whole(labels.get(b"max_lora"), most=_MAX_SLOTS),) if s]
+            if max_lora := _whole(labels.get(b"max_lora"), most=_MAX_SLOTS):
+                slots.append(max_lora)
         return (max(slots) if slots else None), frozenset(active)
 
     def loaded_adapters(self) -> frozenset[str] | None:

@@ -84,7 +84,7 @@ class Tracer:
         return self.sender.counts
 
     def on_event(self, event: PickerEvent) -> None:
-        """A pick may begin a span. The span of a request that is over or refused is queued."""
+        """Begin the span of a pick, or queue the span of a request that is over or refused."""
         if isinstance(event, Began):
             self._begin(event)
         elif isinstance(event, Ended):
@@ -102,10 +102,8 @@ class Tracer:
             return
         decision, (context, parent) = event.request.decision, contexts
         decision.trace_id = f"{context.trace_id:032x}"
-        start, end = (
-            decision.at_unix_s - decision.waited_s,
-            decision.at_unix_s + event.picked_in_s(timer_s=self._timer()),
-        )
+        start = decision.at_unix_s - decision.waited_s
+        end = decision.at_unix_s + event.picked_in_s(timer_s=self._timer())
         self._open[id(event.request)] = _Span(context, parent, start, end, decision)
 
     def _refused(self, event: Refused) -> None:
