@@ -1,4 +1,4 @@
-"""The checks that any picker has to pass, row by row, with a gateway of any dialect. A check fails with an
+"""Checks that any picker has to pass, row by row, with a gateway of any dialect. A check fails with an
 AssertionError that says what the picker did.
 
 The rows are those of docs/protocol.md. Checks that start, stop or steer a picker are not possible with only

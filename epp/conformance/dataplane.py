@@ -1,7 +1,7 @@
 """Plays the data plane's side of ext_proc v3: sends one HTTP request as each body mode requires, and carries
-out the picker's answers. It follows only the protocol, so it works with any picker. An `Exchange` is one HTTP
-request on one gRPC stream. An exchange fails (AssertionError) if no data plane could use the answer. Values
-of headers are text with one character for each byte.
+out the picker's answers. This module follows only the protocol, so it works with any picker. An `Exchange` is
+one HTTP request on one gRPC stream. An exchange fails (AssertionError) if no data plane could use the answer.
+Values of headers are text with one character for each byte.
 """
 
 from __future__ import annotations
@@ -367,9 +367,8 @@ def _mutated(headers: list[tuple[str, str]], mutation: Any) -> list[tuple[str, s
 async def exchange(
     channel: grpc.aio.Channel, *, mode: Mode = BUFFERED, patience_s: float = _PATIENCE_S
 ) -> AsyncIterator[Exchange]:
-    """Open one HTTP request. If a test leaves the request open, it is cancelled at the end, as when a client
-    goes away.
-    `patience_s`: how long to wait for an answer of the picker.
+    """Open one HTTP request. If a test leaves the request open, the request is cancelled at the end, as when
+    a client goes away. `patience_s`: how long to wait for an answer of the picker.
     """
     running = Exchange(channel, mode=mode, patience_s=patience_s)
     try:

@@ -1,4 +1,4 @@
-"""Exact mode: takes KV events of servers and routed prompts, and returns findings for the picker.
+"""Runs exact mode: takes KV events of servers and routed prompts, and returns findings for the picker.
 
 For each base model it learns how the servers name blocks, from an event with tokens and names, and checks
 this at every server. It also checks whether the names that it computes for prompts appear in the events of
@@ -73,8 +73,8 @@ class _Model:
         self.state, self.reason = "checking", "no routed prompt has appeared in the events yet"
 
     def unlearned(self) -> None:
-        """Called when no server is left that names blocks in this way, so the others may show how they do
-        it.
+        """Called when no server is left that names blocks in this way, so the others may show their
+        way.
         """
         self.hasher, self.block_tokens = None, 0
         self.state, self.reason = "waiting", _NO_EVENT_YET
@@ -284,7 +284,7 @@ class Exact:
                 return
             model.checks.popleft()
             if held is None or not held.complete:
-                continue  # blocks that it stored before its events were followed are not known
+                continue  # blocks that the server stored before its events were followed are not known
             model.prompts["missed"] += 1
             model.misses_in_a_row += 1
             if model.misses_in_a_row >= _MISSES_TO_DISTRUST:

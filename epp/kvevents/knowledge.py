@@ -30,7 +30,7 @@ from epp.types import ChunkHash, EndpointName
 
 @dataclass(slots=True, eq=False)
 class ServerKnowledge:
-    """What is known of one server."""
+    """The knowledge about one server."""
 
     name: EndpointName
     blocks: ServerBlocks

@@ -1,9 +1,10 @@
-"""A model's text, read from its folder: tokenizer.json and chat template, as vLLM applies them.
+"""Renders conversations and makes tokens of texts as vLLM does, by tokenizer.json and the chat template in a
+model's folder.
 
-The only module of the picker that knows `tokenizers` and `jinja2`, which come with an extra. Templates are
-rendered in jinja's sandbox with the functions and filters that Hugging Face's transformers gives them.
-Options of the server that change the rendering (another template on its command line, arguments for it) are
-settings. Caller: `start`.
+This is the only module of the picker that knows `tokenizers` and `jinja2`, which come with an extra.
+Templates are rendered in jinja's sandbox with the functions and filters that Hugging Face's transformers
+gives them. Options of the server that change the rendering (another template on its command line, arguments
+for it) are settings. Caller: `start`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _MOST_TOKENS: Final = 2**18
 """Most tokens of a text. Freeing the tokenizer's results for so many takes 14 ms, during which nothing else
 runs."""
 _PIECE_CHARS: Final = 2**14
-"""A normalizer can make 18 characters of one, and each can become a token."""
+"""Length of the pieces in which tokens are counted. A normalizer can make 18 characters of one character, and
+each can become a token."""
 
 
 class FolderLanguage:
@@ -91,8 +93,8 @@ class FolderLanguage:
                 raise UnmappedError(f"a text of more than {_MOST_TOKENS} tokens", reason="content")
 
     def _encoded(self, text: str, *, special: bool) -> Encoding:
-        # A batch of one text: only batches release the interpreter,
-        # and otherwise picks would wait for a whole long prompt.
+        # This is a batch of one text, since only batches release the interpreter. Otherwise picks would wait
+        # for a whole long prompt.
         try:
             return self._tokenizer.encode_batch([text], add_special_tokens=special)[0]
         except BaseException as error:

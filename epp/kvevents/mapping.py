@@ -72,7 +72,7 @@ def map_prompt(
     block_tokens: int,
     adapter_path: str | None,
 ) -> MappedPrompt:
-    """adapter_path: where the servers loaded the prompt's adapter from, if it names one. Raises
+    """adapter_path: the path from which the servers loaded the adapter, if the prompt names one. Raises
     UnmappedError.
     """
     inference = routed.inference

@@ -181,7 +181,7 @@ class ExactService:
         self._context, self._poller, self._followed = sockets.new_context(), zmq.Poller(), {}
         try:
             self._follow(wake, stopping)
-        except BaseException as error:  # noqa: BLE001 - a panic of the tokenizers package is no Exception; `run` says what it was
+        except BaseException as error:  # noqa: BLE001 - a panic of the tokenizers package is no Exception; `run` raises this error
             if not stopping.is_set():
                 self._failure = error
                 wake()

@@ -16,20 +16,9 @@ from typing import Final
 from xxhash import xxh3_64_intdigest
 
 from epp.config.policy import PolicySpec
+from epp.misses import causes
 from epp.misses.accounts import Accounts, Bucket
-from epp.misses.causes import (
-    ELSEWHERE,
-    EVICTED,
-    LATE,
-    LOW_GAIN,
-    NEW,
-    OTHER_ROOT,
-    RESTARTED,
-    TAIL,
-    UNAVAILABLE,
-    UNREAD,
-    Cause,
-)
+from epp.misses.causes import Cause
 from epp.misses.heat import Heat
 from epp.misses.seen import Seen, Sent
 from epp.picker import Picker
@@ -103,18 +92,18 @@ class Misses:
         )
         missed = decision.prompt_tokens - decision.matched_tokens
         if not isinstance(decision.candidates, Shown) or decision.unread:
-            bucket.miss(UNREAD, missed)
+            bucket.miss(causes.UNREAD, missed)
             return
         best = max(decision.candidates.best_cached_tokens, decision.matched_tokens)
         held_elsewhere = best - decision.matched_tokens
         if held_elsewhere > 0:
             low = best < _least_gain(self._picker.policy.spec, decision.prompt_tokens)
             holder = next((c.name for c in decision.candidates if c.matched_tokens == best), None)
-            bucket.miss(LOW_GAIN if low else ELSEWHERE, held_elsewhere, server=holder)
+            bucket.miss(causes.LOW_GAIN if low else causes.ELSEWHERE, held_elsewhere, server=holder)
         if request.table is self._picker.table:
             self._split(bucket, request, probes, best=best)
         else:
-            bucket.miss(NEW, missed - held_elsewhere)  # prompts are cut differently now
+            bucket.miss(causes.NEW, missed - held_elsewhere)  # prompts are cut differently now
         recorded = request.recorded
         if recorded is not None and recorded.added and not request.prefix_lost:
             sent = Sent(request.state.endpoint.name, request.process, at)
@@ -130,13 +119,13 @@ class Misses:
         unknown = chain[first:]
         end_bytes = schedule.end_bytes
         whole = (end_bytes(len(chain)) - end_bytes(first)) * tokens_per_byte if unknown else 0.0
-        bucket.miss(TAIL, decision.prompt_tokens - best - whole)
+        bucket.miss(causes.TAIL, decision.prompt_tokens - best - whole)
         if not unknown:
             return
         shared_bytes = self._shared_bytes(probes, chain) if not first else 0
         late, held = self._holder_now(request, first)
         if late is None and not shared_bytes and self.seen.none_of(unknown):
-            bucket.miss(NEW, whole)
+            bucket.miss(causes.NEW, whole)
             return
         one_in, followed = self.seen.one_in, self.seen.get
         ours = 0 if late is None else self._ours(chain)
@@ -148,11 +137,11 @@ class Misses:
             holder = late if n < held else None
             if sent is None and late is None:
                 part: tuple[Cause, EndpointName | None] = (
-                    OTHER_ROOT if covered <= shared_bytes else NEW,
+                    causes.OTHER_ROOT if covered <= shared_bytes else causes.NEW,
                     None,
                 )
             elif sent is None:
-                part = (NEW, None) if n < ours or holder is None else (LATE, holder)
+                part = (causes.NEW, None) if n < ours or holder is None else (causes.LATE, holder)
             else:
                 part = self._cause_of(sent, request, holder)
             parts[part] = parts.get(part, 0.0) + (covered - begin) * tokens_per_byte * one_in
@@ -165,10 +154,10 @@ class Misses:
         """Return the cause for a chunk that was sent somewhere before."""
         state = self._picker.fleet.get(sent.server)
         if state is None or state.process != sent.process:
-            return RESTARTED, sent.server
+            return causes.RESTARTED, sent.server
         if late == sent.server and sent.server != request.state.endpoint.name:
-            return UNAVAILABLE, sent.server
-        return EVICTED, sent.server
+            return causes.UNAVAILABLE, sent.server
+        return causes.EVICTED, sent.server
 
     def _holder_now(self, request: Pick, first: int) -> tuple[EndpointName | None, int]:
         """Return another server that now holds more of the prompt than any candidate was known to hold at the

@@ -84,17 +84,16 @@ def record(options: Options) -> Counts:
 
 
 def _parsed(text: bytes, admin: str) -> tuple[Opening, Servers, Sequence[RecordedRequest]]:
-    """Return one answer of the picker."""
+    """Return the lines of one answer of the picker."""
+    stranger = f"--admin {admin}: the program that answers there is not a picker of this version"
     try:
         lines = [decode(row) for row in text.splitlines()]
     except ValueError as error:
-        raise ConfigError(
-            f"--admin {admin}: the program that answers there is not a picker of this version: {error}"
-        ) from error
+        raise ConfigError(f"{stranger}: {error}") from error
     match lines:
         case [Opening() as opening, Servers() as servers, *rest]:
             return opening, servers, [line for line in rest if isinstance(line, RecordedRequest)]
-    raise ConfigError(f"--admin {admin}: the program that answers there is not a picker of this version")
+    raise ConfigError(stranger)
 
 
 def _answers(url: str, admin: str, *, until_s: float | None) -> Iterator[tuple[bytes, int]]:

@@ -48,8 +48,8 @@ _MAX_VALUE: Final = 1e15
 would lose whole units."""
 _MAX_BLOCK_TOKENS: Final = 2**20
 _MAX_CAPACITY_TOKENS: Final = 2**36
-"""A thousand times the largest cache of a server today. A larger number is garbage and would not fit into its
-array."""
+"""Largest cache of a server: a thousand times the largest cache today. A larger number is garbage and would
+not fit into its array."""
 _MAX_DIGITS: Final = 15
 _MAX_SLOTS: Final = 65_536
 _MAX_ADAPTERS: Final = 4_096
@@ -187,7 +187,7 @@ class _Found:
 
     def lora(self) -> tuple[int | None, frozenset[str]]:
         """Return (adapter slots of one engine, adapters with requests). Old label sets stay on the page, so
-        the newest one counts.
+        the newest label set counts.
         """
         newest: dict[bytes, tuple[float, dict[bytes, bytes]]] = {}
         for sample in self._by_field.get("lora", ()):

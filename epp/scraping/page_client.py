@@ -106,7 +106,8 @@ class Answer:
         received, most_bytes = self._received, _HEAD_BYTES - self._heads_bytes
         if received[:7] != b"HTTP/1."[: len(received)]:
             raise ValueError(f"the answer is not HTTP/1: {bytes(received[:40])!r}")
-        # The end of the last line and an empty line. Lines may end without a carriage return (RFC 9112, 2.2).
+        # A head ends with the end of its last line and an empty line. Lines may end without a carriage return
+        # (RFC 9112, 2.2).
         begin, end = self._searched, max(0, most_bytes)
         found = [(received.find(last, begin, end), len(last)) for last in (b"\n\r\n", b"\n\n")]
         at, end_bytes = min((each for each in found if each[0] >= 0), default=(-1, 0))
@@ -168,8 +169,8 @@ class Answer:
         return False
 
     def _reaches(self, end: int) -> bool:
-        """Return whether the answer, which ends there, is whole. What follows it belongs to no question, so
-        the connection closes.
+        """Return whether the answer, which ends there, is whole. Bytes after the answer belong to no
+        question, so the connection closes.
         """
         if len(self._received) > end:
             self.keeps_open = False
@@ -181,7 +182,7 @@ class Answer:
 
 
 class PageClient:
-    """The connection to one server. `path`: with the query, if there is one."""
+    """The connection to one server. `path` includes the query, if there is one."""
 
     def __init__(self, address: Address, path: str) -> None:
         url = URL(f"http://{address}{path}")

@@ -1,5 +1,5 @@
-"""HTTP sessions for rare requests to model servers, and texts that say why such a request failed. Called by
-`model_lists`, `probes` and `scraper`.
+"""Makes HTTP sessions for rare requests to model servers, and texts that say why such a request failed.
+Called by `model_lists`, `probes` and `scraper`.
 """
 
 from __future__ import annotations

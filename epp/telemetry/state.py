@@ -154,7 +154,7 @@ class EndpointStatus:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingStatus:
     """What this picker sends to other pickers and receives from them. All but the first three are totals
-    since it started.
+    since the picker started.
     """
 
     connected: bool = gauge(

@@ -43,14 +43,14 @@ def test_an_answer_without_a_length_is_as_long_as_its_time_allows() -> None:
     assert tempo.output_tokens(sampled(tokens=2**29)) == MOST_RECORDED_TOKENS
     (remark,) = tempo.remarks
     assert "3 of 4 answers have a recorded length" in remark
-    assert "by the tempo of the sampled ones" in remark
+    assert "by the speed of the sampled answers" in remark
 
 
 def test_without_a_sampled_answer_the_tempo_is_a_guess_and_says_so() -> None:
     tempo = Tempo.of([asked(0.0), asked(10.0)], SERVERS)
     assert tempo.decode_step_s is None
     assert tempo.output_tokens(asked(ended_s=1.0)) == 50
-    assert "at 20 ms a token, a guess" in tempo.remarks[0]
+    assert "at a guessed 20 ms a token" in tempo.remarks[0]
 
 
 def test_where_every_length_was_recorded_there_is_nothing_to_remark() -> None:
