@@ -52,10 +52,7 @@ def run(trace: Trace, policy: Policy, setting: Setting, *, progress: Progress) -
     servers = fleet_of(trace, setting)
     calls = trace.calls
     router = _Router(
-        policy,
-        calls,
-        seed=setting.seed,
-        adapters=frozenset(call.adapter for call in calls if call.adapter),
+        policy, calls, seed=setting.seed, adapters=frozenset(call.adapter for call in calls if call.adapter)
     )
     workload = _Arrivals(calls, load=setting.load, progress=progress)
     plan = _plan_of(trace, servers, horizon_s=calls[-1].at_s / setting.load + _GRACE_S)
