@@ -63,7 +63,8 @@ class FolderLanguage:
             environment = _environment()
             try:
                 self._render = environment.from_string(text).render
-                self._lists = _walks_over_content(environment, text)
+                loops = environment.parse(text).find_all(nodes.For)
+                self._lists = any(_is_content(loop.iter) for loop in loops)
             except (TemplateError, RecursionError) as error:
                 raise ConfigError(f"{template or folder}: chat template: {error}") from error
 
@@ -233,12 +234,8 @@ def _raise(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _walks_over_content(environment: Environment, text: str) -> bool:
-    """Return whether the template has a loop over a message's content."""
-    return any(_is_content(loop.iter) for loop in environment.parse(text).find_all(nodes.For))
-
-
 def _is_content(node: nodes.Node) -> bool:
+    """Return whether an expression of a template is the content of a message."""
     match node:
         case nodes.Filter(node=inner) if inner is not None:
             return _is_content(inner)

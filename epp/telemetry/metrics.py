@@ -131,7 +131,9 @@ class Metrics:
             observe(counts.sampled_ttft, decision.ttft_s)
 
     def _refused(self, request_id: str, error: PickError) -> None:
-        _log_refusal(request_id, error)
+        level = logging.WARNING if error.status >= 500 else logging.INFO
+        extra = {"request_id": request_id, "status": error.status, "reason": error.reason}
+        _log.log(level, "refused: %s", error, extra=extra)
         self._requests.requests["refused", "unknown"] += 1
         self._requests.refused[error.reason] += 1
         self._decisions.append(
@@ -201,12 +203,6 @@ class _Only(Collector):
 def observe(distribution: Distribution, value: float) -> None:
     distribution.counts[bisect_left(distribution.bounds, value)] += 1
     distribution.total += value
-
-
-def _log_refusal(request_id: str, error: PickError) -> None:
-    level = logging.WARNING if error.status >= 500 else logging.INFO
-    extra = {"request_id": request_id, "status": error.status, "reason": error.reason}
-    _log.log(level, "refused: %s", error, extra=extra)
 
 
 def _class_of(status: int | None) -> str:
