@@ -6,7 +6,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from epp.replay.charts import Bars, Line, bar_chart, line_chart
+from bench.line_chart import Line, line_chart
+from epp.replay.charts import Bars, bar_chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 
