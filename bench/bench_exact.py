@@ -53,12 +53,10 @@ def routed(inference: InferenceRequest) -> RoutedPrompt:
     return RoutedPrompt(
         server=EndpointName("s0"),
         process=0,
-        model="",
         adapter="",
         inference=inference,
         chain=hash_chain(inference.prompt, seed=1, schedule=_SCHEDULE),
         schedule=_SCHEDULE,
-        at=0.0,
     )
 
 

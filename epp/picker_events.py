@@ -174,7 +174,7 @@ class Restarted(Facts, frozen=True):
 
 
 class Hangs(Facts, frozen=True):
-    """Requests wait for their first byte at a server while other servers answer. See `endpoints.answers`."""
+    """Requests wait for their first byte at a server while other servers answer. See `endpoints.symptoms`."""
 
     at: float
     server: EndpointState

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from bench.autoscaling.demand import Day, rate_at
 from bench.autoscaling.simulate import SIGNALS, Course, Plan, simulate
+from bench.line_chart import Line, line_chart
 from bench.routing.bench import Setting, calibrate
-from epp.replay.charts import Line, line_chart
 
 _ABOUT = """\
 Simulate a day of rising and falling load on simulated servers, with the real picker and Kubernetes's autoscaler, which follows a number that

@@ -52,7 +52,7 @@ def _waiting(pool: PoolStatus, servers: Sequence[EndpointStatus]) -> float:
 SIGNALS: Mapping[str, Signal] = {
     "saturation": Signal(lambda pool, _: pool.saturation, 0.5),
     "busy": Signal(lambda pool, _: pool.busy, 0.7),
-    "undone": Signal(lambda pool, _: pool.waiting_s["servers"] / pool.goal_s, 0.7),
+    "undone": Signal(lambda pool, _: pool.waiting_s["servers"] / _goal_s(), 0.7),
     "waiting": Signal(_waiting, 1.0),
     "kv": Signal(lambda pool, _: pool.kv_usage, 0.7),
 }

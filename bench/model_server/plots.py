@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.line_chart import Line, line_chart
 from bench.model_server.peers import figures as peer_figures
 from bench.model_server.peers.figures import Recorded
 from bench.model_server.peers.work import ENGINES, FIRST_TOKENS, TIMED
-from epp.replay.charts import Bars, Line, bar_chart, line_chart
+from epp.replay.charts import Bars, bar_chart
 from model_server.core.eviction import EVICTION_NAMES
 
 FOLDER = Path(__file__).parent / "figures"

@@ -11,12 +11,13 @@ from itertools import pairwise
 
 import pytest
 
+from bench.line_chart import Line, line_chart
 from bench.model_server import bench_partial, plots
 from bench.model_server.engine import answer_costs, step_costs
 from bench.model_server.peers import figures, work, worker
 from bench.model_server.peers.figures import Recorded
 from bench.model_server.peers.work import ENGINES, Prompt, Round, Turn
-from epp.replay.charts import Bars, Line, bar_chart, line_chart
+from epp.replay.charts import Bars, bar_chart
 from model_server.core.engine import Engine, EngineConfig
 from model_server.core.request import NO_TOKEN, Request, RequestId, TokenId
 from model_server.runners.cost import CostModel, CostRunner

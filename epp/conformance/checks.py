@@ -1,4 +1,4 @@
-"""The checks that any picker has to pass, row by row, with a gateway of any dialect. A check fails with an
+"""Checks that any picker has to pass, row by row, with a gateway of any dialect. A check fails with an
 AssertionError that says what the picker did.
 
 The rows are those of docs/protocol.md. Checks that start, stop or steer a picker are not possible with only
@@ -83,8 +83,7 @@ async def _the_subset_binds(target: Target) -> None:
 async def _the_port_counts(target: Target) -> None:
     _needs_subsets(target)
     host = target.endpoints[0].rpartition(":")[0]
-    if f"{host}:1" in target.endpoints:
-        raise NotAskedError("port 1 is one of the endpoints")
+    _not_asked("port 1 is one of the endpoints", where=f"{host}:1" in target.endpoints)
     refused = (await target.route(_completion(target), subset=[f"{host}:1"])).refused
     assert refused.status == 503, f"a port where nobody listens was answered with {refused.status}"
 
@@ -97,7 +96,7 @@ async def _nobody_eligible_is_503(target: Target) -> None:
 
 
 async def _header_and_metadata_are_equal(target: Target) -> None:
-    _needs_metadata(target)
+    _not_asked("this gateway reads no metadata", where=target.mode.bare)
     routed = await target.route(_completion(target))
     assert routed.metadata_destination == routed.destination, (
         f"the header says {routed.destination}, the metadata {routed.metadata_destination}"
@@ -128,8 +127,7 @@ async def _a_client_does_not_name_its_server(target: Target) -> None:
 
 
 async def _a_bad_request_is_400_in_json(target: Target) -> None:
-    if target.mode.bare:
-        raise NotAskedError("without a path the picker cannot know the API")
+    _not_asked("without a path the picker cannot know the API", where=target.mode.bare)
     bad = (
         (_CHAT, b"hello"),
         (_CHAT, json.dumps({"model": target.model}).encode()),
@@ -235,8 +233,7 @@ async def _all_models_are_listed(target: Target) -> None:
 async def _an_alias_goes_on_as_its_target(target: Target) -> None:
     if target.alias is None:
         raise NotAskedError("no alias is named (--alias)")
-    if target.mode.bare:
-        raise NotAskedError("this gateway takes no body back")
+    _not_asked("this gateway takes no body back", where=target.mode.bare)
     alias, model = target.alias
     routed = await target.route(_completion(target, model=alias))
     assert routed.immediate is None, f"refused with {routed.immediate}"
@@ -246,8 +243,7 @@ async def _an_alias_goes_on_as_its_target(target: Target) -> None:
 
 
 async def _a_client_names_no_server_to_call(target: Target) -> None:
-    if target.mode.bare:
-        raise NotAskedError("this gateway changes no header")
+    _not_asked("this gateway changes no header", where=target.mode.bare)
     for name in _OBEYED:
         routed = await target.route(_completion(target), headers=[(name, NOWHERE)])
         assert NOWHERE not in routed.request.values(name), f"the client's {name} was sent on"
@@ -255,10 +251,8 @@ async def _a_client_names_no_server_to_call(target: Target) -> None:
 
 async def _a_prefill_server_is_named(target: Target) -> None:
     """Check that a prefill server computes a long prompt for a busy decode server. Needs idle endpoints."""
-    if not target.prefillers:
-        raise NotAskedError("no prefill endpoint is named (--prefillers)")
-    if target.mode.bare:
-        raise NotAskedError("this gateway changes no header")
+    _not_asked("no prefill endpoint is named (--prefillers)", where=not target.prefillers)
+    _not_asked("this gateway changes no header", where=target.mode.bare)
     async with AsyncExitStack() as stack:
         for n in range(4 * len(target.endpoints)):
             under_way = await stack.enter_async_context(dataplane.exchange(target.channel, mode=target.mode))
@@ -329,25 +323,20 @@ def _is_openai_error(refused: Immediate) -> None:
     assert not missing, f"the error has no {sorted(missing)}"
 
 
+def _not_asked(why: str, *, where: bool) -> None:
+    if where:
+        raise NotAskedError(why)
+
+
 def _needs_duplex(target: Target) -> None:
-    if not target.mode.duplex or target.mode.bare:
-        raise NotAskedError("this gateway takes no body back")
+    _not_asked("this gateway takes no body back", where=not target.mode.duplex or target.mode.bare)
 
 
 def _needs_subsets(target: Target) -> None:
-    if target.dialect not in SENDS_SUBSETS:
-        raise NotAskedError("this gateway sends no subset hint")
+    _not_asked("this gateway sends no subset hint", where=target.dialect not in SENDS_SUBSETS)
 
 
 def _needs_models(target: Target) -> None:
-    if not target.knows_models:
-        raise NotAskedError(
-            "the command line does not say whether the picker knows its endpoints' models (--model)"
-        )
-    if target.mode.bare:
-        raise NotAskedError("this gateway shows no path and takes no answer")
-
-
-def _needs_metadata(target: Target) -> None:
-    if target.mode.bare:
-        raise NotAskedError("this gateway reads no metadata")
+    unsaid = "the command line does not say whether the picker knows its endpoints' models (--model)"
+    _not_asked(unsaid, where=not target.knows_models)
+    _not_asked("this gateway shows no path and takes no answer", where=target.mode.bare)

@@ -1,7 +1,7 @@
 """Plays the data plane's side of ext_proc v3: sends one HTTP request as each body mode requires, and carries
-out the picker's answers. It follows only the protocol, so it works with any picker. An `Exchange` is one HTTP
-request on one gRPC stream. An exchange fails (AssertionError) if no data plane could use the answer. Values
-of headers are text with one character for each byte.
+out the picker's answers. This module follows only the protocol, so it works with any picker. An `Exchange` is
+one HTTP request on one gRPC stream. An exchange fails (AssertionError) if no data plane could use the answer.
+Values of headers are text with one character for each byte.
 """
 
 from __future__ import annotations
@@ -48,28 +48,9 @@ class Mode:
         return bool(self.request == _BODY.FULL_DUPLEX_STREAMED)
 
 
-NONE: Final = Mode(_BODY.NONE)
 BUFFERED: Final = Mode(_BODY.BUFFERED)
-PARTIAL: Final = Mode(_BODY.BUFFERED_PARTIAL)
-STREAMED: Final = Mode(_BODY.STREAMED, _BODY.STREAMED)
-EARLY: Final = Mode(_BODY.STREAMED, early=True)
 DUPLEX: Final = Mode(_BODY.FULL_DUPLEX_STREAMED, _BODY.FULL_DUPLEX_STREAMED)
-DUPLEX_REQUEST: Final = Mode(_BODY.FULL_DUPLEX_STREAMED)
-SILENT_DUPLEX: Final = Mode(_BODY.FULL_DUPLEX_STREAMED, _BODY.FULL_DUPLEX_STREAMED, silent=True)
 BARE: Final = Mode(_BODY.FULL_DUPLEX_STREAMED, silent=True, bare=True)
-
-MODES: Final = {
-    "none": NONE,
-    "buffered": BUFFERED,
-    "buffered_partial": PARTIAL,
-    "streamed": STREAMED,
-    "streamed_early": EARLY,
-    "full_duplex": DUPLEX,
-    "full_duplex_request": DUPLEX_REQUEST,
-    "full_duplex_silent": SILENT_DUPLEX,
-}
-READING_MODES: Final = {name: mode for name, mode in MODES.items() if mode not in (NONE, STREAMED)}
-"""Modes in which the pick may wait for the body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,9 +367,8 @@ def _mutated(headers: list[tuple[str, str]], mutation: Any) -> list[tuple[str, s
 async def exchange(
     channel: grpc.aio.Channel, *, mode: Mode = BUFFERED, patience_s: float = _PATIENCE_S
 ) -> AsyncIterator[Exchange]:
-    """Open one HTTP request. If a test leaves the request open, it is cancelled at the end, as when a client
-    goes away.
-    `patience_s`: how long to wait for an answer of the picker.
+    """Open one HTTP request. If a test leaves the request open, the request is cancelled at the end, as when
+    a client goes away. `patience_s`: how long to wait for an answer of the picker.
     """
     running = Exchange(channel, mode=mode, patience_s=patience_s)
     try:

@@ -1,4 +1,4 @@
-"""vLLM's names for blocks of tokens, computed from a prompt alone, in the same way as the servers compute
+"""Computes vLLM's names for blocks of tokens from a prompt alone, in the same way as the servers compute
 them.
 
 The hash of a full block is H((hash of the block before, own tokens, extra keys)) over a serialized form of
@@ -41,9 +41,8 @@ class BlockHasher:
 
     def __init__(self, algorithm: Algorithm, *, seed: str = "") -> None:
         self.algorithm: Algorithm = algorithm
-        self.seed = seed or DEFAULT_SEED
         self._hash = _FORMULAS[algorithm]
-        self._root = self._hash(self.seed)
+        self._root = self._hash(seed or DEFAULT_SEED)
 
     def names(
         self,
@@ -53,7 +52,9 @@ class BlockHasher:
         adapter: tuple[str, str] | None = None,
         cache_salt: str = "",
     ) -> list[BlockName]:
-        """Return the names of a prompt's full blocks. adapter: its name, and the path it was loaded from."""
+        """Return the names of a prompt's full blocks. adapter: the name of the adapter, and the path from
+        which the servers loaded it.
+        """
         parent, formula = self._root, self._hash
         every: list[tuple[str, ...]] = [("lora", *map(_own_object, adapter))] if adapter is not None else []
         later: _Keys = tuple(every) or None

@@ -1,5 +1,4 @@
-"""The blocks of each chunk: the routed chains as a tree of chunks, each with the blocks that become complete
-in it.
+"""Keeps the routed chains as a tree of chunks, with the blocks of each chunk.
 
 The node of a chunk has the blocks that become complete within this chunk. A block that crosses the end of the
 chunk belongs to the next chunk, since its content depends on how the prompt goes on. So a server holds a
@@ -75,7 +74,7 @@ class ChunkTree:
         return self._nodes.get(node.chunk) is node
 
     def users(self, block: BlockName) -> tuple[Node, ...]:
-        """Return the nodes that contain the block, usually one."""
+        """Return the nodes that contain the block. Usually there is one."""
         return self._users.part(block).get(block, ())
 
     def map(self, prompt: MappedPrompt) -> tuple[list[Node], list[Node]]:
@@ -107,7 +106,7 @@ class ChunkTree:
         return path, changed
 
     def evict(self) -> Iterator[Node]:
-        """Bring the tree back into its bound. Returns the removed nodes."""
+        """Bring the tree back into its bound. Yields the removed nodes."""
         while len(self._nodes) > self._max_chunks:
             _, node = self._nodes.popitem(last=False)
             assert not node.children, "an end goes before what it continues"
@@ -156,8 +155,8 @@ class ChunkTree:
 
 
 def _make_known(nodes: Sequence[Node]) -> None:
-    """A whole block ends before these nodes after all: another prompt with the same chunks
-    has other tokens.
+    """Called when a whole block ends before these nodes after all, because another prompt with the same
+    chunks has other tokens.
     """
     waiting = [node for node in nodes if not node.known]
     while waiting:

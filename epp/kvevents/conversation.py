@@ -1,5 +1,5 @@
-"""Reads back what the server's chat template gets of a request: its conversation, from the canonical prompt,
-and its own fields for the template.
+"""Reads the parts of a request that the server's chat template gets: the conversation, from the canonical
+prompt, and the request's own fields for the template.
 
 `epp.request.canonical` wrote the prompt. It contains everything that a template reads of the messages, except
 media (which are named by a hash) and thinking (which is left out). Prompts with these are refused here. Each
@@ -21,19 +21,17 @@ from epp.request.canonical import BODY, FIELD, OPAQUE, PART, SECTION
 
 _TOOLS: Final = FIELD + b"tools"
 _CALL_FIELDS: Final = {b"tool_calls": "tool_calls", b"function_call": "function_call"}
-
-
 _UNSET: Final = (None, "auto")
 _OWN_MEANING: Final = frozenset(
     {"chat_template", "tokenize", "messages", "conversation", "tools", "padding", "truncation", "max_length"}
     | {"return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}
 )
-"""As template arguments, these have a meaning that the server itself defines, or are a reason for the server
-to refuse the request.
+"""Template arguments to which the server gives a meaning of its own, or with which the server refuses the
+request.
 """
 _AT_THE_END: Final = frozenset({"add_generation_prompt", "continue_final_message"})
-"""These change only what follows the last text, which no chunk holds. If the request has fields of these
-names, they count; otherwise defaults do.
+"""Template arguments that change only the part after the last text, which no chunk holds. The server takes
+these values from the request's fields of the same names.
 """
 
 

@@ -1,4 +1,5 @@
-"""KV events as vLLM sends them, decoded into the three things that they say.
+"""Decodes KV events of vLLM. An event says that blocks were stored, that blocks were removed, or that the
+server cleared its cache.
 
 A message is a batch in msgpack: [time, [events], data parallel rank], or a map with "events". An event is a
 map with its name under "type", or, from older releases, an array that starts with its name; fields were added
@@ -72,7 +73,7 @@ _WHOLE_ATTENTION: Final = frozenset(
     {None, "full_attention", "mla_attention", "sink_full_attention", "unknown"}
 )
 _NO_KEYS: Final = (b"", b"\xc0", b"\x90")
-"""How nothing, nil and an empty array begin."""
+"""The first bytes of an empty value, of nil and of an empty array."""
 
 
 class _Batch(Struct, array_like=True):
@@ -136,8 +137,7 @@ def decode(payload: bytes) -> list[Event]:
         batch = _BATCH[_is_map(payload)].decode(payload)
         events = [_event(raw) for raw in batch.events]
     except Exception as error:
-        # Bytes of a wrong kind, too long for memory or nested too deeply
-        # are no events.
+        # The bytes are of a wrong kind, too long for memory, or nested too deeply.
         raise MalformedError(f"not a batch of KV events: {error}") from error
     return [event for event in events if event is not None]
 
@@ -167,7 +167,7 @@ def _stored(fields: _Stored) -> Stored:
         blocks=_names(fields.block_hashes),
         tier=_tier(fields.medium),
         parent=None if parent is None else _name(parent),
-        token_ids=tuple(array("I", fields.token_ids or ())),  # judges each of them
+        token_ids=tuple(array("I", fields.token_ids or ())),  # array refuses what is no token id
         block_tokens=fields.block_size or 0,
         adapter=fields.lora_name or "",
         more_keys=bool(keys and bytes(memoryview(keys[0])[:1]) not in _NO_KEYS),

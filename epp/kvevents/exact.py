@@ -1,4 +1,4 @@
-"""Exact mode: takes KV events of servers and routed prompts, and returns findings for the picker.
+"""Runs exact mode: takes KV events of servers and routed prompts, and returns findings for the picker.
 
 For each base model it learns how the servers name blocks, from an event with tokens and names, and checks
 this at every server. It also checks whether the names that it computes for prompts appear in the events of
@@ -73,8 +73,8 @@ class _Model:
         self.state, self.reason = "checking", "no routed prompt has appeared in the events yet"
 
     def unlearned(self) -> None:
-        """Called when no server is left that names blocks in this way, so the others may show how they do
-        it.
+        """Called when no server is left that names blocks in this way, so the others may show their
+        way.
         """
         self.hasher, self.block_tokens = None, 0
         self.state, self.reason = "waiting", _NO_EVENT_YET
@@ -99,7 +99,7 @@ class _Server:
     off: str = ""
     """Why the server is not followed. Empty: it is followed."""
     agreed: bool = False
-    """Whether it names blocks as we do."""
+    """Whether the server names blocks as we do."""
     events: int = 0
 
 
@@ -113,7 +113,6 @@ class Exact:
         self._models: dict[str, _Model] = {}
         self._servers: dict[EndpointName, _Server] = {}
         self._relearning: set[EndpointName] = set()
-        """Servers that were off because they name blocks in another way than servers that have gone."""
         self.malformed = 0
         """Number of messages that were no KV events."""
 
@@ -140,8 +139,8 @@ class Exact:
             self._relearning |= {name for name, known in left.items() if known.off}
 
     def take_relearning(self) -> list[EndpointName]:
-        """Return servers whose messages must be read again from the first one, as those of a new process,
-        because they may now be right.
+        """Return servers whose messages must be read again from the first one, as those of a new process.
+        They were off because they name blocks in another way than servers that have gone.
         """
         found, self._relearning = sorted(self._relearning), set()
         return found
@@ -259,7 +258,7 @@ class Exact:
             if error.reason == "tokenizer" and not model.prompts["mapped"]:
                 model.reason = str(error)
             return
-        except Exception as error:  # noqa: BLE001 - a client's words: whatever comes of them, they cost only their own prompt
+        except Exception as error:  # noqa: BLE001 - a client's text caused this error, which may cost only its own prompt
             model.prompts["error"] += 1
             model.last_error = repr(error)
             return
@@ -285,7 +284,7 @@ class Exact:
                 return
             model.checks.popleft()
             if held is None or not held.complete:
-                continue  # blocks that it stored before its events were followed are not known
+                continue  # blocks that the server stored before its events were followed are not known
             model.prompts["missed"] += 1
             model.misses_in_a_row += 1
             if model.misses_in_a_row >= _MISSES_TO_DISTRUST:

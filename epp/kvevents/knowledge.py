@@ -16,7 +16,7 @@ Pure: times are monotonic seconds of the caller. Caller: `exact`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from epp.kvevents.block_hashes import BlockName
@@ -30,7 +30,7 @@ from epp.types import ChunkHash, EndpointName
 
 @dataclass(slots=True, eq=False)
 class ServerKnowledge:
-    """What is known of one server."""
+    """The knowledge about one server."""
 
     name: EndpointName
     blocks: ServerBlocks
@@ -51,6 +51,83 @@ class ServerKnowledge:
     """Chunks that were lost while their prompt was pending. They have to be reported now."""
     reported: tuple[bool, int] = (False, 0)
     """The content of the last report: live, bytes."""
+
+    def follow(self, path: Sequence[Node]) -> int:
+        """Return the number of leading chunks of the path that the server holds, by its current blocks."""
+        depth = 0
+        for node in path:
+            if not node.known:
+                continue
+            if node not in self.held:
+                if not (self.has_blocks(node) and self.holds_above(node)):
+                    break
+                self._hold(node)
+            depth = node.depth
+        return depth
+
+    def sure(self, path: Sequence[Node], depth: int) -> bool:
+        """Return whether the server holds only the first `depth` chunks of the path, and will not store more
+        of the path soon.
+        """
+        return self.complete and not (depth < len(path) and path[depth] in self.pending)
+
+    def gain(self, first: Node) -> list[Node]:
+        """Mark a node as held, and all nodes below it that are held now. Return the ends of these chains."""
+        ends, waiting = [], [first]
+        while waiting:
+            node = waiting.pop()
+            self._hold(node)
+            below = [child for child in node.children if self.has_blocks(child)]
+            if below:
+                waiting += below
+            else:
+                ends.append(node)
+        return ends
+
+    def release(self, first: Node) -> None:
+        """Mark a held node and all held nodes below it as not held."""
+        waiting = [first]
+        while waiting:
+            node = waiting.pop()
+            self.held.remove(node)
+            self.known_bytes -= node.size_bytes
+            self.rate(node, Tier.GPU)
+            waiting += [child for child in node.children if child in self.held]
+
+    def _hold(self, node: Node) -> None:
+        node.seen = True
+        self.held.add(node)
+        self.known_bytes += node.size_bytes
+        self.rate(node, self.tier(node))
+        self.due += self.pending.arrived(node)
+
+    def has_blocks(self, node: Node) -> bool:
+        return node.known and self.blocks.hold(node.blocks)
+
+    def holds_above(self, node: Node) -> bool:
+        return node.parent is None or not node.parent.known or node.parent in self.held
+
+    def tier(self, node: Node) -> Tier:
+        """Return the slowest tier of the node's blocks."""
+        return max((self.blocks.tier(block) or Tier.GPU for block in node.blocks), default=Tier.GPU)
+
+    def rate(self, node: Node, tier: Tier) -> None:
+        """Record the tier of a node, for the next report if the tier has changed."""
+        if self.slower.get(node.chunk, Tier.GPU) is tier:
+            return
+        if tier is Tier.GPU:
+            del self.slower[node.chunk]
+        else:
+            self.slower[node.chunk] = tier
+        self.moved[node.chunk] = tier
+
+    def report(self) -> ServerReport | None:
+        """Return the report about the server. None: nothing has changed since the last report."""
+        live, moved = self.trusted and (self.complete or len(self.blocks) > 0), self.moved
+        if not moved and self.reported == (live, self.known_bytes):
+            return None
+        self.reported, self.moved = (live, self.known_bytes), {}
+        return ServerReport(server=self.name, live=live, known_bytes=self.known_bytes, moved=moved)
 
 
 class OverfullError(Exception):
@@ -75,10 +152,6 @@ class Knowledge:
         self._again: OrderedDict[tuple[ServerKnowledge, Node], float] = OrderedDict()
         """The last loss of each chunk is reported a second time at this moment. Prompts that were pending at
         the loss are computed by then, or never. The soonest first."""
-
-    def __len__(self) -> int:
-        """Return the number of chunks in the tree."""
-        return len(self.tree)
 
     # -- servers ---------------------------------------------------------------------------------------------
 
@@ -125,7 +198,7 @@ class Knowledge:
         _let_all_go(known.blocks)
         known.pending.clear()
         for node in known.held:
-            self._rate(known, node, Tier.GPU)
+            known.rate(node, Tier.GPU)
         known.held.clear()
         known.changed.clear()
         known.due.clear()
@@ -147,9 +220,9 @@ class Knowledge:
         for known in self.servers.values():
             for node in changed:
                 if node in known.held:
-                    self._release(known, node)
+                    known.release(node)
                 known.changed.pop(node, None)
-        held = {known.name: depth for known in self.servers.values() if (depth := self._follow(known, path))}
+        held = {known.name: depth for known in self.servers.values() if (depth := known.follow(path))}
         if server in self.servers and path and path[-1] not in self.servers[server].held:
             known = self.servers[server]
             known.due += known.pending.expect(path, now=now)
@@ -162,39 +235,21 @@ class Knowledge:
                 LookupReport(
                     chain=prompt.chain[: len(path)],
                     held=held,
-                    sure=frozenset(k.name for k in self.servers.values() if self._sure(k, path, held)),
+                    sure=frozenset(
+                        k.name for k in self.servers.values() if k.sure(path, held.get(k.name, 0))
+                    ),
                     from_chunk=unknown,
                     to_chunk=seen,
                     at=now,
                 )
             )
 
-    def _follow(self, known: ServerKnowledge, path: Sequence[Node]) -> int:
-        """Return the number of leading chunks of the path that the server holds, by its current blocks."""
-        depth = 0
-        for node in path:
-            if not node.known:
-                continue
-            if node not in known.held:
-                if not self._holds(known, node):
-                    break
-                self._hold(known, node)
-            depth = node.depth
-        return depth
-
-    def _sure(self, known: ServerKnowledge, path: Sequence[Node], held: Mapping[EndpointName, int]) -> bool:
-        """Return whether the server holds no more of the path than is known, and will not store more of it
-        soon.
-        """
-        depth = held.get(known.name, 0)
-        return known.complete and not (depth < len(path) and path[depth] in known.pending)
-
     def _forget_node(self, node: Node) -> None:
         for known in self.servers.values():
             known.changed.pop(node, None)
             known.due += known.pending.arrived(node)
             if node in known.held:
-                self._let_go(known, node)
+                known.release(node)
 
     # -- findings --------------------------------------------------------------------------------------------
 
@@ -211,7 +266,7 @@ class Knowledge:
             (known, node), _ = self._again.popitem(last=False)
             if node in self.tree and node not in known.held and node not in known.pending:
                 found.append(_loss(known, node, at=now - UNDER_WAY_S))
-        found += [account for known in self.servers.values() if (account := self._account(known))]
+        found += [account for known in self.servers.values() if (account := known.report())]
         return found
 
     def _settle(self, known: ServerKnowledge) -> Iterator[KvReport]:
@@ -220,87 +275,21 @@ class Knowledge:
         changed = sorted(known.changed.items(), key=lambda item: item[0].depth)
         known.changed.clear()
         for node, at in changed:
-            own = self._own(known, node)
+            own = known.has_blocks(node)
             if node in known.held:
                 if own:
-                    self._rate(known, node, self._tier(known, node))
+                    known.rate(node, known.tier(node))
                     continue
-                self._release(known, node)
+                known.release(node)
                 if node in known.pending:
                     known.pending.note_loss(node)
                     continue
                 self._again[known, node] = at + UNDER_WAY_S
                 self._again.move_to_end((known, node))
                 yield _loss(known, node, at=at)
-            elif own and self._above(known, node):
-                for end in self._gain(known, node):
+            elif own and known.holds_above(node):
+                for end in known.gain(node):
                     yield ChainReport(server=known.name, chain=end.chain(), held=end.depth, at=at)
-
-    def _gain(self, known: ServerKnowledge, first: Node) -> list[Node]:
-        """Mark a node as held, and all nodes below it that are held now. Returns the ends of these chains."""
-        ends, waiting = [], [first]
-        while waiting:
-            node = waiting.pop()
-            self._hold(known, node)
-            below = [child for child in node.children if self._own(known, child)]
-            if below:
-                waiting += below
-            else:
-                ends.append(node)
-        return ends
-
-    def _release(self, known: ServerKnowledge, first: Node) -> None:
-        waiting = [first]
-        while waiting:
-            node = waiting.pop()
-            self._let_go(known, node)
-            waiting += [child for child in node.children if child in known.held]
-
-    def _hold(self, known: ServerKnowledge, node: Node) -> None:
-        node.seen = True
-        known.held.add(node)
-        known.known_bytes += node.size_bytes
-        self._rate(known, node, self._tier(known, node))
-        known.due += known.pending.arrived(node)
-
-    def _let_go(self, known: ServerKnowledge, node: Node) -> None:
-        known.held.remove(node)
-        known.known_bytes -= node.size_bytes
-        self._rate(known, node, Tier.GPU)
-
-    def _holds(self, known: ServerKnowledge, node: Node) -> bool:
-        return self._own(known, node) and self._above(known, node)
-
-    @staticmethod
-    def _own(known: ServerKnowledge, node: Node) -> bool:
-        return node.known and known.blocks.hold(node.blocks)
-
-    @staticmethod
-    def _above(known: ServerKnowledge, node: Node) -> bool:
-        return node.parent is None or not node.parent.known or node.parent in known.held
-
-    @staticmethod
-    def _tier(known: ServerKnowledge, node: Node) -> Tier:
-        tiers = [known.blocks.tier(block) or Tier.GPU for block in node.blocks]
-        return max(tiers, default=Tier.GPU)
-
-    @staticmethod
-    def _rate(known: ServerKnowledge, node: Node, tier: Tier) -> None:
-        if known.slower.get(node.chunk, Tier.GPU) is tier:
-            return
-        if tier is Tier.GPU:
-            del known.slower[node.chunk]
-        else:
-            known.slower[node.chunk] = tier
-        known.moved[node.chunk] = tier
-
-    def _account(self, known: ServerKnowledge) -> ServerReport | None:
-        """Return the report about a server. None: nothing has changed."""
-        live, moved = known.trusted and (known.complete or len(known.blocks) > 0), known.moved
-        if not moved and known.reported == (live, known.known_bytes):
-            return None
-        known.reported, known.moved = (live, known.known_bytes), {}
-        return ServerReport(server=known.name, live=live, known_bytes=known.known_bytes, moved=moved)
 
     # -- checks ----------------------------------------------------------------------------------------------
 
@@ -316,10 +305,10 @@ class Knowledge:
             assert set(known.slower) <= {node.chunk for node in known.held}
             for node in known.held:
                 assert node.seen
-                assert self._above(known, node), "a chunk is held without what it continues"
+                assert known.holds_above(node), "a chunk is held without what it continues"
                 if not any(above in known.changed for above in _upwards(node)):
-                    assert self._own(known, node), "held without its blocks"
-                    assert known.slower.get(node.chunk, Tier.GPU) is self._tier(known, node)
+                    assert known.has_blocks(node), "held without its blocks"
+                    assert known.slower.get(node.chunk, Tier.GPU) is known.tier(node)
 
 
 def _loss(known: ServerKnowledge, node: Node, *, at: float) -> ChainReport:

@@ -1,9 +1,10 @@
-"""A model's text, read from its folder: tokenizer.json and chat template, as vLLM applies them.
+"""Renders conversations and makes tokens of texts as vLLM does, by tokenizer.json and the chat template in a
+model's folder.
 
-The only module of the picker that knows `tokenizers` and `jinja2`, which come with an extra. Templates are
-rendered in jinja's sandbox with the functions and filters that Hugging Face's transformers gives them.
-Options of the server that change the rendering (another template on its command line, arguments for it) are
-settings. Caller: `start`.
+This is the only module of the picker that knows `tokenizers` and `jinja2`, which come with an extra.
+Templates are rendered in jinja's sandbox with the functions and filters that Hugging Face's transformers
+gives them. Options of the server that change the rendering (another template on its command line, arguments
+for it) are settings. Caller: `start`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _MOST_TOKENS: Final = 2**18
 """Most tokens of a text. Freeing the tokenizer's results for so many takes 14 ms, during which nothing else
 runs."""
 _PIECE_CHARS: Final = 2**14
-"""A normalizer can make 18 characters of one, and each can become a token."""
+"""Length of the pieces in which tokens are counted. A normalizer can make 18 characters of one character, and
+each can become a token."""
 
 
 class FolderLanguage:
@@ -61,7 +63,8 @@ class FolderLanguage:
             environment = _environment()
             try:
                 self._render = environment.from_string(text).render
-                self._lists = _walks_over_content(environment, text)
+                loops = environment.parse(text).find_all(nodes.For)
+                self._lists = any(_is_content(loop.iter) for loop in loops)
             except (TemplateError, RecursionError) as error:
                 raise ConfigError(f"{template or folder}: chat template: {error}") from error
 
@@ -69,11 +72,11 @@ class FolderLanguage:
         self._check_size(text)
         encoded = self._encoded(text, special=special)
         ends, latest = [], 0
-        # One by one: making the list of all places is one step, which holds the interpreter for 150 ms if
-        # there are a million tokens.
+        # Places are read one by one. Making a list of all places is one step, which holds the interpreter for
+        # 150 ms if there are a million tokens.
         for token in range(len(encoded)):
             place = encoded.token_to_chars(token)
-            if place is not None:  # otherwise it stands for no text
+            if place is not None:  # a token without a place stands for no text
                 latest = max(latest, place[1])
             ends.append(latest)
         return Tokens(encoded.ids, ends)
@@ -91,8 +94,8 @@ class FolderLanguage:
                 raise UnmappedError(f"a text of more than {_MOST_TOKENS} tokens", reason="content")
 
     def _encoded(self, text: str, *, special: bool) -> Encoding:
-        # A batch of one text: only batches release the interpreter,
-        # and otherwise picks would wait for a whole long prompt.
+        # This is a batch of one text, since only batches release the interpreter. Otherwise picks would wait
+        # for a whole long prompt.
         try:
             return self._tokenizer.encode_batch([text], add_special_tokens=special)[0]
         except BaseException as error:
@@ -211,7 +214,7 @@ def _environment() -> Environment:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # noqa: DTZ005 - the server's local time, as there
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # noqa: DTZ005 - servers use their local time too
     return environment
 
 
@@ -220,7 +223,7 @@ def _to_json(
     ensure_ascii: bool = False,  # noqa: FBT001, FBT002 - called by templates
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,  # noqa: FBT001, FBT002 - as above
+    sort_keys: bool = False,  # noqa: FBT001, FBT002 - called by templates
 ) -> str:
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
@@ -231,12 +234,8 @@ def _raise(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _walks_over_content(environment: Environment, text: str) -> bool:
-    """Return whether the template has a loop over a message's content."""
-    return any(_is_content(loop.iter) for loop in environment.parse(text).find_all(nodes.For))
-
-
 def _is_content(node: nodes.Node) -> bool:
+    """Return whether an expression of a template is the content of a message."""
     match node:
         case nodes.Filter(node=inner) if inner is not None:
             return _is_content(inner)

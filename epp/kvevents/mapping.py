@@ -72,7 +72,7 @@ def map_prompt(
     block_tokens: int,
     adapter_path: str | None,
 ) -> MappedPrompt:
-    """adapter_path: where the servers loaded the prompt's adapter from, if it names one. Raises
+    """adapter_path: the path from which the servers loaded the adapter, if the prompt names one. Raises
     UnmappedError.
     """
     inference = routed.inference
@@ -178,11 +178,13 @@ class Rendered:
 def aligned_blocks(
     ends_bytes: Sequence[int], rendered: Rendered, *, block_tokens: int, blocks: int
 ) -> list[int]:
-    """Return the same for a prompt of text, for the chunks that end within `plain_chars`."""
+    """Return the number of blocks complete at the end of each chunk, for a prompt of text and the chunks that
+    end within `plain_chars`.
+    """
     anchors = _anchors(rendered.prompt_bytes, rendered.text, rendered.texts)
     found, at = [], 0
     for end in ends_bytes:
-        while anchors[at + 1].prompt_end < end:
+        while anchors[at + 1].text.end < end:
             at += 1
         chars = anchors[at + 1].place(end, after=anchors[at])
         if chars > rendered.plain_chars:
@@ -192,8 +194,8 @@ def aligned_blocks(
 
 
 class _Characters:
-    """Number of whole characters in the first bytes of a text, for growing numbers of bytes. Each byte is
-    read once.
+    """Counts the whole characters in the first bytes of a text, for growing numbers of bytes. Reads each byte
+    once.
     """
 
     __slots__ = ("_bytes", "_chars", "_decoder", "_seen")
@@ -209,31 +211,30 @@ class _Characters:
         return self._chars
 
 
+@dataclass(slots=True)
 class _Anchor:
-    """A text that was found in the rendered prompt, or one of its two ends: where it begins and ends in both.
-    Places must be asked for in ascending order.
+    """A text that was found in the rendered prompt, or one of the two ends of the prompt. `text` has the
+    place in the prompt. Places must be asked for in ascending order.
     """
 
-    __slots__ = ("_count", "prompt_end", "prompt_start", "rendered_end", "rendered_start", "text")
-
-    def __init__(self, text: Text, rendered_start: int, rendered_end: int) -> None:
-        self.text = text
-        self.prompt_start, self.prompt_end = text.start, text.end
-        self.rendered_start, self.rendered_end = rendered_start, rendered_end
-        self._count: _Characters | None = None
+    text: Text
+    rendered_start: int
+    rendered_end: int
+    counted: _Characters | None = None
 
     def place(self, byte: int, *, after: _Anchor) -> int:
         """Return the place in `rendered`, in characters, of a place that comes after the text before and not
         after this text's end.
         """
-        if byte < self.prompt_start:
-            gap = self.prompt_start - after.prompt_end
-            share = (byte - after.prompt_end) / gap if gap else 0.0
+        text = self.text
+        if byte < text.start:
+            gap = text.start - after.text.end
+            share = (byte - after.text.end) / gap if gap else 0.0
             return after.rendered_end + int(share * (self.rendered_start - after.rendered_end))
-        into, text = byte - self.prompt_start, self.text.text
-        if self.prompt_end - self.prompt_start != len(text):  # not ASCII: characters of several bytes
-            self._count = self._count or _Characters(text)
-            into = self._count.within(into)
+        into = byte - text.start
+        if text.end - text.start != len(text.text):  # some characters have several bytes
+            self.counted = self.counted or _Characters(text.text)
+            into = self.counted.within(into)
         return min(self.rendered_start + into, self.rendered_end)
 
 
@@ -253,7 +254,7 @@ def _anchors(prompt_bytes: int, rendered: str, texts: Sequence[Text]) -> list[_A
                 continue
             lead = len(text.text) - len(text.text.lstrip())
             skipped = len(text.text[:lead].encode())
-            text = Text(text.start + skipped, said, text.start + skipped + len(said.encode()))  # noqa: PLW2901 - the part of it that is there
+            text = Text(text.start + skipped, said, text.start + skipped + len(said.encode()))  # noqa: PLW2901 - the part of the text that was found
         if not said:
             continue
         at = start + len(said)

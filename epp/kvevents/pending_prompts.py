@@ -1,4 +1,4 @@
-"""Prompts that one server has received but has not computed yet.
+"""Keeps the prompts that one server has received but has not computed yet.
 
 If the server loses a part of such a prompt meanwhile, it holds the part again after the computation. So the
 loss is not reported until then. A prompt is computed when the server holds its last chunk. A prompt that is
@@ -63,7 +63,7 @@ class PendingPrompts:
         return nodes
 
     def overdue(self, now: float) -> list[Node]:
-        """Return the same for all prompts that are given up."""
+        """Give up the prompts that are too old. Returns their lost chunks that are no longer pending."""
         nodes = []
         while self._prompts:
             last = next(iter(self._prompts))

@@ -1,8 +1,8 @@
-"""The queue of prompts from the picker to exact mode: it listens to the picker's events, and the thread of
-exact mode empties it.
+"""Queues prompts for exact mode: the queue listens to the picker's events, and the thread of exact mode
+empties the queue.
 
-On the path of a request it checks a byte budget when the request begins, and appends one item when the answer
-begins. Each attribute is written by only one side, so no lock is needed.
+The queue checks a byte budget when a request begins, and appends one item when its answer begins. Each
+attribute is written by only one side, so no lock is needed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,11 @@ class RoutedPrompt:
     server: EndpointName
     process: int
     """Number of processes seen under the server's name."""
-    model: str
-    """The server's base model. Empty: its source does not say."""
     adapter: str
     inference: InferenceRequest
     chain: Sequence[ChunkHash]
     schedule: ChunkSchedule
     """The schedule by which the chain was cut."""
-    at: float
 
 
 class RoutedPrompts:
@@ -61,7 +58,7 @@ class RoutedPrompts:
         if kind is Began:
             self._keep(event.request, event.asked.inference)  # type: ignore[union-attr]  # mypy does not narrow by type()
         elif kind is Answered:
-            self._put(event.request, at=event.at)  # type: ignore[union-attr]
+            self._put(event.request)  # type: ignore[union-attr]
         elif kind is Ended:
             self._let_go(event.request)  # type: ignore[union-attr]
 
@@ -76,7 +73,7 @@ class RoutedPrompts:
         self._kept_bytes += size
         self._unanswered[request] = inference
 
-    def _put(self, request: Pick, *, at: float) -> None:
+    def _put(self, request: Pick) -> None:
         """Called when the answer begins: queue its prompt. A refused request is kept until it ends, since its
         server computed nothing.
         """
@@ -92,7 +89,7 @@ class RoutedPrompts:
             self.dropped += 1
             self._kept_bytes -= inference.held_bytes
         else:
-            self._queue.append(_routed(request, inference, at=at))
+            self._queue.append(_routed(request, inference))
 
     def _let_go(self, request: Pick) -> None:
         """Drop a prompt whose answer will not begin."""
@@ -123,15 +120,12 @@ class RoutedPrompts:
         return self._kept_bytes - self._taken_bytes
 
 
-def _routed(request: Pick, inference: InferenceRequest, *, at: float) -> RoutedPrompt:
-    endpoint = request.state.endpoint
+def _routed(request: Pick, inference: InferenceRequest) -> RoutedPrompt:
     return RoutedPrompt(
-        server=endpoint.name,
+        server=request.state.endpoint.name,
         process=request.process,
-        model=endpoint.model,
         adapter=request.decision.adapter,
         inference=inference,
         chain=request.chain,
         schedule=request.table.schedule,
-        at=at,
     )

@@ -113,7 +113,7 @@ class Sequence:
                 steps += [self._lose(), self._deliver(number, payload)]
             elif self._next is None or number >= self._next or number in self._known:
                 steps += self._continue(number, payload)
-            # otherwise it came before the beginning of the replay
+            # otherwise the message is older than the replay
         return steps
 
     def restarted(self) -> list[Step]:

@@ -1,7 +1,7 @@
-"""The thread that follows the servers' KV events and maps routed prompts, and the way of its findings to the
+"""Runs the thread that follows the servers' KV events and maps routed prompts, and passes its findings to the
 picker.
 
-Owns the sockets: for each server a subscription, and a DEALER socket during a replay. Each replay has a new
+Owns the sockets. Each server has a subscription, and a DEALER socket during a replay. Each replay has a new
 socket, so that no message of an earlier replay arrives on it. `sequence` and `exact` make all decisions. The
 picker belongs to the event loop, so findings are passed to it there, in portions. The only object of the loop
 that the thread uses is the queue of prompts, which is made for this.
@@ -98,9 +98,7 @@ class ExactService:
         self._counted = (0, 0)
         """Gaps and losses of servers that are no longer followed."""
         self.status = ExactStatus(models={}, servers={}, gaps={"found": 0, "lost": 0}, malformed=0)
-        """The status, at most half a second old. The thread replaces it as a whole. It does not have the
-        picker's own counts.
-        """
+        """The status, at most half a second old. The thread replaces the status as a whole."""
 
     @property
     def dropped(self) -> int:
@@ -131,9 +129,7 @@ class ExactService:
             self._failure = error
         except asyncio.CancelledError:
             stopping.set()
-            thread.join(
-                _STOP_S
-            )  # the thread checks this every few milliseconds, but not while it tokenizes a prompt
+            thread.join(_STOP_S)  # the thread does not see the flag while it tokenizes a prompt
             raise
         stopping.set()
         self._turn_off(self._failure)
@@ -185,7 +181,7 @@ class ExactService:
         self._context, self._poller, self._followed = sockets.new_context(), zmq.Poller(), {}
         try:
             self._follow(wake, stopping)
-        except BaseException as error:  # noqa: BLE001 - a panic of the tokenizers package is no Exception; `run` says what it was
+        except BaseException as error:  # noqa: BLE001 - a panic of the tokenizers package is no Exception; `run` raises this error
             if not stopping.is_set():
                 self._failure = error
                 wake()
@@ -271,12 +267,9 @@ class ExactService:
                 return
             if len(frames) != 3 or len(frames[1]) != 8:
                 self._exact.malformed += 1
-            elif (
-                not self._topic or frames[0] == self._topic.encode()
-            ):  # a longer topic that begins with ours is another topic
-                self._apply_steps(
-                    one, one.messages.live(int.from_bytes(frames[1], "big"), frames[2]), now=now
-                )
+            elif not self._topic or frames[0] == self._topic.encode():  # ZeroMQ also passes longer topics
+                steps = one.messages.live(int.from_bytes(frames[1], "big"), frames[2])
+                self._apply_steps(one, steps, now=now)
 
     def _read_replay(self, one: Followed, *, now: float) -> None:
         for _ in range(_MESSAGES_A_TURN):
@@ -289,9 +282,8 @@ class ExactService:
             if frames[2] == sockets.END_OF_REPLAY:
                 self._apply_steps(one, one.messages.replay_over(), now=now)
                 return
-            self._apply_steps(
-                one, one.messages.replayed(int.from_bytes(frames[2], "big"), frames[3]), now=now
-            )
+            steps = one.messages.replayed(int.from_bytes(frames[2], "big"), frames[3])
+            self._apply_steps(one, steps, now=now)
 
     def _apply_steps(self, one: Followed, steps: Sequence[Step], *, now: float) -> None:
         self._exact.apply(one.name, steps, complete=one.messages.complete, now=now)

@@ -1,5 +1,5 @@
-"""The servers that exact mode follows, and its ZeroMQ sockets: they never block, hold a bounded number of
-messages, and leave nothing behind when closed.
+"""Opens the ZeroMQ sockets of exact mode. They never block, hold a bounded number of messages, and leave
+nothing behind when they are closed.
 
 Of the content of messages this module knows only the mark at the end of a replay. Caller: `service`.
 """
@@ -20,8 +20,7 @@ Context: TypeAlias = zmq.Context[Socket]
 END_OF_REPLAY: Final = (-1).to_bytes(8, "big", signed=True)
 """This number marks the end of a replay."""
 _RECEIVE_HIGH_WATER_MARK: Final = 256
-"""The most messages of a server that wait in its socket. Further messages are lost, and are
-replayed later.
+"""The most messages of a server that wait in its socket. Further messages are lost, and are replayed later.
 """
 MOST_MESSAGE_BYTES: Final = 2**20
 """The largest message: 200,000 tokens that a server stored in one step. If a message is larger, ZeroMQ closes

@@ -1,5 +1,5 @@
-"""Sums over the last minutes, in buckets of ten seconds: prompt tokens, matched tokens, and missed tokens by
-cause and server. Pure.
+"""Adds up prompt tokens, matched tokens, and missed tokens by cause and server over the last minutes, in
+buckets of ten seconds. Pure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from epp.types import EndpointName
 _BUCKET_S: Final = 10.0
 _BUCKETS: Final = 90
 _MOST_SERVERS: Final = 2000
-"""Most servers in a bucket for each cause. Further ones are added up without their names."""
+"""Most pairs of a cause and a server in a bucket. Tokens of further pairs count without their server."""
 
 
 @dataclass(slots=True)
@@ -28,6 +28,16 @@ class Bucket:
     by_server: defaultdict[tuple[str, EndpointName], float] = field(
         default_factory=lambda: defaultdict(float)
     )
+
+    def miss(self, cause: Cause, tokens: float, *, server: EndpointName | None = None) -> None:
+        """Add missed tokens of a cause. server: the server that is named with them."""
+        if tokens <= 0:
+            return
+        self.missed[cause.name] += tokens
+        if server is not None and (
+            len(self.by_server) < _MOST_SERVERS or (cause.name, server) in self.by_server
+        ):
+            self.by_server[cause.name, server] += tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,17 +68,6 @@ class Accounts:
         if not self._buckets or now - self._buckets[-1].began_at >= _BUCKET_S:
             self._buckets.append(Bucket(began_at=now))
         return self._buckets[-1]
-
-    def miss(
-        self, bucket: Bucket, cause: Cause, tokens: float, *, server: EndpointName | None = None
-    ) -> None:
-        if tokens <= 0:
-            return
-        bucket.missed[cause.name] += tokens
-        if server is not None and (
-            len(bucket.by_server) < _MOST_SERVERS or (cause.name, server) in bucket.by_server
-        ):
-            bucket.by_server[cause.name, server] += tokens
 
     def over(self, window_s: float, *, now: float) -> Account:
         """Return the sums over the buckets that began within the window."""

@@ -46,7 +46,7 @@ def fetch(admin: str, *, window_s: int) -> dict[str, Any]:
     """Ask the picker. Raises ConfigError if nothing answers, or if the answer is not from a picker."""
     url = f"{admin.rstrip('/')}/explain?window={window_s}"
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--admin {admin}: an address such as http://127.0.0.1:9090")
+        raise ConfigError(f"--admin {admin}: must be an address such as http://127.0.0.1:9090")
     try:
         with urllib.request.urlopen(url, timeout=_WITHIN_S) as answer:  # noqa: S310 - http, checked above
             return parsed(answer.read(_MOST_BYTES))

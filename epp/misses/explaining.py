@@ -17,7 +17,7 @@ from epp.picker import Picker
 _LOOK_S: Final = 0.2
 _PORTION: Final = 25
 _PORTIONS: Final = 4
-"""Number of portions in one look. Other work runs between them."""
+"""Most portions in one look. Other work runs between two portions."""
 _MOST_SERVERS: Final = 10
 """Most servers that are named for each cause."""
 _HOTTEST: Final = 12
@@ -46,7 +46,7 @@ class Explaining:
     def account(self, window_s: float) -> dict[str, Any]:
         """Return why tokens were missed in the last `window_s` seconds, as JSON values."""
         misses = self._misses
-        account = misses.over(window_s, now=time.monotonic())
+        account = misses.accounts.over(window_s, now=time.monotonic())
         return {
             "window_s": round(account.window_s, 1),
             "requests": account.requests,
@@ -54,7 +54,7 @@ class Explaining:
             "matched_tokens": round(account.matched_tokens),
             "hit_ratio": _ratio(account.matched_tokens, account.prompt_tokens),
             "causes": [self._cause(part, account) for part in account.missed],
-            "chunks_followed": f"1 in {misses.one_in}",
+            "chunks_followed": f"1 in {misses.seen.one_in}",
             "requests_skipped": misses.skipped,
             "cost_us": round(1e6 * self._spent_s / misses.looked_at, 1) if misses.looked_at else None,
         }
@@ -82,12 +82,12 @@ class Explaining:
 
     def _cause(self, part: Missed, account: Account) -> dict[str, Any]:
         total = sum(missed.tokens for missed in account.missed)
-        table = self._picker.table
-        present = set(table.mirrors)
         servers = []
         for name, tokens in list(part.servers.items())[:_MOST_SERVERS]:
-            capacity = table.mirrors[name].capacity_bytes if name in present else 0
-            full = _ratio(table.mirrors[name].used_bytes, capacity) if capacity else None
+            mirror = self._picker.table.mirrors.get(name)
+            full = None
+            if mirror is not None and mirror.capacity_bytes:
+                full = _ratio(mirror.used_bytes, mirror.capacity_bytes)
             servers.append({"name": name, "tokens": round(tokens), "full": full})
         return {
             "cause": part.cause.name,

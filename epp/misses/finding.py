@@ -16,20 +16,9 @@ from typing import Final
 from xxhash import xxh3_64_intdigest
 
 from epp.config.policy import PolicySpec
-from epp.misses.accounts import Account, Accounts, Bucket
-from epp.misses.causes import (
-    ELSEWHERE,
-    EVICTED,
-    LATE,
-    LOW_GAIN,
-    NEW,
-    OTHER_ROOT,
-    RESTARTED,
-    TAIL,
-    UNAVAILABLE,
-    UNREAD,
-    Cause,
-)
+from epp.misses import causes
+from epp.misses.accounts import Accounts, Bucket
+from epp.misses.causes import Cause
 from epp.misses.heat import Heat
 from epp.misses.seen import Seen, Sent
 from epp.picker import Picker
@@ -51,8 +40,8 @@ class Misses:
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
         self._waiting: deque[tuple[Pick, tuple[Probe, ...], float]] = deque()
-        self._accounts = Accounts()
-        self._seen = Seen()
+        self.accounts = Accounts()
+        self.seen = Seen()
         self.heat = Heat()
         self._roots: dict[int, ChunkHash] = {}
         """By the hash of a beginning without model and salt: the hash of the first chunk of the prompt that
@@ -80,16 +69,8 @@ class Misses:
         self.looked_at += done
         return done
 
-    def over(self, window_s: float, *, now: float) -> Account:
-        return self._accounts.over(window_s, now=now)
-
-    @property
-    def one_in(self) -> int:
-        """Return n: one in n chunks is followed."""
-        return self._seen.one_in
-
     def check_integrity(self) -> None:
-        self._seen.check_integrity()
+        self.seen.check_integrity()
         self.heat.check_integrity()
         assert len(self._waiting) <= _MOST_WAITING
         assert len(self._roots) <= _MOST_PROBES
@@ -98,7 +79,7 @@ class Misses:
 
     def _look_at(self, request: Pick, probes: Sequence[Probe], at: float) -> None:
         decision, chain = request.decision, request.chain
-        bucket = self._accounts.bucket(now=at)
+        bucket = self.accounts.bucket(now=at)
         bucket.requests += 1
         bucket.prompt_tokens += decision.prompt_tokens
         bucket.matched_tokens += decision.matched_tokens
@@ -111,42 +92,42 @@ class Misses:
         )
         missed = decision.prompt_tokens - decision.matched_tokens
         if not isinstance(decision.candidates, Shown) or decision.unread:
-            self._miss(bucket, UNREAD, missed)
+            bucket.miss(causes.UNREAD, missed)
             return
         best = max(decision.candidates.best_cached_tokens, decision.matched_tokens)
         held_elsewhere = best - decision.matched_tokens
         if held_elsewhere > 0:
             low = best < _least_gain(self._picker.policy.spec, decision.prompt_tokens)
             holder = next((c.name for c in decision.candidates if c.matched_tokens == best), None)
-            self._miss(bucket, LOW_GAIN if low else ELSEWHERE, held_elsewhere, server=holder)
+            bucket.miss(causes.LOW_GAIN if low else causes.ELSEWHERE, held_elsewhere, server=holder)
         if request.table is self._picker.table:
             self._split(bucket, request, probes, best=best)
         else:
-            self._miss(bucket, NEW, missed - held_elsewhere)  # prompts are cut differently now
+            bucket.miss(causes.NEW, missed - held_elsewhere)  # prompts are cut differently now
         recorded = request.recorded
         if recorded is not None and recorded.added and not request.prefix_lost:
             sent = Sent(request.state.endpoint.name, request.process, at)
-            self._seen.note(chain[recorded.first_added :], sent)
+            self.seen.note(chain[recorded.first_added :], sent)
         for _, probe in probes:
             self._remember(probe, chain)
 
     def _split(self, bucket: Bucket, request: Pick, probes: Sequence[Probe], *, best: int) -> None:
-        """Return what became of the tokens that no candidate held, by chunk. The rest are ends of prompts."""
+        """Find the cause for each chunk that no candidate held. The remaining tokens are ends of prompts."""
         decision, chain, schedule = request.decision, request.chain, request.table.schedule
         tokens_per_byte = decision.prompt_tokens / max(1, request.prompt.size.text_bytes)
         first = _chunks_of(best, tokens_per_byte, schedule, block=_block_tokens(request))
         unknown = chain[first:]
         end_bytes = schedule.end_bytes
         whole = (end_bytes(len(chain)) - end_bytes(first)) * tokens_per_byte if unknown else 0.0
-        self._miss(bucket, TAIL, decision.prompt_tokens - best - whole)
+        bucket.miss(causes.TAIL, decision.prompt_tokens - best - whole)
         if not unknown:
             return
         shared_bytes = self._shared_bytes(probes, chain) if not first else 0
         late, held = self._holder_now(request, first)
-        if late is None and not shared_bytes and self._seen.none_of(unknown):
-            self._miss(bucket, NEW, whole)
+        if late is None and not shared_bytes and self.seen.none_of(unknown):
+            bucket.miss(causes.NEW, whole)
             return
-        one_in, followed = self._seen.one_in, self._seen.get
+        one_in, followed = self.seen.one_in, self.seen.get
         ours = 0 if late is None else self._ours(chain)
         parts: dict[tuple[Cause, EndpointName | None], float] = {}
         for n, chunk in enumerate(unknown, first):
@@ -156,16 +137,16 @@ class Misses:
             holder = late if n < held else None
             if sent is None and late is None:
                 part: tuple[Cause, EndpointName | None] = (
-                    OTHER_ROOT if covered <= shared_bytes else NEW,
+                    causes.OTHER_ROOT if covered <= shared_bytes else causes.NEW,
                     None,
                 )
             elif sent is None:
-                part = (NEW, None) if n < ours or holder is None else (LATE, holder)
+                part = (causes.NEW, None) if n < ours or holder is None else (causes.LATE, holder)
             else:
                 part = self._cause_of(sent, request, holder)
             parts[part] = parts.get(part, 0.0) + (covered - begin) * tokens_per_byte * one_in
         for (cause, server), tokens in parts.items():
-            self._miss(bucket, cause, tokens, server=server)
+            bucket.miss(cause, tokens, server=server)
 
     def _cause_of(
         self, sent: Sent, request: Pick, late: EndpointName | None
@@ -173,10 +154,10 @@ class Misses:
         """Return the cause for a chunk that was sent somewhere before."""
         state = self._picker.fleet.get(sent.server)
         if state is None or state.process != sent.process:
-            return RESTARTED, sent.server
+            return causes.RESTARTED, sent.server
         if late == sent.server and sent.server != request.state.endpoint.name:
-            return UNAVAILABLE, sent.server
-        return EVICTED, sent.server
+            return causes.UNAVAILABLE, sent.server
+        return causes.EVICTED, sent.server
 
     def _holder_now(self, request: Pick, first: int) -> tuple[EndpointName | None, int]:
         """Return another server that now holds more of the prompt than any candidate was known to hold at the
@@ -206,11 +187,6 @@ class Misses:
                     range(most, min(len(other), len(chain))), True, key=lambda n: other[n] != chain[n]
                 )
         return most
-
-    def _miss(
-        self, bucket: Bucket, cause: Cause, tokens: float, *, server: EndpointName | None = None
-    ) -> None:
-        self._accounts.miss(bucket, cause, tokens, server=server)
 
     # -- beginnings over models and salts --------------------------------------------------------------------
 

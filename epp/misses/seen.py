@@ -36,14 +36,9 @@ class Sent(NamedTuple):
 
 
 class Seen:
-    def __init__(self, *, most: int = _MOST, old_s: float = _OLD_S) -> None:
-        self._most = most
-        self._old_s = old_s
+    def __init__(self) -> None:
         self._sent: dict[ChunkHash, Sent] = {}
         self._mask = 0
-
-    def __len__(self) -> int:
-        return len(self._sent)
 
     @property
     def one_in(self) -> int:
@@ -66,18 +61,18 @@ class Seen:
             for chunk in chosen:
                 self._sent.pop(chunk, None)  # moves the chunk to the end of the order
         self._sent.update(dict.fromkeys(chosen, sent))
-        while len(self._sent) > self._most:
+        while len(self._sent) > _MOST:
             self._shrink(now=sent.at)
 
     def _shrink(self, *, now: float) -> None:
         oldest = next(iter(self._sent.values()))
-        if now - oldest.at > self._old_s:
-            for chunk in list(islice(self._sent, self._most // 4)):
+        if now - oldest.at > _OLD_S:
+            for chunk in list(islice(self._sent, _MOST // 4)):
                 del self._sent[chunk]
             return
         self._mask = self._mask * 2 + 1
         self._sent = {chunk: sent for chunk, sent in self._sent.items() if not chunk & self._mask}
 
     def check_integrity(self) -> None:
-        assert len(self._sent) <= self._most
+        assert len(self._sent) <= _MOST
         assert not any(chunk & self._mask for chunk in self._sent)

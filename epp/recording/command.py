@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -60,7 +60,14 @@ def record(options: Options) -> Counts:
     until_s = None if options.seconds is None else time.monotonic() + options.seconds
 
     def keep(text: bytes, left_out: int) -> None:
-        _write(file, *_parsed(text, options.admin), counts, size_bytes=len(text), path=options.file)
+        opening, servers, asked = _parsed(text, options.admin)
+        try:
+            file.write(asked, opening=opening, servers=servers)
+        except OSError as error:
+            raise ConfigError(f"{options.file}: {error.strerror}") from error
+        if asked:
+            counts.requests += len(asked)
+            counts.size_bytes += len(text)
         counts.left_out = left_out
         _show(counts)
 
@@ -77,36 +84,16 @@ def record(options: Options) -> Counts:
 
 
 def _parsed(text: bytes, admin: str) -> tuple[Opening, Servers, Sequence[RecordedRequest]]:
-    """Return one answer of the picker."""
+    """Return the lines of one answer of the picker."""
+    stranger = f"--admin {admin}: the program that answers there is not a picker of this version"
     try:
         lines = [decode(row) for row in text.splitlines()]
     except ValueError as error:
-        raise ConfigError(
-            f"--admin {admin}: the program that answers there is not a picker of this version: {error}"
-        ) from error
+        raise ConfigError(f"{stranger}: {error}") from error
     match lines:
         case [Opening() as opening, Servers() as servers, *rest]:
             return opening, servers, [line for line in rest if isinstance(line, RecordedRequest)]
-    raise ConfigError(f"--admin {admin}: the program that answers there is not a picker of this version")
-
-
-def _write(
-    file: RecordingFile,
-    opening: Opening,
-    servers: Servers,
-    asked: Sequence[RecordedRequest],
-    counts: Counts,
-    *,
-    size_bytes: int,
-    path: Path,
-) -> None:
-    try:
-        file.write(asked, opening=opening, servers=servers)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
-    if asked:
-        counts.requests += len(asked)
-        counts.size_bytes += size_bytes
+    raise ConfigError(stranger)
 
 
 def _answers(url: str, admin: str, *, until_s: float | None) -> Iterator[tuple[bytes, int]]:
@@ -147,9 +134,9 @@ def _refusal(admin: str, status: int) -> str:
     return f"--admin {admin}: {reasons.get(status, f'status {status}')}"
 
 
-def _show(counts: Counts | None, *, on: Callable[[], bool] = sys.stderr.isatty) -> None:
+def _show(counts: Counts | None) -> None:
     """Show the counts on one line of a terminal, written over each time. None: remove the line."""
-    if on():
+    if sys.stderr.isatty():
         text = "\r\033[K" if counts is None else f"\r{counts_text(counts)}; Ctrl-C ends it"
         print(text, end="", file=sys.stderr, flush=True)
 

@@ -1,4 +1,5 @@
-"""The two files of a recording: the current file and the previous one. Together they stay within the bound.
+"""Writes the two files of a recording: the current file and the previous one. Together they stay within the
+bound.
 
 A new file is begun when the process starts, and whenever the current file has reached half of the bound. The
 previous file is kept as `NAME.1`, and an older one is lost. Each file begins with everything that a reader

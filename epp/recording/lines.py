@@ -1,4 +1,4 @@
-"""The content of a recording: JSON lines of three kinds, without any text of a prompt, an answer or a header.
+"""Defines the three kinds of JSON lines of a recording. No line has text of a prompt, an answer or a header.
 
 A recording begins with a `recording` line, which says how prompts were cut into chunks and which policy
 routed. A `servers` line describes the fleet from then on. A `request` line describes one request that has
@@ -80,9 +80,8 @@ class RecordedRequest(Struct, frozen=True, tag_field="line", tag="request", kw_o
     headers_s: _Seconds | None = None
     ended_s: _Seconds
     cached_tokens: _Tokens | None = None
-    """The number that the server itself reported, in sampled answers only. The same holds for the next two
-    fields.
-    """
+    """The number that the server itself reported. This field and the next two exist only for sampled
+    answers."""
     ttft_s: _Seconds | None = None
     output_tokens: _Tokens | None = None
     chunks: bytes = b""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -14,7 +15,7 @@ from epp.recording.lines import Opening, Server, Servers
 from epp.recording.recorder import Recorder
 from epp.recording.service import RecordingService
 
-KEY_BYTES = 16
+_KEY_BYTES: Final = 16
 
 
 def make(picker: Picker, settings: Recording, *, worker: int, workers: int) -> RecordingService:
@@ -22,9 +23,8 @@ def make(picker: Picker, settings: Recording, *, worker: int, workers: int) -> R
     path = Path(settings.file)
     if workers > 1:
         path = path.with_name(f"{path.name}.w{worker}")
-    recorder = Recorder(key=picker.secret.key or secrets.token_bytes(KEY_BYTES))
     service = RecordingService(
-        recorder,
+        recorder_of(picker),
         RecordingFile(path, max_bytes=settings.max_bytes),
         opening=lambda: opening_of(picker),
         servers=lambda: servers_of(picker),
@@ -32,6 +32,11 @@ def make(picker: Picker, settings: Recording, *, worker: int, workers: int) -> R
     picker.subscribe(service.on_event)
     picker.add_recorders(1)
     return service
+
+
+def recorder_of(picker: Picker) -> Recorder:
+    """Return a recorder that hashes the names of tenants with the picker's secret, if it has one."""
+    return Recorder(key=picker.secret.key or secrets.token_bytes(_KEY_BYTES))
 
 
 def opening_of(picker: Picker) -> Opening:

@@ -8,7 +8,6 @@ and, through it, by the admin address.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable
 from typing import Final
@@ -18,7 +17,7 @@ from epp.picker import Picker
 from epp.picker_events import Ended, PickerEvent
 from epp.recording.lines import Line, encode
 from epp.recording.recorder import Recorder
-from epp.recording.start import KEY_BYTES, opening_of, servers_of
+from epp.recording.start import opening_of, recorder_of, servers_of
 
 GONE_AFTER_S: Final = 15.0
 """A reader that has not asked for this long is gone."""
@@ -38,17 +37,16 @@ class Tap:
         return self._recorder is not None
 
     def read(self, reader: str, last: bool) -> tuple[bytes, int]:  # noqa: FBT001 - as the admin address calls it
-        """Return the lines since this reader's last question, opened as a file is, and the number of
-        requests that were left out so far.
+        """Return the lines since this reader's last question, and the number of requests that were left out
+        so far. The opening line and the line of the servers come first, as in a file.
 
-        last: the reader is done, and another one may begin. RecordingTakenError: another reader is
-        recording.
+        last: the reader is done, and another one may begin. RecordingTakenError: another reader is recording.
         """
         now = self._clock()
         if self.on and now - self._asked_at > GONE_AFTER_S:
             self._end()
         if self._recorder is None:
-            self._recorder = Recorder(key=self._picker.secret.key or secrets.token_bytes(KEY_BYTES))
+            self._recorder = recorder_of(self._picker)
             self._reader = reader
             self._picker.subscribe(self.on_event)
             self._picker.add_recorders(1)

@@ -48,8 +48,6 @@ def replay(options: Options) -> None:
         if options.limit:
             trace = replace(trace, calls=trace.calls[: options.limit], recorded=None)
         _replay(trace, options, began=began)
-    except ReplayError as error:
-        raise ConfigError(str(error)) from error
     except OSError as error:
         raise ConfigError(f"{error.filename}: {error.strerror}") from error
 

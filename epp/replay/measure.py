@@ -1,4 +1,4 @@
-"""What the records of a simulated run say of one request, and of their order."""
+"""Measures the requests of a run. Benches use the same functions."""
 
 from __future__ import annotations
 

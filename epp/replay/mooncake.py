@@ -1,4 +1,4 @@
-"""Traces in the format that Mooncake published: JSON lines with `timestamp` (ms), `input_length`,
+"""Reads traces in the format that Mooncake published: JSON lines with `timestamp` (ms), `input_length`,
 `output_length` and `hash_ids`.
 
 Each id stands for 512 tokens of the prompt and for everything before them. The last block may be short. Pure.
@@ -17,12 +17,11 @@ from epp.replay.trace import Call, Piece, ReplayError
 
 BLOCK_TOKENS: Final = 512
 _BYTES_PER_TOKEN: Final = 4
-_LENGTH = Annotated[int, Meta(ge=0, le=2**24)]
 
 
 class _Row(Struct, frozen=True):
     timestamp: Annotated[float, Meta(ge=0, le=2**53)]
-    input_length: _LENGTH
+    input_length: Annotated[int, Meta(ge=0, le=2**24)]
     output_length: Annotated[int, Meta(ge=0, le=MOST_RECORDED_TOKENS)]
     hash_ids: list[Annotated[int, Meta(ge=0, le=2**62)]]
 

@@ -1,4 +1,4 @@
-"""The real picker as the router of the simulated fleet: its own code, with real bytes and the pages that a
+"""Makes the real picker the router of the simulated fleet: the picker gets real bytes, and the pages that a
 scraper would read.
 
 The picker sees what Envoy would show it: response headers at once (as for a streamed answer, so they say
@@ -9,6 +9,7 @@ does not see first tokens. The benches of routing derive their routers from this
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from epp.decision import PickRequest
 from epp.errors import PickError
@@ -22,14 +23,12 @@ from model_server.sim.snapshot import Snapshot
 BASE_MODEL = "base"
 
 
+@dataclass(slots=True)
 class _Open:
-    __slots__ = ("first_token_s", "pick", "picker", "request")
-
-    def __init__(self, picker: Picker, pick: Pick, request: SimRequest) -> None:
-        self.picker = picker
-        self.pick = pick
-        self.request = request
-        self.first_token_s: float | None = None
+    picker: Picker
+    pick: Pick
+    request: SimRequest
+    first_token_s: float | None = None
 
 
 class PickerRouter:

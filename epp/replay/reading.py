@@ -1,4 +1,4 @@
-"""Reads recordings of the picker, and finds out the kind of a file. `mooncake` reads the other kind.
+"""Reads recordings of the picker. `mooncake` reads the files of the other kind.
 
 Hashes of requests are comparable within one process of the picker, or between several that share a secret.
 Requests of other base models than the most frequent one are left out, since their servers are others. A line
@@ -24,12 +24,10 @@ from epp.recording.lines import VERSION, Opening, RecordedRequest, Servers, deco
 from epp.replay import mooncake
 from epp.replay.measure import WARM_UP_SHARE, quantile
 from epp.replay.tempo import Tempo, tpots_s
-from epp.replay.trace import Call, Figures, Piece, ReplayError, Server, Trace
+from epp.replay.trace import UNSTATED, Call, Figures, Piece, ReplayError, Server, Trace
 
-_DEFAULT_CAPACITY_TOKENS: Final = 512_000
 _MOST_CAPACITY_TOKENS: Final = 2**26
 """Largest cache of a simulated server, which makes an object for each block."""
-_DEFAULT_TOKENS_PER_S: Final = 8000.0
 _MOST_FILE_BYTES: Final = 2**31
 """Largest unpacked file, since a recording is read into memory."""
 _LONGEST_S: Final = 7 * 86_400
@@ -174,8 +172,8 @@ def _servers_of(line: Servers | None, model: str) -> list[Server]:
     return [
         Server(
             name=server.name,
-            capacity_tokens=min(server.capacity_tokens or _DEFAULT_CAPACITY_TOKENS, _MOST_CAPACITY_TOKENS),
-            prefill_tokens_per_s=server.prefill_tokens_per_s or _DEFAULT_TOKENS_PER_S,
+            capacity_tokens=min(server.capacity_tokens or UNSTATED.capacity_tokens, _MOST_CAPACITY_TOKENS),
+            prefill_tokens_per_s=server.prefill_tokens_per_s or UNSTATED.prefill_tokens_per_s,
         )
         for server in (line.servers if line is not None else ())
         if server.model == model

@@ -6,13 +6,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from epp.replay.charts import Bars, bar_chart
+from epp.replay.charts import HEIGHT, Bars, bar_chart
 from epp.replay.trace import Figures
 
 RECORDED: Final = "as recorded"
 _MOST_SERVERS: Final = 12
 """With more servers, the table has only sums of them, and the picture leaves them out."""
-_CHART_HEIGHT: Final = 300
 _ROWS: Final[Sequence[tuple[str, Callable[[Figures], str]]]] = (
     ("token hit rate", lambda f: f"{f.hit_ratio:.1%}"),
     ("TTFT mean", lambda f: _ms(f.ttft_mean_s)),
@@ -96,9 +95,9 @@ def _servers(columns: Mapping[str, Figures]) -> list[str]:
 def _stacked(charts: Sequence[str]) -> str:
     opening = re.match(r"<svg[^>]*>", charts[0])
     assert opening is not None
-    head = opening.group().replace(f'height="{_CHART_HEIGHT}"', f'height="{_CHART_HEIGHT * len(charts)}"')
+    head = opening.group().replace(f'height="{HEIGHT}"', f'height="{HEIGHT * len(charts)}"')
     inner = [
-        f'<g transform="translate(0,{_CHART_HEIGHT * n})">{chart[opening.end() :].strip().removesuffix("</svg>")}</g>'
+        f'<g transform="translate(0,{HEIGHT * n})">{chart[opening.end() :].strip().removesuffix("</svg>")}</g>'
         for n, chart in enumerate(charts)
     ]
     return "\n".join([head, *inner, "</svg>", ""])

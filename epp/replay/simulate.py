@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Final
 
@@ -20,7 +20,7 @@ from epp.config.policy import Policy
 from epp.picker import Picker
 from epp.replay.measure import WARM_UP_SHARE, quantile, tpot_s, ttft_s
 from epp.replay.picker_router import BASE_MODEL, PickerRouter
-from epp.replay.trace import Call, Figures, Piece, Server, Trace
+from epp.replay.trace import UNSTATED, Call, Figures, Piece, Server, Trace
 from epp.types import ApiKind, InferenceRequest
 from model_server.core.scheduler import SchedulerLimits
 from model_server.runners.cost import CostModel
@@ -52,10 +52,7 @@ def run(trace: Trace, policy: Policy, setting: Setting, *, progress: Progress) -
     servers = fleet_of(trace, setting)
     calls = trace.calls
     router = _Router(
-        policy,
-        calls,
-        seed=setting.seed,
-        adapters=frozenset(call.adapter for call in calls if call.adapter),
+        policy, calls, seed=setting.seed, adapters=frozenset(call.adapter for call in calls if call.adapter)
     )
     workload = _Arrivals(calls, load=setting.load, progress=progress)
     plan = _plan_of(trace, servers, horizon_s=calls[-1].at_s / setting.load + _GRACE_S)
@@ -65,18 +62,14 @@ def run(trace: Trace, policy: Policy, setting: Setting, *, progress: Progress) -
 
 def fleet_of(trace: Trace, setting: Setting) -> Sequence[Server]:
     """Return the recorded servers. If another number is asked for: the first ones, repeated."""
-    known = trace.servers or [Server(name="server", capacity_tokens=512_000, prefill_tokens_per_s=8000.0)]
-    count = setting.servers or len(trace.servers) or 8
-    return [
-        known[n]
-        if n < len(trace.servers)
-        else Server(
-            name=f"{known[n % len(known)].name}+{n // len(known)}" if trace.servers else f"server-{n}",
-            capacity_tokens=known[n % len(known)].capacity_tokens,
-            prefill_tokens_per_s=known[n % len(known)].prefill_tokens_per_s,
-        )
-        for n in range(count)
-    ]
+    if not trace.servers:
+        return [replace(UNSTATED, name=f"server-{n}") for n in range(setting.servers or 8)]
+    found = []
+    for n in range(setting.servers or len(trace.servers)):
+        copy, which = divmod(n, len(trace.servers))
+        server = trace.servers[which]
+        found.append(replace(server, name=f"{server.name}+{copy}") if copy else server)
+    return found
 
 
 class _Router(PickerRouter):
@@ -133,11 +126,13 @@ def _request_of(number: int, call: Call) -> SimRequest:
 
 
 def _plan_of(trace: Trace, servers: Sequence[Server], *, horizon_s: float) -> FleetPlan:
-    """Return the cache and prefill speed of each server in proportion to the first one's."""
+    """Return the plan of the fleet. It has the cache size and the prefill rate of each server as a share of
+    the first server's.
+    """
     first = servers[0]
     costs = CostModel(prefill_tokens_per_s=first.prefill_tokens_per_s)
     if trace.decode_step_s is not None:
-        costs = CostModel(prefill_tokens_per_s=first.prefill_tokens_per_s, decode_step_s=trace.decode_step_s)
+        costs = replace(costs, decode_step_s=trace.decode_step_s)
     return FleetPlan(
         shape=EngineShape(
             num_blocks=max(1, first.capacity_tokens // trace.block_tokens),

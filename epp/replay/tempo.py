@@ -103,11 +103,8 @@ def _middle_tokens(requests: Sequence[RecordedRequest]) -> float:
 
 
 def _guess_of(recorded: int, count: int, known_tempo: bool) -> str:  # noqa: FBT001 - one caller
-    by = (
-        "by the tempo of the sampled ones"
-        if known_tempo
-        else f"at {_ASSUMED_TPOT_S * 1000:.0f} ms a token, a guess"
-    )
+    guessed = f"at a guessed {_ASSUMED_TPOT_S * 1000:.0f} ms a token"
+    by = "by the speed of the sampled answers" if known_tempo else guessed
     return (
         f"{recorded} of {count} answers have a recorded length; the lengths of the others are estimated from how long they took, {by} "
         "(spec.sampling.share of the policy says how many are sampled)"

@@ -1,17 +1,18 @@
-"""The input of a replay: requests in order of time, and the fleet that they went to. Pure values, the same
-for every source.
+"""Defines the input of a replay: requests in order of time, and the fleet that they went to. Pure values, the
+same for every source.
 
-A prompt is a list of pieces. Equal pieces at the same place mean equal text up to their end.
-Made by `reading` and `mooncake`.
+A prompt is a list of pieces. Equal pieces at the same place mean equal text up to their end. Made by
+`reading` and `mooncake`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from epp.config.policy import Policy
+from epp.errors import ConfigError
 
 
 class Piece(NamedTuple):
@@ -44,6 +45,10 @@ class Server:
     name: str
     capacity_tokens: int
     prefill_tokens_per_s: float
+
+
+UNSTATED: Final = Server(name="server", capacity_tokens=512_000, prefill_tokens_per_s=8000.0)
+"""A simulated server of which the source states nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,5 +87,5 @@ class Trace:
     """What the reader should know: what was left out, and what was estimated."""
 
 
-class ReplayError(Exception):
+class ReplayError(ConfigError):
     """The recording cannot be replayed; the message says where and why."""

@@ -1,5 +1,6 @@
-"""The names of the metrics that routing needs, as several servers spell them: vLLM (old and new spellings),
-llm-d-inference-sim (with vLLM's names), SGLang, and TensorRT-LLM, by itself (`trtllm-serve`) and in Triton.
+"""Lists the names of the metrics that routing needs, as several servers spell them: vLLM (old and new
+spellings), llm-d-inference-sim (with vLLM's names), SGLang, and TensorRT-LLM, by itself (`trtllm-serve`) and
+in Triton.
 """
 
 from __future__ import annotations

@@ -33,8 +33,9 @@ _TYPE: Final = b"\n# TYPE "
 _HEAD_BYTES: Final = 16_384
 """The first line of interest must be within these bytes. A server writes some 3 KB before it."""
 _SAMPLE: Final = re.compile(
-    # after the name: labels in braces (quotes may hold anything, escaped quotes too), value; a timestamp may
-    # follow. Possessive: a line of broken quotes costs one pass, not one for each way to split it.
+    # This matches the part after the name: labels in braces (quotes may hold anything, escaped quotes too),
+    # and the value. A timestamp may follow. The pattern is possessive, so a line of broken quotes costs one
+    # pass, and not one for each way to split the line.
     rb'(?:\{((?:[^"}]++|"(?:[^"\\]++|\\.)*+")*+)\})?[ \t]+([^ \t\r]+)'
 )
 _LABEL: Final = re.compile(rb'([a-zA-Z_]\w*+)="((?:[^"\\]++|\\.)*+)"')
@@ -47,8 +48,8 @@ _MAX_VALUE: Final = 1e15
 would lose whole units."""
 _MAX_BLOCK_TOKENS: Final = 2**20
 _MAX_CAPACITY_TOKENS: Final = 2**36
-"""A thousand times the largest cache of a server today. A larger number is garbage and would not fit into its
-array."""
+"""Largest cache of a server: a thousand times the largest cache today. A larger number is garbage and would
+not fit into its array."""
 _MAX_DIGITS: Final = 15
 _MAX_SLOTS: Final = 65_536
 _MAX_ADAPTERS: Final = 4_096
@@ -186,7 +187,7 @@ class _Found:
 
     def lora(self) -> tuple[int | None, frozenset[str]]:
         """Return (adapter slots of one engine, adapters with requests). Old label sets stay on the page, so
-        the newest one counts.
+        the newest label set counts.
         """
         newest: dict[bytes, tuple[float, dict[bytes, bytes]]] = {}
         for sample in self._by_field.get("lora", ()):
@@ -201,7 +202,8 @@ class _Found:
                 names = (name.strip() for name in labels.get(key, b"").split(b",", _MAX_ADAPTERS))
                 read = [name.decode("utf-8", "replace") for name in names if 0 < len(name) <= _MAX_NAME_BYTES]
                 active.update(read[: _MAX_ADAPTERS - len(active)])
-            slots += [s for s in (_whole(labels.get(b"max_lora"), most=_MAX_SLOTS),) if s]
+            if max_lora := _whole(labels.get(b"max_lora"), most=_MAX_SLOTS):
+                slots.append(max_lora)
         return (max(slots) if slots else None), frozenset(active)
 
     def loaded_adapters(self) -> frozenset[str] | None:

@@ -28,7 +28,7 @@ from msgspec.json import Decoder
 
 from epp.config.models import Models
 from epp.request.names import MAX_NAME_CHARS
-from epp.scraping.sessions import in_words, session_for_questions
+from epp.scraping.sessions import bounded_body, in_words, session_for_questions
 from epp.types import Endpoint, EndpointName, ModelCard, ModelList
 
 logger = logging.getLogger(__name__)
@@ -47,11 +47,6 @@ _TIMEOUT_S: Final = 5.0
 _MOST_PAGE_BYTES: Final = 512 * 2**10
 """vLLM writes 600 bytes for each model."""
 _JITTER: Final = 0.1
-_HEADERS: Final = {
-    "Accept": "application/json",
-    "Accept-Encoding": "identity",
-    "User-Agent": "prefix-gateway-epp",
-}
 _T = TypeVar("_T")
 MOST_CARDS: Final = 512
 """Most models and adapters of one server."""
@@ -127,7 +122,7 @@ class ModelLists:
             await asyncio.get_running_loop().create_future()
         for server in self._servers.values():
             server.asking = False
-        session = session_for_questions(headers=_HEADERS, timeout_s=_TIMEOUT_S)
+        session = session_for_questions(timeout_s=_TIMEOUT_S)
         async with session, asyncio.TaskGroup() as group:
             while True:
                 self._hand_on()
@@ -174,9 +169,8 @@ class ModelLists:
 
     def _failed(self, server: _Server, error: Exception) -> None:
         if server.failures == 0:
-            said = in_words(error)
-            if isinstance(error, TimeoutError):
-                said = f"no answer within {_TIMEOUT_S:g} s"
+            late = isinstance(error, TimeoutError)
+            said = f"no answer within {_TIMEOUT_S:g} s" if late else in_words(error)
             logger.info("%s does not list its models: %s", server.endpoint.name, said)
         server.failures += 1
         if not server.answered:
@@ -191,10 +185,9 @@ class ModelLists:
 
     def _answered(self, server: _Server, listed: ModelList | None) -> None:
         server.answered = True
-        if (
-            self._servers.get(server.endpoint.name) is server
-        ):  # otherwise it left, or another process came meanwhile
-            self._answers[server.endpoint.name] = listed
+        name = server.endpoint.name
+        if self._servers.get(name) is server:  # otherwise the server left, or another process came meanwhile
+            self._answers[name] = listed
 
     def _jittered(self, seconds: float) -> float:
         return seconds * (1 + self._rng.uniform(-_JITTER, _JITTER))
@@ -209,15 +202,10 @@ async def _fetch(session: aiohttp.ClientSession, endpoint: Endpoint) -> bytes:
     async with session.get(f"http://{endpoint.address}/v1/models", allow_redirects=False) as response:
         if response.status != 200:
             raise ModelPageError(f"HTTP status {response.status}")
-        pieces: list[bytes] = []
-        left_bytes = _MOST_PAGE_BYTES
-        async for piece in response.content.iter_any():
-            left_bytes -= len(piece)
-            if left_bytes < 0:
-                response.close()
-                raise ModelPageError(f"the list has more than {_MOST_PAGE_BYTES} bytes")
-            pieces.append(piece)
-        return b"".join(pieces)
+        body = await bounded_body(response, most_bytes=_MOST_PAGE_BYTES)
+        if body is None:
+            raise ModelPageError(f"the list has more than {_MOST_PAGE_BYTES} bytes")
+        return body
 
 
 def _same_process(new: Endpoint, old: Endpoint) -> bool:

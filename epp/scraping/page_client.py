@@ -23,8 +23,8 @@ from epp.scraping.metrics_page import MetricsError
 from epp.types import Address
 
 _READ_BYTES: Final = 32 * 2**10
-"""What the kernel holds for one connection (it doubles this number), and so what one turn of the loop reads
-from it. A page of vLLM comes in two or three turns. Chunks of one byte each take some 10 ms of a turn."""
+"""Bytes that the kernel holds for one connection (it doubles this number). One turn of the loop reads no more
+than that. A page of vLLM comes in two or three turns. Chunks of one byte each take some 10 ms of a turn."""
 _HEAD_BYTES: Final = 16 * 2**10
 _CHUNK_LINE_BYTES: Final = 256
 _STATUS: Final = re.compile(rb"HTTP/1\.([01]) (\d{3})(?: |$)")
@@ -32,7 +32,7 @@ _CHUNK_SIZE: Final = re.compile(rb"([0-9a-fA-F]{1,8})[ \t]*(?:;|$)")
 _DIGITS: Final = re.compile(rb"\d{1,12}")
 _WORDS: Final = re.compile(rb"[^\s,]+")
 _REQUEST: Final = (
-    # the classic text format, uncompressed: unpacking costs more CPU than a local network
+    # This asks for the classic text format, uncompressed. Unpacking costs more CPU than a local network.
     "GET {path} HTTP/1.1\r\n"
     "Host: {host}\r\n"
     "Accept: text/plain;version=0.0.4\r\n"
@@ -50,7 +50,7 @@ class Answer:
     def __init__(self, *, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._received = bytearray()
-        """What is not read yet: the head, then the page or, of a page in chunks, the rest."""
+        """The bytes that are not read yet: first the head, then the page or the rest of its chunks."""
         self._page = bytearray()
         """The chunks of the page so far."""
         self._in_chunks = False
@@ -60,7 +60,7 @@ class Answer:
         self._heads_bytes = 0
         """The size of the heads so far: the answer's own, and those with status 1xx before it."""
         self._searched = 0
-        """The first bytes, in which no head ends: they are not searched again."""
+        """The number of first bytes in which no head ends. They are not searched again."""
         self.begun = False
         self.keeps_open = False
         """Whether the connection stays open for the next page."""
@@ -106,7 +106,8 @@ class Answer:
         received, most_bytes = self._received, _HEAD_BYTES - self._heads_bytes
         if received[:7] != b"HTTP/1."[: len(received)]:
             raise ValueError(f"the answer is not HTTP/1: {bytes(received[:40])!r}")
-        # The end of the last line and an empty line. Lines may end without a carriage return (RFC 9112, 2.2).
+        # A head ends with the end of its last line and an empty line. Lines may end without a carriage return
+        # (RFC 9112, 2.2).
         begin, end = self._searched, max(0, most_bytes)
         found = [(received.find(last, begin, end), len(last)) for last in (b"\n\r\n", b"\n\n")]
         at, end_bytes = min((each for each in found if each[0] >= 0), default=(-1, 0))
@@ -168,8 +169,8 @@ class Answer:
         return False
 
     def _reaches(self, end: int) -> bool:
-        """Return whether the answer, which ends there, is whole. What follows it belongs to no question, so
-        the connection closes.
+        """Return whether the answer, which ends there, is whole. Bytes after the answer belong to no
+        question, so the connection closes.
         """
         if len(self._received) > end:
             self.keeps_open = False
@@ -181,7 +182,7 @@ class Answer:
 
 
 class PageClient:
-    """The connection to one server. `path`: with the query, if there is one."""
+    """The connection to one server. `path` includes the query, if there is one."""
 
     def __init__(self, address: Address, path: str) -> None:
         url = URL(f"http://{address}{path}")

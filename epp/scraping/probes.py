@@ -17,17 +17,12 @@ import msgspec
 
 from epp.endpoints.failures import is_fault
 from epp.endpoints.marks import Probe, Verdict
-from epp.scraping.sessions import session_for_questions
+from epp.scraping.sessions import bounded_body, session_for_questions
 
 _LOOK_S: Final = 0.25
 _TIMEOUT_S: Final = 3.0
 _MOST_ANSWER_BYTES: Final = 64 * 2**10
-_HEADERS: Final = {
-    "Accept": "application/json",
-    "Accept-Encoding": "identity",
-    "Content-Type": "application/json",
-    "User-Agent": "prefix-gateway-epp",
-}
+_HEADERS: Final = {"Content-Type": "application/json"}
 
 
 class Probes:
@@ -48,7 +43,7 @@ class Probes:
         return self._counts
 
     async def run(self) -> None:
-        session = session_for_questions(headers=_HEADERS, timeout_s=_TIMEOUT_S)
+        session = session_for_questions(timeout_s=_TIMEOUT_S)
         async with session, asyncio.TaskGroup() as group:
             while True:
                 for probe in self._due():
@@ -70,16 +65,12 @@ async def _ask(session: aiohttp.ClientSession, probe: Probe) -> Verdict:
     url = f"http://{probe.state.endpoint.address}/v1/completions"
     body = msgspec.json.encode({"model": probe.model, "prompt": "1", "max_tokens": 1})
     try:
-        async with session.post(url, data=body, allow_redirects=False) as response:
-            left_bytes = _MOST_ANSWER_BYTES
-            async for piece in response.content.iter_any():
-                left_bytes -= len(piece)
-                if left_bytes < 0:
-                    response.close()
-                    return "unclear"
+        async with session.post(url, data=body, headers=_HEADERS, allow_redirects=False) as response:
+            if await bounded_body(response, most_bytes=_MOST_ANSWER_BYTES) is None:
+                return "unclear"
             return verdict_of(response.status, about_model=bool(probe.about))
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
-        return "unclear"  # Its scrapes fail too, and report it.
+        return "unclear"  # the scrapes of this server fail too, and say why
     except TimeoutError:
         return "unclear" if probe.queued else "ill"
     except (aiohttp.ClientError, OSError, ValueError):

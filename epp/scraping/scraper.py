@@ -234,24 +234,24 @@ class Scraper:
             return in_words(error)
 
     def _report(self, target: _Target, result: EndpointMetrics | str) -> None:
-        error = result if isinstance(result, str) else ""
-        if bool(error) != bool(target.error):
-            level, said = (
-                (
-                    logging.WARNING,
-                    f"fails: {error}; after {self._settings().failures_to_eject} in a row it gets no requests while others answer",
-                )
-                if error
-                else (logging.INFO, "works again")
+        metrics, error = (None, result) if isinstance(result, str) else (result, "")
+        name, address = target.endpoint.name, target.endpoint.address
+        if error and not target.error:
+            logger.warning(
+                "scrape of %s at %s fails: %s; after %d failed scrapes in a row the endpoint gets no requests "
+                "while others answer",
+                name,
+                address,
+                error,
+                self._settings().failures_to_eject,
             )
-            logger.log(level, "scrape of %s at %s %s", target.endpoint.name, target.endpoint.address, said)
+        elif target.error and not error:
+            logger.info("scrape of %s at %s works again", name, address)
         target.error = error
-        target.idle = isinstance(result, EndpointMetrics) and result.inside == 0
-        if isinstance(result, EndpointMetrics):
-            target.answered_at = result.scraped_at
-            self._on_metrics(target.endpoint.name, result)
-        else:
-            self._on_metrics(target.endpoint.name, None)
+        target.idle = metrics is not None and metrics.inside == 0
+        if metrics is not None:
+            target.answered_at = metrics.scraped_at
+        self._on_metrics(name, metrics)
 
 
 def _page_of(endpoint: Endpoint, path: str) -> tuple[Address, str]:

@@ -1,5 +1,5 @@
-"""HTTP sessions for rare requests to model servers, and texts that say why such a request failed. Called by
-`model_lists`, `probes` and `scraper`.
+"""Makes HTTP sessions for rare requests to model servers, and texts that say why such a request failed.
+Called by `model_lists`, `probes` and `scraper`.
 """
 
 from __future__ import annotations
@@ -7,16 +7,19 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Mapping
 from typing import Final
 
 import aiohttp
 
+_HEADERS: Final = {
+    "Accept": "application/json",
+    "Accept-Encoding": "identity",
+    "User-Agent": "prefix-gateway-epp",
+}
 _READ_BYTES: Final = 8 * 2**10
-"""What the kernel holds for one connection (it doubles this number), and so what one turn of the loop reads
-from it. A server that sends nothing but `100 Continue` costs 1.3 us a byte: 256 KiB of this held the loop for
-0.35 s.
-"""
+"""Bytes that the kernel holds for one connection (it doubles this number). One turn of the loop reads no more
+than that. A server that sends nothing but `100 Continue` costs 1.3 us a byte: 256 KiB of this held the loop
+for 0.35 s."""
 
 _PLAIN: Final = "; if it expects TLS: model servers are reached by plain HTTP"
 _TLS_ALERT: Final = re.compile(r"\\+x15\\+x03")
@@ -47,17 +50,28 @@ def in_words(error: Exception) -> str:
     return " ".join(text.split())[:300]
 
 
-def session_for_questions(*, headers: Mapping[str, str], timeout_s: float) -> aiohttp.ClientSession:
-    """Return a session that keeps no connection open, ignores proxies of the environment, and unpacks no
-    answer. So an answer of any unpacked size stays bounded.
+def session_for_questions(*, timeout_s: float) -> aiohttp.ClientSession:
+    """Return a session that asks for JSON, keeps no connection open, ignores proxies of the environment, and
+    unpacks no answer. So an answer of any unpacked size stays bounded.
 
     timeout_s: for each question with its answer. The connection must be there after half of this time.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_socket),
         cookie_jar=aiohttp.DummyCookieJar(),
-        headers=headers,
+        headers=_HEADERS,
         auto_decompress=False,
         timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=timeout_s / 2),
         trust_env=False,
     )
+
+
+async def bounded_body(response: aiohttp.ClientResponse, *, most_bytes: int) -> bytes | None:
+    """Return the body of an answer. None: the body is longer than `most_bytes`."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > most_bytes:
+            response.close()
+            return None
+    return bytes(body)

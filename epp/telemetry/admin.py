@@ -1,5 +1,5 @@
-"""The admin address: metrics, health, decisions, state, and a page for a browser. Clients of the gateway must
-never reach it.
+"""Serves the admin address: metrics, health, decisions, state, and a page for a browser. Clients of the
+gateway must never reach this address.
 
 These pages only read; they change nothing. All answers are JSON, including errors, except the page and the
 metrics. Connections are few and short, and no answer holds the event loop for long. A browser must use an
@@ -49,13 +49,14 @@ _CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; connect-src 'self'; script-src 'self'; style-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
 )
-"""Only what this address serves: no other host, no inline script, no styles except those of the file."""
+"""Allows only what this address serves: no other host, no inline script, no styles except those of the file.
+"""
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class AdminServer:
-    """Serves on `address`; port 0 takes a free one. `not_ready` says why the picker is not ready; empty: it
-    is ready.
+    """Serves on `address`. Port 0 takes a free port. `not_ready` says why the picker is not ready. Empty: the
+    picker is ready.
     """
 
     def __init__(
@@ -176,11 +177,9 @@ class AdminServer:
 
     async def _readyz(self, _: web.Request) -> web.Response:
         reason = self._not_ready()
-        return (
-            _json({"status": "not ready", "reason": reason}, status=503)
-            if reason
-            else _json({"status": "ready"})
-        )
+        if reason:
+            return _json({"status": "not ready", "reason": reason}, status=503)
+        return _json({"status": "ready"})
 
     async def _recent(self, request: web.Request) -> web.Response:
         limit = _whole(request.query, "limit", usual=_SHOWN, most=_MAX_SHOWN)
@@ -208,7 +207,7 @@ class AdminServer:
         )
 
     async def _recorded(self, request: web.Request) -> web.Response:
-        """For `epp record`: the requests since its last question."""
+        """Return the requests since the last question of `epp record`."""
         reader = request.query.get("reader", "")
         if not _READER.fullmatch(reader):
             raise web.HTTPBadRequest(text="reader: 16 hexadecimal digits, the same in every question")
@@ -229,7 +228,7 @@ class AdminServer:
 
 @web.middleware
 async def _last_of_its_connection(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """An idle connection would take a place, so it is closed."""
+    """Close each connection after its answer, since an idle connection would take a place."""
     answer = await handler(request)
     answer.force_close()
     return answer
@@ -306,7 +305,8 @@ class BoundedConnections:
     """A protocol factory around `accept`, which makes the protocol of one connection.
 
     Each connection takes a file descriptor, and a client that never finishes its request would keep it. Here
-    a new connection replaces the oldest one, so a probe always gets in. Each ends after `lifetime_s`.
+    a new connection replaces the oldest one, so a probe always gets in. Each connection ends after
+    `lifetime_s`.
     """
 
     def __init__(self, accept: Callable[[], asyncio.Protocol], *, limit: int, lifetime_s: float) -> None:

@@ -1,9 +1,9 @@
-"""The data of the live page, as JSON. It is made at most every few seconds, for any number of browsers.
+"""Makes the data of the live page, as JSON, at most every few seconds for any number of browsers.
 
 The JSON has columns instead of objects, since there may be a thousand endpoints, and a short history of each
 endpoint for its spark line. Several pickers can share one page: the picker that is asked adds the answers of
 its siblings. Everything is bounded: rows by the fleet, decisions by number, siblings by number, size, time,
-and by how long their part takes to read. Called by `admin`; `run` is kept by `app`.
+and by how long their part takes to read. `admin` asks for the data, and `app` keeps `run` running.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SAMPLES: Final = 30
 _SMALL_FLEET: Final = 100
 _FRESH_S: Final = 2.0
 _FRESH_LARGE_S: Final = 10.0
-"""The JSON is made this seldom for many endpoints, since reading all of them costs CPU."""
+"""Seconds between two versions of the JSON for many endpoints, since reading all of them costs CPU."""
 _SHOWN_DECISIONS: Final = 40
 _MOST_TENANTS: Final = 10
 _NAME_CHARS: Final = 80
@@ -46,7 +46,7 @@ _PEER_UNITS: Final = 8_000
 _ENCODER: Final = msgspec.json.Encoder()
 
 _Counters = tuple[float, float, float, float]
-"""Backlog in seconds; tokens looked up, found and predicted so far."""
+"""The backlog in seconds, and the tokens that were looked up, found and predicted so far."""
 
 COLUMNS: Final = (
     *("name", "state", "why", "load", "waiting", "backlog_s", "kv", "mirror", "predicted", "actual", "spark"),
@@ -331,12 +331,12 @@ def _tried(found: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
     every = [tried for tried in found if tried]
     if not every:
         return None
-    same = [tried for tried in every if tried["policy"] == every[0]["policy"]]
     flow: Counter[str] = Counter()
-    for tried in same:
-        flow.update(tried.get("flow", {}))
     added: defaultdict[str, float] = defaultdict(float)
-    for tried in same:
+    for tried in every:
+        if tried["policy"] != every[0]["policy"]:
+            continue
+        flow.update(tried.get("flow", {}))
         for name, value in tried.items():
             if isinstance(value, int | float):
                 added[name] += value

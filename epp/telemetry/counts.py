@@ -1,4 +1,4 @@
-"""Counters of events: plain numbers, each declared as a metric at its field. `metrics` adds to them.
+"""Declares the counters of events. Each is a plain number with a metric at its field. `metrics` adds to them.
 
 prometheus_client is made for any program, so each addition there takes a lock, checks labels and walks the
 buckets. Here one thread counts, and the same thread answers Prometheus, so a plain addition is enough.
@@ -86,7 +86,7 @@ class RequestCounts:
     )
     matched_tokens: int = counter(
         "epp_matched_tokens_total",
-        "Those of epp_prompt_tokens_total that the picker expected in the prefix cache of the chosen "
+        "Tokens of epp_prompt_tokens_total that the picker expected in the prefix cache of the chosen "
         "endpoint.",
         default=0,
     )
@@ -231,7 +231,7 @@ class ProcessCounts:
     )
     loop_lag: Distribution = histogram(
         "epp_loop_lag_seconds",
-        "Delay of the event loop: how late it runs a task that is due, measured ten times a second. "
+        "Delay of the event loop: how late the loop runs a task that is due, measured ten times a second. "
         "Requests wait this long before the picker reads them.",
         default_factory=_lag,
     )

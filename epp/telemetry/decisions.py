@@ -1,14 +1,13 @@
-"""The last decisions, which show why a request went to its server.
+"""Keeps the last decisions, which show why a request went to its server.
 
-Keeps a bounded ring in order of time. Clients choose request ids, so an id may come twice: both decisions
-stay in the ring, and the id finds the later one. Filled by `metrics`, shown by `admin`. A decision is
-completed while its answer comes, so the ring keeps the live record and not a copy.
+The decisions are a bounded ring in order of time. Clients choose request ids, so an id may come twice: both
+decisions stay in the ring, and the id finds the later one. Filled by `metrics`, shown by `admin`. A decision
+is completed while its answer comes, so the ring keeps the live record and not a copy.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final
 
@@ -44,12 +43,12 @@ class DecisionRing(deque[Record]):
 
     def last(self, limit: int, *, endpoint: str = "") -> list[Record]:
         """Return the newest records first, at most `limit`. endpoint: only those that chose it."""
-        return list(islice(self._matching(endpoint), limit))
-
-    def _matching(self, endpoint: str) -> Iterator[Record]:
-        for record in reversed(self):
-            if not endpoint or (isinstance(record, Decision) and record.chosen == endpoint):
-                yield record
+        found = (
+            record
+            for record in reversed(self)
+            if not endpoint or (isinstance(record, Decision) and record.chosen == endpoint)
+        )
+        return list(islice(found, limit))
 
 
 def as_json(record: Record) -> dict[str, Any]:

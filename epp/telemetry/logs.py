@@ -1,5 +1,5 @@
-"""Structured logs on standard error: one line for each event, as JSON or text, with the message and the
-fields of `extra`. Nothing waits for the reader of the log.
+"""Writes structured logs to standard error: one line for each event, as JSON or text, with the message and
+the fields of `extra`. Nothing waits for the reader of the log.
 
 The picker logs nothing that a client wrote except the request id, and never a prompt. Control characters are
 escaped, so no value can start a line of its own. Values are cut to a bounded length.
@@ -20,7 +20,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, TextIO
@@ -104,7 +104,7 @@ Place = tuple[str, int]
 
 @dataclass(slots=True)
 class LogCounts:
-    """Number of lines that were not written, for metrics."""
+    """The numbers of lines that were not written, for metrics."""
 
     dropped: int = 0
     repeated: int = 0
@@ -123,9 +123,7 @@ class Repeats:
     client sends is a key.
     """
 
-    def __init__(self, *, window_s: float = _WINDOW_S, lines: int = _LINES_A_WINDOW) -> None:
-        self._window_s = window_s
-        self._lines = lines
+    def __init__(self) -> None:
         self._windows: dict[Place, _Window] = {}
 
     def admits(self, record: logging.LogRecord, *, now: float) -> bool:
@@ -134,8 +132,8 @@ class Repeats:
         """
         if record.levelno < logging.INFO:
             return True
-        window = self._windows.setdefault((record.pathname, record.lineno), _Window(now + self._window_s))
-        if window.lines < self._lines:
+        window = self._windows.setdefault((record.pathname, record.lineno), _Window(now + _WINDOW_S))
+        if window.lines < _LINES_A_WINDOW:
             window.lines += 1
             return True
         window.left_out += 1
@@ -143,7 +141,7 @@ class Repeats:
         return False
 
     def ended(self, *, now: float) -> Iterator[tuple[logging.LogRecord, int]]:
-        """For each window that is over: its last line, and how many lines it left out."""
+        """Yield the last line of each window that is over, and how many lines the window left out."""
         for place in [place for place, window in self._windows.items() if window.until <= now]:
             window = self._windows.pop(place)
             if window.last is not None:
@@ -153,20 +151,12 @@ class Repeats:
 class QueuedHandler(logging.Handler):
     """Writes to `stream` from its own thread. `close` ends the thread."""
 
-    def __init__(
-        self,
-        stream: TextIO,
-        *,
-        most_waiting: int = _MOST_WAITING,
-        repeats: Repeats | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, stream: TextIO) -> None:
         super().__init__()
         self._stream = stream
         self._descriptor = _descriptor_of(stream)
-        self._repeats = repeats or Repeats()
-        self._clock = clock
-        self._lines: queue.Queue[str | None] = queue.Queue(most_waiting)
+        self._repeats = Repeats()
+        self._lines: queue.Queue[str | None] = queue.Queue(_MOST_WAITING)
         self._unreported = 0
         """Lines dropped since the last line that was written."""
         self.counts = LogCounts()
@@ -175,7 +165,7 @@ class QueuedHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called with the handler's lock held, on any thread."""
-        if self._repeats.admits(record, now=self._clock()):
+        if self._repeats.admits(record, now=time.monotonic()):
             self._put(record)
         else:
             self.counts.repeated += 1
@@ -207,7 +197,7 @@ class QueuedHandler(logging.Handler):
             self._lines.put_nowait(line)
         except queue.Full:
             self._drop()
-        except Exception:  # noqa: BLE001 - whatever a value's own text does, the caller goes on
+        except Exception:  # noqa: BLE001 - an error in the text of a value must not reach the caller
             self.handleError(record)
 
     def _drop(self) -> None:
@@ -239,7 +229,7 @@ class QueuedHandler(logging.Handler):
     def _look(self) -> None:
         """Write summaries of windows that are over, and report dropped lines."""
         with self.lock or contextlib.nullcontext():
-            self._sum_up(at=self._clock())
+            self._sum_up(at=time.monotonic())
             num_dropped, self._unreported = self._unreported, 0
         if num_dropped:
             self._write_line(self.format(_dropped(num_dropped)))

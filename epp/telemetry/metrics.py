@@ -131,7 +131,9 @@ class Metrics:
             observe(counts.sampled_ttft, decision.ttft_s)
 
     def _refused(self, request_id: str, error: PickError) -> None:
-        _log_refusal(request_id, error)
+        level = logging.WARNING if error.status >= 500 else logging.INFO
+        extra = {"request_id": request_id, "status": error.status, "reason": error.reason}
+        _log.log(level, "refused: %s", error, extra=extra)
         self._requests.requests["refused", "unknown"] += 1
         self._requests.refused[error.reason] += 1
         self._decisions.append(
@@ -174,9 +176,6 @@ class Metrics:
         """Record whether this process writes the status of policies."""
         self._process.lease_held = held
 
-    def page(self) -> bytes:
-        return b"".join(self.pieces())
-
     def pieces(self) -> Iterator[bytes]:
         """Yield the page, one metric at a time. The whole page takes 0.1 s for a thousand servers, which is
         too long for one turn of the event loop.
@@ -206,15 +205,9 @@ def observe(distribution: Distribution, value: float) -> None:
     distribution.total += value
 
 
-def _log_refusal(request_id: str, error: PickError) -> None:
-    level = logging.WARNING if error.status >= 500 else logging.INFO
-    extra = {"request_id": request_id, "status": error.status, "reason": error.reason}
-    _log.log(level, "refused: %s", error, extra=extra)
-
-
 def _class_of(status: int | None) -> str:
-    """Return the class of a server's status. Unknown ones go to the class of their first digit, which the
-    data plane checks.
+    """Return 404 or 429 for these statuses, and else the class of the first digit. The data plane makes sure
+    that there are only a few first digits.
     """
     if status in (404, 429):
         return str(status)

@@ -1,4 +1,4 @@
-"""Numbers about all servers of one base model in one pool. Autoscalers follow them (docs/autoscaling.md).
+"""Computes numbers about all servers of one base model in one pool, for autoscalers (docs/autoscaling.md).
 Pure.
 """
 
@@ -40,7 +40,6 @@ class PoolStatus:
     )
     kv_usage: float
     """Mean share of the KV cache that running requests use. 0 where no server states its share."""
-    goal_s: float
     saturation: float = gauge(
         "epp_pool_saturation",
         "The largest of three numbers: epp_pool_busy_share, epp_pool_undone_seconds divided by "
@@ -86,7 +85,6 @@ def _pool(
         busy=busy,
         waiting_s={"servers": undone_s, "queue": queued_s},
         kv_usage=kv_usage,
-        goal_s=goal_s,
         saturation=max(kv_usage, busy, (undone_s + queued_s) / goal_s),
     )
 

@@ -1,5 +1,5 @@
-"""Log lines about servers that are left out because they fail or hang: one line when this begins, one when it
-ends.
+"""Logs which servers are left out because they fail or hang: one line when a server is left out, and another
+when the server gets requests again.
 
 Called by the composition root a few times a second, with the servers that are left out at the moment.
 """

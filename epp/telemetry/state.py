@@ -1,4 +1,4 @@
-"""The state of the picker as people and Prometheus see it: plain values, made again for each report.
+"""Defines the state of the picker as people and Prometheus see it: plain values, made again for each report.
 
 `state_report` fills these classes from the picker and the scraper. The admin pages show them, and Prometheus
 reads the fields that declare a metric. None in any field means that the server does not state the
@@ -154,7 +154,7 @@ class EndpointStatus:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingStatus:
     """What this picker sends to other pickers and receives from them. All but the first three are totals
-    since it started.
+    since the picker started.
     """
 
     connected: bool = gauge(

@@ -1,4 +1,4 @@
-"""The attributes of a span about a decision: names and values, never a part of a prompt. Pure.
+"""Makes the attributes of a span about a decision: names and values, never a part of a prompt. Pure.
 docs/tracing.md lists the names.
 
 The GenAI and HTTP names are OpenTelemetry's semantic conventions. Other names begin with `prefix_gateway.`.

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """As in OpenTelemetry's batch processor."""
+    """The bounds of OpenTelemetry's batch processor."""
 
     max_queued: int = 2048
     max_batch: int = 512
@@ -43,7 +43,7 @@ class Sender(Generic[T]):
         """Set after `stop`, when the queued spans have been sent. Others only read it."""
         self._stopping = False
         self._sent = self._failed = self._dropped = 0
-        # A daemon thread, so a collector that hangs cannot keep the process from ending.
+        # A collector that hangs cannot keep the process from ending, since the thread is a daemon.
         self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
 
     @property
@@ -55,7 +55,7 @@ class Sender(Generic[T]):
         self._thread.start()
 
     def put(self, item: T) -> None:
-        """Never waits. If the queue is full, the span is dropped and counted."""
+        """Queue a span without waiting. If the queue is full, the span is dropped and counted."""
         if len(self._queue) >= self._bounds.max_queued:
             self._dropped += 1
             return
@@ -87,7 +87,7 @@ class Sender(Generic[T]):
         while batch := self._next_batch():
             try:
                 arrived = self._send(batch)
-            except Exception:  # noqa: BLE001 - whatever it is, later batches may arrive
+            except Exception:  # noqa: BLE001 - after any error, later batches may arrive
                 _log.exception("a batch of %d spans cannot be sent", len(batch))
                 arrived = False
             if arrived:

@@ -11,7 +11,6 @@ import importlib
 import os
 import socket
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from epp.errors import ConfigError
@@ -55,7 +54,7 @@ def require(tracing: bool) -> None:  # noqa: FBT001 - the configuration's switch
                 f"tracing: the package {error.name or package} is not installed: pip install 'prefix-gateway[tracing]'"
             ) from error
     _protocol()
-    _bounds(os.environ)
+    _bounds()
 
 
 def make(*, worker: int) -> Tracer:
@@ -74,7 +73,7 @@ def make(*, worker: int) -> Tracer:
         resource=_resource(worker),
         export=lambda spans: exporter.export(spans) is SpanExportResult.SUCCESS,
         close=exporter.shutdown,
-        bounds=_bounds(os.environ),
+        bounds=_bounds(),
     )
 
 
@@ -84,11 +83,11 @@ def start(tracer: Tracer) -> None:
 
 
 async def stop(tracer: Tracer) -> None:
-    """Give the last spans a moment to arrive. A collector that is away delays the end no longer than that."""
+    """Give the last spans a moment to arrive. A collector that is away does not delay the end for longer."""
     tracer.sender.stop()
     try:
         async with asyncio.timeout(_LAST_SENDING_S):
-            while not tracer.sender.finished.is_set():  # noqa: ASYNC110 - the thread has no other way to say so that needs less
+            while not tracer.sender.finished.is_set():  # noqa: ASYNC110 - a thread sets no asyncio event
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError:
         tracer.sender.give_up()
@@ -134,13 +133,13 @@ def _protocol() -> str:
     return "grpc"
 
 
-def _bounds(environ: Mapping[str, str]) -> Bounds:
+def _bounds() -> Bounds:
     """Return the bounds in OTEL_BSP_*."""
     usual = Bounds()
 
     def number(name: str, default: int) -> int:
-        text = environ.get(f"OTEL_BSP_{name}", "").strip() or str(default)
-        if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) == int(text)):
+        text = os.environ.get(f"OTEL_BSP_{name}", "").strip() or str(default)
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) > 0):
             raise ConfigError(f"tracing: OTEL_BSP_{name}: {text[:40]!r}; set a positive whole number")
         return int(text)
 

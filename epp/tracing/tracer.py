@@ -1,5 +1,5 @@
-"""Makes one span for each sampled pick: a listener to the picker's events. The listener decides at the pick
-whether the pick is sampled, and queues the finished span.
+"""Makes one span for each sampled pick. The tracer listens to the picker's events. At the pick it decides
+whether the pick is sampled, and at the end of the request it queues the finished span.
 
 A span lasts from the request's arrival at the picker to its pick, including the time in the queue. The span
 is sent when the request has ended, because only then its outcome is known. An unsampled request costs one
@@ -44,7 +44,7 @@ Export = Callable[[Sequence[ReadableSpan]], bool]
 
 
 class _Span(NamedTuple):
-    """A sampled pick, until its end and then in the queue."""
+    """A sampled pick, which waits for the end of its request and then in the queue."""
 
     context: SpanContext
     parent: SpanContext | None
@@ -84,7 +84,7 @@ class Tracer:
         return self.sender.counts
 
     def on_event(self, event: PickerEvent) -> None:
-        """A pick may begin a span. The span of a request that is over or refused is queued."""
+        """Begin the span of a pick, or queue the span of a request that is over or refused."""
         if isinstance(event, Began):
             self._begin(event)
         elif isinstance(event, Ended):
@@ -102,10 +102,8 @@ class Tracer:
             return
         decision, (context, parent) = event.request.decision, contexts
         decision.trace_id = f"{context.trace_id:032x}"
-        start, end = (
-            decision.at_unix_s - decision.waited_s,
-            decision.at_unix_s + event.picked_in_s(timer_s=self._timer()),
-        )
+        start = decision.at_unix_s - decision.waited_s
+        end = decision.at_unix_s + event.picked_in_s(timer_s=self._timer())
         self._open[id(event.request)] = _Span(context, parent, start, end, decision)
 
     def _refused(self, event: Refused) -> None:

@@ -10,8 +10,8 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from epp.conformance.rows import ROWS, row_of
 from tests.conformance.picker import OwnPicker, PickerUnderTest, own_picker
+from tests.conformance.rows import ROWS, row_of
 from tests.harness.transport import transport
 from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from epp.conformance.dataplane import BUFFERED, DESTINATION, DUPLEX, EARLY, LB, MODES, NONE, STREAMED, Mode
+from epp.conformance.dataplane import BUFFERED, DESTINATION, DUPLEX, LB, Mode
+from tests.conformance.modes import EARLY, MODES, NONE, STREAMED
 from tests.conformance.picker import OwnPicker, PickerUnderTest
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -11,7 +11,8 @@ from contextlib import AsyncExitStack
 import pytest
 import pytest_asyncio
 
-from epp.conformance.dataplane import BUFFERED, DUPLEX, MODES, READING_MODES, Mode
+from epp.conformance.dataplane import BUFFERED, DUPLEX, Mode
+from tests.conformance.modes import MODES, READING_MODES
 from tests.conformance.picker import ALIAS, BODY, OwnPicker, PickerUnderTest, picker_of_models
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -12,18 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from epp.conformance.dataplane import (
-    BUFFERED,
-    DUPLEX,
-    DUPLEX_REQUEST,
-    EARLY,
-    MAX_PIECE_BYTES,
-    MODES,
-    READING_MODES,
-    SILENT_DUPLEX,
-    STREAMED,
-    Mode,
-)
+from epp.conformance.dataplane import BUFFERED, DUPLEX, MAX_PIECE_BYTES, Mode
+from tests.conformance.modes import DUPLEX_REQUEST, EARLY, MODES, READING_MODES, SILENT_DUPLEX, STREAMED
 from tests.conformance.picker import PickerUnderTest
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

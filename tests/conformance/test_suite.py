@@ -11,14 +11,15 @@ from pathlib import Path
 import grpc
 import pytest
 
-from epp.conformance.dataplane import BUFFERED, DUPLEX, EARLY, MAX_PIECE_BYTES
-from epp.conformance.rows import ROWS, row_of
+from epp.conformance.dataplane import BUFFERED, DUPLEX, MAX_PIECE_BYTES
 from tests.conformance import test_choice as choice
 from tests.conformance import test_health as health
 from tests.conformance import test_modes as modes
 from tests.conformance import test_refusals as refusals
 from tests.conformance.faults import FAULTS, Fault, faulty
+from tests.conformance.modes import EARLY
 from tests.conformance.picker import BODY, PickerUnderTest
+from tests.conformance.rows import ROWS, row_of
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "protocol.md"

@@ -120,7 +120,7 @@ async def test_the_kernel_holds_little_of_what_a_server_sends_for_one_turn_of_th
     """
     async with (
         a_server(never_ends) as address,
-        session_for_questions(headers={}, timeout_s=60.0) as session,
+        session_for_questions(timeout_s=60.0) as session,
         session.get(f"http://{address}/v1/completions") as response,
     ):
         assert response.connection is not None

@@ -133,7 +133,7 @@ def test_the_decision_and_a_counter_show_it() -> None:
     picker.subscribe(metrics.on_event)
     for n in range(3):
         picker.pick(ask(n), now=0.0)
-    assert b'epp_dry_run_picks_total{agrees="true",policy="tried"} 3.0' in metrics.page()
+    assert b'epp_dry_run_picks_total{agrees="true",policy="tried"} 3.0' in b"".join(metrics.pieces())
     record = ring.get("r0")
     assert record is not None
     assert b'"dry_run"' in encode(as_json(record))

@@ -125,12 +125,10 @@ def routed(path: str, raw: bytes, *, server: EndpointName) -> RoutedPrompt | Non
     return RoutedPrompt(
         server=server,
         process=0,
-        model="",
         adapter="",
         inference=inference,
         chain=chain,
         schedule=SCHEDULE,
-        at=0.0,
     )
 
 

@@ -94,7 +94,8 @@ TRIALS: dict[str, tuple[list[Edit], int, str]] = {
             "from epp.telemetry.catalog import metrics_reference\n"
             "from epp.telemetry.state import EndpointStatus, PickerStatus\n"
             "status = PickerStatus(endpoints=(EndpointStatus(name='a', address='h:1', slots=7),))\n"
-            "page = Metrics(decisions=DecisionRing(maxlen=1), state=lambda: status).page().decode()\n"
+            "metrics = Metrics(decisions=DecisionRing(maxlen=1), state=lambda: status)\n"
+            "page = b''.join(metrics.pieces()).decode()\n"
             "assert 'epp_endpoint_slots{endpoint=\"a\"} 7.0' in page, page\n"
             "assert '| `epp_endpoint_slots` | gauge | `endpoint` | Slots for adapters. |' in metrics_reference()\n"
         ),

@@ -54,12 +54,10 @@ class Fleet:
         routed = RoutedPrompt(
             server=name,
             process=process,
-            model="",
             adapter=adapter,
             inference=InferenceRequest(kind=ApiKind.COMPLETIONS, prompt=prompt, token_ids=True),
             chain=self.chain(tokens),
             schedule=SCHEDULE,
-            at=next(self.clock),
         )
         return self.exact.routed(routed, now=next(self.clock))
 
@@ -352,12 +350,10 @@ def test_an_error_that_nobody_foresaw_costs_only_the_prompt_that_it_came_of() ->
     routed = RoutedPrompt(
         server=A,
         process=0,
-        model="",
         adapter="",
         inference=text,
         chain=hash_chain(text.prompt, seed=1, schedule=SCHEDULE),
         schedule=SCHEDULE,
-        at=0.0,
     )
     fleet.exact.routed(routed, now=next(fleet.clock))
     fleet.route(A, tokens)

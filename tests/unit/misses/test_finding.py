@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from typing import Any
@@ -13,11 +12,7 @@ import pytest
 from epp.config.policy import PolicySpec
 from epp.config.prefix import Table
 from epp.config.routing import Gain
-from epp.misses.command import table
-from epp.misses.explaining import Explaining
 from epp.misses.finding import Misses
-from epp.misses.heat import Heat
-from epp.misses.seen import Seen, Sent
 from epp.picker import Picker
 from epp.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest
 from tests.unit.picker_questions import A, B, a_picker, ask, endpoints, text
@@ -27,7 +22,7 @@ def missed(misses: Misses) -> dict[str, float]:
     """Return the missed tokens by cause, as shares of all prompt tokens."""
     misses.work(limit=10_000)
     misses.check_integrity()
-    account = misses.over(900.0, now=900.0)
+    account = misses.accounts.over(900.0, now=900.0)
     whole = sum(part.tokens for part in account.missed)
     assert whole == pytest.approx(account.prompt_tokens - account.matched_tokens, rel=0.01), (
         "every token has one cause"
@@ -63,7 +58,7 @@ def test_what_a_full_server_dropped_was_evicted_from_it() -> None:
         served(picker, text(name, 8192), now=float(n))
     shares = missed(misses)
     assert shares["evicted"] == pytest.approx(0.2, abs=0.03)
-    part = next(p for p in misses.over(900.0, now=9.0).missed if p.cause.name == "evicted")
+    part = next(p for p in misses.accounts.over(900.0, now=9.0).missed if p.cause.name == "evicted")
     assert list(part.servers) == ["a"]
 
 
@@ -162,29 +157,6 @@ def test_two_of_one_kind_at_a_time_are_not_another_pickers_news() -> None:
     assert "late" not in missed(misses)
 
 
-def test_memory_is_bounded_and_the_sample_stays_the_same_for_every_chunk() -> None:
-    seen = Seen(most=1000)
-    rng = random.Random(1)
-    chunks = [ChunkHash(rng.getrandbits(64)) for _ in range(20_000)]
-    for n, chunk in enumerate(chunks):
-        seen.note([chunk], Sent(EndpointName("a"), 0, float(n) / 100))
-        if n % 200 == 0:
-            seen.check_integrity()
-    assert seen.one_in == 32
-    sampled = seen.sampled(chunks)
-    assert len(sampled) == pytest.approx(20_000 / 32, rel=0.15)
-    assert all(seen.get(chunk) is not None for chunk in sampled), "no prompt of the sample is forgotten"
-
-
-def test_old_chunks_go_before_the_sample_is_made_smaller() -> None:
-    seen = Seen(most=100, old_s=10.0)
-    for n in range(1000):
-        seen.note([ChunkHash(n)], Sent(EndpointName("a"), 0, float(n)))
-    assert seen.one_in == 1
-    assert seen.get(ChunkHash(999)) is not None
-    assert seen.get(ChunkHash(1)) is None
-
-
 def test_too_many_requests_at_a_time_are_skipped_and_counted() -> None:
     picker, misses = watched()
     for n in range(1200):
@@ -193,42 +165,12 @@ def test_too_many_requests_at_a_time_are_skipped_and_counted() -> None:
     misses.check_integrity()
 
 
-async def test_the_answer_names_causes_servers_and_what_to_change() -> None:
-    picker = a_picker(PolicySpec(rule="round-robin"), on=endpoints("ab"))
-    explaining = Explaining(picker)
-    for n in range(2):
-        served(picker, text("one", 8192), now=float(n))
-    looking = asyncio.create_task(explaining.run())
-    async with asyncio.timeout(60):
-        while (told := explaining.account(1e12))["requests"] < 2:  # noqa: ASYNC110 - nothing tells when
-            await asyncio.sleep(0.01)
-    looking.cancel()
-    assert told["hit_ratio"] == 0.0
-    shown = table(told)
-    assert "sent to another server" in shown
-    assert "-> Nothing to change if time to first token is good" in shown
-    assert "a: " in shown
-
-
 def chain_of(picker: Picker, prompt: bytes) -> list[ChunkHash]:
     probe = a_picker(picker.policy.spec, on=endpoints("a"))
     events: list[Any] = []
     probe.subscribe(events.append)
     served(probe, prompt, now=0.0)
     return list(events[0].request.chain)
-
-
-def test_the_hottest_beginnings_stay_where_there_are_too_many() -> None:
-    heat = Heat()
-    for n in range(2000):
-        for name in (0, n + 1):
-            heat.note([ChunkHash(name)], EndpointName("a"), prompt_tokens=10, matched_tokens=0, now=n / 1000)
-        heat.check_integrity()
-    groups = heat.hottest(1000)
-    assert (groups[0].chain, groups[0].requests) == ([0], 2000)
-    assert groups[1].requests == 1
-    assert 2000 in [group.chain[0] for group in groups], "the newest prompt was dropped"
-    assert 384 <= len(groups) <= 512
 
 
 def test_prompts_that_many_send_at_once_are_explained_for_little_more_than_their_picks_cost() -> None:

@@ -25,7 +25,7 @@ def samples(status: ExactStatus) -> dict[str, dict[tuple[str, ...], float]]:
     picker = PickerStatus(endpoints=(endpoint,), exact=status)
     metrics = Metrics(decisions=DecisionRing(maxlen=1), state=lambda: picker)
     found: dict[str, dict[tuple[str, ...], float]] = {}
-    for family in text_string_to_metric_families(metrics.page().decode()):
+    for family in text_string_to_metric_families(b"".join(metrics.pieces()).decode()):
         for sample in family.samples:
             if sample.name.startswith("epp_exact") and not sample.name.endswith("_created"):
                 labels = tuple(value for _, value in sorted(sample.labels.items()))

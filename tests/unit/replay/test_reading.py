@@ -71,16 +71,6 @@ def test_a_line_that_was_cut_off_at_the_end_is_no_fault(tmp_path: Path) -> None:
     assert len(read([path]).calls) == 119
 
 
-def test_mooncakes_format_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "m.jsonl"
-    path.write_text(lines(*MOONCAKE))
-    first, second = read([path]).calls
-    assert (first.at_s, first.output_tokens, first.prompt_tokens) == (0.0, 30, 512)
-    assert (second.at_s, second.prompt_tokens) == (1.5, 700)
-    assert second.pieces[0] == first.pieces[0]
-    assert [piece.num_tokens for piece in second.pieces] == [512, 188]
-
-
 @pytest.mark.parametrize(
     ("text", "fault"),
     [

@@ -70,7 +70,7 @@ class Shown:
 
     def samples(self, name: str) -> dict[tuple[str, ...], float]:
         """Return the values by their labels, in the order of the labels' names."""
-        families = text_string_to_metric_families(self.metrics.page().decode())
+        families = text_string_to_metric_families(b"".join(self.metrics.pieces()).decode())
         return {
             tuple(v for _, v in sorted(s.labels.items())): s.value
             for f in families

@@ -1,73 +1,21 @@
-"""A recording is replayed: the real picker on simulated servers, with several policies."""
+"""`epp replay`: a recording is replayed with several policies, side by side."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from epp import cli
-from epp.config.policy import DEFAULT_POLICY
-from epp.replay.reading import read
-from epp.replay.simulate import Setting, run
-from epp.replay.trace import Trace
-from tests.unit.replay.recordings import record, record_simulation
+from tests.unit.replay.recordings import record
 
 
 def recording(tmp_path: Path) -> Path:
     path = tmp_path / "recording.jsonl"
     record(path)
     return path
-
-
-def a_trace(tmp_path: Path) -> Trace:
-    return read([recording(tmp_path)])
-
-
-def never(_: float) -> None:
-    return
-
-
-def test_the_same_replay_gives_the_same_figures(tmp_path: Path) -> None:
-    trace = a_trace(tmp_path)
-    first, second = (run(trace, DEFAULT_POLICY, Setting(seed=5), progress=never) for _ in range(2))
-    assert first == second
-    assert first.counted == 108, "the first tenth warms the caches"
-    assert first.failed == 0
-
-
-def test_a_replay_gives_about_the_figures_of_what_was_recorded(tmp_path: Path) -> None:
-    path = tmp_path / "recording.jsonl"
-    was = record_simulation(path, requests=300)
-    trace = read([path])
-    assert trace.policy is not None
-    found = run(trace, trace.policy, Setting(), progress=never)
-    assert found.hit_ratio == pytest.approx(was.hit_ratio, abs=0.03)
-    assert found.ttft_mean_s == pytest.approx(was.ttft_mean_s, rel=0.25)
-
-
-def test_more_load_waits_longer_and_more_servers_wait_less(tmp_path: Path) -> None:
-    trace = a_trace(tmp_path)
-    slow = replace(trace, servers=[replace(s, prefill_tokens_per_s=400.0) for s in trace.servers])
-    usual = run(slow, DEFAULT_POLICY, Setting(), progress=never)
-    busy = run(slow, DEFAULT_POLICY, Setting(load=4.0), progress=never)
-    relieved = run(slow, DEFAULT_POLICY, Setting(load=4.0, servers=12), progress=never)
-    assert usual.ttft_mean_s is not None
-    assert busy.ttft_mean_s is not None
-    assert relieved.ttft_mean_s is not None
-    assert busy.ttft_mean_s > 1.5 * usual.ttft_mean_s
-    assert relieved.ttft_mean_s < busy.ttft_mean_s
-    assert len(relieved.by_server) == 12
-
-
-def test_progress_is_told_as_requests_end(tmp_path: Path) -> None:
-    shares: list[float] = []
-    run(a_trace(tmp_path), DEFAULT_POLICY, Setting(), progress=shares.append)
-    assert len(shares) > 50
-    assert all(0 <= share < 1 for share in shares)
 
 
 def test_the_command_prints_the_policies_side_by_side_and_draws_them(

@@ -15,9 +15,9 @@ from epp.config.dialects import DIALECTS, DialectName
 from epp.conformance.__main__ import run
 from epp.conformance.checks import CHECKS
 from epp.conformance.report import Result, junit, table
-from epp.conformance.rows import ROWS
 from epp.conformance.target import Target
 from tests.conformance.picker import ALIAS, own_picker, picker_of_models
+from tests.conformance.rows import ROWS
 
 OWN_ENVOY_AWAY = {"edsFile": ""}
 NOT_ASKED = {

@@ -188,7 +188,7 @@ class BoundedMachine(KnowledgeMachine):
     def findings_are_taken_in(self, name: EndpointName = SERVERS[0]) -> None:
         self.now += 2 * UNDER_WAY_S
         self.mirrors.reported.take_in(self.knowledge.findings(now=self.now), self.mirrors.table)
-        assert len(self.knowledge) <= 5
+        assert len(self.knowledge.tree) <= 5
         self.knowledge.forget(name)
 
 

@@ -1,0 +1,37 @@
+"""Routed prompts of clients' requests, and the conversations and templates that several tests use."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from epp.kvevents.routed_prompts import RoutedPrompt
+from epp.prefix_index.table import ChunkSchedule
+from epp.request.parse import parse_request
+from epp.server_caches import hash_chain
+from epp.types import EndpointName
+
+SCHEDULE = ChunkSchedule(chunk_bytes=32, later_chunk_bytes=32, later_from_bytes=0)
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+TALK = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
+THINKS_LAST = "{% if enable_thinking is false %}no thoughts{% endif %}{{ effort or '' }}"
+
+
+def routed(path: str, *, adapter: str = "", **body: Any) -> RoutedPrompt:
+    inference = parse_request(path, json.dumps({"model": "m", **body}).encode())
+    return RoutedPrompt(
+        server=EndpointName("a"),
+        process=0,
+        adapter=adapter,
+        inference=inference,
+        chain=hash_chain(inference.prompt, seed=1, schedule=SCHEDULE),
+        schedule=SCHEDULE,
+    )
+
+
+def chat(*messages: dict[str, Any], **more: Any) -> RoutedPrompt:
+    return routed("/v1/chat/completions", messages=list(messages), **more)
+
+
+def said(role: str, content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}

@@ -1,0 +1,80 @@
+"""The tree of chunks: each chunk has the blocks that become complete in it, within a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from epp.kvevents.block_hashes import BlockName
+from epp.kvevents.chunks import ChunkTree, MappedPrompt
+from epp.types import ChunkHash
+
+
+def mapped(chain: Sequence[int], blocks: Sequence[int], ends: Sequence[int]) -> MappedPrompt:
+    return MappedPrompt(
+        chain=[ChunkHash(chunk) for chunk in chain],
+        ends_bytes=[10 * (n + 1) for n in range(len(chain))],
+        blocks=[BlockName(block) for block in blocks],
+        ends_blocks=ends,
+    )
+
+
+def test_each_chunk_has_the_blocks_that_become_complete_in_it() -> None:
+    tree = ChunkTree(max_chunks=100)
+    path, changed = tree.map(mapped([1, 2, 3], [71, 72, 73], [0, 2, 3]))
+    assert [node.blocks for node in path] == [(), (71, 72), (73,)]
+    assert [node.known for node in path] == [False, True, True]
+    assert [node.size_bytes for node in path] == [10, 10, 10]
+    assert changed == path
+    assert tree.users(BlockName(72)) == (path[1],)
+    assert path[2].chain() == [1, 2, 3]
+    tree.check_integrity()
+
+
+def test_a_chain_that_is_mapped_again_changes_nothing() -> None:
+    tree = ChunkTree(max_chunks=100)
+    first, _ = tree.map(mapped([1, 2], [71, 72], [1, 2]))
+    again, changed = tree.map(mapped([1, 2], [71, 72], [1, 2]))
+    assert (again, changed) == (first, [])
+
+
+def test_other_blocks_of_a_known_chunk_replace_the_old_ones_and_have_to_be_seen_again() -> None:
+    tree = ChunkTree(max_chunks=100)
+    path, _ = tree.map(mapped([1, 2], [71], [0, 1]))
+    path[1].seen = True
+    again, changed = tree.map(mapped([1, 2], [81, 82], [1, 2]))
+    assert again == changed == path
+    assert [node.blocks for node in path] == [(81,), (82,)]
+    assert not path[1].seen
+    assert tree.users(BlockName(71)) == ()
+    tree.check_integrity()
+
+
+def test_what_follows_a_chunk_that_is_known_after_all_is_known_too() -> None:
+    tree = ChunkTree(max_chunks=100)
+    (_, after), _ = tree.map(mapped([1, 2], [], [0, 0]))
+    assert not after.known
+    tree.map(mapped([1], [71], [1]))
+    assert after.known
+    tree.check_integrity()
+
+
+def test_a_chunk_keeps_its_first_prefix_when_another_prefix_has_the_same_hash() -> None:
+    tree = ChunkTree(max_chunks=100)
+    first, _ = tree.map(mapped([1, 9], [71, 72], [1, 2]))
+    path, _ = tree.map(mapped([2, 9], [81, 82], [1, 2]))
+    assert [node.chunk for node in path] == [2]
+    assert first[1].blocks == (72,)
+    tree.check_integrity()
+
+
+def test_the_ends_of_the_chains_that_were_not_mapped_for_the_longest_time_go_first() -> None:
+    tree = ChunkTree(max_chunks=3)
+    tree.map(mapped([1, 2], [71, 72], [1, 2]))
+    tree.map(mapped([5], [75], [1]))
+    tree.map(mapped([1, 3], [71, 73], [1, 2]))
+    assert [node.chunk for node in tree.evict()] == [2]
+    tree.map(mapped([6], [76], [1]))
+    assert [node.chunk for node in tree.evict()] == [5]
+    assert len(tree) == 3
+    assert tree.users(BlockName(72)) == ()
+    tree.check_integrity()

@@ -1,0 +1,74 @@
+"""The sums of missed tokens over the last minutes."""
+
+from __future__ import annotations
+
+import pytest
+
+from epp.misses.accounts import Accounts
+from epp.misses.causes import CAUSES, EVICTED, NEW, TAIL
+from epp.types import EndpointName
+
+A, B = EndpointName("a"), EndpointName("b")
+
+
+def test_causes_come_by_size_and_all_of_them_come() -> None:
+    accounts = Accounts()
+    bucket = accounts.bucket(now=100.0)
+    bucket.miss(TAIL, 5)
+    bucket.miss(EVICTED, 20, server=A)
+    bucket.miss(EVICTED, 30, server=B)
+    account = accounts.over(60.0, now=105.0)
+    assert [(part.cause, part.tokens) for part in account.missed[:2]] == [(EVICTED, 50), (TAIL, 5)]
+    assert list(account.missed[0].servers.items()) == [(B, 30), (A, 20)]
+    assert {part.cause for part in account.missed} == set(CAUSES)
+
+
+def test_only_buckets_that_began_within_the_window_count() -> None:
+    accounts = Accounts()
+    for at in (0.0, 9.0, 10.0, 25.0):
+        bucket = accounts.bucket(now=at)
+        bucket.requests += 1
+        bucket.prompt_tokens += 10
+        bucket.matched_tokens += 4
+        bucket.miss(NEW, 6)
+    assert accounts.bucket(now=29.0) is bucket, "a bucket lasts for ten seconds"
+    account = accounts.over(20.0, now=30.0)
+    assert (account.requests, account.prompt_tokens, account.matched_tokens) == (2, 20, 8)
+    assert account.missed[0].tokens == 12
+    assert account.window_s == 20.0
+    assert accounts.over(900.0, now=30.0).requests == 4
+    assert accounts.over(900.0, now=30.0).window_s == 30.0, "no longer than there are buckets"
+
+
+def test_buckets_older_than_fifteen_minutes_are_dropped() -> None:
+    accounts = Accounts()
+    for n in range(200):
+        accounts.bucket(now=10.0 * n).requests += 1
+    assert accounts.over(1e9, now=2000.0).requests == 90
+
+
+def test_without_requests_everything_is_zero() -> None:
+    account = Accounts().over(60.0, now=5.0)
+    assert (account.window_s, account.requests, account.prompt_tokens) == (0.0, 0, 0)
+    assert all(part.tokens == 0 for part in account.missed)
+
+
+@pytest.mark.parametrize("tokens", [0.0, -3.0])
+def test_what_is_no_miss_is_not_added(tokens: float) -> None:
+    """Estimates may differ by a few tokens, so a difference of two of them may be negative."""
+    bucket = Accounts().bucket(now=0.0)
+    bucket.miss(NEW, tokens, server=A)
+    assert not bucket.missed
+    assert not bucket.by_server
+
+
+def test_beyond_the_bound_tokens_count_without_their_server() -> None:
+    accounts = Accounts()
+    bucket = accounts.bucket(now=0.0)
+    for n in range(2500):
+        bucket.miss(EVICTED, 1, server=EndpointName(f"s{n}"))
+    bucket.miss(EVICTED, 1, server=EndpointName("s0"))
+    part = accounts.over(60.0, now=1.0).missed[0]
+    assert part.tokens == 2501
+    assert len(part.servers) == 2000
+    assert part.servers[EndpointName("s0")] == 2

@@ -1,0 +1,86 @@
+"""The service writes the lines of the recorder in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from epp.recording.file import RecordingFile
+from epp.recording.lines import RecordedRequest
+from epp.recording.recorder import Recorder
+from epp.recording.service import RecordingService
+from epp.recording.start import opening_of, servers_of
+from tests.unit.picker_questions import a_picker, text
+from tests.unit.recording.recorded import ended, read
+
+
+async def test_the_service_writes_and_a_disk_that_refuses_is_counted_and_harms_nothing(
+    tmp_path: Path,
+) -> None:
+    picker, recorder = a_picker(), Recorder(key=b"k")
+    path = tmp_path / "missing" / "recording.jsonl"
+    service = RecordingService(
+        recorder,
+        RecordingFile(path, max_bytes=2**20),
+        opening=lambda: opening_of(picker),
+        servers=lambda: servers_of(picker),
+    )
+    running = asyncio.create_task(service.run())
+    ended(picker, recorder, text("a"), now=1.0)
+    while not service.counts["failed"]:  # noqa: ASYNC110 - another thread counts
+        await asyncio.sleep(0.01)
+    path.parent.mkdir()
+    ended(picker, recorder, text("b"), now=2.0)
+    running.cancel()
+    service.stop()
+    assert service.counts == {"written": 1, "dropped": 0, "failed": 1}
+    assert [line for line in read(path) if isinstance(line, RecordedRequest)]
+
+
+async def test_what_the_recorder_holds_at_the_end_is_written_before_the_thread_stops(tmp_path: Path) -> None:
+    picker, recorder = a_picker(), Recorder(key=b"k")
+    path = tmp_path / "recording.jsonl"
+    service = RecordingService(
+        recorder,
+        RecordingFile(path, max_bytes=2**20),
+        opening=lambda: opening_of(picker),
+        servers=lambda: servers_of(picker),
+    )
+    for n in range(3):
+        ended(picker, recorder, text(f"{n}"), now=float(n))
+    service.stop()
+    assert service.counts == {"written": 3, "dropped": 0, "failed": 0}
+    assert sum(isinstance(line, RecordedRequest) for line in read(path)) == 3
+
+
+async def test_a_stuck_disk_delays_the_end_only_for_a_moment_and_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    picker, recorder = a_picker(), Recorder(key=b"k")
+    writing, free = threading.Event(), threading.Event()
+
+    class Stuck(RecordingFile):
+        def write(self, *_: object, **__: object) -> None:
+            writing.set()
+            free.wait(30)
+
+    service = RecordingService(
+        recorder,
+        Stuck(tmp_path / "recording.jsonl", max_bytes=2**20),
+        opening=lambda: opening_of(picker),
+        servers=lambda: servers_of(picker),
+    )
+    ended(picker, recorder, text("one"), now=1.0)
+    running = asyncio.create_task(service.run())
+    assert await asyncio.to_thread(writing.wait, 10)
+    running.cancel()
+    ended(picker, recorder, text("two"), now=2.0)
+    began = time.monotonic()
+    await asyncio.to_thread(service.stop)
+    assert time.monotonic() - began < 5
+    assert "the disk is too slow" in caplog.text
+    free.set()

@@ -1,0 +1,119 @@
+"""Tracing is on or off, and its bounds are read, by the configuration and OpenTelemetry's own variables."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+
+from epp.errors import ConfigError
+from epp.tracing import start
+from epp.tracing.sending import Bounds
+from epp.tracing.tracer import Tracer
+from tests.unit.telemetry.records import began, ended, pick
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("OTEL_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("variables", "on"),
+    [
+        ({}, True),
+        ({"OTEL_SDK_DISABLED": " TRUE "}, False),
+        ({"OTEL_SDK_DISABLED": "false"}, True),
+        ({"OTEL_TRACES_EXPORTER": "none"}, False),
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, True),
+    ],
+)
+def test_the_environment_may_turn_off_what_the_configuration_turns_on(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], *, on: bool
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert start.on(True) is on
+    assert start.on(False) is False
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fault"),
+    [
+        ("OTEL_TRACES_EXPORTER", "jaeger", "'jaeger' is not known here; set otlp or none"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier", "set one of grpc, http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "carrier", "set one of grpc, http/protobuf"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "set a positive whole number"),
+        ("OTEL_BSP_SCHEDULE_DELAY", "1.5", "set a positive whole number"),
+        ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "9" * 5000, "set a positive whole number"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "\u0663", "set a positive whole number"),
+    ],
+)
+def test_a_variable_that_cannot_be_used_is_named_before_the_start(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, fault: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"tracing: {name}: .*{fault}") as caught:
+        start.require(True)
+    assert len(str(caught.value)) < 200
+
+
+def test_where_tracing_is_off_wrong_variables_harm_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "none")
+    start.require(False)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+async def test_a_tracer_is_made_for_each_protocol(monkeypatch: pytest.MonkeyPatch, protocol: str) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    start.require(True)
+    tracer = start.make(worker=1)
+    assert tracer.counts == {"sent": 0, "failed": 0, "dropped": 0}
+    start.start(tracer)
+    await start.stop(tracer)
+    assert tracer.sender.finished.is_set()
+
+
+def test_importing_this_module_loads_nothing_of_opentelemetry() -> None:
+    code = "import epp.tracing.start, sys; print([m for m in sys.modules if m.startswith('opentelemetry')])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
+
+
+async def test_a_collector_that_hangs_delays_the_end_by_no_more_than_two_seconds() -> None:
+    asked, free = threading.Event(), threading.Event()
+
+    def export(_: Sequence[Any]) -> bool:
+        asked.set()
+        free.wait(30)
+        return False
+
+    tracer = Tracer(
+        sampler=ALWAYS_ON,
+        ids=RandomIdGenerator(),
+        resource=Resource({}),
+        export=export,
+        close=free.set,
+        bounds=Bounds(max_batch=1),
+    )
+    start.start(tracer)
+    made = pick()
+    tracer.on_event(began(made))
+    tracer.on_event(ended(made))
+    assert asked.wait(10)
+    stopped_at = time.monotonic()
+    await start.stop(tracer)
+    assert 1.5 < time.monotonic() - stopped_at < 10
+    assert free.is_set(), "the sending was ended"
