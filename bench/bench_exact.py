@@ -26,11 +26,11 @@ from epp.kvevents.knowledge import Knowledge
 from epp.kvevents.language import FolderLanguage
 from epp.kvevents.mapping import map_prompt
 from epp.kvevents.routed_prompts import RoutedPrompt
-from epp.picker import Picker
+from epp.picker.picker import Picker
+from epp.picker.server_caches import hash_chain
 from epp.prefix_index.kv_reports import Tier
 from epp.prefix_index.table import ChunkSchedule
 from epp.request.parse import parse_request
-from epp.server_caches import hash_chain
 from epp.types import Address, Endpoint, EndpointName, InferenceRequest
 from tests.unit.kvevents.a_language import write_language
 

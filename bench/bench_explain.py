@@ -9,7 +9,7 @@ import time
 
 from epp.config.policy import PolicySpec
 from epp.misses.finding import Misses
-from epp.picker_events import Began, PickerEvent
+from epp.picker.events import Began, PickerEvent
 from tests.unit.picker_questions import a_picker, ask, text
 
 

@@ -27,10 +27,10 @@ from epp.decision import PickRequest
 from epp.endpoints.state import Booking
 from epp.errors import PickError
 from epp.extproc.pump import Pump
-from epp.gate import Claim, Gate
-from epp.model_queue import WaitingRequest
-from epp.picker import Picker
-from epp.picker_events import Pick
+from epp.picker.events import Pick
+from epp.picker.gate import Claim, Gate
+from epp.picker.model_queue import WaitingRequest
+from epp.picker.picker import Picker
 
 SERVERS: Final = 8
 PROMPT_BYTES: Final = 1_000

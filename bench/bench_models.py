@@ -15,7 +15,7 @@ import time
 
 from epp.config.policy import DEFAULT_POLICY
 from epp.decision import PickRequest
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.types import (
     Address,
     ApiKind,

@@ -32,11 +32,11 @@ import aiohttp
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.settings import Config
 from epp.misses.explaining import Explaining
-from epp.picker import Picker
-from epp.picker_events import Pick
+from epp.picker.events import Pick
+from epp.picker.picker import Picker
 from epp.scraping.scraper import Scraper
+from epp.serve.state_report import status_of
 from epp.sources import Sources
-from epp.state_report import status_of
 from epp.telemetry.admin import AdminServer
 from epp.telemetry.board import Board
 from epp.telemetry.decisions import DecisionRing

@@ -26,8 +26,8 @@ from epp.extproc.conversation import decode, encode
 from epp.extproc.headers import RESPONSE_NAMES
 from epp.extproc.settings import StreamContext, StreamSettings
 from epp.extproc.stream import HttpStream
-from epp.gate import Gate
-from epp.phases import Phase
+from epp.picker.gate import Gate
+from epp.picker.phases import Phase
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import PickerStatus

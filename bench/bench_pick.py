@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from epp.config.policy import DEFAULT_POLICY
 from epp.decision import PickRequest
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 
 ROUNDS = 400

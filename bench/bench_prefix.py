@@ -18,11 +18,11 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from epp.picker.server_caches import Roots, hash_chain
 from epp.prefix_index.eviction import evict
 from epp.prefix_index.removal import undo
 from epp.prefix_index.servers import add_endpoint, resize
 from epp.prefix_index.table import ChunkSchedule, PrefixTable
-from epp.server_caches import Roots, hash_chain
 from epp.types import ChunkHash, EndpointName
 
 SCHEDULE = ChunkSchedule()

@@ -27,7 +27,6 @@ from typing import Any
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from bench.bench_pick import a_picker
-from epp import process
 from epp.config.listening import Listen
 from epp.extproc.calls import Handler
 from epp.extproc.health import Health
@@ -37,6 +36,7 @@ from epp.extproc.settings import StreamSettings
 from epp.extproc.streams import Streams
 from epp.http2.frames import PREFACE, Code, Flag, Kind, Setting, frame, reset, settings, window_update
 from epp.http2.headers import encode
+from epp.serve import process
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import PickerStatus

@@ -34,7 +34,7 @@ from bench.dataplane.load import Prompts
 from epp.config.listening import Listen
 from epp.extproc.server import ExtProcServer
 from epp.extproc.settings import StreamSettings
-from epp.gate import Gate
+from epp.picker.gate import Gate
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import PickerStatus

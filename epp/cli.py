@@ -14,7 +14,7 @@ from typing import get_args
 import msgspec
 import uvloop
 
-from epp import preflight, process, reference
+from epp import reference
 from epp.config.policy import RuleName
 from epp.config.settings import Config, load_config
 from epp.envoy.bootstrap import bootstrap
@@ -22,8 +22,9 @@ from epp.envoy.replacing import write_if_changed
 from epp.errors import ConfigError
 from epp.misses import command as explain
 from epp.recording import command as recording
+from epp.serve import preflight, process
+from epp.serve.workers import Supervisor
 from epp.telemetry.logs import setup_logging
-from epp.workers import Supervisor
 
 _DESCRIPTION = """\
 Endpoint picker for Envoy. It routes each LLM request to the model server that can answer soonest.
@@ -271,7 +272,7 @@ def _hand_out(text: str, file: Path | None) -> int:
 
 def _check(config: Config) -> int:
     """Print the configuration as it would run, with all defaults filled in."""
-    from epp.inputs import load_inputs  # noqa: PLC0415 - see `_serve`
+    from epp.serve.inputs import load_inputs  # noqa: PLC0415 - see `_serve`
 
     inputs = load_inputs(config)
     remarks = [*preflight.inspect(config), *preflight.contradictions(config, inputs.policy)]
@@ -288,8 +289,8 @@ def _check(config: Config) -> int:
 def _serve(config: Config, path: Path, *, worker: int | None, hub: Path | None) -> int:
     process.choose_grpc()
     process.raise_file_limit()
-    from epp import app  # noqa: PLC0415 - it imports gRPC, which must be chosen first
-    from epp.inputs import load_inputs  # noqa: PLC0415 - as above
+    from epp.serve import app  # noqa: PLC0415 - it imports gRPC, which must be chosen first
+    from epp.serve.inputs import load_inputs  # noqa: PLC0415 - as above
 
     if worker is None and config.workers > 1:
         setup_logging(config.log)

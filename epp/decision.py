@@ -1,6 +1,6 @@
 """The types of a question to the picker and of the record of its pick.
 
-The caller passes a `PickRequest` and gets a `Pick` (`picker_events`). The `Decision` is the record that
+The caller passes a `PickRequest` and gets a `Pick` (`picker.events`). The `Decision` is the record that
 people see.
 """
 

@@ -34,7 +34,7 @@ _KEPT: Final = 4
 """The number of folders that are kept: this folder, and the youngest folders of other states and
 checkouts.
 """
-_SHOW: Final = "import sys, epp.picker, epp.process; sys.exit(not epp.process.compiled())"
+_SHOW: Final = "import sys, epp.picker.picker, epp.serve.process; sys.exit(not epp.serve.process.compiled())"
 
 _say = sayer("compiled-env")
 

@@ -22,7 +22,7 @@ from bench.routing.bench import shape_of, spec_of
 from bench.routing.picker_router import PickerRouter
 from epp.config.policy import DEFAULT_POLICY
 from epp.replay.measure import quantile, ttft_s
-from epp.state_report import endpoints_of
+from epp.serve.state_report import endpoints_of
 from epp.telemetry.pool import PoolStatus, pools_of
 from epp.telemetry.state import EndpointStatus
 from model_server.sim.fleet import Change, Fleet, FleetPlan

@@ -26,7 +26,7 @@ from epp.extproc.events import Slot
 from epp.extproc.http2_server import Http2Server
 from epp.extproc.peer import Call
 from epp.http2.limits import Limits
-from epp.process import tune
+from epp.serve.process import tune
 
 
 class _Constant(Handler):

@@ -26,7 +26,7 @@ import uvloop
 from epp.extproc.conversation import SERVICE, encode
 from epp.extproc.events import Answer, Slot
 from epp.extproc.headers import DESTINATION
-from epp.process import tune
+from epp.serve.process import tune
 
 _REQUEST_HEADERS: Final = 0x12
 _RESPONSE_HEADERS: Final = 0x1A

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 import yaml
 
 from epp.config.settings import Config
-from epp.process import GRPC_EXPERIMENTS
+from epp.serve.process import GRPC_EXPERIMENTS
 from epp.types import Address
 from tests.compiled_env import variables
 from tests.harness.envoy import EnvoyProcess, bootstrap_document, cluster, connection_manager, running_envoy

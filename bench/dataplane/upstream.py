@@ -17,7 +17,7 @@ from typing import Final, cast
 
 import uvloop
 
-from epp.process import raise_file_limit
+from epp.serve.process import raise_file_limit
 
 TICK_S: Final = 0.001
 

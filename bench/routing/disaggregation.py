@@ -21,8 +21,8 @@ from bench.routing.picker_router import PickerRouter
 from bench.routing.workloads import OpenLoop, Timed, length, made_request
 from epp.config.disaggregation import Disaggregation
 from epp.config.policy import DEFAULT_POLICY, Policy
-from epp.picker import Picker
-from epp.picker_events import Pick
+from epp.picker.events import Pick
+from epp.picker.picker import Picker
 from epp.replay.measure import WARM_UP_SHARE, quantile, tpot_s, ttft_s
 from epp.scheduling.disaggregation import transfer_s
 from epp.types import Endpoint, Role

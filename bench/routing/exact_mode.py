@@ -30,7 +30,7 @@ from epp.kvevents.chunks import MappedPrompt
 from epp.kvevents.decoding import Event, Removed, Stored
 from epp.kvevents.knowledge import Knowledge
 from epp.kvevents.mapping import chunk_ends, whole_blocks
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.prefix_index.kv_reports import Tier
 from epp.replay.picker_router import metrics_of
 from epp.types import EndpointName

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from bench.routing.picker_router import PickerRouter
 from epp.config.policy import Policy
 from epp.errors import PickError
-from epp.gate import Claim, Gate
-from epp.picker_events import Pick
+from epp.picker.events import Pick
+from epp.picker.gate import Claim, Gate
 from model_server.sim.fleet import WAITS
 from model_server.sim.request import SimRequest
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from bench.routing.shared import Shared
 from epp.config.policy import Policy
-from epp.gate import Gate
-from epp.picker import Picker
+from epp.picker.gate import Gate
+from epp.picker.picker import Picker
 from epp.replay import picker_router
 from epp.replay.picker_router import BASE_MODEL, metrics_of
 from epp.types import ApiKind, EndpointName, InferenceRequest

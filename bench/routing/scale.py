@@ -24,7 +24,7 @@ from bench.routing.picker_router import PickerRouter
 from bench.routing.rows import Row, row_of
 from bench.routing.shared import Shared
 from bench.routing.workloads import OpenLoop
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from model_server.sim.fleet import Fleet
 from model_server.sim.prompts import render
 from model_server.sim.request import SimRequest

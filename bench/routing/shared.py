@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import count
 
 from epp.config.sharing import Sharing
-from epp.gate import Gate
-from epp.picker import Picker
+from epp.picker.gate import Gate
+from epp.picker.picker import Picker
 from epp.sharing.exchange import Exchange
 
 _SETTINGS = Sharing()

@@ -18,7 +18,7 @@ from envoy.data.accesslog.v3.accesslog_pb2 import HTTPAccessLogEntry
 from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 from google.protobuf.message import DecodeError
 
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.types import Address
 
 SERVICE: Final = "envoy.service.accesslog.v3.AccessLogService"

@@ -8,7 +8,7 @@ from epp.extproc.asking import Asking, collect
 from epp.extproc.events import Answer, BodyMode, Modes, ResponseHeaders, Slot
 from epp.extproc.headers import DECISION, LENGTH, TEST_SERVED
 from epp.extproc.settings import StreamSettings
-from epp.picker_events import Pick
+from epp.picker.events import Pick
 from epp.request.answer_names import AnswerNames, readable
 from epp.request.response import ResponseFeedback, ResponseReader
 

@@ -41,8 +41,8 @@ from epp.extproc.headers import (
 )
 from epp.extproc.refusals import refused
 from epp.extproc.settings import StreamContext
-from epp.gate import NO_CLAIM, Claim
-from epp.picker_events import Parsed, Pick, Refused
+from epp.picker.events import Parsed, Pick, Refused
+from epp.picker.gate import NO_CLAIM, Claim
 from epp.request.names import bounded_name
 from epp.request.parse import parse_request, skim_request
 from epp.request.rewriting import Rewrites, with_model

@@ -42,7 +42,7 @@ from epp.extproc.overload import TARGET_S
 from epp.extproc.stream import HttpStream
 from epp.extproc.streams import Streams
 from epp.http2.messages import INVALID_ARGUMENT, OK
-from epp.phases import Phase
+from epp.picker.phases import Phase
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 

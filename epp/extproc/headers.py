@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from epp.config.flow import Flow
-from epp.gate import Claim
+from epp.picker.gate import Claim
 from epp.request.names import MAX_TENANT_CHARS, bounded_name
 from epp.types import SERVER_HEADERS, Address, Endpoint
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Final
 
-from epp.gate import Gate
+from epp.picker.gate import Gate
 
 _log = logging.getLogger(__name__)
 _SOON_S: Final = 0.002

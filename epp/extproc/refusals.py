@@ -11,7 +11,7 @@ import msgspec
 from epp.errors import FlowRefusedError, PickError, SaturatedError
 from epp.extproc.events import Refuse, RequestHeaders
 from epp.extproc.headers import read_addresses
-from epp.picker import Picker
+from epp.picker.picker import Picker
 
 DROPPED: Final = "x-llm-d-request-dropped-reason"
 

@@ -19,8 +19,8 @@ from epp.extproc.pump import Pump
 from epp.extproc.settings import StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.extproc.streams import Streams
-from epp.gate import Gate
-from epp.picker import Picker
+from epp.picker.gate import Gate
+from epp.picker.picker import Picker
 
 _NOTICE_S: Final = 3.0
 """After this time, a data plane that checks health every second uses another picker."""

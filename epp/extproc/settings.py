@@ -9,8 +9,8 @@ from typing import Final
 from epp.config.dialects import MOST_DESTINATIONS
 from epp.extproc.bodies import BodyRoom
 from epp.extproc.events import BodyMode, Modes
-from epp.gate import Gate
-from epp.picker import Picker
+from epp.picker.gate import Gate
+from epp.picker.picker import Picker
 from epp.request.blocked import BlockedPaths
 
 _SILENT_FULL_DUPLEX: Final = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)

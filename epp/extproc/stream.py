@@ -46,8 +46,8 @@ from epp.extproc.headers import RESERVED, read_address
 from epp.extproc.refusals import model_list
 from epp.extproc.settings import StreamContext
 from epp.extproc.waiting import Waiting, offer
-from epp.phases import BEGUN, FOLLOWS, OVER, Phase
-from epp.picker_events import Pick, ProtocolFault
+from epp.picker.events import Pick, ProtocolFault
+from epp.picker.phases import BEGUN, FOLLOWS, OVER, Phase
 from epp.types import InferenceRequest
 
 _UNPICKED: Final = (Answer(Slot.REQUEST_HEADERS, remove_headers=RESERVED),)

@@ -22,11 +22,11 @@ from epp.extproc.overload import Overload
 from epp.extproc.settings import StreamContext, StreamSettings
 from epp.extproc.stream import HttpStream
 from epp.extproc.unread import Unread
-from epp.gate import Gate
 from epp.http2.messages import OK
-from epp.phases import Phase
-from epp.picker import Picker
-from epp.picker_events import ProtocolFault
+from epp.picker.events import ProtocolFault
+from epp.picker.gate import Gate
+from epp.picker.phases import Phase
+from epp.picker.picker import Picker
 
 MESSAGE_SLACK_BYTES: Final = 2**20
 """Bytes for the fields around a body in its message."""

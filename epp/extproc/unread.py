@@ -17,8 +17,8 @@ from epp.extproc.asking import OVERLOADED, not_set, read_head
 from epp.extproc.events import Answer, BodyMode, Event, RequestHeaders, Slot
 from epp.extproc.headers import DESTINATION
 from epp.extproc.settings import StreamSettings
-from epp.picker import Picker
-from epp.picker_events import Pick
+from epp.picker.events import Pick
+from epp.picker.picker import Picker
 
 _SIMPLE = frozenset((BodyMode.STREAMED, BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL))
 """The data plane itself sends the body on."""

@@ -22,9 +22,9 @@ from epp.errors import PickError
 from epp.extproc.asking import Asking
 from epp.extproc.events import Action, Delay, Modes, Slot
 from epp.extproc.settings import StreamSettings
-from epp.gate import Gate
-from epp.model_queue import WaitingRequest
-from epp.picker_events import Pick
+from epp.picker.events import Pick
+from epp.picker.gate import Gate
+from epp.picker.model_queue import WaitingRequest
 
 
 class Waiting:

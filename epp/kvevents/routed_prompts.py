@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from epp.picker_events import Answered, Began, Ended, Pick, PickerEvent
+from epp.picker.events import Answered, Began, Ended, Pick, PickerEvent
 from epp.prefix_index.table import ChunkSchedule
 from epp.types import ChunkHash, EndpointName, InferenceRequest
 

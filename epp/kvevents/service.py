@@ -31,7 +31,7 @@ from epp.kvevents.routed_prompts import RoutedPrompts
 from epp.kvevents.sequence import Sequence as Messages
 from epp.kvevents.sequence import Step
 from epp.kvevents.sockets import Followed, Source
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
 from epp.prefix_index.kv_reports import KvReport, ServerReport
 from epp.types import Endpoint, EndpointName

@@ -13,7 +13,7 @@ from epp.config.exact import ExactMode, ExactModel
 from epp.errors import ConfigError
 from epp.kvevents.exact import Exact, ModelSettings
 from epp.kvevents.routed_prompts import RoutedPrompts
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.types import Endpoint
 
 if TYPE_CHECKING:

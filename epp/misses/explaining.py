@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from epp.misses.accounts import Account, Missed
 from epp.misses.finding import Misses
-from epp.picker import Picker
+from epp.picker.picker import Picker
 
 _LOOK_S: Final = 0.2
 _PORTION: Final = 25

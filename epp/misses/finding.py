@@ -21,8 +21,8 @@ from epp.misses.accounts import Accounts, Bucket
 from epp.misses.causes import Cause
 from epp.misses.heat import Heat
 from epp.misses.seen import Seen, Sent
-from epp.picker import Picker
-from epp.picker_events import Began, Pick, PickerEvent
+from epp.picker.events import Began, Pick, PickerEvent
+from epp.picker.picker import Picker
 from epp.prefix_index.table import ChunkSchedule
 from epp.scheduling.candidates import Shown
 from epp.types import ChunkHash, EndpointName, InferenceRequest

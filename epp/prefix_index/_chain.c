@@ -1,4 +1,4 @@
-/* Computes the chain of hashes of a prompt in one call, and takes a sample of such hashes. epp/server_caches.py says which
+/* Computes the chain of hashes of a prompt in one call, and takes a sample of such hashes. epp/picker/server_caches.py says which
  * bytes are hashed.
  *
  * The hash is XXH3 with 64 bits and a seed, for inputs over 240 bytes, as its specification describes it. The package xxhash

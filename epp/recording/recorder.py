@@ -10,7 +10,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final
 
-from epp.picker_events import Pick
+from epp.picker.events import Pick
 from epp.recording.lines import RecordedRequest, packed
 
 _MOST_WAITING_BYTES: Final = 8 * 2**20

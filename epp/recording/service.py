@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from epp.picker_events import Ended, PickerEvent
+from epp.picker.events import Ended, PickerEvent
 from epp.recording.file import RecordingFile
 from epp.recording.lines import Opening, RecordedRequest, Servers
 from epp.recording.recorder import Recorder

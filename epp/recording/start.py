@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from epp.config.settings import Recording
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.recording.file import RecordingFile
 from epp.recording.lines import Opening, Server, Servers
 from epp.recording.recorder import Recorder

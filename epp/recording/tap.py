@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Final
 
 from epp.errors import RecordingTakenError
-from epp.picker import Picker
-from epp.picker_events import Ended, PickerEvent
+from epp.picker.events import Ended, PickerEvent
+from epp.picker.picker import Picker
 from epp.recording.lines import Line, encode
 from epp.recording.recorder import Recorder
 from epp.recording.start import opening_of, recorder_of, servers_of

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from epp.decision import PickRequest
 from epp.errors import PickError
-from epp.picker import Picker
-from epp.picker_events import Pick
+from epp.picker.events import Pick
+from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from model_server.sim.request import SimRequest

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Final
 
 from epp.config.policy import Policy
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.replay.measure import WARM_UP_SHARE, quantile, tpot_s, ttft_s
 from epp.replay.picker_router import BASE_MODEL, PickerRouter
 from epp.replay.trace import UNSTATED, Call, Figures, Piece, Server, Trace

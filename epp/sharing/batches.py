@@ -20,7 +20,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from epp.server_caches import Roots
+from epp.picker.server_caches import Roots
 
 FORMAT: Final = 1
 HASH_BYTES: Final = 8

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from epp.gate import Gate
-from epp.picker import Picker
+from epp.picker.gate import Gate
+from epp.picker.picker import Picker
 from epp.sharing.batches import channel_of
 from epp.sharing.listener import Listener
 from epp.sharing.speaker import Speaker

@@ -22,8 +22,8 @@ from typing import Final, cast
 from epp.endpoints.adapters import use_adapter
 from epp.endpoints.state import Booking, EndpointState
 from epp.flow.elsewhere import Row
-from epp.gate import Gate
-from epp.picker import Picker
+from epp.picker.gate import Gate
+from epp.picker.picker import Picker
 from epp.prefix_index.eviction import charge
 from epp.prefix_index.removal import undo
 from epp.prefix_index.servers import clear_endpoint, resize

@@ -19,9 +19,7 @@ from typing import Final, Literal
 from xxhash import xxh3_64_intdigest
 
 from epp.endpoints.state import EndpointState
-from epp.gate import Gate
-from epp.phases import Phase
-from epp.picker_events import (
+from epp.picker.events import (
     Answered,
     Began,
     Cut,
@@ -39,6 +37,8 @@ from epp.picker_events import (
     Refused,
     Restarted,
 )
+from epp.picker.gate import Gate
+from epp.picker.phases import Phase
 from epp.sharing import batches
 from epp.sharing.batches import (
     HASH_BYTES,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from epp.config.sharing import Redis, Sharing
 from epp.errors import ConfigError
-from epp.gate import Gate
-from epp.picker import Picker
+from epp.picker.gate import Gate
+from epp.picker.picker import Picker
 from epp.sharing.exchange import Exchange
 from epp.sharing.hub import HubLink
 from epp.sharing.link import Link

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.prefix_index.table import PrefixTable, Run
 from epp.sharing.batches import MOST_BYTES, Batch, Charged, Event, Flag, HeldChain, Sized, encode
 from epp.sharing.dictionary import SpeakerDictionary

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from epp.decision import Decision
 from epp.errors import PickError
-from epp.picker_events import Answered, Began, Cut, Ended, Parsed, PickerEvent, ProtocolFault, Refused
+from epp.picker.events import Answered, Began, Cut, Ended, Parsed, PickerEvent, ProtocolFault, Refused
 from epp.telemetry.catalog import GROUPS, Shown
 from epp.telemetry.counts import Distribution, ProcessCounts, RequestCounts, ServerCounts
 from epp.telemetry.decisions import DecisionRing, Refusal

@@ -30,7 +30,7 @@ from opentelemetry.trace import (
 
 from epp.decision import Decision
 from epp.errors import FlowRefusedError
-from epp.picker_events import Began, Ended, PickerEvent, Refused
+from epp.picker.events import Began, Ended, PickerEvent, Refused
 from epp.tracing.attributes import Attributes, attributes_of, attributes_of_refusal, error_of
 from epp.tracing.sending import Bounds, Sender
 from epp.tracing.traceparent import read_traceparent

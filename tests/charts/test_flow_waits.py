@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from epp.config.policy import load_policy
-from epp.preflight import contradictions
+from epp.serve.preflight import contradictions
 from tests.charts.rendering import GATEWAY, Helm, of_kind
 from tests.charts.test_configuration import config_of
 

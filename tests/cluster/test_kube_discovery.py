@@ -23,7 +23,7 @@ from epp.kube.api import Api, Query
 from epp.kube.objects import Pod
 from epp.kube.pools import Pools
 from epp.kube.reflector import Reflector, Source
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.sources import Sources
 from epp.types import ApiKind, EndpointName, InferenceRequest
 from tests.cluster_env.control_plane import ControlPlane

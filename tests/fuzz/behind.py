@@ -12,7 +12,7 @@ from epp.config.policy import DEFAULT_POLICY
 from epp.config.prefix import Table
 from epp.decision import PickRequest
 from epp.errors import PickError
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
 
 MOST_ENTRIES = 2_000

@@ -6,7 +6,6 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 
-from epp import picker_events
 from epp.config.policy import PolicySpec
 from epp.extproc.access_log import AccessLog
 from epp.extproc.asking import request_names
@@ -15,8 +14,8 @@ from epp.extproc.events import StreamProtocolError
 from epp.extproc.headers import RESPONSE_NAMES
 from epp.extproc.settings import StreamContext, StreamSettings
 from epp.extproc.stream import HttpStream
-from epp.phases import OVER, Phase
-from epp.picker_events import Ended, PickerEvent
+from epp.picker.events import Began, Ended, PickerEvent
+from epp.picker.phases import OVER, Phase
 from tests.fuzz.behind import OfBytes, one_pick, small_picker
 
 
@@ -94,7 +93,7 @@ class _Seen:
     open = 0
 
     def on_event(self, event: PickerEvent) -> None:
-        self.open += isinstance(event, picker_events.Began) - isinstance(event, Ended)
+        self.open += isinstance(event, Began) - isinstance(event, Ended)
 
 
 def talk() -> list[bytes]:

@@ -21,7 +21,7 @@ from aiohttp import web
 from epp.config.observing import Sampling
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.extproc.server import ExtProcServer
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.listening import WebServer
 from tests.harness.seen import Seen

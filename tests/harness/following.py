@@ -15,7 +15,7 @@ from epp.kvevents.exact import Exact, ModelSettings
 from epp.kvevents.routed_prompts import RoutedPrompts
 from epp.kvevents.service import ExactService
 from epp.kvevents.sockets import Source
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.types import Endpoint
 
 

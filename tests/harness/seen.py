@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from epp.errors import PickError
-from epp.picker import Picker
-from epp.picker_events import Answered, Began, Ended, Parsed, Pick, PickerEvent, ProtocolFault, Refused
+from epp.picker.events import Answered, Began, Ended, Parsed, Pick, PickerEvent, ProtocolFault, Refused
+from epp.picker.picker import Picker
 
 
 @dataclass

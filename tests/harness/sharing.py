@@ -11,7 +11,7 @@ from typing import Any
 
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.config.sharing import Redis, Sharing
-from epp.picker_events import Pick
+from epp.picker.events import Pick
 from epp.prefix_index.secret import HashSecret
 from epp.sharing.link import Link
 from epp.sharing.redis_link import RedisLink

@@ -22,7 +22,7 @@ from epp.config.policy import DEFAULT_POLICY
 from epp.config.settings import Config
 from epp.config.tls import Tls
 from epp.errors import NoEndpointError
-from epp.picker_events import Refused
+from epp.picker.events import Refused
 from epp.telemetry.admin import AdminServer
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics

@@ -26,7 +26,7 @@ from epp.kvevents.routed_prompts import RoutedPrompts
 from epp.kvevents.sequence import Forget, Step
 from epp.kvevents.service import ExactService
 from epp.kvevents.sockets import Source
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.request.parse import parse_request
 from epp.types import Address, Endpoint, EndpointName
 from model_server.core.cache_options import CacheOptions

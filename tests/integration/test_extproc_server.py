@@ -28,7 +28,7 @@ from epp.config.tls import Tls
 from epp.errors import ConfigError
 from epp.extproc.server import ExtProcServer
 from epp.extproc.settings import StreamSettings
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.seen import Seen
 from tests.harness.transport import transport

@@ -19,8 +19,8 @@ from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.config.routing import Cost
 from epp.extproc.server import ExtProcServer
 from epp.extproc.settings import StreamSettings
-from epp.gate import Gate
-from epp.picker import Picker
+from epp.picker.gate import Gate
+from epp.picker.picker import Picker
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 from tests.harness.extproc_rig import (
     MAX_BODY_BYTES,

@@ -21,9 +21,9 @@ from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.config.routing import Cost
 from epp.extproc.server import ExtProcServer
 from epp.extproc.settings import StreamSettings
-from epp.gate import Gate
-from epp.model_queue import WaitingRequest
-from epp.picker import Picker
+from epp.picker.gate import Gate
+from epp.picker.model_queue import WaitingRequest
+from epp.picker.picker import Picker
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
 from tests.harness.transport import transport
 from tests.harness.transport_fixtures import both_transports  # noqa: F401 - a fixture

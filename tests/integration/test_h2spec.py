@@ -13,7 +13,7 @@ from epp.config.listening import Listen
 from epp.config.policy import DEFAULT_POLICY
 from epp.extproc.server import ExtProcServer
 from epp.extproc.settings import StreamSettings
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from tests.harness.h2spec import h2spec_program, read_report
 
 LEFT_OUT = {

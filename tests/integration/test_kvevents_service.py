@@ -19,7 +19,7 @@ from epp.kvevents.routed_prompts import RoutedPrompts
 from epp.kvevents.sequence import Step
 from epp.kvevents.service import ExactService
 from epp.kvevents.sockets import MOST_MESSAGE_BYTES, Source
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.prefix_index.kv_reports import KvReport, ServerReport
 from epp.request.parse import parse_request
 from epp.sources import Sources

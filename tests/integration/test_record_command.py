@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 from epp.config.settings import Config
 from epp.errors import ConfigError
 from epp.misses.command import fetch
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.recording.command import Options, record
 from epp.recording.tap import Tap
 from epp.replay.reading import read

@@ -13,9 +13,9 @@ import pytest
 
 from epp.config.sharing import Redis, RedisTls, Sharing
 from epp.prefix_index.secret import HashSecret, derived
+from epp.serve.state_report import endpoints_of
 from epp.sharing.redis_link import RedisLink
 from epp.sharing.signed import SignedLink
-from epp.state_report import endpoints_of
 from epp.telemetry.pool import PoolStatus, pools_of
 from tests.harness.certificate import write_tls
 from tests.harness.processes import wait_until

@@ -19,7 +19,7 @@ from epp.kvevents.conversation import read_conversation
 from epp.kvevents.exact import Exact, ModelSettings
 from epp.kvevents.language import FolderLanguage
 from epp.kvevents.service import ExactService
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.request.parse import parse_request
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.following import following_picker

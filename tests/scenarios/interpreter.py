@@ -20,10 +20,10 @@ import msgspec
 from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Policy
 from epp.decision import Candidate, PickRequest
 from epp.errors import FlowRefusedError, NoEndpointError, PickError, SaturatedError
-from epp.gate import Claim, Gate
-from epp.model_queue import WaitingRequest
-from epp.picker import Picker
-from epp.picker_events import Pick
+from epp.picker.events import Pick
+from epp.picker.gate import Claim, Gate
+from epp.picker.model_queue import WaitingRequest
+from epp.picker.picker import Picker
 from epp.prefix_index.integrity import check_integrity
 from epp.request.response import ResponseFeedback
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest

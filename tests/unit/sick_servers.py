@@ -17,8 +17,8 @@ from epp.config.policy import DEFAULT_POLICY, PolicySpec, RuleName
 from epp.config.routing import Failures
 from epp.decision import Outcome, PickRequest
 from epp.endpoints.marks import Probe, Verdict
-from epp.picker import Picker
-from epp.picker_events import Pick
+from epp.picker.events import Pick
+from epp.picker.picker import Picker
 from epp.scraping.probes import verdict_of
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from tests.unit.picker_questions import policy_of

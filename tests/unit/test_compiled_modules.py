@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from epp import process
+from epp.serve import process
 
 ROOT = Path(__file__).parents[2]
 MODULES: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["prefix-gateway"][

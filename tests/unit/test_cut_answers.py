@@ -8,7 +8,7 @@ import pytest
 
 from epp.config.policy import RuleName
 from epp.config.routing import Failures
-from epp.picker_events import Cut, PickerEvent
+from epp.picker.events import Cut, PickerEvent
 from epp.types import Address, EndpointName
 from tests.unit.endpoints.test_failures import ask
 from tests.unit.picker_questions import A, a_picker

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from epp.config.policy import API_VERSION, KIND, Metadata, Policy, PolicySpec
 from epp.config.routing import Load
 from epp.decision import PickRequest
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.telemetry.decisions import DecisionRing, as_json, encode
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import PickerStatus

@@ -9,7 +9,7 @@ import pytest
 
 from epp.decision import PickRequest
 from epp.errors import NoEndpointError
-from epp.picker_events import Pick
+from epp.picker.events import Pick
 from epp.types import ApiKind, InferenceRequest
 from tests.unit.picker_questions import a_picker, ask, check, endpoints, in_flight, serve, text
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from epp.commit import enter
 from epp.extproc.events import RequestBody, ResponseHeaders
-from epp.phases import BEGUN, FOLLOWS, OVER, Phase
+from epp.picker.commit import enter
+from epp.picker.phases import BEGUN, FOLLOWS, OVER, Phase
 from tests.unit.extproc.stream_bench import BODY, BUFFERED, OK, Bench, head, run, through
 from tests.unit.telemetry.records import pick
 

@@ -13,8 +13,8 @@ from epp.config.policy import PolicySpec, RuleName
 from epp.config.routing import Gain, Load
 from epp.decision import PickRequest
 from epp.errors import NoEndpointError, SaturatedError
-from epp.picker import Picker
-from epp.picker_events import Pick
+from epp.picker.events import Pick
+from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName
 from tests.unit.picker_questions import (

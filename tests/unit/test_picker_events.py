@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from epp.decision import PickRequest
 from epp.errors import NoEndpointError
-from epp.picker import Picker
-from epp.picker_events import (
+from epp.picker.events import (
     Answered,
     Began,
     Ended,
@@ -17,6 +16,7 @@ from epp.picker_events import (
     Restarted,
     StreamEvent,
 )
+from epp.picker.picker import Picker
 from epp.types import ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from tests.unit.picker_questions import A, B, a_picker, endpoints
 

@@ -12,8 +12,8 @@ from epp.config.disaggregation import Disaggregation
 from epp.config.policy import PolicySpec
 from epp.decision import PickRequest
 from epp.errors import NoEndpointError
-from epp.picker import Picker
-from epp.picker_events import Pick, PickerEvent, PrefillBegan, PrefillEnded
+from epp.picker.events import Pick, PickerEvent, PrefillBegan, PrefillEnded
+from epp.picker.picker import Picker
 from epp.types import (
     PREFILLER,
     Address,

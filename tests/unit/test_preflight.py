@@ -13,7 +13,7 @@ import pytest
 from epp.cli import main
 from epp.config.settings import load_config
 from epp.errors import ConfigError
-from epp.inputs import load_inputs
+from epp.serve.inputs import load_inputs
 from tests.harness.certificate import CERTIFICATE, PRIVATE_KEY
 
 OTHER_KEY = """\

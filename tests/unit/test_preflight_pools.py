@@ -9,7 +9,7 @@ import pytest
 from epp.config.kubernetes import Kubernetes
 from epp.config.models import Models
 from epp.config.settings import Config
-from epp.preflight import inspect
+from epp.serve.preflight import inspect
 
 SEVERAL = Kubernetes(pools=("a", "b"))
 

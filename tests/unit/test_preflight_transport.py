@@ -6,7 +6,7 @@ import pytest
 
 from epp.config.listening import Listen
 from epp.config.settings import Config
-from epp.preflight import inspect
+from epp.serve.preflight import inspect
 
 
 @pytest.mark.parametrize(("transport", "told"), [("http2", False), ("grpcio", True)])

@@ -12,7 +12,7 @@ from epp.config.envoy import Envoy
 from epp.config.flow import Flow
 from epp.config.policy import DEFAULT_POLICY, PolicySpec
 from epp.config.settings import Config
-from epp.preflight import contradictions
+from epp.serve.preflight import contradictions
 
 OWN = {"eds_file": "/run/eds.json"}
 

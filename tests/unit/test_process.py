@@ -10,7 +10,7 @@ import pytest
 _FAULTS_OF_LARGE_BLOCKS = """
 import resource, sys
 if sys.argv[1] == "tuned":
-    from epp import process
+    from epp.serve import process
     process.tune()
 for _ in range(20):
     blocks = [bytes(400_000) for _ in range(4)]
@@ -37,7 +37,7 @@ def test_memory_of_large_prompts_is_used_again_instead_of_being_faulted_in_anew(
 
 
 def test_the_collector_runs_seldom_and_leaves_alone_what_was_there_at_start() -> None:
-    script = "import gc; from epp import process; process.tune(); print(gc.get_freeze_count(), *gc.get_threshold())"
+    script = "import gc; from epp.serve import process; process.tune(); print(gc.get_freeze_count(), *gc.get_threshold())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, text=True)
     frozen, youngest, *_ = map(int, done.stdout.split())
     assert frozen > 1_000
@@ -47,7 +47,7 @@ def test_the_collector_runs_seldom_and_leaves_alone_what_was_there_at_start() ->
 _SWITCHES_OF_A_SERVER = """
 import asyncio, os, struct, sys
 from pathlib import Path
-from epp import process
+from epp.serve import process
 if sys.argv[1] == "chosen":
     process.choose_grpc()
 import grpc
@@ -107,7 +107,7 @@ def test_the_command_line_leaves_grpc_to_be_imported_once_it_is_chosen() -> None
 
 def test_the_limit_of_open_files_is_raised_to_what_the_system_allows() -> None:
     script = (
-        "import resource as r; from epp import process; _, hard = r.getrlimit(r.RLIMIT_NOFILE); "
+        "import resource as r; from epp.serve import process; _, hard = r.getrlimit(r.RLIMIT_NOFILE); "
         "hard = min(hard, 70_000) if hard != r.RLIM_INFINITY else 70_000; r.setrlimit(r.RLIMIT_NOFILE, (256, hard)); "
         "process.raise_file_limit(); print(*r.getrlimit(r.RLIMIT_NOFILE))"
     )

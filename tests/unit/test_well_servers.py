@@ -6,8 +6,8 @@ import pytest
 
 from epp.decision import PickRequest
 from epp.endpoints.marks import Verdict
-from epp.picker import Picker
-from epp.picker_events import Pick
+from epp.picker.events import Pick
+from epp.picker.picker import Picker
 from epp.request.parse import parse_request, skim_request
 from epp.scraping.metrics_page import parse_page
 from epp.types import ApiKind, EndpointMetrics, EndpointName, InferenceRequest

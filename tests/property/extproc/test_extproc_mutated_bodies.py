@@ -11,7 +11,7 @@ from epp.config.policy import DEFAULT_POLICY
 from epp.extproc.events import BodyMode, Modes, RequestBody, RequestHeaders, ResponseHeaders
 from epp.extproc.settings import StreamContext, StreamSettings
 from epp.extproc.stream import HttpStream
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.prefix_index.integrity import check_integrity
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.seen import Seen

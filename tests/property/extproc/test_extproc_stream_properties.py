@@ -34,7 +34,7 @@ from epp.extproc.events import (
 from epp.extproc.headers import RESPONSE_NAMES
 from epp.extproc.settings import StreamContext, StreamSettings
 from epp.extproc.stream import HttpStream
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.seen import Seen
 

@@ -33,7 +33,7 @@ from epp.extproc.settings import StreamSettings
 from epp.extproc.streams import Streams
 from epp.http2.frames import Setting, frame
 from epp.http2.frames import settings as settings_frame
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.http2_frames import NO_TABLE, block, data, grpc, headers, hello, ping, reset, window_update
 from tests.harness.seen import Seen

@@ -18,9 +18,9 @@ from epp.kvevents.exact import Exact, ModelSettings
 from epp.kvevents.language import FolderLanguage
 from epp.kvevents.routed_prompts import RoutedPrompt
 from epp.kvevents.sequence import Deliver, Forget, Sequence
+from epp.picker.server_caches import hash_chain
 from epp.prefix_index.table import ChunkSchedule
 from epp.request.parse import parse_request
-from epp.server_caches import hash_chain
 from epp.types import EndpointName
 from tests.unit.kvevents.a_language import write_language
 

@@ -19,11 +19,11 @@ from epp.kvevents.block_hashes import BlockName
 from epp.kvevents.chunks import MappedPrompt
 from epp.kvevents.decoding import Cleared, Removed, Stored
 from epp.kvevents.knowledge import Knowledge
+from epp.picker.server_caches import ServerCaches, hash_chain
 from epp.prefix_index.integrity import check_integrity
 from epp.prefix_index.kv_reports import UNDER_WAY_S, Tier
 from epp.prefix_index.secret import HashSecret
 from epp.prefix_index.servers import add_endpoint
-from epp.server_caches import ServerCaches, hash_chain
 from epp.types import ChunkHash, EndpointName
 
 CHUNK, BLOCK = 16, 6

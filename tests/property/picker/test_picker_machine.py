@@ -22,8 +22,8 @@ from epp.config.prefix import Chunks, Table
 from epp.config.routing import Load, Lora
 from epp.decision import Outcome, PickRequest
 from epp.errors import NoEndpointError, SaturatedError
-from epp.picker import Picker
-from epp.picker_events import Pick
+from epp.picker.events import Pick
+from epp.picker.picker import Picker
 from epp.request.response import ResponseFeedback
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 

@@ -7,10 +7,10 @@ import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from epp import server_caches
+from epp.picker import server_caches
+from epp.picker.server_caches import Roots, continued_chain, hash_chain
 from epp.prefix_index._chain import chain_of, sampled
 from epp.prefix_index.table import ChunkSchedule
-from epp.server_caches import Roots, continued_chain, hash_chain
 from epp.types import ChunkHash
 
 schedules = st.builds(

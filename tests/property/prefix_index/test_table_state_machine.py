@@ -23,13 +23,13 @@ from hypothesis.stateful import (
     rule,
 )
 
+from epp.picker.server_caches import hash_chain
 from epp.prefix_index.eviction import charge, evict
 from epp.prefix_index.integrity import check_integrity
 from epp.prefix_index.removal import forget, undo
 from epp.prefix_index.reported import credit
 from epp.prefix_index.servers import add_endpoint, clear_endpoint, drop_endpoint, resize
 from epp.prefix_index.table import ChunkSchedule, PrefixTable, Recorded
-from epp.server_caches import hash_chain
 from epp.types import ChunkHash, EndpointName
 
 SCHEDULE = ChunkSchedule(chunk_bytes=1, later_chunk_bytes=3, later_from_bytes=4)

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from epp.picker_events import Pick
+from epp.picker.events import Pick
 from epp.types import EndpointMetrics, EndpointName
 from tests.unit.sharing.pickers import TIMEOUT_S, Replica, endpoints, meet, text
 

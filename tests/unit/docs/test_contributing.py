@@ -49,7 +49,7 @@ METRIC: list[Edit] = [
         '    scrape_error: str = ""\n    slots: int = gauge("epp_endpoint_slots", "Slots for adapters.", default=0)\n',
     ),
     (
-        "epp/state_report.py",
+        "epp/serve/state_report.py",
         "        in_flight=state.in_flight,\n",
         "        in_flight=state.in_flight,\n        slots=7,\n",
     ),
@@ -88,7 +88,7 @@ TRIALS: dict[str, tuple[list[Edit], int, str]] = {
         METRIC,
         2,
         (
-            "import epp.state_report\n"
+            "import epp.serve.state_report\n"
             "from epp.telemetry.decisions import DecisionRing\n"
             "from epp.telemetry.metrics import Metrics\n"
             "from epp.telemetry.catalog import metrics_reference\n"
@@ -162,4 +162,4 @@ def test_a_request_runs_through_no_more_modules_than_the_page_says(walked: Walk)
     assert most is not None
     assert len(walked.answered) <= int(most[1])
     assert len(walked.functions) <= int(most[2])
-    assert "epp.picker" in walked.answered
+    assert "epp.picker.picker" in walked.answered

@@ -13,7 +13,7 @@ from epp.decision import PickRequest
 from epp.endpoints.prefill_rate import ModelRate
 from epp.endpoints.state import Answers, EndpointState
 from epp.endpoints.symptoms import suspects
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 from tests.unit.picker_questions import policy_of
 

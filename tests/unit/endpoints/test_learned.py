@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epp.endpoints.learned import CacheSize, CounterWindow, HitWindow, TokenEstimate, sample_of
-from epp.server_caches import count_prediction, estimated_tokens
+from epp.picker.server_caches import count_prediction, estimated_tokens
 from epp.types import EndpointMetrics, PromptSize
 
 

@@ -10,7 +10,7 @@ from epp.config.policy import API_VERSION, DEFAULT_POLICY, KIND, Metadata, Polic
 from epp.config.prefix import Chunks
 from epp.decision import PickRequest
 from epp.endpoints.recently_left import KEPT_S, RecentlyLeft
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.prefix_index.integrity import check_integrity
 from epp.types import Address, ApiKind, Endpoint, EndpointMetrics, EndpointName, InferenceRequest
 

@@ -13,8 +13,8 @@ from envoy.service.accesslog.v3.als_pb2 import StreamAccessLogsMessage
 
 from epp.config.policy import DEFAULT_POLICY
 from epp.extproc.access_log import MOST_CALLS, MOST_ENTRIES, MOST_MESSAGE_BYTES, AccessLog
-from epp.picker import Picker
-from epp.picker_events import Cut, PickerEvent
+from epp.picker.events import Cut, PickerEvent
+from epp.picker.picker import Picker
 from epp.types import Address, Endpoint, EndpointName
 
 

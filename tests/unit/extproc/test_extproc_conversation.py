@@ -14,9 +14,9 @@ from epp.config.routing import Cost
 from epp.extproc.conversation import Conversation
 from epp.extproc.settings import StreamSettings
 from epp.extproc.streams import Streams
-from epp.gate import Gate
 from epp.http2.messages import OK, Reply
-from epp.picker import Picker
+from epp.picker.gate import Gate
+from epp.picker.picker import Picker
 from tests.unit.extproc.stream_bench import BODY, HEADERS, Bench
 from tests.unit.extproc.stream_bench import OK as OK_HEADERS
 

@@ -13,7 +13,7 @@ from epp.config.flow import Waiting
 from epp.extproc.events import Action
 from epp.extproc.settings import StreamContext
 from epp.extproc.stream import HttpStream
-from epp.model_queue import WaitingRequest
+from epp.picker.model_queue import WaitingRequest
 from tests.unit.extproc.stream_bench import BUFFERED, Bench, head
 from tests.unit.extproc.test_extproc_stream_waiting import END, Held
 

@@ -24,8 +24,8 @@ from epp.extproc.events import (
 )
 from epp.extproc.settings import StreamContext, StreamSettings
 from epp.extproc.stream import HttpStream
-from epp.gate import Gate
-from epp.phases import Phase
+from epp.picker.gate import Gate
+from epp.picker.phases import Phase
 from tests.unit.extproc.stream_bench import (
     BODY,
     BUFFERED,

@@ -19,7 +19,7 @@ from epp.extproc.stream import HttpStream
 from epp.extproc.streams import Streams
 from epp.extproc.unread import Unread
 from epp.http2.messages import INVALID_ARGUMENT, OK, Reply
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.request.blocked import BlockedPaths
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.seen import Seen

@@ -11,8 +11,8 @@ from epp.config.policy import DEFAULT_POLICY, PolicySpec
 from epp.decision import PickRequest
 from epp.extproc.asking import read_head, request_names
 from epp.extproc.headers import TTFT_MS
-from epp.gate import Claim, Gate
-from epp.picker_events import Pick
+from epp.picker.events import Pick
+from epp.picker.gate import Claim, Gate
 from epp.types import ApiKind, InferenceRequest
 from tests.unit.extproc.stream_bench import Bench
 

@@ -14,10 +14,10 @@ from epp.config.policy import PolicySpec
 from epp.config.routing import Cost
 from epp.decision import PickRequest
 from epp.errors import PickError
-from epp.gate import Claim, Gate
-from epp.model_queue import WaitingRequest
-from epp.picker import Picker
-from epp.picker_events import Pick
+from epp.picker.events import Pick
+from epp.picker.gate import Claim, Gate
+from epp.picker.model_queue import WaitingRequest
+from epp.picker.picker import Picker
 from epp.types import ApiKind, InferenceRequest
 from tests.unit.picker_questions import a_picker, endpoints
 

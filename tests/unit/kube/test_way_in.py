@@ -11,8 +11,8 @@ from epp.cli import main
 from epp.config.kubernetes import Kubernetes
 from epp.config.settings import Config, load_config
 from epp.errors import ConfigError
-from epp.inputs import load_inputs
 from epp.kube.api import namespace_of, require
+from epp.serve.inputs import load_inputs
 
 KUBECONFIG = """
 current-context: here

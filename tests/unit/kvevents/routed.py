@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from epp.kvevents.routed_prompts import RoutedPrompt
+from epp.picker.server_caches import hash_chain
 from epp.prefix_index.table import ChunkSchedule
 from epp.request.parse import parse_request
-from epp.server_caches import hash_chain
 from epp.types import EndpointName
 
 SCHEDULE = ChunkSchedule(chunk_bytes=32, later_chunk_bytes=32, later_from_bytes=0)

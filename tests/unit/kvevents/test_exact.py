@@ -18,11 +18,11 @@ from epp.kvevents.exact import Exact, ModelSettings
 from epp.kvevents.mapping import Tokens
 from epp.kvevents.routed_prompts import RoutedPrompt
 from epp.kvevents.sequence import Deliver, Forget
+from epp.picker.server_caches import ServerCaches, hash_chain
 from epp.prefix_index.kv_reports import ServerReport
 from epp.prefix_index.secret import HashSecret
 from epp.prefix_index.servers import add_endpoint
 from epp.prefix_index.table import ChunkSchedule
-from epp.server_caches import ServerCaches, hash_chain
 from epp.types import ApiKind, ChunkHash, EndpointName, InferenceRequest
 
 A, B = EndpointName("a"), EndpointName("b")

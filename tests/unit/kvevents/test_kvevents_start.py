@@ -17,7 +17,7 @@ from epp.errors import ConfigError
 from epp.files.endpoints_file import load_endpoints
 from epp.kvevents import start
 from epp.kvevents.sockets import Source
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.types import Address, Endpoint, EndpointName
 from tests.unit.kvevents.a_language import write_language
 
@@ -64,7 +64,7 @@ def test_without_the_section_nothing_of_exact_mode_is_loaded(tmp_path: Path) -> 
     path = tmp_path / "config.yaml"
     path.write_text(f"endpointsFile: {tmp_path}/endpoints.yaml\n")
     loaded = (
-        "import asyncio, sys; from pathlib import Path; from epp.app import App; from epp.config.settings import load_config\n"
+        "import asyncio, sys; from pathlib import Path; from epp.serve.app import App; from epp.config.settings import load_config\n"
         "async def make(): App(load_config(Path(sys.argv[1])))\n"
         "asyncio.run(make()); print(*[m for m in sys.modules if m.startswith('epp.kvevents') or m in ('zmq', 'tokenizers')])"
     )

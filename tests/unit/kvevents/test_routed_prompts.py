@@ -7,7 +7,7 @@ import random
 from epp.config.policy import DEFAULT_POLICY
 from epp.decision import PickRequest
 from epp.kvevents.routed_prompts import RoutedPrompts
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.prefix_index.kv_reports import ServerReport, Tier
 from epp.types import Address, ApiKind, Endpoint, EndpointName, InferenceRequest
 

@@ -13,7 +13,7 @@ from epp.config.policy import PolicySpec
 from epp.config.prefix import Table
 from epp.config.routing import Gain
 from epp.misses.finding import Misses
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest
 from tests.unit.picker_questions import A, B, a_picker, ask, endpoints, text
 

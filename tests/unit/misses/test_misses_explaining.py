@@ -10,7 +10,7 @@ import pytest
 from epp.config.policy import PolicySpec
 from epp.misses.command import table
 from epp.misses.explaining import Explaining
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from tests.unit.picker_questions import a_picker, ask, endpoints, text
 
 

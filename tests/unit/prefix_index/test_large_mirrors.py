@@ -8,13 +8,13 @@ import random
 
 import pytest
 
+from epp.picker.server_caches import hash_chain
 from epp.prefix_index.eviction import charge, evict
 from epp.prefix_index.integrity import check_integrity
 from epp.prefix_index.removal import forget, undo
 from epp.prefix_index.reported import credit
 from epp.prefix_index.servers import add_endpoint, clear_endpoint, drop_endpoint, resize
 from epp.prefix_index.table import ChunkSchedule, PrefixTable
-from epp.server_caches import hash_chain
 from epp.sharing.storing import uses_of
 from epp.types import ChunkHash, EndpointName
 

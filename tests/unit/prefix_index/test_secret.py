@@ -7,10 +7,10 @@ import pytest
 from epp.config.settings import Config
 from epp.config.sharing import Redis, Sharing
 from epp.errors import ConfigError
-from epp.hash_secret import hash_secret, write_beside
+from epp.picker.server_caches import Roots
 from epp.prefix_index.secret import HashSecret, derived
 from epp.prefix_index.table import ChunkSchedule
-from epp.server_caches import Roots
+from epp.serve.hash_secret import hash_secret, write_beside
 
 ONE, OTHER = HashSecret(b"1" * 32, made_here=True), HashSecret(b"2" * 32, made_here=True)
 

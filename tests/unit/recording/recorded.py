@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.recording.file import RecordingFile
 from epp.recording.lines import Line, RecordedRequest, decode
 from epp.recording.recorder import Recorder

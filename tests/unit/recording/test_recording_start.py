@@ -9,7 +9,7 @@ import pytest
 
 from epp.config.policy import DEFAULT_POLICY
 from epp.config.settings import Recording
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.prefix_index.secret import HashSecret
 from epp.recording import start
 from epp.types import EndpointMetrics, EndpointName

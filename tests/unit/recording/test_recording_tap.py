@@ -6,7 +6,7 @@ import pytest
 
 from epp.errors import RecordingTakenError
 from epp.extproc.asking import read_head, request_names
-from epp.gate import Gate
+from epp.picker.gate import Gate
 from epp.recording.lines import Opening, RecordedRequest, Servers, decode
 from epp.recording.tap import GONE_AFTER_S, Tap
 from tests.harness.clock import Clock

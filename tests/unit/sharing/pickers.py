@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.decision import Outcome, PickRequest
-from epp.gate import Gate
-from epp.picker import Picker
-from epp.picker_events import Pick
+from epp.picker.events import Pick
+from epp.picker.gate import Gate
+from epp.picker.picker import Picker
 from epp.prefix_index.integrity import check_integrity
 from epp.prefix_index.secret import HashSecret
 from epp.sharing.exchange import Exchange

@@ -17,8 +17,8 @@ from epp.decision import PickRequest
 from epp.errors import FlowRefusedError
 from epp.extproc.asking import read_head
 from epp.flow.elsewhere import Row
-from epp.gate import Claim, Gate
-from epp.picker_events import Pick
+from epp.picker.events import Pick
+from epp.picker.gate import Claim, Gate
 from epp.request.parse import parse_request
 from epp.sharing.batches import MalformedError, decode_batch, encode
 from epp.sharing.speaker import Speaker

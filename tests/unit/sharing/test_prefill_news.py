@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from epp.decision import Outcome
-from epp.picker_events import Pick
+from epp.picker.events import Pick
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName, Role
 from tests.unit.sharing.pickers import TIMEOUT_S, Replica, meet, text
 

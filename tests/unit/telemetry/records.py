@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from epp.decision import Candidate, Decision, PickRequest
-from epp.phases import Phase
-from epp.picker_events import Answered, Began, Ended, Pick
+from epp.picker.events import Answered, Began, Ended, Pick
+from epp.picker.phases import Phase
 from epp.types import Address, ApiKind, EndpointName, InferenceRequest
 
 HERE = Address("10.0.0.1", 8000)

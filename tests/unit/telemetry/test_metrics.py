@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from epp.decision import Prefill
 from epp.errors import BadRequestError, NoEndpointError
 from epp.flow.status import FlowStatus
-from epp.picker_events import Parsed, ProtocolFault, Refused
+from epp.picker.events import Parsed, ProtocolFault, Refused
 from epp.prefix_index.exact_status import ExactModelStatus, ExactServerStatus, ExactStatus
 from epp.telemetry import catalog
 from epp.telemetry.catalog import metrics_reference

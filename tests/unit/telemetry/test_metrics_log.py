@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from epp.errors import BadRequestError, NoEndpointError
-from epp.picker_events import Refused
+from epp.picker.events import Refused
 from epp.telemetry.decisions import DecisionRing
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import PickerStatus

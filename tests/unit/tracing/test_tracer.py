@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.sampling import (
 )
 
 from epp.errors import FlowRefusedError
-from epp.picker_events import Pick, Refused
+from epp.picker.events import Pick, Refused
 from epp.tracing.sending import Bounds
 from epp.tracing.tracer import Tracer
 from tests.unit.telemetry.records import THERE, began, decision, ended, pick

@@ -15,7 +15,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
-from epp import parts, server_caches
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.config.settings import Config
 from epp.envoy import sds
@@ -25,21 +24,24 @@ from epp.extproc import wire
 from epp.extproc.bodies import BodyRoom
 from epp.extproc.server import ExtProcServer
 from epp.files.endpoints_file import load_rewrites
-from epp.gate import Gate
-from epp.hash_secret import hash_secret
-from epp.inputs import certificate_watch, load_inputs, watchers
 from epp.kube.cluster import Cluster, Hooks
 from epp.misses.explaining import Explaining
-from epp.picker import Picker
+from epp.picker import server_caches
+from epp.picker.gate import Gate
+from epp.picker.picker import Picker
 from epp.recording.tap import Tap
 from epp.request import jsontext
 from epp.request.rewriting import Rewrites
 from epp.scraping.model_lists import ModelLists
 from epp.scraping.probes import Probes
 from epp.scraping.scraper import Scraper
+from epp.serve import parts
+from epp.serve.hash_secret import hash_secret
+from epp.serve.inputs import certificate_watch, load_inputs, watchers
+from epp.serve.state_report import dry_run_of, live_of, status_of
+from epp.serve.upkeep import Upkeep
 from epp.sharing import start as sharing
 from epp.sources import Sources
-from epp.state_report import dry_run_of, live_of, status_of
 from epp.telemetry.admin import AdminServer
 from epp.telemetry.board import Board
 from epp.telemetry.decisions import DecisionRing
@@ -48,7 +50,6 @@ from epp.telemetry.metrics import Metrics
 from epp.telemetry.state import PickerStatus
 from epp.tracing import start as tracing
 from epp.types import Endpoint
-from epp.upkeep import Upkeep
 
 _log = logging.getLogger("epp")
 

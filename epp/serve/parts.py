@@ -13,7 +13,7 @@ from epp.config.settings import Config
 from epp.extproc.bodies import BodyRoom
 from epp.extproc.events import BodyMode, Modes
 from epp.extproc.settings import StreamSettings
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.recording import start as recording
 from epp.recording.service import RecordingService
 from epp.request.blocked import BlockedPaths

@@ -19,7 +19,7 @@ from epp.config.policy import Policy, PolicySpec
 from epp.config.settings import Config
 from epp.errors import ConfigError
 from epp.files.certificate import check_tls, files_of, to_do
-from epp.hash_secret import hash_secret
+from epp.serve.hash_secret import hash_secret
 
 _LONGEST_SOCKET_BYTES: Final = 107
 """The longest path that Linux allows for a unix socket."""

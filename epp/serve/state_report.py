@@ -12,9 +12,9 @@ from epp.endpoints.adapters import loaded_adapters
 from epp.endpoints.marks import Verdict
 from epp.endpoints.state import EndpointState
 from epp.flow.status import FlowStatus
-from epp.gate import Gate
 from epp.kube.live import Live, LiveEndpoint
-from epp.picker import Picker
+from epp.picker.gate import Gate
+from epp.picker.picker import Picker
 from epp.scraping.scraper import ScrapeAge, Scraper
 from epp.sharing.service import SharingService
 from epp.telemetry import state as shown

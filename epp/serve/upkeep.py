@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
-from epp.picker import Picker
+from epp.picker.picker import Picker
 from epp.telemetry.metrics import Metrics
 from epp.telemetry.sick_servers import SickServersLog
 

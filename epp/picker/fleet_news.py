@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from epp.cache_sizes import CacheSizes
-from epp.commit import Listeners
 from epp.config.policy import PolicySpec
 from epp.endpoints import pages
 from epp.endpoints.fleet import Fleet
@@ -20,14 +18,16 @@ from epp.endpoints.learned import Learned
 from epp.endpoints.marks import Probe, Verdict
 from epp.endpoints.recently_left import RecentlyLeft
 from epp.endpoints.state import EndpointState
-from epp.picker_events import Cut, Hangs, Listener, Restarted
+from epp.picker.cache_sizes import CacheSizes
+from epp.picker.commit import Listeners
+from epp.picker.events import Cut, Hangs, Listener, Restarted
+from epp.picker.server_caches import Roots, ServerCaches
 from epp.prefix_index.integrity import check_integrity
 from epp.prefix_index.kv_reports import KvReport
 from epp.prefix_index.secret import HashSecret
 from epp.prefix_index.servers import clear_endpoint, drop_endpoint
 from epp.prefix_index.table import PrefixTable
 from epp.request.rewriting import Rewrites
-from epp.server_caches import Roots, ServerCaches
 from epp.types import Address, Endpoint, EndpointMetrics, EndpointName, ModelList
 
 

@@ -12,15 +12,16 @@ import random
 
 from msgspec.structs import replace
 
-from epp.commit import Commits, Considered
 from epp.config.flow import Flow
 from epp.config.policy import Policy, PolicySpec
 from epp.decision import DIRECT, SHOWN_CHARS, Decision, Outcome, PickRequest, Queued, WouldPick
-from epp.dry_run import DryRun
 from epp.errors import NoEndpointError
-from epp.fleet_news import FleetNews
-from epp.hurried import choose_hurriedly
-from epp.picker_events import Hangs, Pick, StreamEvent
+from epp.picker.commit import Commits, Considered
+from epp.picker.dry_run import DryRun
+from epp.picker.events import Hangs, Pick, StreamEvent
+from epp.picker.fleet_news import FleetNews
+from epp.picker.hurried import choose_hurriedly
+from epp.picker.server_caches import Prompt
 from epp.prefix_index.eviction import evict
 from epp.prefix_index.secret import HashSecret
 from epp.request.response import ResponseFeedback
@@ -28,7 +29,6 @@ from epp.scheduling.candidates import Shown
 from epp.scheduling.rules import RULES
 from epp.scheduling.schedule import MOST, Choice, Scheduler, only_ranked
 from epp.scheduling.snapshot import NO_SERVERS, Floats, SchedulingRequest, Snapshot
-from epp.server_caches import Prompt
 from epp.types import Address
 
 _NO_SECRET = HashSecret()

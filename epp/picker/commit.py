@@ -22,8 +22,7 @@ from epp.endpoints.adapters import use_adapter
 from epp.endpoints.failures import is_fault
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.state import Booking, EndpointState
-from epp.phases import BEGUN, FOLLOWS, OVER, Phase
-from epp.picker_events import (
+from epp.picker.events import (
     Answered,
     Began,
     Ended,
@@ -34,12 +33,13 @@ from epp.picker_events import (
     PickerEvent,
     PrefillBegan,
 )
-from epp.prefilling import Helper, Prefilling
+from epp.picker.phases import BEGUN, FOLLOWS, OVER, Phase
+from epp.picker.prefilling import Helper, Prefilling
+from epp.picker.server_caches import Prompt, ServerCaches
 from epp.prefix_index.removal import undo
 from epp.request.response import ResponseFeedback
 from epp.scheduling.schedule import Choice
 from epp.scheduling.snapshot import SchedulingRequest, Snapshot
-from epp.server_caches import Prompt, ServerCaches
 from epp.types import RANK, RANK_ADDRESS, Address, Endpoint, EndpointName
 
 _ENDS: Final[Mapping[Outcome, Phase]] = {

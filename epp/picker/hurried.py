@@ -12,7 +12,7 @@ from epp.config.policy import Policy
 from epp.decision import SHOWN_CHARS, Decision, PickRequest
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.state import EndpointState
-from epp.server_caches import Prompt, ServerCaches
+from epp.picker.server_caches import Prompt, ServerCaches
 
 
 def choose_hurriedly(

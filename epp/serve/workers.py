@@ -16,10 +16,10 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from epp.hash_secret import write_beside
+from epp.serve.hash_secret import write_beside
 from epp.sharing.hub import Hub
 
-_log = logging.getLogger("epp.workers")
+_log = logging.getLogger("epp.serve.workers")
 _BACKOFF_S = (0.2, 1.0, 5.0)
 _UNUSABLE = 2
 """Exit status of a worker that cannot use its configuration."""

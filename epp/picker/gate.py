@@ -14,19 +14,19 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Final
 
-from epp.commit import Considered
 from epp.config.flow import Flow
 from epp.config.policy import Policy
 from epp.decision import DIRECT, PickRequest, Queued
-from epp.dry_run import DryRun
 from epp.endpoints.served_models import forget_models
 from epp.errors import FlowRefusedError, PickError
 from epp.flow.elsewhere import Reported, Row
 from epp.flow.request import LetGo, RefusedFor, Verdict
 from epp.flow.status import FlowStatus
-from epp.model_queue import Decided, ModelQueue, WaitingRequest, forecast_of, settings_of
-from epp.picker import Picker
-from epp.picker_events import Pick
+from epp.picker.commit import Considered
+from epp.picker.dry_run import DryRun
+from epp.picker.events import Pick
+from epp.picker.model_queue import Decided, ModelQueue, WaitingRequest, forecast_of, settings_of
+from epp.picker.picker import Picker
 from epp.types import Value
 
 _AT_ONCE: Final = 50

@@ -10,9 +10,9 @@ from __future__ import annotations
 from epp.endpoints.growth import growth
 from epp.endpoints.learned import sample_of
 from epp.endpoints.state import EndpointState
+from epp.picker.server_caches import ServerCaches
 from epp.prefix_index.eviction import charge
 from epp.prefix_index.servers import add_endpoint, resize
-from epp.server_caches import ServerCaches
 from epp.types import EndpointMetrics
 
 _STATED_SPAN = 1.25

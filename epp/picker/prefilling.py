@@ -18,12 +18,12 @@ from epp.endpoints.adapters import use_adapter
 from epp.endpoints.failures import is_fault
 from epp.endpoints.fleet import Fleet
 from epp.endpoints.state import Booking, EndpointState
-from epp.picker_events import Listener, Pick, PrefillEnded, PrefillJob
+from epp.picker.events import Listener, Pick, PrefillEnded, PrefillJob
+from epp.picker.server_caches import Prompt, ServerCaches
 from epp.prefix_index.removal import undo
 from epp.scheduling.disaggregation import Elsewhere, computed_elsewhere
 from epp.scheduling.schedule import Choice
 from epp.scheduling.snapshot import SchedulingRequest, Snapshot
-from epp.server_caches import Prompt, ServerCaches
 from epp.types import PREFILLER, Address, ApiKind, InferenceRequest
 
 _KINDS: Final = frozenset({ApiKind.COMPLETIONS, ApiKind.CHAT, ApiKind.RESPONSES})

@@ -11,7 +11,6 @@ from heapq import nlargest
 from math import inf
 from typing import Final
 
-from epp.commit import Considered
 from epp.config.flow import Flow, Waiting
 from epp.decision import PickRequest
 from epp.errors import PickError
@@ -22,9 +21,10 @@ from epp.flow.request import Forecast, Pool, QueueItem
 from epp.flow.settings import Bound, FlowSettings, Order, WhenLate
 from epp.flow.shares import OTHER
 from epp.flow.status import FlowStatus, WaitingTenant
-from epp.picker import Picker
-from epp.picker_events import Pick
-from epp.server_caches import Prompt
+from epp.picker.commit import Considered
+from epp.picker.events import Pick
+from epp.picker.picker import Picker
+from epp.picker.server_caches import Prompt
 
 Decided = Callable[[Pick | PickError, float], None]
 """A function that is called once for each request that waited, with its pick or its refusal, and the time."""

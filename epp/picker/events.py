@@ -19,9 +19,9 @@ from typing import Literal
 from epp.decision import Decision, PickRequest
 from epp.endpoints.state import Booking, EndpointState, Wait
 from epp.errors import PickError
-from epp.phases import OVER, Phase
+from epp.picker.phases import OVER, Phase
+from epp.picker.server_caches import Prompt
 from epp.prefix_index.table import PrefixTable, Recorded
-from epp.server_caches import Prompt
 from epp.types import Address, ChunkHash, Entry, Facts, InferenceRequest
 
 
