@@ -26,9 +26,9 @@ Written by `make bench-dataplane ARGS="--page docs/bench-dataplane.md"`. Machine
   undecoded, on streams that it holds until the HTTP request ends, as our picker does. It runs on the defaults
   of gRPC and of the allocator.
 - **The floor with our settings** uses the settings of `epp/serve/process.py` instead: gRPC's older listener,
-  which passes no message from thread to thread, and an allocator that keeps freed memory. The difference between
-  the two floors is what the settings alone are worth. The difference between this floor and our picker is
-  what the picker's own code costs.
+  which passes no message from thread to thread, and an allocator that keeps freed memory. The difference
+  between the two floors is what the settings alone are worth. The difference between this floor and our
+  picker is what the picker's own code costs.
 - **Compiled** is our picker as its image runs it: mypyc has compiled the hot path
   (docs/decisions/0008-the-image-is-compiled.md). The other rows of our picker are plain Python, as in a
   checkout.
