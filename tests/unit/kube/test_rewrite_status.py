@@ -65,7 +65,7 @@ def said(*sets: ModelRewrites, existing: Sequence[str] = ("vllm",)) -> dict[str,
 def test_a_sound_object_is_accepted_and_one_for_a_pool_that_is_not_there_is_told_so() -> None:
     sound = of(rewrite("a", rule("gpt"), rule()))
     assert said(sound) == {"a": "Accepted: its rules are in use"}
-    assert said(sound, existing=())["a"].startswith("TargetNotFound: there is no InferencePool")
+    assert said(sound, existing=())["a"].startswith("TargetNotFound: no InferencePool")
 
 
 def test_of_several_pools_an_object_is_told_of_its_own_pool_and_that_it_may_not_take_every_other_name() -> (
@@ -161,7 +161,6 @@ class StatusServer(Api):
         *,
         query: Query = (),
         body: Any = None,
-        content_type: str = "application/json",
     ) -> bytes:
         self.wrote.append((f"{method} {path.rpartition('/ns/')[2]}", body))
         if self._answers != 200:
