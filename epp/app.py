@@ -24,7 +24,7 @@ from epp.errors import ConfigError
 from epp.extproc import wire
 from epp.extproc.bodies import BodyRoom
 from epp.extproc.server import ExtProcServer
-from epp.files.endpoints_file import load_rewrites
+from epp.files.endpoints_file import Listed
 from epp.gate import Gate
 from epp.hash_secret import hash_secret
 from epp.inputs import certificate_watch, load_inputs, watchers
@@ -34,7 +34,6 @@ from epp.picker import Picker
 from epp.prefix_index import hashing
 from epp.recording.tap import Tap
 from epp.request import jsontext
-from epp.request.rewriting import Rewrites
 from epp.scraping.model_lists import ModelLists
 from epp.scraping.probes import Probes
 from epp.scraping.scraper import Scraper
@@ -191,8 +190,7 @@ class App:
             if self._eds is not None:
                 sds.write(config)
             if self._cluster is None:
-                text, source = self._inputs.endpoints_text, self._config.endpoints_file
-                self._on_endpoints_file((self._inputs.endpoints, load_rewrites(text, source=source)))
+                self._on_endpoints_file(self._inputs.listed)
             elif self._eds is not None and not Path(config.envoy.eds_file).exists():
                 self._eds.write(())  # Envoy needs some file to start, but a file of an earlier run stays
         except OSError as error:
@@ -354,10 +352,9 @@ class App:
         else:
             self._use_policy(policy)
 
-    def _on_endpoints_file(self, read: tuple[Sequence[Endpoint], Rewrites]) -> None:
-        endpoints, rewrites = read
-        self._picker.set_rewrites(rewrites)
-        self._set_endpoints(endpoints)
+    def _on_endpoints_file(self, listed: Listed) -> None:
+        self._picker.set_rewrites(listed.rewrites)
+        self._set_endpoints(listed.endpoints)
 
     def _set_endpoints(self, endpoints: Sequence[Endpoint], pools: frozenset[str] = frozenset()) -> None:
         """Use a new list of endpoints. Envoy's file is written first, so that Envoy knows of an endpoint

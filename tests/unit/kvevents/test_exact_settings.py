@@ -89,7 +89,7 @@ def test_events_are_where_the_endpoint_says_or_at_the_configured_ports(tmp_path:
 
 def test_an_endpoints_file_may_name_where_events_are() -> None:
     text = "endpoints: [{name: a, address: '10.0.0.1:80', kv_events: 'tcp://10.0.0.1:1', kv_replay: 'tcp://10.0.0.1:2'}]"
-    (endpoint,) = load_endpoints(text, source="f")
+    (endpoint,) = load_endpoints(text, source="f").endpoints
     assert (endpoint.kv_events, endpoint.kv_replay) == ("tcp://10.0.0.1:1", "tcp://10.0.0.1:2")
 
 
