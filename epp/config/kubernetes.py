@@ -77,7 +77,7 @@ class Kubernetes(Strict, frozen=True):
             raise ConfigError("kubernetes.pools: a name is listed twice; remove one of the two")
         if self.selector and self.pools:
             raise ConfigError(
-                "kubernetes.selector: works only with kubernetes.pool; one selector may choose the pods of "
+                "kubernetes.selector: works only with kubernetes.pool, because one selector may choose the pods of "
                 "several models"
             )
         if bool(self.selector) != bool(self.target_ports):

@@ -35,10 +35,13 @@ def config_text(tmp_path: Path, exact: str) -> Path:
         ("{models: []}", "length >= 1"),
         ("{models: [{}]}", r"tokenizerFolder.*models\[0\]|models\[\.\.\.\]"),
         ("{models: [{tokenizerFolder: x, hashAlgorithm: md5}]}", "hashAlgorithm"),
-        ("{models: [{tokenizerFolder: x}, {tokenizerFolder: y}]}", r"models\[1\].model: empty"),
+        (
+            "{models: [{tokenizerFolder: x}, {tokenizerFolder: y}]}",
+            r"models\[1\].model: models\[0\] is for every other",
+        ),
         (
             "{models: [{tokenizerFolder: x, model: a}, {tokenizerFolder: y, model: a}]}",
-            r"models\[1\].model: 'a' is",
+            r"models\[1\].model: models\[0\] is for 'a' too",
         ),
         (
             "{models: [{tokenizerFolder: x}], replayPort: 5557}",
