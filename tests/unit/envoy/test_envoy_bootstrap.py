@@ -144,34 +144,6 @@ def test_without_an_endpoints_file_there_is_no_bootstrap() -> None:
         bootstrap(Config(endpoints_file="endpoints.yaml"))
 
 
-def test_failing_closed_reaches_ext_proc() -> None:
-    config = Config(
-        endpoints_file="e.yaml", hold_streams=False, envoy=Envoy(eds_file="/run/eds.json", fail_open=False)
-    )
-    text = bootstrap(config)
-    assert "failure_mode_allow: false" in text
-    assert "failure_mode_allow: true" in bootstrap(golden_config())
-
-
-@pytest.mark.parametrize(
-    ("address", "workers", "expected"),
-    [
-        ("unix:/run/p.sock", 1, ("unix:/run/p.sock",)),
-        ("unix:/run/p.sock", 2, ("unix:/run/p.sock.0", "unix:/run/p.sock.1")),
-        ("10.0.0.1:9002", 1, ("10.0.0.1:9002",)),
-        ("[fd00::1]:9002", 3, ("[fd00::1]:9002", "[fd00::1]:9003", "[fd00::1]:9004")),
-    ],
-)
-def test_each_worker_has_an_address_of_its_own(address: str, workers: int, expected: tuple[str, ...]) -> None:
-    assert Listen(address=address).addresses(workers=workers) == expected
-
-
-def test_only_a_picker_on_grpcio_is_told_when_a_request_began() -> None:
-    slow = msgspec.structs.replace(golden_config(), listen=Listen(transport="grpcio"))
-    assert "%START_TIME(" in bootstrap(slow)
-    assert "%START_TIME(" not in bootstrap(msgspec.structs.replace(slow, listen=Listen()))
-
-
 if __name__ == "__main__":
     GOLDEN.parent.mkdir(exist_ok=True)
     GOLDEN.write_text(bootstrap(golden_config()))
