@@ -276,12 +276,14 @@ def _check(config: Config) -> int:
 
     inputs = load_inputs(config)
     remarks = [*preflight.inspect(config), *preflight.contradictions(config, inputs.policy)]
-    endpoints = [{"name": e.name, "address": str(e.address), "model": e.model} for e in inputs.endpoints]
+    endpoints = [
+        {"name": e.name, "address": str(e.address), "model": e.model} for e in inputs.listed.endpoints
+    ]
     shown = {"config": config, "policy": inputs.policy, "endpoints": endpoints}
     print(msgspec.yaml.encode(shown).decode(), end="")
     for remark in remarks:
         print(f"epp: {remark}", file=sys.stderr)
-    if not inputs.endpoints and config.kubernetes is None:
+    if not endpoints and config.kubernetes is None:
         print("epp: there are no endpoints: every request would get 503", file=sys.stderr)
     return 0
 

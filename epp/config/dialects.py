@@ -12,7 +12,6 @@ from typing import Final, Literal
 from msgspec import Struct
 
 DialectName = Literal["auto", "envoy", "envoy-gateway", "istio", "ai-gateway", "agentgateway", "nginx", "gke"]
-
 Timeouts = Literal["extendable", "fixed", "none", "unknown"]
 """How long a gateway waits for a pick.
 
@@ -31,7 +30,7 @@ MOST_DESTINATIONS: Final = 8
 
 
 class Dialect(Struct, frozen=True):
-    """Describes how one gateway uses the answers of the picker."""
+    """How one gateway uses the answers of the picker."""
 
     reads_list: bool
     """Whether the gateway reads a comma-separated list of destinations and tries them in this order. False:

@@ -1,5 +1,5 @@
-"""The `disaggregation` part of the policy: prompts computed by one server and answered by another.
-Part of `epp.config.policy`.
+"""The `disaggregation` part of the policy: prompts computed by one server and answered by another. Part of
+`epp.config.policy`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from epp.config.strict import Strict
 
 
 class Disaggregation(Strict, frozen=True):
-    """Prefill and decode on different servers (P/D).
-    It takes effect where endpoints have the role `prefill` or `both`.
+    """Prefill and decode on different servers (P/D). It takes effect where endpoints have the role `prefill`
+    or `both`.
     """
 
     min_uncached_tokens: Annotated[int, Meta(ge=0, le=10**9)] = 256

@@ -13,8 +13,8 @@ _OWN_MAX_MESSAGE_TIMEOUT_S: Final = 60.0
 
 
 class EnvoyTracing(Strict, frozen=True):
-    """Spans of Envoy itself, sent to a collector of OpenTelemetry.
-    The spans of the picker are then their children.
+    """Spans of Envoy itself, sent to a collector of OpenTelemetry. The spans of the picker are then their
+    children.
     """
 
     collector: Annotated[
@@ -39,9 +39,7 @@ class EnvoyTracing(Strict, frozen=True):
 
 
 class Envoy(Strict, frozen=True):
-    """Settings that `epp envoy-config` writes into the bootstrap of Envoy,
-    and the file with the endpoints.
-    """
+    """Settings that `epp envoy-config` writes into Envoy's bootstrap, and the file with the endpoints."""
 
     listen: str = "0.0.0.0:8080"
     """`ip:port` for clients of the gateway."""
@@ -60,11 +58,11 @@ class Envoy(Strict, frozen=True):
     """Longest time that Envoy waits for an answer of the picker."""
     max_message_timeout_seconds: Annotated[float, Meta(ge=0, le=3600)] | None = None
     """Longest time that the picker may ask the gateway to wait for a pick. It limits how long flow control
-    can hold a request whose body is buffered (docs/flow-control.md). null: 60 with the Envoy of `epp
-    envoy-config`, 0 with any other gateway. 0: the picker does not ask. With another gateway, set this to the
-    time that the gateway allows."""
+    can hold a request whose body is buffered (docs/flow-control.md). null means 60 with the Envoy of `epp
+    envoy-config`, and 0 with any other gateway. 0 means that the picker does not ask. With another gateway,
+    set this to the time that the gateway allows."""
     stream_idle_timeout_seconds: Annotated[float, Meta(ge=0, le=86400)] = 3600.0
-    """Envoy ends a stream that is silent for this long. 0 means never."""
+    """Envoy ends a stream that is silent for this long. 0 means that Envoy ends no silent stream."""
     extra_http_filters: Annotated[tuple[dict[str, Any], ...], Meta(max_length=16)] = ()
     """HTTP filters of Envoy that see a request before the picker does, for API keys, JWT or rate limits
     (docs/security.md). Write each filter as in Envoy's own configuration. Each needs a `name`."""
@@ -91,8 +89,5 @@ class Envoy(Strict, frozen=True):
     @property
     def own_max_message_timeout_s(self) -> float:
         """Return how much time the bootstrap of `epp envoy-config` allows the picker to ask for."""
-        return (
-            _OWN_MAX_MESSAGE_TIMEOUT_S
-            if self.max_message_timeout_seconds is None
-            else self.max_message_timeout_seconds
-        )
+        asked_s = self.max_message_timeout_seconds
+        return _OWN_MAX_MESSAGE_TIMEOUT_S if asked_s is None else asked_s

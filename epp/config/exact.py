@@ -34,8 +34,8 @@ _Port = Annotated[int, Meta(ge=0, le=65535)]
 
 
 class ExactMode(Strict, frozen=True):
-    """Follow the KV events of the servers, so that the prefix table shows what they really hold.
-    See docs/exact-mode.md.
+    """Follow the KV events of the servers, so that the prefix table shows what they really hold. See
+    docs/exact-mode.md.
     """
 
     models: Annotated[tuple[ExactModel, ...], Meta(min_length=1, max_length=256)]
@@ -61,8 +61,10 @@ class ExactMode(Strict, frozen=True):
         first: dict[str, int] = {}
         for n, one in enumerate(self.models):
             if one.model in first:
-                named = f"{one.model!r} is" if one.model else "empty: every other model is"
-                raise ConfigError(f"exactMode.models[{n}].model: {named} already models[{first[one.model]}]")
+                what = repr(one.model) if one.model else "every other model"
+                raise ConfigError(
+                    f"exactMode.models[{n}].model: models[{first[one.model]}] is for {what} too; remove one of the two"
+                )
             first[one.model] = n
         if self.events_port and self.events_port == self.replay_port:
             raise ConfigError("exactMode.replayPort: events and replay need two different ports")

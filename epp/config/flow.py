@@ -1,6 +1,4 @@
-"""The `flow` part of the policy: who goes first, who waits and who is refused.
-Part of `epp.config.policy`.
-"""
+"""The `flow` part of the policy: who goes first, who waits, who is refused. Part of `epp.config.policy`."""
 
 from __future__ import annotations
 
@@ -69,9 +67,9 @@ class Flow(Strict, frozen=True):
     claims: Annotated[
         tuple[Literal["Objective", "Tenant", "Deadline", "BodyPriority"], ...], Meta(max_length=4)
     ] = ("Objective", "Tenant", "Deadline")
-    """What the picker believes of a request: the headers with its objective, tenant and deadline, and
-    `priority` in the body (as vLLM has it: the lower goes first). The picker ignores what is not listed here.
-    """
+    """The parts of a request that the picker obeys: the headers with its objective, tenant and deadline, and
+    `priority` in the body (as in vLLM, the lower priority goes first). The picker ignores the parts that are
+    not listed here."""
     tenant_header: Annotated[str, Meta(pattern="^[a-z0-9-]+$", max_length=64)] = (
         "x-llm-d-inference-fairness-id"
     )

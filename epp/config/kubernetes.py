@@ -11,6 +11,8 @@ from epp.errors import ConfigError
 
 _NAME: Final = "[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
 _NAME_OR_NONE: Final = f"^({_NAME})?$"
+LlmdGroup = Literal["llm-d.ai", "inference.networking.x-k8s.io"]
+"""An API group of llm-d's objects. The newer group is first."""
 DnsName = Annotated[str, Meta(min_length=1, max_length=253, pattern=f"^{_NAME}$")]
 _LabelKey = Annotated[str, Meta(min_length=1, max_length=317, pattern=r"^[A-Za-z0-9][-A-Za-z0-9_./]*$")]
 _LabelValue = Annotated[str, Meta(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
@@ -50,14 +52,10 @@ class Kubernetes(Strict, frozen=True):
     primary address."""
     kubeconfig: str = ""
     """Kubeconfig file to reach the cluster with. Empty means the service account of the pod."""
-    objectives: Annotated[
-        tuple[Literal["llm-d.ai", "inference.networking.x-k8s.io"], ...], Meta(max_length=2)
-    ] = ()
+    objectives: Annotated[tuple[LlmdGroup, ...], Meta(max_length=2)] = ()
     """API groups of the InferenceObjectives that give requests a priority for flow control. The cluster needs
     the CRDs of these groups."""
-    rewrites: Annotated[
-        tuple[Literal["llm-d.ai", "inference.networking.x-k8s.io"], ...], Meta(max_length=2)
-    ] = ()
+    rewrites: Annotated[tuple[LlmdGroup, ...], Meta(max_length=2)] = ()
     """API groups of the InferenceModelRewrites that give models other names (docs/models.md). The cluster
     needs the CRDs of these groups."""
     status: KubernetesStatus = KubernetesStatus()
@@ -79,7 +77,7 @@ class Kubernetes(Strict, frozen=True):
             raise ConfigError("kubernetes.pools: a name is listed twice; remove one of the two")
         if self.selector and self.pools:
             raise ConfigError(
-                "kubernetes.selector: works only with kubernetes.pool; one selector may choose the pods of "
+                "kubernetes.selector: works only with kubernetes.pool, because one selector may choose the pods of "
                 "several models"
             )
         if bool(self.selector) != bool(self.target_ports):

@@ -28,9 +28,7 @@ class Listen(Strict, frozen=True):
     access by the permissions of the directory."""
 
     def addresses(self, *, workers: int) -> tuple[str, ...]:
-        """Return the address at which each worker listens. A single worker listens at the address itself. Of
-        several workers, each has an address of its own.
-        """
+        """Return the address at which each worker listens. A single worker listens at `address` itself."""
         if workers == 1:
             return (self.address,)
         if self.address.startswith("unix:"):
@@ -51,7 +49,6 @@ class Admin(Strict, frozen=True):
     ] = ()
     """DNS names by which clients may ask for the admin pages. IP addresses and `localhost` are always
     allowed. A request for any other name gets 421."""
-
     peers: Annotated[
         tuple[Annotated[str, Meta(max_length=300, pattern=r"^[^/@\s]+:[0-9]{1,5}$")], ...],
         Meta(max_length=16),

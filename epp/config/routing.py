@@ -78,8 +78,8 @@ class Lora(Strict, frozen=True):
 
 
 class Cost(Strict, frozen=True):
-    """Weights of the least-cost rule.
-    The score is in seconds and the smallest wins: (B + (U + T V) (w + k L) + c L) / V.
+    """Weights of the least-cost rule. The score is in seconds and the smallest wins: (B + (U + T V) (w + k L)
+    + c L) / V.
     """
 
     uncached_token_weight: Annotated[float, Meta(ge=0, le=100)] = 1.0

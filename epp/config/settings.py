@@ -98,8 +98,8 @@ class Config(Strict, frozen=True):
     envoy-config`; otherwise an answer names one destination, which every gateway can read."""
     hold_streams: bool | None = None
     """Keep each ext_proc stream open until the answer ends, so that the picker counts requests in flight
-    exactly. Set this to false where the gateway fails closed (fails the request if the picker dies). null:
-    false for the dialect ai-gateway, true for all others."""
+    exactly. Set this to false where the gateway fails closed (fails the request if the picker dies). null
+    means false for the dialect ai-gateway, and true for all others."""
     drain_seconds: Annotated[float, Meta(ge=0, le=86400)] = 30.0
     """Longest time that the picker waits for the streams in flight after SIGTERM."""
     blocked_paths: tuple[Annotated[str, Meta(pattern="^(/[A-Za-z0-9._~-]+)+$")], ...] = BLOCKED_PATHS
@@ -111,8 +111,8 @@ class Config(Strict, frozen=True):
     in force.
     """
     conformance_headers: bool = False
-    """Obey the header `test-epp-endpoint-selection`. Only for conformance runs, because clients can then
-    choose the endpoint."""
+    """Obey the header `test-epp-endpoint-selection`. Use this only for conformance runs, because clients
+    can then choose the endpoint."""
     scores_metadata: bool = False
     """Add the scores of the candidates to the dynamic metadata of the answer to the data plane."""
     cost_metadata: bool = False
@@ -168,20 +168,7 @@ class Config(Strict, frozen=True):
         self._check_source()
         self._check_dialect()
         self._check_paths()
-        for field, text in (
-            ("admin.address", self.admin.address),
-            ("envoy.listen", self.envoy.listen),
-            ("envoy.admin", self.envoy.admin),
-            *((("envoy.status", self.envoy.status),) if self.envoy.status else ()),
-        ):
-            _check_address(text, field=field)
-        if self.listen.address.startswith("unix:"):
-            if not self.listen.address.startswith("unix:/"):
-                raise ConfigError("listen.address: a unix socket needs an absolute path, unix:/run/epp.sock")
-            if self.listen.tls:
-                raise ConfigError("listen.tls: a unix socket has no TLS; remove it or listen on ip:port")
-        else:
-            _check_address(self.listen.address, field="listen.address")
+        self._check_addresses()
         if (traced := self.envoy.tracing) is not None and not 0 < traced.address[1] < 65536:
             raise ConfigError(f"envoy.tracing.collector: {traced.collector}: the highest port is 65535")
         for n, extra in enumerate(self.envoy.extra_http_filters):
@@ -231,6 +218,29 @@ class Config(Strict, frozen=True):
                 "picker dies, because the picker holds their streams; remove holdStreams, or set it to false"
             )
 
+    def _check_addresses(self) -> None:
+        listen, envoy = self.listen, self.envoy
+        texts = {
+            "admin.address": self.admin.address,
+            "envoy.listen": envoy.listen,
+            "envoy.admin": envoy.admin,
+            "envoy.status": envoy.status,
+            "listen.address": listen.address,
+        }
+        if not envoy.status:
+            del texts["envoy.status"]
+        if listen.address.startswith("unix:"):
+            del texts["listen.address"]
+            if not listen.address.startswith("unix:/"):
+                raise ConfigError("listen.address: a unix socket needs an absolute path, unix:/run/epp.sock")
+            if listen.tls:
+                raise ConfigError("listen.tls: a unix socket has no TLS; remove it or listen on ip:port")
+        for field, text in texts.items():
+            try:
+                Address.parse(text)
+            except ValueError as error:
+                raise ConfigError(f"{field}: {error}") from error
+
     def _check_workers(self) -> None:
         """Check that every worker has addresses of its own, and that no address is used twice."""
         taken = {self.envoy.listen: "envoy.listen", self.envoy.admin: "envoy.admin"}
@@ -247,13 +257,6 @@ class Config(Strict, frozen=True):
                 if address in taken and not address.endswith(":0"):
                     raise ConfigError(f"{field}: {address} is taken by {taken[address]}; choose another port")
                 taken[address] = field
-
-
-def _check_address(text: str, *, field: str) -> None:
-    try:
-        Address.parse(text)
-    except ValueError as error:
-        raise ConfigError(f"{field}: {error}") from error
 
 
 def load_config(path: Path) -> Config:

@@ -7,6 +7,7 @@ because `epp check` and the admin pages show the configuration.
 from __future__ import annotations
 
 import urllib.parse
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
@@ -15,11 +16,16 @@ from msgspec import Meta
 from epp.config.strict import Strict
 from epp.errors import ConfigError
 
-_PORTS: Final = {"single": 6379, "cluster": 6379, "sentinel": 26379}
 _SCHEMES: Final = {"redis": False, "rediss": True, "valkey": False, "valkeys": True}
 """The schemes of URLs, each with whether it means TLS."""
 
 Kind = Literal["single", "cluster", "sentinel"]
+_FORMS: Final[Mapping[str, tuple[Kind, int]]] = {
+    "": ("single", 6379),
+    "cluster": ("cluster", 6379),
+    "sentinel": ("sentinel", 26379),
+}
+"""By the word after `+` in the scheme: the kind of the target, and the port of a host without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +46,20 @@ class RedisTarget:
         """
         scheme, _, rest = url.partition("://")
         plain, _, form = scheme.partition("+")
-        if plain not in _SCHEMES or form not in ("", "cluster", "sentinel"):
+        if plain not in _SCHEMES or form not in _FORMS:
             raise ValueError(
                 "the scheme is redis, rediss (TLS), valkey or valkeys, alone or with +cluster or +sentinel"
             )
-        kind: Kind = "cluster" if form == "cluster" else "sentinel" if form == "sentinel" else "single"
+        kind, port = _FORMS[form]
         hosts_text, _, path = rest.partition("/")
         if "@" in hosts_text:
             raise ValueError(
-                "the URL must have no user or password, because it is shown to operators: use username and "
+                "the URL must have no user or password, because it is shown to operators; use username and "
                 "passwordFile"
             )
         if "?" in rest or "#" in rest:
-            raise ValueError("the URL must have no options: every setting has a field of its own")
-        hosts = tuple(_host_and_port(text, _PORTS[kind]) for text in hosts_text.split(","))
+            raise ValueError("the URL must have no options; every setting has a field of its own")
+        hosts = tuple(_host_and_port(text, port) for text in hosts_text.split(","))
         if kind == "single" and len(hosts) > 1:
             raise ValueError("this scheme takes one server; several servers need +cluster or +sentinel")
         master = ""
@@ -141,7 +147,8 @@ class Sharing(Strict, frozen=True):
     snapshot_interval_seconds: Annotated[float, Meta(ge=1, le=3600)] = 10.0
     """How often one of the pickers stores its table for pickers that start later."""
     warmup_seconds: Annotated[float, Meta(ge=0, le=60)] = 2.0
-    """At start, longest wait for the table of the other pickers before the picker reports ready."""
+    """Longest time that a starting picker waits for the table of the other pickers before it reports ready.
+    """
 
     def validate(self) -> None:
         """Check what the types cannot check. The ConfigError names the field at fault."""
@@ -154,9 +161,9 @@ class Sharing(Strict, frozen=True):
         tls = self.redis.tls
         if tls != RedisTls() and not target.tls:
             raise ConfigError(
-                "sharing.redis.tls: the URL speaks no TLS; write rediss:// or remove the section"
+                "sharing.redis.tls: the URL is not for TLS; write rediss://, or remove this section"
             )
         if bool(tls.cert_file) != bool(tls.key_file):
-            raise ConfigError("sharing.redis.tls: certFile and keyFile go together")
+            raise ConfigError("sharing.redis.tls: set both certFile and keyFile, or neither")
         if target.kind != "sentinel" and (self.redis.sentinel_username or self.redis.sentinel_password_file):
             raise ConfigError("sharing.redis.sentinelPasswordFile: the URL names no sentinels; remove it")

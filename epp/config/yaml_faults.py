@@ -33,8 +33,6 @@ _WRITE: Final = (
     (re.compile(r"Expected `array\b.*, got "), "write a list, such as [a, b]"),
 )
 """The advice for a value of another type."""
-
-
 _MOST_DEPTH: Final = 64
 _MOST_ALIASES: Final = 1_000
 

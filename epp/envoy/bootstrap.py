@@ -1,21 +1,19 @@
-"""The complete Envoy bootstrap for one configuration. Pure: the same configuration gives the same text, keys
-sorted. The command line calls this module.
+"""Makes the complete Envoy bootstrap for one configuration. Pure: the same configuration gives the same text,
+with sorted keys. The command line calls this module.
 """
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import yaml
 
+from epp.config.settings import Config
 from epp.envoy import clusters, listener, overload, probe_listener, tracing
 from epp.envoy.messages import Message, address
 from epp.envoy.names import STAT_PREFIX
 from epp.errors import ConfigError
-
-if TYPE_CHECKING:
-    from epp.config.settings import Config
 
 
 def bootstrap(config: Config, *, output: Literal["yaml", "json"] = "yaml") -> str:

@@ -1,34 +1,27 @@
-"""The clusters of the generated bootstrap: the model servers, the picker's workers, and clusters whose
+"""Makes the clusters of the generated bootstrap: the model servers, the picker's workers, and clusters whose
 addresses never change.
 
-Pure: makes Envoy messages from the configuration. Settings whose default would fail unnoticed are set here,
+Pure. Settings whose default would fail unnoticed are set here,
 each with a comment that says why. `bootstrap` calls this module.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from epp.config.settings import Config
 from epp.envoy import tls
-from epp.envoy.messages import Message, address, extension, typed
+from epp.envoy.messages import Message, absolute, address, directory_of, extension, typed
 from epp.envoy.names import DESTINATION, LB_NAMESPACE, MODEL_SERVERS, PICKER, PICKER_SERVICE
-
-if TYPE_CHECKING:
-    from epp.config.settings import Config
 
 
 def model_servers(config: Config) -> Message:
     """Return the model servers. Envoy reads them from the endpoints file, and the picker chooses among
     them.
     """
-    # The path is absolute, because Envoy may be started from another directory than the picker.
-    eds_file = os.path.abspath(config.envoy.eds_file)  # noqa: PTH100 - resolves no links: a mounted file may be one
-    # Envoy watches the directory and not the file: a rename replaces the whole file at once, and only
-    # watching the directory shows it.
-    file = {"path": eds_file, "watched_directory": {"path": str(PurePath(eds_file).parent)}}
+    eds_file = absolute(config.envoy.eds_file)
+    file = {"path": eds_file, "watched_directory": directory_of(eds_file)}
     return {
         "name": MODEL_SERVERS,
         "type": "EDS",

@@ -1,6 +1,6 @@
-"""The access log by which the picker learns of answers that a server cut midway.
+"""Makes the access log by which the picker learns of answers that a server cut midway.
 
-Pure: makes an Envoy message. `listener` calls this module. The picker's end is `epp.extproc.access_log`.
+Pure. `listener` calls this module. `epp.extproc.access_log` reads the entries.
 """
 
 from __future__ import annotations

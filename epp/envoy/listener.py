@@ -1,29 +1,20 @@
-"""The listener of the generated bootstrap: everything from the client's connection to the route.
+"""Makes the listener of the generated bootstrap: everything from the client's connection to the route.
 
-Pure: makes Envoy messages from the configuration. Settings whose default would fail unnoticed are set
-here, each with a comment that says why. `bootstrap` calls this module.
+Pure. Settings whose default would fail unnoticed are set here, each with a comment that says why. `bootstrap`
+calls this module.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from epp.config.envoy import Envoy as EnvoyConfig
+from epp.config.settings import Config
 from epp.envoy import cut_answers, framing, replies, tls, tracing
 from epp.envoy.messages import Message, address, extension, grpc_to, seconds, typed
-from epp.envoy.names import (
-    DESTINATION,
-    LB_NAMESPACE,
-    MODEL_SERVERS,
-    PICKER,
-    STAT_PREFIX,
-    SUBSET_NAMESPACE,
-)
+from epp.envoy.names import DESTINATION, LB_NAMESPACE, MODEL_SERVERS, PICKER, STAT_PREFIX, SUBSET_NAMESPACE
 from epp.errors import BlockedPathError
 from epp.types import BEGAN, SERVER_HEADERS
-
-if TYPE_CHECKING:
-    from epp.config.envoy import Envoy as EnvoyConfig
-    from epp.config.settings import Config
 
 EXT_PROC: Final = "envoy.filters.http.ext_proc"
 _EXT_PROC_TYPES: Final = "extensions.filters.http.ext_proc.v3"
@@ -49,12 +40,11 @@ ACCESS_LOG_FIELDS: Final = {
 """The access log's fields. If `picked` is empty, the request bypassed the picker."""
 
 MAX_HEADER_FIELDS: Final = 128
-"""A client may send 100. Envoy and the picker add up to ten, and more than this number would be an error."""
+"""A client may send 100 fields. Envoy and the picker add up to ten. More fields than this would be an error.
+"""
 
 MAX_STREAMS: Final = 100
-"""The number of HTTP/2 streams of one connection. A client with more streams waits or opens another
-connection.
-"""
+"""Most HTTP/2 streams of one connection. A client with more streams waits or opens another connection."""
 
 
 def gateway(config: Config) -> Message:

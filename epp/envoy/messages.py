@@ -1,5 +1,5 @@
-"""Pieces that many messages of the bootstrap have. A message is a dictionary, with the names of the fields as
-in Envoy's own documentation.
+"""Makes the pieces that many messages of the bootstrap have. A message is a dictionary, with the names of the
+fields as in Envoy's own documentation.
 
 Nothing here checks names or types. The tests parse every kind of bootstrap strictly, by Envoy's protobuf
 definitions, and start the real Envoy with it.
@@ -7,6 +7,8 @@ definitions, and start the real Envoy with it.
 
 from __future__ import annotations
 
+import os
+from pathlib import PurePath
 from typing import Any
 
 from epp.types import Address
@@ -25,7 +27,6 @@ def extension(name: str, kind: str, **fields: Any) -> Message:
 
 
 def seconds(number: float) -> str:
-    """Return a duration."""
     return f"{number:.6f}".rstrip("0").rstrip(".") + "s"
 
 
@@ -39,6 +40,18 @@ def address(text: str) -> Message:
 
 def socket_address(host: str, port: int) -> Message:
     return {"socket_address": {"address": host, "port_value": port}}
+
+
+def absolute(path: str) -> str:
+    """Return the path from the root, because Envoy may be started from another directory than the picker."""
+    return os.path.abspath(path)  # noqa: PTH100 - resolves no links: a mounted file may be one
+
+
+def directory_of(path: str) -> Message:
+    """Return the directory of an absolute path. Envoy watches a directory and not a file, because both a
+    rename and the links of a secret in Kubernetes replace a whole file, and only the directory shows this.
+    """
+    return {"path": str(PurePath(path).parent)}
 
 
 def grpc_to(cluster: str) -> Message:

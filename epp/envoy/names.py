@@ -1,7 +1,4 @@
-"""Names that the generated bootstrap, the endpoints file and the picker's protocol must agree on.
-
-The other modules of this package import it. It imports none of them.
-"""
+"""Defines the names that the generated bootstrap, the endpoints file and the picker's protocol agree on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Settings of Envoy's overload manager: what Envoy does before its memory or its connections run out.
+"""Makes the settings of Envoy's overload manager, which acts before Envoy's memory or its connections run
+out.
 
 Pure. Without the overload manager Envoy accepts connections and unfinished bodies until the kernel kills it,
 together with every answer in flight. `bootstrap` calls this module.
@@ -6,12 +7,10 @@ together with every answer in flight. `bootstrap` calls this module.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from epp.config.envoy import Envoy
 from epp.envoy.messages import Message, extension, typed
-
-if TYPE_CHECKING:
-    from epp.config.envoy import Envoy
 
 _HEAP: Final = "resource_monitors.fixed_heap"
 _TRACKED_FROM: Final = 20

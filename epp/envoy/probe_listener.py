@@ -1,4 +1,4 @@
-"""A second listener of the generated bootstrap, for probes and Prometheus.
+"""Makes a second listener of the generated bootstrap, for probes and Prometheus.
 
 Envoy's admin page can stop Envoy and show its certificates, so it stays on loopback. A kubelet and Prometheus
 connect from outside the pod. This listener serves only two of the admin pages, read-only. Pure. `bootstrap`
@@ -7,14 +7,12 @@ calls this module.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from epp.config.settings import Config
 from epp.envoy.clusters import static
 from epp.envoy.listener import listening, routed, router
 from epp.envoy.messages import Message, address
-
-if TYPE_CHECKING:
-    from epp.config.settings import Config
 
 _ADMIN: Final = "envoy-admin"
 """Cluster of Envoy's own admin page."""

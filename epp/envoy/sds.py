@@ -9,15 +9,13 @@ root writes the files before Envoy starts.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from epp.config.settings import Config
+from epp.config.tls import Tls
+from epp.envoy.messages import Message, absolute, directory_of
 from epp.envoy.replacing import write_if_changed
-
-if TYPE_CHECKING:
-    from epp.config.settings import Config
-    from epp.config.tls import Tls
 
 GATEWAY_IDENTITY: Final = "gateway-identity"
 """The certificate that the gateway shows its clients."""
@@ -35,10 +33,8 @@ _TYPE_URL: Final = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v
 
 
 def path(config: Config, name: str) -> str:
-    """Return the path of the secret's file. The path is absolute, because Envoy may be started from another
-    directory.
-    """
-    return str(PurePath(_absolute(config.envoy.eds_file)).with_suffix(f".{name}.json"))
+    """Return the path of the secret's file."""
+    return str(PurePath(absolute(config.envoy.eds_file)).with_suffix(f".{name}.json"))
 
 
 def write(config: Config) -> None:
@@ -49,8 +45,8 @@ def write(config: Config) -> None:
         write_if_changed(Path(path(config, name)), text)
 
 
-def _secrets(config: Config) -> dict[str, dict[str, object]]:
-    found: dict[str, dict[str, object]] = {}
+def _secrets(config: Config) -> dict[str, Message]:
+    found: dict[str, Message] = {}
     if clients := config.envoy.tls:
         found[GATEWAY_IDENTITY] = _identity(clients)
         if clients.client_ca_file:
@@ -63,27 +59,17 @@ def _secrets(config: Config) -> dict[str, dict[str, object]]:
     return found
 
 
-def _identity(tls: Tls) -> dict[str, object]:
-    chain, key = _absolute(tls.cert_file), _absolute(tls.key_file)
+def _identity(tls: Tls) -> Message:
+    chain, key = absolute(tls.cert_file), absolute(tls.key_file)
     return {
         "tls_certificate": {
             "certificate_chain": {"filename": chain},
             "private_key": {"filename": key},
-            "watched_directory": _directory(chain),
+            "watched_directory": directory_of(chain),
         }
     }
 
 
-def _trust(ca_file: str) -> dict[str, object]:
-    ca = _absolute(ca_file)
-    return {"validation_context": {"trusted_ca": {"filename": ca}, "watched_directory": _directory(ca)}}
-
-
-def _directory(file: str) -> dict[str, str]:
-    # Envoy watches the directory and not the file: Kubernetes changes a mounted secret by a link beside the
-    # file.
-    return {"path": str(PurePath(file).parent)}
-
-
-def _absolute(text: str) -> str:
-    return os.path.abspath(text)  # noqa: PTH100 - resolves no links: a mounted secret swaps them
+def _trust(ca_file: str) -> Message:
+    ca = absolute(ca_file)
+    return {"validation_context": {"trusted_ca": {"filename": ca}, "watched_directory": directory_of(ca)}}

@@ -1,18 +1,16 @@
-"""TLS of the listener and of the connection to the picker, as Envoy transport sockets.
+"""Makes the TLS settings of the listener and of the connection to the picker, as Envoy transport sockets.
 
-Certificates come through the files of `sds`, so that Envoy follows renewed ones.
-The listener and the clusters call this module.
+Certificates come through the files of `sds`, so that Envoy follows renewed ones. `listener` and `clusters`
+call this module.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from epp.config.settings import Config
 from epp.envoy import sds
 from epp.envoy.messages import Message, extension
-
-if TYPE_CHECKING:
-    from epp.config.settings import Config
 
 
 def downstream(config: Config, *, protocols: list[str]) -> Message:

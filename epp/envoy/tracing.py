@@ -1,20 +1,18 @@
-"""Spans of Envoy: one for each request, one for its call of the picker,
+"""Makes the settings by which Envoy sends spans: one for each request, one for its call of the picker, and
 one for each attempt at a model server. Pure.
 
-The call of the picker carries the trace context in its gRPC metadata,
-so that the picker's span is a child of it. `listener` and `bootstrap` call this module.
+The call of the picker carries the trace context in its gRPC metadata, so that the picker's span is a child of
+Envoy's span. `listener` and `bootstrap` call this module.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from epp.config.envoy import EnvoyTracing
 from epp.envoy.clusters import speaking_http2, static
 from epp.envoy.messages import Message, extension, grpc_to, socket_address, typed
 from epp.envoy.names import COLLECTOR
-
-if TYPE_CHECKING:
-    from epp.config.envoy import EnvoyTracing
 
 
 def of_requests(settings: EnvoyTracing) -> Message:

@@ -25,7 +25,7 @@ start and whenever `watch` sees the file change.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -41,6 +41,7 @@ _Place = Annotated[str, Meta(pattern=f"^{METRICS_PLACE.pattern}$")]
 _MOST_ENDPOINTS = 16_384
 _NOTHING = "is empty; a file that lists no servers says `endpoints: []`"
 _Text = Annotated[str, Meta(max_length=1024)]
+_Model = Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -48,7 +49,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: str
     port: Annotated[int, Meta(ge=1, le=65535)] | None = None
     model: _Text = ""
-    adapters: tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...] = ()
+    adapters: tuple[_Model, ...] = ()
     labels: dict[_Text, _Text] = {}
     kv_events: _Zmq = ""
     kv_replay: _Zmq = ""
@@ -59,15 +60,13 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    model: Annotated[str, Meta(min_length=1, max_length=1024)]
+    model: _Model
     weight: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
 
 
 class _Rewrite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     targets: Annotated[tuple[_Target, ...], Meta(min_length=1, max_length=64)]
-    models: Annotated[
-        tuple[Annotated[str, Meta(min_length=1, max_length=1024)], ...], Meta(max_length=1024)
-    ] = ()
+    models: Annotated[tuple[_Model, ...], Meta(max_length=1024)] = ()
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,35 +74,28 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rewrites: Annotated[tuple[_Rewrite, ...], Meta(max_length=1024)] = ()
 
 
-def load_endpoints(text: str | bytes, *, source: str) -> Sequence[Endpoint]:
+class Listed(NamedTuple):
+    """The content of the file."""
+
+    endpoints: Sequence[Endpoint]
+    rewrites: Rewrites
+
+
+def load_endpoints(text: str | bytes, *, source: str) -> Listed:
     """Decode and check the file. Raise ConfigError, which names `source` and the field at fault."""
-    file = _decoded(text, source=source)
+    try:
+        file: _File = decode(text, kind=_File)
+    except ValueError as error:
+        words = in_words(error, of=_File)
+        raise ConfigError(f"{source}: {_NOTHING if words.startswith('is empty') else words}") from error
     try:
         endpoints = [_endpoint(entry, field=f"endpoints[{n}]") for n, entry in enumerate(file.endpoints)]
         _check_unique("name", [e.name for e in endpoints])
         _check_unique("address", [str(e.address) for e in endpoints])
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
-    return endpoints
-
-
-def load_rewrites(text: str | bytes, *, source: str) -> Rewrites:
-    """Return the rewrites of an endpoints file, in the order of the file. Raise ConfigError as
-    `load_endpoints` does.
-    """
-    return Rewrites(
-        Rule(rule.models, tuple(Target(target.model, target.weight) for target in rule.targets))
-        for rule in _decoded(text, source=source).rewrites
-    )
-
-
-def _decoded(text: str | bytes, *, source: str) -> _File:
-    try:
-        file: _File = decode(text, kind=_File)
-    except ValueError as error:
-        words = in_words(error, of=_File)
-        raise ConfigError(f"{source}: {_NOTHING if words.startswith('is empty') else words}") from error
-    return file
+    rules = [Rule(r.models, tuple(Target(t.model, t.weight) for t in r.targets)) for r in file.rewrites]
+    return Listed(endpoints, Rewrites(rules))
 
 
 def _endpoint(entry: _Entry, *, field: str) -> Endpoint:
@@ -136,13 +128,9 @@ def _address(entry: _Entry, *, field: str) -> Address:
             f"{field}.address: {text!r} is a URL; write ip:port. The gateway reaches model servers without TLS"
         )
     if entry.port is not None:
-        text = (
-            f"[{text}]:{entry.port}" if ":" in text and not text.startswith("[") else f"{text}:{entry.port}"
-        )
-    try:
-        return Address.parse(text)
-    except ValueError as error:
-        raise ConfigError(f"{field}.address: {error}") from error
+        bare_ipv6 = ":" in text and not text.startswith("[")
+        text = f"[{text}]:{entry.port}" if bare_ipv6 else f"{text}:{entry.port}"
+    return _parsed(text, field=f"{field}.address")
 
 
 def _behind(entry: _Entry, *, field: str) -> Address | None:
@@ -152,10 +140,14 @@ def _behind(entry: _Entry, *, field: str) -> Address | None:
         raise ConfigError(
             f"{field}.behind: is the address for the requests of a rank; add rank, or leave behind out"
         )
+    return _parsed(entry.behind, field=f"{field}.behind")
+
+
+def _parsed(text: str, *, field: str) -> Address:
     try:
-        return Address.parse(entry.behind)
+        return Address.parse(text)
     except ValueError as error:
-        raise ConfigError(f"{field}.behind: {error}") from error
+        raise ConfigError(f"{field}: {error}") from error
 
 
 def _check_unique(field: str, values: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from typing import Final, Generic, TypeVar
 
 from epp.errors import ConfigError
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.25
 _MAX_BYTES: Final = 16 * 2**20
@@ -34,9 +34,8 @@ class FileWatcher(Generic[T]):
 
     `parse` runs in a thread, because a long YAML file takes seconds, for which requests should not wait.
     `applied` is the content already in use. Without `applied`, `on_change` gets the first content too.
-    `on_result`
-    is called after every attempt: True if the content was taken, False if it was refused or the file became
-    unreadable.
+    `on_result` is called after every attempt: True if the content was taken, False if it was refused or the
+    file became unreadable.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class FileWatcher(Generic[T]):
             return
         if self._unreadable:
             self._unreadable = ""
-            logger.info("%s can be read again", self.path)
+            _log.info("%s can be read again", self.path)
             self._on_result(self._in_use)
         if content == self._handed_over:
             self._glimpsed = None
@@ -101,14 +100,14 @@ class FileWatcher(Generic[T]):
             reason = error.strerror or type(error).__name__
             if reason != self._put_off:
                 self._put_off = reason
-                logger.error("%s has changed and cannot be used yet; will try again: %s", self.path, error)  # noqa: TRY400 - as below
+                _log.error("%s has changed and cannot be used yet; will try again: %s", self.path, error)
                 self._report(in_use=False)
             return
         except ConfigError as error:
-            logger.error("%s has changed and is refused; the old content stays in use: %s", self.path, error)  # noqa: TRY400 - the message says it all, a traceback would hide it
+            _log.error("%s has changed and is refused; the old content stays in use: %s", self.path, error)
             self._report(in_use=False)
         else:
-            logger.info("%s has changed and is in use", self.path)
+            _log.info("%s has changed and is in use", self.path)
             self._report(in_use=True)
         self._put_off = ""
         self._handed_over = content
@@ -121,5 +120,5 @@ class FileWatcher(Generic[T]):
         """Log each reason once, not four times a second."""
         if reason != self._unreadable:
             self._unreadable = reason
-            logger.error("%s cannot be read; what was read before stays: %s", self.path, reason)
+            _log.error("%s cannot be read; what was read before stays: %s", self.path, reason)
             self._on_result(False)

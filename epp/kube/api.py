@@ -1,4 +1,4 @@
-"""The API server over HTTP: requests and watches, bytes in and out, each failure one typed error.
+"""Sends requests to the API server over HTTP and reads its watches. Each failure is one typed error.
 
 The `kubernetes` package (an extra) provides the access: service account or kubeconfig, certificates, tokens.
 In a pod it reads renewed tokens by itself. The tokens of a kubeconfig, from a file or a command, are fetched
@@ -85,8 +85,7 @@ class Api:
     def __init__(self, client: Any, *, renew: Callable[[], Awaitable[None]] | None = None) -> None:
         """`renew` gets new credentials. None means that the credentials renew themselves."""
         self._client = client
-        """A `kubernetes.aio.client.ApiClient`. This is generated code, and few of its
-        functions have types."""
+        """A `kubernetes.aio.client.ApiClient`: generated code, few of whose functions have types."""
         self._renew = renew
         self._renewing = asyncio.Lock()
         self._renew_again_at = 0.0
@@ -121,21 +120,13 @@ class Api:
     async def close(self) -> None:
         await self._client.close()
 
-    async def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Query = (),
-        body: object = None,
-        content_type: str = "application/json",
-    ) -> bytes:
-        """Send one request and return the whole answer. Raises ApiError for anything but success."""
+    async def request(self, method: str, path: str, *, query: Query = (), body: object = None) -> bytes:
+        """Send one request and return the whole answer. Raises ApiError for anything but success. The body of
+        a PATCH is a merge patch.
+        """
         limits = aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S)
         try:
-            response = await self._send(
-                method, path, query=query, body=body, content_type=content_type, limits=limits
-            )
+            response = await self._send(method, path, query=query, body=body, limits=limits)
             async with response:
                 answer = await response.read()
                 _check(response, answer)
@@ -162,34 +153,32 @@ class Api:
             raise _unreachable(error) from error
 
     async def _send(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Query,
-        limits: aiohttp.ClientTimeout,
-        body: object = None,
-        content_type: str = "application/json",
+        self, method: str, path: str, *, query: Query, limits: aiohttp.ClientTimeout, body: object = None
     ) -> aiohttp.ClientResponse:
         """Return the response, whatever its status. The request is repeated only if its credentials had
         expired.
         """
-        sent_at = asyncio.get_running_loop().time()
-        for last in (False, True):
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+
+        async def send() -> aiohttp.ClientResponse:
             prepared = await self._client.param_serialize(
                 method,
                 path,
                 query_params=list(query),
-                header_params={"Accept": "application/json", "Content-Type": content_type},
+                header_params={"Accept": "application/json", "Content-Type": kind},
                 body=body,
                 auth_settings=["BearerToken"],
             )
-            response = await self._client.call_api(*prepared, _request_timeout=limits)
-            answer: aiohttp.ClientResponse = response.response
-            if last or answer.status != HTTPStatus.UNAUTHORIZED or not await self._renewed(since=sent_at):
-                return answer
+            sent = await self._client.call_api(*prepared, _request_timeout=limits)
+            response: aiohttp.ClientResponse = sent.response
+            return response
+
+        sent_at = asyncio.get_running_loop().time()
+        answer = await send()
+        if answer.status == HTTPStatus.UNAUTHORIZED and await self._renewed(since=sent_at):
             answer.release()
-        raise AssertionError("the last answer is returned")
+            answer = await send()
+        return answer
 
     async def _renewed(self, *, since: float) -> bool:
         """Return whether the credentials have changed since a request that was sent at `since`. Raises

@@ -1,5 +1,4 @@
-"""The picker's view of the cluster: endpoints and policies come from it, and the picker writes status and
-Events to it.
+"""Follows the cluster: reads the picker's endpoints and policies from it, and writes status and Events to it.
 
 Every process of every replica watches the pools, their pods and the policies, so picking depends on no other
 process. Only the first process of a pod writes, and of the replicas only the holder of the Lease. News from
@@ -13,7 +12,7 @@ import asyncio
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from random import Random
@@ -23,10 +22,11 @@ from epp.config.kubernetes import Kubernetes
 from epp.config.policy import Policy
 from epp.kube.account import TOKEN_FILE, owner
 from epp.kube.api import Api, namespace_of
-from epp.kube.crd import GROUP, PLURAL, VERSION
+from epp.kube.crd import PATH
 from epp.kube.lease_holder import LeaseHolder
 from epp.kube.live import Live
-from epp.kube.objectives import PATHS, Objectives, merged
+from epp.kube.objectives import PATHS as OBJECTIVE_PATHS
+from epp.kube.objectives import Objectives, merged
 from epp.kube.objects import ModelRewrite, Objective, PolicyObject
 from epp.kube.policies import PolicySet, ResolvedPolicies
 from epp.kube.pools import Pools
@@ -34,19 +34,18 @@ from epp.kube.reflector import Reflector, Sink, Source, T
 from epp.kube.rewrite_writing import RewriteWriter
 from epp.kube.rewrites import PATHS as REWRITE_PATHS
 from epp.kube.rewrites import ModelRewrites, all_rewrites
-from epp.kube.writing import Place, Writer
+from epp.kube.writing import Writer
 from epp.request.rewriting import Rewrites
 from epp.sources import Keep
 from epp.types import Endpoint
 
 _GATHER_S: Final = 0.05
 _LOOK_S: Final = 1.0
-_POLICIES: Final = f"/apis/{GROUP}/{VERSION}/namespaces/{{namespace}}/{PLURAL}"
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """How the cluster's part calls the composition root."""
+    """The callables of the composition root that get the news from the cluster."""
 
     endpoints: Callable[[Sequence[Endpoint], frozenset[str]], None]
     """Use these endpoints from now on, of these existing pools. ConfigError: this is not possible at the
@@ -92,8 +91,7 @@ class Cluster:
     def set_default(self, default: Policy) -> None:
         """Change the policy that routes while no policy object does."""
         self._default = default
-        self._policies.changed = True
-        self._dirty.set()
+        self._judge_again()
 
     async def run(self) -> None:
         """Follow, judge and write. Raises ConfigError if there is no access to the cluster."""
@@ -102,20 +100,7 @@ class Cluster:
             async with asyncio.TaskGroup() as group:
                 keep, pools = self._keep, self._make_pools(api)
                 group.create_task(pools.run(), name="watch of the pools and their pods")
-                policies = self._reflector(
-                    api,
-                    "policies",
-                    PolicyObject,
-                    path=_POLICIES,
-                    sink=self._policies,
-                    on_change=self._dirty.set,
-                )
-                followed: Sequence[Reflector[Any]] = (
-                    policies,
-                    *self._objective_reflectors(api),
-                    *self._rewrite_reflectors(api),
-                )
-                for each in followed:
+                for each in self._reflectors(api):
                     group.create_task(keep("kubernetes", each.run), name=f"watch of the {each.what}")
                 group.create_task(
                     keep("kubernetes", lambda: self._judge(pools)), name="judge of the policies"
@@ -133,68 +118,42 @@ class Cluster:
 
     # -- parts -----------------------------------------------------------------------------------------------
 
-    def _make_pools(self, api: Api) -> Pools:
-        def on_pool() -> None:
-            self._policies.changed = True
-            self._dirty.set()
+    def _judge_again(self) -> None:
+        self._policies.changed = True
+        self._dirty.set()
 
+    def _make_pools(self, api: Api) -> Pools:
         return Pools(
             api,
             self._settings,
             namespace=self._namespace,
             on_endpoints=self._hooks.endpoints,
-            on_pool=on_pool,
+            on_pool=self._judge_again,
             on_state=self._hooks.followed,
             keep=self._keep,
             rng=self._rng,
         )
 
-    def _reflector(
-        self,
-        api: Api,
-        what: str,
-        kind: type[T],
-        *,
-        path: str,
-        sink: Sink[T],
-        on_change: Callable[[], None],
-    ) -> Reflector[T]:
-        """Return a reflector for one kind of object in the picker's namespace."""
-        return Reflector(
-            api,
-            Source(
-                what=what,
-                kind=kind,
-                path=path.format(namespace=self._namespace),
-                free_form=kind is PolicyObject,
-            ),
-            sink=sink,
-            on_change=on_change,
-            on_state=self._hooks.followed,
-            rng=self._rng,
-        )
-
-    def _objective_reflectors(self, api: Api) -> Sequence[Reflector[Objective]]:
-        """Return a reflector for each API group that the settings name. A cluster may have none of these
-        groups.
+    def _reflectors(self, api: Api) -> Iterator[Reflector[Any]]:
+        """Yield a reflector for the policies, and one for each API group of objectives and rewrites that the
+        settings name. A cluster may have none of these groups.
         """
-        groups = [group for group in PATHS if group in self._settings.objectives]
-        sets = [Objectives(pools=self._settings.names) for _ in groups]
-
-        def use() -> None:
-            self._hooks.objectives(merged(sets))
-
-        return [
-            self._reflector(
-                api, f"objectives of {group}", Objective, path=PATHS[group], sink=sink, on_change=use
+        yield self._reflector(
+            api, "policies", PolicyObject, path=PATH, sink=self._policies, on_change=self._dirty.set
+        )
+        groups = [group for group in OBJECTIVE_PATHS if group in self._settings.objectives]
+        objectives = [Objectives(pools=self._settings.names) for _ in groups]
+        for group, sink in zip(groups, objectives, strict=True):
+            yield self._reflector(
+                api,
+                f"objectives of {group}",
+                Objective,
+                path=OBJECTIVE_PATHS[group],
+                sink=sink,
+                on_change=lambda: self._hooks.objectives(merged(objectives)),
             )
-            for group, sink in zip(groups, sets, strict=True)
-        ]
-
-    def _rewrite_reflectors(self, api: Api) -> Sequence[Reflector[ModelRewrite]]:
-        """Return the same for rewrites."""
-        return [
-            self._reflector(
+        for each in self._rewrites:
+            yield self._reflector(
                 api,
                 f"rewrites of {each.group}",
                 ModelRewrite,
@@ -202,8 +161,15 @@ class Cluster:
                 sink=each,
                 on_change=self._use_rewrites,
             )
-            for each in self._rewrites
-        ]
+
+    def _reflector(
+        self, api: Api, what: str, kind: type[T], *, path: str, sink: Sink[T], on_change: Callable[[], None]
+    ) -> Reflector[T]:
+        path = path.format(namespace=self._namespace)
+        source = Source(what=what, kind=kind, path=path, free_form=kind is PolicyObject)
+        return Reflector(
+            api, source, sink=sink, on_change=on_change, on_state=self._hooks.followed, rng=self._rng
+        )
 
     def _use_rewrites(self) -> None:
         """Apply the rewrites if a spec has changed. A status, which we write ourselves, does not count."""
@@ -242,7 +208,9 @@ class Cluster:
     async def _write(self, api: Api, pools: Pools, lease_holder: LeaseHolder, identity: str) -> None:
         writer = Writer(
             api,
-            Place(namespace=self._namespace, pools=self._settings.names, identity=identity),
+            namespace=self._namespace,
+            pools=self._settings.names,
+            identity=identity,
             interval_s=self._settings.status.interval_seconds,
             events=self._settings.status.events,
             on_written=self._policies.wrote,

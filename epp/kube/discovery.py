@@ -200,8 +200,8 @@ def _port(text: str) -> int:
 
 
 def _host(pod: Pod, family: AddressFamily) -> str:
-    """Return the pod's address of this family, in the spelling by which `Address` compares. If it has
-    none: its primary address.
+    """Return the pod's address of this family, in the spelling by which `Address` compares. A pod without
+    such an address is reached at its primary address.
     """
     addresses = [ip for text in (pod.status.pod_ip, *(p.ip for p in pod.status.pod_ips)) if (ip := _ip(text))]
     wanted = _VERSIONS.get(family)

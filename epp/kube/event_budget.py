@@ -18,7 +18,6 @@ _REFILL_S: Final = 15.0
 """Once the burst is used up, one more Event is allowed every so many seconds."""
 _MESSAGE_CHARS: Final = 1000
 
-
 _NOBODY: Final = (
     "requests get 503: no pod of the pool is Ready; look at its selector and at the pods' readiness"
 )
@@ -107,17 +106,20 @@ class EndpointChanges:
         self._any_ready: bool | None = None
 
     def look(self, ready: dict[str, str]) -> list[EventText]:
-        """ready: for each endpoint, why it may not be picked; empty: it may."""
+        """Return the texts about the changes since the last look.
+
+        ready: for each endpoint, why it may not be picked. Empty: it may be picked.
+        """
         ejected = [n for n, why in ready.items() if why and self._known.get(n)]
         returned = [n for n, why in ready.items() if not why and self._known.get(n) is False]
         self._known = {name: not why for name, why in ready.items()}
         texts: list[EventText] = []
         if ejected:
             why = ready[ejected[0]]
-            said = f"{self._names(ejected)}: no requests until scrapes succeed: {why}"
+            said = f"no requests go to {self._names(ejected)} until scrapes succeed: {why}"
             texts.append(EventText("EndpointEjected", said, pool=self._pool))
         if returned:
-            said = f"{self._names(returned)}: requests again"
+            said = f"requests go to {self._names(returned)} again"
             texts.append(EventText("EndpointReturned", said, "Normal", self._pool))
         any_ready = any(self._known.values())
         if any_ready != self._any_ready:

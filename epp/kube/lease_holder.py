@@ -29,7 +29,9 @@ _LEASES: Final = "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
 
 
 class LeaseHolder:
-    """`holds()`: whether this process may write. `time_text`: the time in the API server's format."""
+    """`holds()` tells whether this process may write. `time_text` returns the time in the API server's
+    format.
+    """
 
     def __init__(
         self,
@@ -50,7 +52,6 @@ class LeaseHolder:
         self._api = api
         self._path = _LEASES.format(namespace=namespace)
         self._name = name
-        self._identity = identity
         self._duration_s = duration_s
         self._clock = clock
         self._time_text = time_text
@@ -107,7 +108,7 @@ class LeaseHolder:
     async def _put(self, spec: LeaseSpec, *, create: bool) -> None:
         metadata: dict[str, object] = {"name": self._name, "ownerReferences": self._owners}
         if not create:
-            assert self._lease is not None, "what is renewed was read"
+            assert self._lease is not None, "a lease is read before it is renewed"
             metadata["resourceVersion"] = self._lease.metadata.resource_version
         body = {
             "apiVersion": "coordination.k8s.io/v1",

@@ -1,7 +1,7 @@
-"""Live numbers of the pools, and the hit ratio over the last minutes from the servers' own counters. Pure.
+"""Holds the live numbers of the pools, and computes the hit ratio of the last minutes. Pure.
 
-The composition root reports the picker's state as `Live`. `HitRatio` turns growing counters into a ratio. The
-servers count the requests of all pickers together, so every replica would write the same ratio.
+The composition root reports the picker's state as `Live`. `HitRatio` makes a ratio of the servers' own
+counters. The servers count the requests of all pickers together, so every replica would write the same ratio.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class LiveEndpoint:
     name: str
     pool: str
     why_not: str = ""
-    """Why no request goes to the endpoint. Empty: requests may."""
+    """Why no request goes to the endpoint. Empty: requests may go there."""
     queries_tokens: float | None = None
     """Counter: prompt tokens that the server looked up in its prefix cache. None: no fresh value is known."""
     hits_tokens: float | None = None
@@ -32,7 +32,7 @@ class Live:
 
     endpoints: Sequence[LiveEndpoint] = ()
     tried_picks: int = 0
-    """Picks that a policy in DryRun has scored too, and those in which it chose the same endpoint."""
+    """Picks that a policy in DryRun has scored too. In `tried_agreed` of them it chose the same endpoint."""
     tried_agreed: int = 0
     tried_flow: Mapping[str, int] = field(default_factory=dict)
     """Requests by what the flow control of that policy would have done with them."""

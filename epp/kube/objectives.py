@@ -1,4 +1,4 @@
-"""InferenceObjectives of one API group: the priorities that headers name.
+"""Keeps the InferenceObjectives of one API group, which give a priority to each name that a header may have.
 
 A reflector passes the objects in; `cluster` reads them. If two groups have an objective of the same name, the
 newer group's counts: `merged` takes the groups in that order.
@@ -7,13 +7,14 @@ newer group's counts: `merged` takes the groups in that order.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, get_args
 
+from epp.config.kubernetes import LlmdGroup
 from epp.kube.objects import Objective
 
 PATHS: Final[Mapping[str, str]] = {
-    "llm-d.ai": "/apis/llm-d.ai/v1alpha2/namespaces/{namespace}/inferenceobjectives",
-    "inference.networking.x-k8s.io": "/apis/inference.networking.x-k8s.io/v1alpha2/namespaces/{namespace}/inferenceobjectives",
+    group: f"/apis/{group}/v1alpha2/namespaces/{{namespace}}/inferenceobjectives"
+    for group in get_args(LlmdGroup)
 }
 """Where each API group has its objectives. The newer group is first."""
 _MOST: Final = 1024

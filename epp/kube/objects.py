@@ -1,8 +1,8 @@
-"""Kubernetes objects as the API server writes them, cut down to the fields that are used.
+"""Defines Kubernetes objects as the API server writes them, with only the fields that are used.
 
-Bytes are decoded directly into these structs. No objects are made for the other fields, which are most of a
-pod. Called by the sinks of the reflectors. Every struct has `metadata.resource_version`, from which a watch
-continues. The text below a field of `PolicyStatus` is its description in the CRD.
+Bytes are decoded directly into these structs. No Python objects are made for the other fields, which are most
+of a pod. Called by the sinks of the reflectors. Every struct has `metadata.resource_version`, from which a
+watch continues. The text below a field of `PolicyStatus` is its description in the CRD.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class PodAnnotations(_Object, frozen=True):
     """Facts about a pod that do not fit into labels."""
 
     model: str = field(name="prefix-gateway.dev/model", default="")
-    """The base model it serves."""
+    """The base model that the pod serves."""
     adapters: str = field(name="prefix-gateway.dev/adapters", default="")
-    """LoRA adapters on it, separated by commas."""
+    """LoRA adapters on the pod, separated by commas."""
     metrics: str = field(name="prefix-gateway.dev/metrics", default="")
-    """Where its metrics page is, as `[:port][/path]`."""
+    """The place of the pod's metrics page, as `[:port][/path]`."""
     data_parallel_port: str = field(name="prefix-gateway.dev/data-parallel-port", default="")
     """The port of the pod's front: each target port is a data parallel rank behind it."""
 
@@ -156,9 +156,9 @@ class Condition(_Object, frozen=True):
     type: Annotated[str, _schema(maxLength=64)]
     """Accepted or Programmed."""
     status: Annotated[str, _schema(enum=["True", "False", "Unknown"])]
-    """Whether it is so."""
+    """Whether the condition holds."""
     reason: Annotated[str, _schema(maxLength=64, pattern="^[A-Za-z]+$")] = ""
-    """Why, in one word."""
+    """Reason of the status, in one word."""
     message: Annotated[str, _schema(maxLength=1024)] = ""
     """The reason, in a sentence that says what to do."""
     observed_generation: Annotated[int, _schema(minimum=0)] = 0
@@ -208,7 +208,7 @@ class LastAccepted(_Object, frozen=True):
     """
 
     generation: Annotated[int, _schema(minimum=0)] = 0
-    """Its generation."""
+    """Generation of that spec."""
     spec: Annotated[Any, _schema(type="object", **{"x-kubernetes-preserve-unknown-fields": True})] = None
     """The fields that were set in that spec."""
 
@@ -235,8 +235,8 @@ class PolicyStatus(_Object, frozen=True, omit_defaults=True):
         tuple[Condition, ...],
         _schema(maxItems=8, **{"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
     ] = ()
-    """Accepted: the policy is valid, and no older policy is used instead. Programmed: this policy routes
-    requests.
+    """Conditions of the policy. Accepted: the policy is valid, and no older policy is used instead.
+    Programmed: this policy routes requests.
     """
     rule: Annotated[str | None, _schema(maxLength=64)] = None
     """The rule of the spec that was judged, its default included."""
@@ -250,9 +250,9 @@ class PolicyStatus(_Object, frozen=True, omit_defaults=True):
     """Share of prompt tokens that the model servers found in their prefix caches over the last minutes, by
     their own count."""
     saturation: Annotated[str | None, _schema(maxLength=7, pattern=r"^[0-9]{1,4}\.[0-9]{2}$")] = None
-    """Saturation of flow control, as the picker sees it that writes this status. 0: the servers are idle. 1:
-    a new request waits for spec.flow.goalSeconds. Above 1: there are too few servers. Absent while flow
-    control is off."""
+    """Saturation of flow control at the picker that writes this status. 0 means that the servers are idle. 1
+    means that a new request waits for spec.flow.goalSeconds. Above 1 there are too few servers. The field is
+    absent while flow control is off."""
     dry_run: DryRun | None = None
     last_accepted: LastAccepted | None = None
 

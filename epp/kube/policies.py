@@ -29,7 +29,7 @@ from epp.errors import ConfigError
 from epp.kube.objects import PolicyObject, PolicyStatus
 
 _NAME_CHARS: Final = 253
-_NO_POOL: Final = "there is no InferencePool of the name in spec.targetRef.name"
+_NO_POOL: Final = "no InferencePool has the name in spec.targetRef.name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,9 @@ def _accepted(claim: _Claim, *, winner: _Claim | None, tried: _Claim | None, poo
     dry_run = claim.spec.mode == "DryRun"
     first = tried if dry_run else winner
     if first is not None and first is not claim:
-        return Result(False, "Conflicted", _conflict(claim, first, what="tried" if dry_run else "in force"))
+        return Result(
+            False, "Conflicted", _conflict(claim, first, what="in dry run" if dry_run else "in force")
+        )
     if not pool_exists:
         return Result(False, "TargetNotFound", _NO_POOL)
     return Result(True, "Accepted", "the policy is valid")
@@ -274,8 +276,8 @@ def _conflict(claim: _Claim, first: _Claim, *, what: str) -> str:
     if first.target == claim.target:
         return f"the older policy {first.name} is {what} for this pool; delete one of the two"
     return (
-        f"one picker serves this pool and {first.target} by one policy, and policy {first.name} of pool {first.target} is {what}; "
-        "delete one of the two, or give this pool a picker of its own"
+        f"one picker serves this pool and {first.target} by one policy, and policy {first.name} of pool "
+        f"{first.target} is {what}; delete one of the two, or give this pool a picker of its own"
     )
 
 

@@ -1,4 +1,4 @@
-"""The status of policies: its content, and the time to write it. Pure; `cluster` sends the patches.
+"""Decides what the status of a policy says, and when to write it. Pure; `writing` sends the patches.
 
 The parts that a person waits for (conditions, the observed generation, the last accepted spec) are written at
 once. Live numbers are written when `interval_s` has passed since the last write. A status that is already
@@ -135,7 +135,9 @@ class Unclaimed:
         """By uid and generation: when the object was first seen without a judgement."""
 
     def due(self, waiting: Mapping[tuple[str, int], T], *, now: float) -> list[T]:
-        """Of the objects without a judgement, by uid and generation, those that have waited long enough."""
+        """Return the objects that have waited long enough. waiting: the objects without a judgement, by uid
+        and generation.
+        """
         self._since = {key: self._since.get(key, now) for key in waiting}
         return [found for key, found in waiting.items() if now - self._since[key] >= self._PATIENCE_S]
 

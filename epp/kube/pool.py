@@ -15,7 +15,7 @@ from typing import Final
 from epp.config.kubernetes import Kubernetes
 from epp.kube.discovery import Discovery, Found, label_selector, pool_ports
 from epp.kube.objects import Pod, Pool
-from epp.kube.reflector import Reader, Reflector, Source
+from epp.kube.reflector import Reader, Reflector, Sink, Source, T
 from epp.sources import Keep
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,16 @@ class PoolWatch:
         self._discovery = Discovery(pool=name, family=settings.address_family, ports=settings.target_ports)
         self._found: Sequence[Found] = ()
         self._labels: Mapping[str, str] = {}
-        self._pool = self._pool_reflector()
+        self._pool = self._reflector(
+            Source(
+                what="pool",
+                kind=Pool,
+                path=_POOLS.format(namespace=namespace),
+                # By name, as in the picker's Role: RBAC allows listing a single object.
+                selectors=(("fieldSelector", f"metadata.name={name}"),),
+            ),
+            self,
+        )
         self._pods: Reflector[Pod] | None = None
         self._task: asyncio.Task[None] | None = None
         self._group: asyncio.TaskGroup | None = None
@@ -76,12 +85,12 @@ class PoolWatch:
 
     @property
     def known(self) -> bool:
-        """Tell whether the pods of the current pool have been listed, or are known not to exist."""
+        """Whether the pods of the current pool have been listed, or are known not to exist."""
         return self._pods.synced if self._pods is not None else self._pool.synced
 
     @property
     def changed(self) -> bool:
-        """Tell whether the endpoints may differ from those that `found` returned last."""
+        """Whether the endpoints may differ from those that `found` returned last."""
         return self.known and self._discovery.changed
 
     def found(self) -> Sequence[Found]:
@@ -92,7 +101,7 @@ class PoolWatch:
             self._found = self._discovery.found()
         return self._found
 
-    # -- what the pool's reflector feeds ---------------------------------------------------------------------
+    # -- what the pool's reflector calls ---------------------------------------------------------------------
 
     def replace(self, pools: Iterable[Pool]) -> None:
         pool = next(iter(pools), None)
@@ -126,21 +135,9 @@ class PoolWatch:
 
     # -- parts -----------------------------------------------------------------------------------------------
 
-    def _pool_reflector(self) -> Reflector[Pool]:
-        source = Source(
-            what="pool",
-            kind=Pool,
-            path=_POOLS.format(namespace=self._namespace),
-            # By name, as in the picker's Role: RBAC allows listing a single object.
-            selectors=(("fieldSelector", f"metadata.name={self.name}"),),
-        )
+    def _reflector(self, source: Source[T], sink: Sink[T]) -> Reflector[T]:
         return Reflector(
-            self._reader,
-            source,
-            sink=self,
-            on_change=self._on_change,
-            on_state=self._on_state,
-            rng=self._rng,
+            self._reader, source, sink=sink, on_change=self._on_change, on_state=self._on_state, rng=self._rng
         )
 
     def _without_pool(self) -> None:
@@ -156,7 +153,7 @@ class PoolWatch:
         self._task = self._pods = None
         self._labels = {}
         self._discovery.replace(())
-        self._discovery.changed = True  # also if there were none before: now this is known
+        self._discovery.changed = True  # even if there were none before: now it is known that there are none
 
     def _follow(self, labels: Mapping[str, str]) -> None:
         if labels == self._labels:
@@ -171,14 +168,7 @@ class PoolWatch:
             path=_PODS.format(namespace=self._namespace),
             selectors=(("labelSelector", label_selector(labels)), ("fieldSelector", "status.phase=Running")),
         )
-        self._pods = Reflector(
-            self._reader,
-            source,
-            sink=self._discovery,
-            on_change=self._on_change,
-            on_state=self._on_state,
-            rng=self._rng,
-        )
+        self._pods = self._reflector(source, self._discovery)
         self._task = self._group.create_task(
             self._keep("kubernetes", self._pods.run), name=f"watch of the pods of {self.name}"
         )

@@ -39,31 +39,52 @@ class Rule:
 
 
 RULES: Final[Sequence[Rule]] = (
-    Rule("", "pods", ("list", "watch"), "the endpoints; RBAC cannot narrow a list to labels"),
-    Rule("inference.networking.k8s.io", "inferencepools", ("list", "watch"), "selector and ports", name=POOL),
-    Rule(GROUP, PLURAL, ("list", "watch"), "which policy routes"),
-    Rule(GROUP, f"{PLURAL}/status", ("patch",), "conditions and live numbers"),
+    Rule("", "pods", ("list", "watch"), "to find the endpoints; RBAC cannot narrow a list to labels"),
+    Rule(
+        "inference.networking.k8s.io",
+        "inferencepools",
+        ("list", "watch"),
+        "to read the selector and the ports of the pool",
+        name=POOL,
+    ),
+    Rule(GROUP, PLURAL, ("list", "watch"), "to read the policies"),
+    Rule(GROUP, f"{PLURAL}/status", ("patch",), "to write conditions and live numbers"),
     *(
-        Rule(group, "inferenceobjectives", ("list", "watch"), "priorities that requests name in a header")
+        Rule(
+            group,
+            "inferenceobjectives",
+            ("list", "watch"),
+            "to read the priorities that requests name in a header",
+        )
         for group in PATHS
     ),
     *(
-        Rule(group, "inferencemodelrewrites", ("list", "watch"), "other names for models")
+        Rule(group, "inferencemodelrewrites", ("list", "watch"), "to read other names for models")
         for group in REWRITE_PATHS
     ),
     *(
-        Rule(group, "inferencemodelrewrites/status", ("patch",), "whether a rewrite is in use, and why not")
+        Rule(
+            group,
+            "inferencemodelrewrites/status",
+            ("patch",),
+            "to write whether a rewrite is in use, and why not",
+        )
         for group in REWRITE_PATHS
     ),
-    Rule("coordination.k8s.io", "leases", ("create",), "RBAC cannot narrow a creation to a name"),
+    Rule(
+        "coordination.k8s.io",
+        "leases",
+        ("create",),
+        "to create the Lease; RBAC cannot narrow a creation to a name",
+    ),
     Rule(
         "coordination.k8s.io",
         "leases",
         ("get", "update"),
-        "who of several replicas writes status",
+        "to decide which of several replicas writes status",
         name=LEASE,
     ),
-    Rule("", "events", ("create", "patch"), "what an operator must know"),
+    Rule("", "events", ("create", "patch"), "to report what an operator must know"),
 )
 
 

@@ -1,5 +1,5 @@
-"""Follows one kind of object: lists all of them, then watches without end. Level-based: it reports the
-current state, not the history.
+"""Follows one kind of object: lists all objects, then watches them without end. It reports the current state,
+not the history.
 
 The list is paged. It starts again when a watch cannot continue (410: the missed events are gone). Watches ask
 for bookmarks, so that even a quiet watch can continue where it stopped. A broken watch continues from the
@@ -66,16 +66,16 @@ class Sink(Protocol[T_contra]):
 
 @dataclass(frozen=True, slots=True)
 class Source(Generic[T]):
-    """The objects to follow: the path of a collection, and a selection from it."""
+    """The objects to follow: a collection, and a selection from it."""
 
     what: str
-    """For people and metrics: pods, pool or policies."""
+    """Name of the objects for logs and metrics, such as pods or policies."""
     kind: type[T]
     path: str
     selectors: tuple[tuple[str, str], ...] = ()
     free_form: bool = False
-    """Whether objects may hold values of any shape. Each is then checked for its cost
-    before it is decoded."""
+    """Whether objects may hold values of any shape. Each object is then checked for its cost before it is
+    decoded."""
 
 
 class _ListMeta(msgspec.Struct, frozen=True, rename="camel"):
@@ -134,7 +134,6 @@ class Reflector(Generic[T]):
 
     @property
     def what(self) -> str:
-        """Return the kind of objects, for people."""
         return self._source.what
 
     async def run(self) -> None:

@@ -1,4 +1,5 @@
-"""The status of InferenceModelRewrites: whether each is in use. Pure; `rewrite_writing` sends the patches.
+"""Decides what the status of an InferenceModelRewrite says: whether its rules are in use. Pure;
+`rewrite_writing` sends the patches.
 
 There is one condition, `Accepted`, as in llm-d's CRD. True: the object is valid, no other object has one of
 its names, and its rules are in use. False: the reason says what is wrong; its valid rules are used anyway.
@@ -61,7 +62,7 @@ def _result(claim: Claim, taken: Mapping[str, Claim], *, pool_exists: bool) -> R
         more = f"; and {len(taken) - _NAMED} more" if len(taken) > _NAMED else ""
         return Result(False, "Conflicted", "; ".join(said) + more + "; the other names of this rewrite count")
     if not pool_exists:
-        return Result(False, "TargetNotFound", "there is no InferencePool of the name in spec.poolRef.name")
+        return Result(False, "TargetNotFound", "no InferencePool has the name in spec.poolRef.name")
     return Result(True, _ACCEPTED, "its rules are in use")
 
 

@@ -23,7 +23,6 @@ _WRITES_AT_ONCE: Final = 20
 """Most writes in one look. The others follow at the next look."""
 _AGAIN_S: Final = 10.0
 """Pause after a write that left the object unchanged."""
-_MERGE: Final = "application/merge-patch+json"
 
 
 class RewriteWriter:
@@ -82,7 +81,7 @@ class RewriteWriter:
     async def _write(self, rewrites: ModelRewrites, claim: Claim, wanted: Condition) -> None:
         path = f"{PATHS[rewrites.group].format(namespace=self._namespace)}/{claim.name}/status"
         try:
-            answer = await self._api.request("PATCH", path, body=patch(claim, wanted), content_type=_MERGE)
+            answer = await self._api.request("PATCH", path, body=patch(claim, wanted))
             rewrites.wrote(read(answer, ModelRewrite))
         except ApiError as error:
             # 409: the object has changed; the watch will report it. 404: it is gone or has no status.

@@ -1,5 +1,5 @@
-"""InferenceModelRewrites of one API group: other names for models. A reflector passes the objects in;
-`cluster` reads them.
+"""Keeps the InferenceModelRewrites of one API group, which give other names to models. A reflector passes the
+objects in; `cluster` reads them.
 
 The oldest object goes first. Objects of the same second go by name, so that all replicas agree. If two rules
 have the same name, the first rule counts. Weights should be set for all targets of a rule or for none; a
@@ -14,15 +14,16 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Final
+from typing import Final, get_args
 
+from epp.config.kubernetes import LlmdGroup
 from epp.kube.objects import Condition, ModelRewrite, RewriteRule
 from epp.request.names import MAX_NAME_CHARS
 from epp.request.rewriting import Rewrites, Rule, Target
 
 PATHS: Final[Mapping[str, str]] = {
-    "llm-d.ai": "/apis/llm-d.ai/v1alpha2/namespaces/{namespace}/inferencemodelrewrites",
-    "inference.networking.x-k8s.io": "/apis/inference.networking.x-k8s.io/v1alpha2/namespaces/{namespace}/inferencemodelrewrites",
+    group: f"/apis/{group}/v1alpha2/namespaces/{{namespace}}/inferencemodelrewrites"
+    for group in get_args(LlmdGroup)
 }
 """Where each API group has its rewrites. The newer group is first."""
 _MOST_OBJECTS: Final = 1024

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from epp.config.policy import API_VERSION, KIND
 from epp.kube.api import Api, ApiError, read
-from epp.kube.crd import GROUP, PLURAL, VERSION
+from epp.kube.crd import PATH
 from epp.kube.event_budget import EndpointChanges, EventBudget, EventText, Written
 from epp.kube.live import HitRatio, Live
 from epp.kube.objects import PolicyObject, PolicyStatus
@@ -24,42 +23,36 @@ _log = logging.getLogger(__name__)
 
 _WRITES_AT_ONCE: Final = 20
 """Most statuses written in one look. The others follow at the next look. `_turn` gives their order."""
-_MERGE: Final = "application/merge-patch+json"
-_POLICIES: Final = f"/apis/{GROUP}/{VERSION}/namespaces/{{namespace}}/{PLURAL}"
 _EVENTS: Final = "/api/v1/namespaces/{namespace}/events"
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The namespace, the pools, and the identity under which Events are written."""
-
-    namespace: str
-    pools: Sequence[str]
-    identity: str
-
-
 class Writer:
-    """Call `look` once a second. `on_written` gets each policy object after its write."""
+    """Call `look` once a second. `on_written` gets each policy object after its write. Events are written
+    under `identity`.
+    """
 
     def __init__(
         self,
         api: Api,
-        place: Place,
         *,
+        namespace: str,
+        pools: Sequence[str],
+        identity: str,
         interval_s: float,
         events: bool,
         on_written: Callable[[PolicyObject], None],
         time_text: Callable[[], str],
     ) -> None:
         self._api = api
-        self._place = place
+        self._namespace = namespace
+        self._identity = identity
         self._events = events
         self._on_written = on_written
         self._time_text = time_text
         self._times = WriteTimes(interval_s=interval_s)
         self._unclaimed = Unclaimed()
         self._event_budget = EventBudget()
-        self._endpoint_changes = {pool: EndpointChanges(pool=pool) for pool in place.pools}
+        self._endpoint_changes = {pool: EndpointChanges(pool=pool) for pool in pools}
         self._hit_ratio = HitRatio()
         self._complaint = ""
 
@@ -158,20 +151,13 @@ class Writer:
     async def _write(
         self, name: str, wanted: PolicyStatus, *, before: PolicyStatus, uid: str, resource_version: str = ""
     ) -> bool:
-        path = f"{_POLICIES.format(namespace=self._place.namespace)}/{name}/status"
+        path = f"{PATH.format(namespace=self._namespace)}/{name}/status"
+        body = patch(wanted, before=before, uid=uid, resource_version=resource_version)
         try:
-            answer = await self._api.request(
-                "PATCH",
-                path,
-                body=patch(wanted, before=before, uid=uid, resource_version=resource_version),
-                content_type=_MERGE,
-            )
-            self._on_written(read(answer, PolicyObject))
+            self._on_written(read(await self._api.request("PATCH", path, body=body), PolicyObject))
         except ApiError as error:
-            if error.status not in (
-                404,
-                409,
-            ):  # gone, or replaced by another object of this name; the watch will report it
+            # 404: the object is gone. 409: another object has its name now. The watch will report both.
+            if error.status not in (404, 409):
                 self._complain(f"status of policy {name}", error)
             return False
         self._complaint = ""
@@ -184,32 +170,28 @@ class Writer:
         if event is None:
             _log.warning("too many Events; this Event was not written: %s: %s", text.reason, text.message)
             return
-        path = _EVENTS.format(namespace=self._place.namespace)
+        path = _EVENTS.format(namespace=self._namespace)
         try:
             for name, regarding in self._regarding(event, pool_uid=pool_uid).items():
                 if event.count == 1:
-                    body = self._event(event, name=name, regarding=regarding)
-                    await self._api.request("POST", path, body=body)
+                    await self._api.request("POST", path, body=self._event(event, name, regarding))
                 else:
                     again = {"count": event.count, "lastTimestamp": self._time_text()}
-                    await self._api.request("PATCH", f"{path}/{name}", body=again, content_type=_MERGE)
+                    await self._api.request("PATCH", f"{path}/{name}", body=again)
         except ApiError as error:
             self._event_budget.forget(event)
             self._complain("an Event", error)
 
-    def _event_name(self, event: Written) -> str:
-        """Return a name that only this process uses, since names of Events must be unique."""
-        return f"{event.text.pool[:200].rstrip('-.')}.{self._place.identity[-8:]}.{event.name}"
-
     def _regarding(self, event: Written, *, pool_uid: str) -> Mapping[str, Mapping[str, str]]:
-        """For each Event to write, by name: the pool that it is attached to, and the policy that it is
-        about.
+        """Return the object that each Event to write is about: the pool, and the policy if the text names
+        one. The keys are names of Events that only this process uses, since these names must be unique.
         """
-        place, text, name = self._place, event.text, self._event_name(event)
+        text = event.text
+        name = f"{text.pool[:200].rstrip('-.')}.{self._identity[-8:]}.{event.name}"
         pool = {
             "apiVersion": "inference.networking.k8s.io/v1",
             "kind": "InferencePool",
-            "namespace": place.namespace,
+            "namespace": self._namespace,
             "name": text.pool,
         }
         found = {name: pool | ({"uid": pool_uid} if pool_uid else {})}
@@ -217,18 +199,18 @@ class Writer:
             found[f"{name}.policy"] = {
                 "apiVersion": API_VERSION,
                 "kind": KIND,
-                "namespace": place.namespace,
+                "namespace": self._namespace,
                 "name": text.policy,
                 "uid": text.policy_uid,
             }
         return found
 
-    def _event(self, event: Written, *, name: str, regarding: Mapping[str, str]) -> Mapping[str, Any]:
-        place, text = self._place, event.text
+    def _event(self, event: Written, name: str, regarding: Mapping[str, str]) -> Mapping[str, Any]:
+        text = event.text
         return {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": name, "namespace": place.namespace},
+            "metadata": {"name": name, "namespace": self._namespace},
             "involvedObject": regarding,
             "reason": text.reason,
             "message": text.message,
@@ -238,7 +220,7 @@ class Writer:
             "lastTimestamp": event.first_time,
             "source": {"component": "prefix-gateway-epp"},
             "reportingComponent": "prefix-gateway.dev/epp",
-            "reportingInstance": place.identity,
+            "reportingInstance": self._identity,
         }
 
     def _complain(self, what: str, error: ApiError) -> None:
@@ -248,7 +230,9 @@ class Writer:
 
 
 def _turn(verdict: Verdict, says: PolicyStatus | None) -> int:
-    """First policies that route, are in dry run or at fault; then those without a status; then others."""
+    """Return the sort key: first policies that route, are in dry run or have a fault; then policies without a
+    status; then the others.
+    """
     if verdict.routes or verdict.dry_run or verdict.accepted.reason == "Invalid":
         return 0
     return 1 if says is None or not says.conditions else 2

@@ -12,18 +12,17 @@ import logging
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.config.settings import Config
-from epp.envoy import sds
-from epp.envoy.eds import EdsFile
+from epp.envoy import eds, sds
 from epp.errors import ConfigError
 from epp.extproc import wire
 from epp.extproc.bodies import BodyRoom
 from epp.extproc.server import ExtProcServer
-from epp.files.endpoints_file import load_rewrites
+from epp.files.endpoints_file import Listed
 from epp.kube.cluster import Cluster, Hooks
 from epp.misses.explaining import Explaining
 from epp.picker import server_caches
@@ -31,7 +30,6 @@ from epp.picker.gate import Gate
 from epp.picker.picker import Picker
 from epp.recording.tap import Tap
 from epp.request import jsontext
-from epp.request.rewriting import Rewrites
 from epp.scraping.model_lists import ModelLists
 from epp.scraping.probes import Probes
 from epp.scraping.scraper import Scraper
@@ -85,7 +83,7 @@ class App:
             due=lambda: self._picker.probes_due(now=time.monotonic()),
             on_verdict=lambda probe, verdict: self._picker.probed(probe, verdict, now=time.monotonic()),
         )
-        self._eds = EdsFile(Path(config.envoy.eds_file)) if config.envoy.eds_file and worker == 0 else None
+        self._eds_file = Path(config.envoy.eds_file) if config.envoy.eds_file and worker == 0 else None
         self._recording = parts.recording_service(config, self._picker, worker=worker)
         self._explaining = Explaining(self._picker)
         self._decisions = DecisionRing(maxlen=config.admin.keep_decisions)
@@ -183,20 +181,27 @@ class App:
         )
 
     def _write_for_envoy(self) -> None:
-        """Write the files that Envoy reads, and add the endpoints if a file lists them. Raises ConfigError if
-        a file cannot be written.
-        """
-        config = self._config
+        """Write the files that Envoy reads, and add the endpoints if a file lists them."""
+        if self._eds_file is not None:
+            with self._named_faults():
+                sds.write(self._config)
+        if self._cluster is None:
+            self._on_endpoints_file(self._inputs.listed)
+        elif self._eds_file is not None and not self._eds_file.exists():
+            self._write_eds(())  # Envoy needs some file to start, but a file of an earlier run stays
+
+    def _write_eds(self, endpoints: Sequence[Endpoint]) -> None:
+        if self._eds_file is not None:
+            with self._named_faults():
+                eds.write(self._eds_file, endpoints)
+
+    @contextlib.contextmanager
+    def _named_faults(self) -> Iterator[None]:
+        """Raise ConfigError with the name of the field if a file for Envoy cannot be written."""
         try:
-            if self._eds is not None:
-                sds.write(config)
-            if self._cluster is None:
-                text, source = self._inputs.endpoints_text, self._config.endpoints_file
-                self._on_endpoints_file((self._inputs.endpoints, load_rewrites(text, source=source)))
-            elif self._eds is not None and not Path(config.envoy.eds_file).exists():
-                self._eds.write(())  # Envoy needs some file to start, but a file of an earlier run stays
+            yield
         except OSError as error:
-            raise ConfigError(f"envoy.edsFile: {config.envoy.eds_file}: {error.strerror}") from error
+            raise ConfigError(f"envoy.edsFile: {self._config.envoy.eds_file}: {error.strerror}") from error
 
     # -- while it runs ---------------------------------------------------------------------------------------
 
@@ -354,23 +359,16 @@ class App:
         else:
             self._use_policy(policy)
 
-    def _on_endpoints_file(self, read: tuple[Sequence[Endpoint], Rewrites]) -> None:
-        endpoints, rewrites = read
-        self._picker.set_rewrites(rewrites)
-        self._set_endpoints(endpoints)
+    def _on_endpoints_file(self, listed: Listed) -> None:
+        self._picker.set_rewrites(listed.rewrites)
+        self._set_endpoints(listed.endpoints)
 
     def _set_endpoints(self, endpoints: Sequence[Endpoint], pools: frozenset[str] = frozenset()) -> None:
         """Use a new list of endpoints. Envoy's file is written first, so that Envoy knows of an endpoint
         before, or soon after, the picker names the endpoint. Raises ConfigError if the file cannot be
         written.
         """
-        if self._eds is not None:
-            try:
-                self._eds.write(endpoints)
-            except OSError as error:
-                raise ConfigError(
-                    f"envoy.edsFile: {self._config.envoy.eds_file}: {error.strerror}"
-                ) from error
+        self._write_eds(endpoints)
         self._picker.set_endpoints(endpoints, pools=pools, now=time.monotonic())
         self._scraper.set_endpoints(endpoints)
         self._model_lists.set_endpoints(endpoints)

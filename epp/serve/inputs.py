@@ -5,7 +5,7 @@ change.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,14 +15,13 @@ from epp.config.settings import Config
 from epp.config.tls import Tls
 from epp.errors import ConfigError
 from epp.files.certificate import CertificateWatch
-from epp.files.endpoints_file import load_endpoints, load_rewrites
+from epp.files.endpoints_file import Listed, load_endpoints
 from epp.files.watch import FileWatcher
 from epp.kube.api import require
 from epp.request.rewriting import Rewrites
 from epp.sharing import start as sharing
 from epp.telemetry.metrics import Metrics
 from epp.tracing import start as tracing
-from epp.types import Endpoint
 
 _log = logging.getLogger("epp")
 
@@ -34,7 +33,8 @@ class Inputs:
     """The content of the configured files at start."""
 
     policy: Policy
-    endpoints: Sequence[Endpoint]
+    listed: Listed
+    """The content of the endpoints file. It is empty if the endpoints come from a cluster."""
     policy_text: bytes | None
     """The text that `policy` was read from. None means that `policy` is the default, because there is no file
     or the file was refused.
@@ -70,9 +70,9 @@ def load_inputs(config: Config, *, tolerant: bool = False) -> Inputs:
         policy_text = None
     return Inputs(
         policy=policy,
-        endpoints=load_endpoints(endpoints_text, source=config.endpoints_file)
+        listed=load_endpoints(endpoints_text, source=config.endpoints_file)
         if config.endpoints_file
-        else (),
+        else Listed((), Rewrites(())),
         policy_text=policy_text,
         endpoints_text=endpoints_text,
     )
@@ -92,8 +92,7 @@ def file_policy(text: bytes, config: Config) -> Policy:
     if config.kubernetes is not None and policy.spec.mode == "DryRun":
         raise ConfigError(
             f"{config.policy_file}: spec.mode: beside `kubernetes` this policy routes while no policy object "
-            "does; "
-            "set Enforce here, and DryRun in an object"
+            "does; set Enforce here, and DryRun in an object"
         )
     return policy
 
@@ -103,7 +102,7 @@ def watchers(
     inputs: Inputs,
     metrics: Metrics,
     *,
-    on_endpoints: Callable[[tuple[Sequence[Endpoint], Rewrites]], None] | None,
+    on_endpoints: Callable[[Listed], None] | None,
     on_policy: Callable[[Policy], None],
 ) -> Iterator[FileWatcher[Any]]:
     """Return the watchers that follow the files from now on. `on_endpoints` is None if the endpoints come
@@ -132,7 +131,7 @@ def watchers(
             "endpoints",
             source,
             inputs.endpoints_text,
-            lambda text: (load_endpoints(text, source=source), load_rewrites(text, source=source)),
+            lambda text: load_endpoints(text, source=source),
             on_endpoints,
         )
     if config.policy_file:

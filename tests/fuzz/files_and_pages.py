@@ -156,7 +156,7 @@ class EndpointsFile:
 
     async def feed(self, data: bytes) -> bool:
         try:
-            endpoints = load_endpoints(data, source="e.yaml")
+            endpoints = load_endpoints(data, source="e.yaml").endpoints
         except ConfigError:
             return False
         self._picker.set_endpoints(endpoints, now=next(self._now))

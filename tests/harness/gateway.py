@@ -17,7 +17,7 @@ import aiohttp
 import yaml
 
 from epp.config.settings import Config, load_config
-from epp.envoy.eds import EdsFile
+from epp.envoy import eds
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.backend import Backend, running_backend
 from tests.harness.client import Client, http_client
@@ -227,7 +227,6 @@ class Bench:
     pickers: list[FakePicker]
     envoy: EnvoyProcess
     client: Client
-    eds: EdsFile
 
     @property
     def picker(self) -> FakePicker:
@@ -236,7 +235,7 @@ class Bench:
     async def set_endpoints(self, addresses: Iterable[Address]) -> None:
         """Write the file that Envoy watches, and wait until Envoy has exactly these endpoints."""
         listed = list(addresses)
-        self.eds.write(as_endpoints(listed))
+        eds.write(Path(self.config.envoy.eds_file), as_endpoints(listed))
         await self.envoy.wait_endpoints({str(address) for address in listed})
 
 
@@ -267,8 +266,7 @@ async def running_bootstrap(
             await stack.enter_async_context(running_fake_picker(address))
             for address in config.listen.addresses(workers=workers)
         ]
-        eds = EdsFile(Path(config.envoy.eds_file))
-        eds.write(as_endpoints([*(b.address for b in listed), *extra]))
+        eds.write(Path(config.envoy.eds_file), as_endpoints([*(b.address for b in listed), *extra]))
         envoy = await stack.enter_async_context(running_envoy(config, directory=directory, document=document))
         client = await stack.enter_async_context(http_client(envoy.url))
-        yield Bench(config, listed, pickers, envoy, client, eds)
+        yield Bench(config, listed, pickers, envoy, client)

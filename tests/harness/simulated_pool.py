@@ -156,9 +156,7 @@ class SimulatedPool:
 
     async def change(self, spec: Mapping[str, Any]) -> None:
         """Merge `spec` into the InferencePool's spec."""
-        await self.api.request(
-            "PATCH", f"{self._pools}/{POOL}", body={"spec": spec}, content_type="application/merge-patch+json"
-        )
+        await self.api.request("PATCH", f"{self._pools}/{POOL}", body={"spec": spec})
 
     async def delete(self, name: str = POOL) -> None:
         await self.api.request("DELETE", f"{self._pools}/{name}")
@@ -244,7 +242,6 @@ class SimulatedPool:
             "PATCH",
             f"{self._core}/pods/{name}/status",
             body={"status": status},
-            content_type="application/merge-patch+json",
         )
 
 

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from epp.config.settings import Config
-from epp.envoy.eds import EdsFile
+from epp.envoy import eds
 from epp.types import Address, Endpoint, EndpointName
 from tests.harness.gateway import PickerProcess, config_in
 from tests.harness.ports import free_port
@@ -40,10 +40,10 @@ async def test_the_picker_waits_and_envoy_keeps_its_endpoints(tmp_path: Path, kn
     config: Config = config_in(
         tmp_path, endpointsFile="", kubernetes={"pool": "vllm", "kubeconfig": str(nobody)}
     )
-    eds = Path(config.envoy.eds_file)
+    eds_file = Path(config.envoy.eds_file)
     if known:
-        EdsFile(eds).write([Endpoint(EndpointName("a"), Address("10.0.0.1", 8000))])
-    before = eds.read_bytes() if known else b""
+        eds.write(eds_file, [Endpoint(EndpointName("a"), Address("10.0.0.1", 8000))])
+    before = eds_file.read_bytes() if known else b""
     args = [sys.executable, "-m", "epp", "serve", "--config", str(tmp_path / "config.yaml")]
     async with (
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session,
@@ -63,9 +63,9 @@ async def test_the_picker_waits_and_envoy_keeps_its_endpoints(tmp_path: Path, kn
             assert response.status == 503
             assert "waiting for the API server" in await response.text()
         if known:
-            assert eds.read_bytes() == before
+            assert eds_file.read_bytes() == before
         else:
-            assert b"10.0.0" not in eds.read_bytes(), (
+            assert b"10.0.0" not in eds_file.read_bytes(), (
                 "the file is empty, since Envoy does not start without a file"
             )
         assert await process.terminate() == 0

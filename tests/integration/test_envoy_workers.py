@@ -11,8 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from epp.envoy import sds
-from epp.envoy.eds import EdsFile
+from epp.envoy import eds, sds
 from tests.harness.backend import running_backend
 from tests.harness.certificate import CERTIFICATE, PRIVATE_KEY, write_tls
 from tests.harness.client import http_client
@@ -125,7 +124,7 @@ async def test_the_picker_is_reached_over_tls_and_no_other_in_its_place(
         running_backend("s0") as backend,
         running_fake_picker(address, credentials=credentials) as picker,
     ):
-        EdsFile(Path(config.envoy.eds_file)).write(as_endpoints([backend.address]))
+        eds.write(Path(config.envoy.eds_file), as_endpoints([backend.address]))
         sds.write(config)
         async with running_envoy(config, directory=tmp_path) as envoy, http_client(envoy.url) as client:
             assert envoy.url.startswith("https:")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,6 @@ import msgspec
 import pytest
 
 from epp.cli import main
-from epp.config.settings import load_config
-from epp.errors import ConfigError
-from epp.serve.inputs import load_inputs
 from tests.harness.certificate import CERTIFICATE, PRIVATE_KEY
 
 OTHER_KEY = """\
@@ -136,17 +132,3 @@ def test_the_socket_of_a_picker_that_runs_is_no_fault(
     with socket.socket(socket.AF_UNIX) as running:
         running.bind("p.sock")
         assert check(tmp_path, {"listen": {"address": f"unix:{tmp_path}/p.sock"}}, capsys) == (0, "")
-
-
-@pytest.mark.parametrize("field", ["endpointsFile", "policyFile"])
-def test_a_file_that_is_not_there_is_told_with_its_field_and_where_it_was_looked_for(
-    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "endpoints.yaml").write_text("endpoints: []")
-    file = tmp_path / "config.yaml"
-    file.write_text(json.dumps({"endpointsFile": "endpoints.yaml", field: "away.yaml"}))
-    with pytest.raises(
-        ConfigError, match=f"{field}: away.yaml: No such file or directory, looked for in {tmp_path}"
-    ):
-        load_inputs(load_config(file))

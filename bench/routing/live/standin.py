@@ -14,7 +14,7 @@ from typing import Final
 import aiohttp
 
 from bench.routing.live.generator import REQUEST_ID, RunClock
-from epp.envoy.eds import EdsFile
+from epp.envoy import eds
 from epp.scraping.metrics_page import parse_page
 from epp.types import EndpointMetrics
 from model_server.sim.fleet import Router
@@ -111,7 +111,7 @@ async def running_stand_in(
     named = {f"pod-{n}": server for n, server in enumerate(servers)}
     standing = StandIn(router, {name: str(s.address) for name, s in named.items()}, clock=clock)
     config = config_in(directory)
-    EdsFile(Path(config.envoy.eds_file)).write(as_endpoints([server.address for server in servers]))
+    eds.write(Path(config.envoy.eds_file), as_endpoints([server.address for server in servers]))
     async with running_fake_picker(config.listen.address) as picker:
         picker.destinations = standing.destination
         async with running_envoy(config, directory=directory) as envoy, asyncio.TaskGroup() as group:

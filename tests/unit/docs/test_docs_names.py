@@ -194,7 +194,7 @@ def test_the_three_files_of_the_operations_page_are_read_as_they_stand() -> None
     assert len(blocks) == 3
     config, endpoints, policy = blocks
     msgspec.yaml.decode(config, type=Config).validate()
-    assert [each.name for each in load_endpoints(endpoints, source="page")] == ["a", "b"]
+    assert [each.name for each in load_endpoints(endpoints, source="page").endpoints] == ["a", "b"]
     assert load_policy(policy, source="page").spec.rule == "least-cost"
 
 
@@ -202,7 +202,7 @@ def test_the_two_files_of_the_readme_are_enough() -> None:
     (block,) = [text for language, text in NAMED["README.md"].blocks if language == "yaml"]
     config, endpoints = block.split("# endpoints.yaml\n")
     msgspec.yaml.decode(config, type=Config).validate()
-    assert len(load_endpoints(endpoints, source="README")) == 2
+    assert len(load_endpoints(endpoints, source="README").endpoints) == 2
 
 
 # -- figures -------------------------------------------------------------------------------------------------

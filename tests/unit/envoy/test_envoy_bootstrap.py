@@ -17,10 +17,9 @@ import pytest
 import yaml
 from envoy_data_plane.envoy.config.bootstrap.v3 import Bootstrap
 
-from epp.cli import main
 from epp.config.envoy import Envoy, EnvoyTracing
 from epp.config.listening import Listen
-from epp.config.settings import Config, load_config
+from epp.config.settings import Config
 from epp.config.tls import Tls
 from epp.envoy import sds
 from epp.envoy.bootstrap import bootstrap
@@ -143,49 +142,6 @@ def test_real_envoy_accepts_tls_on_both_sides(tmp_path: Path) -> None:
 def test_without_an_endpoints_file_there_is_no_bootstrap() -> None:
     with pytest.raises(ConfigError, match=r"envoy\.edsFile"):
         bootstrap(Config(endpoints_file="endpoints.yaml"))
-
-
-def test_the_command_writes_the_same_text_into_a_file(tmp_path: Path) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text("{endpointsFile: e.yaml, envoy: {edsFile: /run/eds.json}}")
-    output = tmp_path / "run" / "envoy.yaml"
-    assert main(["envoy-config", "--config", str(config), "--output", str(output)]) == 0
-    assert output.read_text() == bootstrap(load_config(config))
-
-
-def test_a_file_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text("{endpointsFile: e.yaml, envoy: {edsFile: /run/eds.json}}")
-    assert main(["envoy-config", "--config", str(config), "--output", str(config / "envoy.yaml")]) == 2
-    assert "--output" in capsys.readouterr().err
-
-
-def test_failing_closed_reaches_ext_proc() -> None:
-    config = Config(
-        endpoints_file="e.yaml", hold_streams=False, envoy=Envoy(eds_file="/run/eds.json", fail_open=False)
-    )
-    text = bootstrap(config)
-    assert "failure_mode_allow: false" in text
-    assert "failure_mode_allow: true" in bootstrap(golden_config())
-
-
-@pytest.mark.parametrize(
-    ("address", "workers", "expected"),
-    [
-        ("unix:/run/p.sock", 1, ("unix:/run/p.sock",)),
-        ("unix:/run/p.sock", 2, ("unix:/run/p.sock.0", "unix:/run/p.sock.1")),
-        ("10.0.0.1:9002", 1, ("10.0.0.1:9002",)),
-        ("[fd00::1]:9002", 3, ("[fd00::1]:9002", "[fd00::1]:9003", "[fd00::1]:9004")),
-    ],
-)
-def test_each_worker_has_an_address_of_its_own(address: str, workers: int, expected: tuple[str, ...]) -> None:
-    assert Listen(address=address).addresses(workers=workers) == expected
-
-
-def test_only_a_picker_on_grpcio_is_told_when_a_request_began() -> None:
-    slow = msgspec.structs.replace(golden_config(), listen=Listen(transport="grpcio"))
-    assert "%START_TIME(" in bootstrap(slow)
-    assert "%START_TIME(" not in bootstrap(msgspec.structs.replace(slow, listen=Listen()))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from envoy_data_plane.envoy.service.discovery.v3 import DiscoveryResponse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epp.envoy.eds import EdsFile, render
+from epp.envoy.eds import render, write
 from epp.types import Address, Endpoint, EndpointName, Role
 
 
@@ -65,40 +65,37 @@ def test_holds_each_address_once_whatever_the_order(endpoints: list[Endpoint], r
 def test_version_follows_the_content_and_nothing_is_left_behind(history: list[list[Endpoint]]) -> None:
     with TemporaryDirectory() as directory:
         path = Path(directory) / "eds.json"
-        file = EdsFile(path)
         versions: dict[str, frozenset[Address]] = {}
         before: frozenset[Address] | None = None
         for endpoints in history:
             held = frozenset(e.address for e in endpoints)
-            assert file.write(endpoints) == (held != before)
+            assert write(path, endpoints) == (held != before)
             before = held
-            file.check_integrity()
+            assert [each.name for each in Path(directory).iterdir()] == ["eds.json"], "nothing is left behind"
             version = json.loads(path.read_bytes())["version_info"]
             assert versions.setdefault(version, held) == held
 
 
 def test_an_unchanged_set_leaves_the_file_alone(tmp_path: Path) -> None:
     path = tmp_path / "eds.json"
-    file = EdsFile(path)
-    assert file.write([endpoint("10.0.0.1:8000"), endpoint("10.0.0.2:8000")])
+    assert write(path, [endpoint("10.0.0.1:8000"), endpoint("10.0.0.2:8000")])
     inode = path.stat().st_ino
-    assert not file.write([endpoint("10.0.0.2:8000"), endpoint("10.0.0.1:8000", name="renamed")])
+    assert not write(path, [endpoint("10.0.0.2:8000"), endpoint("10.0.0.1:8000", name="renamed")])
     assert path.stat().st_ino == inode
 
 
 def test_a_change_is_a_new_file_in_place_of_the_old(tmp_path: Path) -> None:
     path = tmp_path / "eds.json"
-    file = EdsFile(path)
-    file.write([endpoint("10.0.0.1:8000")])
+    write(path, [endpoint("10.0.0.1:8000")])
     with path.open("rb") as old:
-        assert file.write([endpoint("[fd00::1]:8000")])
+        assert write(path, [endpoint("[fd00::1]:8000")])
         assert addresses_in(old.read()) == [("10.0.0.1", 8000)]
     assert addresses_in(path.read_bytes()) == [("fd00::1", 8000)]
 
 
 def test_no_endpoints_and_no_directory_yet_still_give_a_file(tmp_path: Path) -> None:
     path = tmp_path / "run" / "eds.json"
-    assert EdsFile(path).write([])
+    assert write(path, [])
     assert addresses_in(path.read_bytes()) == []
     assert path.stat().st_mode & 0o777 == 0o644
 
@@ -106,15 +103,15 @@ def test_no_endpoints_and_no_directory_yet_still_give_a_file(tmp_path: Path) -> 
 def test_what_another_hand_wrote_is_put_right(tmp_path: Path) -> None:
     path = tmp_path / "eds.json"
     path.write_text("not json")
-    assert EdsFile(path).write([endpoint("10.0.0.1:8000")])
-    EdsFile(path).check_integrity()
+    assert write(path, [endpoint("10.0.0.1:8000")])
+    assert path.read_bytes() == render([endpoint("10.0.0.1:8000")])
 
 
 def test_a_write_that_fails_leaves_no_rubbish(tmp_path: Path) -> None:
     path = tmp_path / "eds.json"
     path.mkdir()
     with pytest.raises(OSError, match="directory"):
-        EdsFile(path).write([])
+        write(path, [])
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -20,7 +20,7 @@ endpoints:
     labels: {zone: eu-1}
 """,
         source="e.yaml",
-    )
+    ).endpoints
     assert endpoint.name == "pod-a:8000"
     assert endpoint.address == Address("10.0.0.1", 8000)
     assert endpoint.model == "llama-8b"
@@ -39,12 +39,12 @@ endpoints:
     ],
 )
 def test_an_address_may_carry_its_port_or_stand_beside_it(written: str, read: str) -> None:
-    (endpoint,) = load_endpoints(f"endpoints:\n  - name: a\n    {written}\n", source="e.yaml")
+    (endpoint,) = load_endpoints(f"endpoints:\n  - name: a\n    {written}\n", source="e.yaml").endpoints
     assert str(endpoint.address) == read
 
 
 def test_an_explicit_empty_list_alone_means_no_endpoints() -> None:
-    assert list(load_endpoints("endpoints: []", source="e.yaml")) == []
+    assert list(load_endpoints("endpoints: []", source="e.yaml").endpoints) == []
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_bytes_that_are_no_text_are_refused() -> None:
 def test_the_place_of_the_metrics_page_is_on_the_server_itself(said: str, fine: bool) -> None:  # noqa: FBT001
     text = f"endpoints: [{{name: a, address: '10.0.0.1:8000', metrics: '{said}'}}]"
     if fine:
-        assert load_endpoints(text, source="f")[0].metrics == said
+        assert load_endpoints(text, source="f").endpoints[0].metrics == said
     else:
         with pytest.raises(ConfigError, match=r"metrics"):
             load_endpoints(text, source="f")
@@ -125,15 +125,15 @@ def test_the_place_of_the_metrics_page_is_on_the_server_itself(said: str, fine: 
 
 def test_the_file_tells_roles_and_refuses_others() -> None:
     text = "endpoints: [{{name: a, address: '10.0.0.1:8000', role: {}}}]"
-    assert load_endpoints(text.format("prefill"), source="f")[0].role is Role.PREFILL
-    assert load_endpoints(text.format("both"), source="f")[0].role is Role.BOTH
+    assert load_endpoints(text.format("prefill"), source="f").endpoints[0].role is Role.PREFILL
+    assert load_endpoints(text.format("both"), source="f").endpoints[0].role is Role.BOTH
     with pytest.raises(ConfigError, match=r"endpoints\[0\].role"):
         load_endpoints(text.format("judge"), source="f")
 
 
 def test_a_rank_has_a_front_that_requests_go_to() -> None:
     text = "endpoints: [{{name: a, address: '10.0.0.1:8001', {}}}]"
-    (endpoint,) = load_endpoints(text.format("rank: 1, behind: '10.0.0.1:8000'"), source="f")
+    (endpoint,) = load_endpoints(text.format("rank: 1, behind: '10.0.0.1:8000'"), source="f").endpoints
     assert (endpoint.rank, str(endpoint.destination)) == (1, "10.0.0.1:8000")
     for wrong in ("behind: '10.0.0.1:8000'", "rank: 1, behind: here", "rank: -1"):
         with pytest.raises(ConfigError, match=r"behind|rank"):

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from epp.config.policy import API_VERSION, KIND
-from epp.kube.objects import Pod, PolicyObject, Pool
+from epp.kube.objects import Condition, ModelRewrite, Pod, PolicyObject, Pool
 
 
 def pod(
@@ -110,3 +110,32 @@ def policy(
         "status": status or {},
     }
     return msgspec.json.decode(msgspec.json.encode(document), type=PolicyObject)
+
+
+def rule(*models: str, target: str = "t", **more: Any) -> dict[str, Any]:
+    return {
+        "matches": [{"model": {"value": m}} for m in models],
+        "targets": [{"modelRewrite": target, **more}],
+    }
+
+
+def rewrite(
+    name: str,
+    *rules: dict[str, Any],
+    pool: str = "vllm",
+    generation: int = 1,
+    version: str = "1",
+    conditions: tuple[Condition, ...] = (),
+) -> ModelRewrite:
+    document = {
+        "metadata": {
+            "name": name,
+            "uid": f"uid-{name}",
+            "generation": generation,
+            "resourceVersion": version,
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+        },
+        "spec": {"poolRef": {"name": pool}, "rules": rules},
+        "status": {"conditions": [msgspec.to_builtins(c) for c in conditions]},
+    }
+    return msgspec.convert(document, type=ModelRewrite)

@@ -1,12 +1,19 @@
-"""The lines of a watch, cut into any pieces by the network."""
+"""The lines of a watch, cut into any pieces by the network; and the faults of a configuration that gives no
+access to a cluster.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import AsyncGenerator, Iterable
+from pathlib import Path
 
 import pytest
 
-from epp.kube.api import lines_of
+from epp.config.kubernetes import Kubernetes
+from epp.errors import ConfigError
+from epp.kube.api import ApiError, lines_of, namespace_of, read, require
+from epp.kube.objects import Lease
 
 MIB = 2**20
 
@@ -43,3 +50,59 @@ async def test_a_line_that_no_object_can_be_is_refused() -> None:
 
 async def test_the_bound_is_for_one_line_and_not_for_all() -> None:
     assert len(await lines(*[b"x" * MIB, b"\n"] * 20)) == 20
+
+
+KUBECONFIG = """
+current-context: here
+contexts:
+  - {name: there, context: {cluster: c, user: u, namespace: elsewhere}}
+  - {name: here, context: {cluster: c, user: u, namespace: models}}
+"""
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path) -> Path:
+    path = tmp_path / "kubeconfig"
+    path.write_text(KUBECONFIG)
+    return path
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, kubeconfig: Path) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "kubernetes" else found(name, *a)
+    )
+    with pytest.raises(ConfigError, match=r"pip install 'prefix-gateway\[kubernetes\]'"):
+        require(Kubernetes(pool="p", kubeconfig=str(kubeconfig)))
+
+
+def test_outside_of_a_pod_it_asks_for_a_kubeconfig(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(ConfigError, match=r"kubernetes\.kubeconfig: is missing"):
+        require(Kubernetes(pool="p"))
+
+
+def test_a_kubeconfig_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"kubernetes\.kubeconfig: /nowhere: no such file"):
+        require(Kubernetes(pool="p", kubeconfig="/nowhere"))
+
+
+def test_the_namespace_is_that_of_the_current_context(kubeconfig: Path) -> None:
+    assert namespace_of(Kubernetes(pool="p", kubeconfig=str(kubeconfig))) == "models"
+    assert namespace_of(Kubernetes(pool="p", kubeconfig=str(kubeconfig), namespace="mine")) == "mine"
+
+
+@pytest.mark.parametrize("text", ["[", "[]", "{contexts: [{}]}"])
+def test_a_kubeconfig_that_is_none_is_refused_with_what_to_do(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"kubernetes\.namespace: cannot find the namespace of this pod, so please set it"
+    ):
+        namespace_of(Kubernetes(pool="p", kubeconfig=str(path)))
+
+
+@pytest.mark.parametrize("answer", [b"<html>", b"[]", b'{"metadata": 1}', b"\xff", b"[" * 100_000])
+def test_an_answer_that_is_no_object_is_an_error_of_the_api_server(answer: bytes) -> None:
+    with pytest.raises(ApiError, match="the answer cannot be read"):
+        read(answer, Lease)

@@ -81,13 +81,13 @@ def test_a_pool_without_endpoints_is_told_of_once() -> None:
 
 def test_an_endpoint_that_is_ejected_and_returns_is_told_of() -> None:
     _, out, again = looks({"a": "", "b": ""}, {"a": "timeout", "b": ""}, {"a": "", "b": ""})
-    assert out == ["EndpointEjected: a: no requests until scrapes succeed: timeout"]
-    assert again == ["EndpointReturned: a: requests again"]
+    assert out == ["EndpointEjected: no requests go to a until scrapes succeed: timeout"]
+    assert again == ["EndpointReturned: requests go to a again"]
 
 
 def test_many_at_once_are_one_sentence() -> None:
     well = {f"p{n}": "" for n in range(9)}
     _, out = looks(well, {name: "timeout" if name < "p7" else "" for name in well})
     assert out == [
-        "EndpointEjected: p0, p1, p2, p3, p4 and 2 more: no requests until scrapes succeed: timeout"
+        "EndpointEjected: no requests go to p0, p1, p2, p3, p4 and 2 more until scrapes succeed: timeout"
     ]

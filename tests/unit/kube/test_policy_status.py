@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from epp.config.policy import DEFAULT_POLICY
-from epp.kube.live import HitRatio, Live, LiveEndpoint
+from epp.kube.live import Live, LiveEndpoint
 from epp.kube.objects import PolicyStatus
 from epp.kube.policies import PolicySet, Verdict
 from epp.kube.policy_status import WriteTimes, desired, patch
@@ -122,43 +122,3 @@ def test_objects_that_are_gone_are_forgotten() -> None:
     times.wrote("u", now=5.0)
     times.keep(set())
     assert times.due("u", wanted=status(verdict_on()), says=NOTHING, now=5.0)
-
-
-def counters(**names: tuple[float, float] | None) -> list[LiveEndpoint]:
-    return [LiveEndpoint(n, "vllm", "", *(c or (None, None))) for n, c in names.items()]
-
-
-def test_the_hit_ratio_is_that_of_all_endpoints_since_they_were_first_seen() -> None:
-    ratio = HitRatio()
-    ratio.observe(counters(a=(1000, 900), b=(0, 0)), now=0.0)
-    assert ratio.text(now=0.0) is None, "nothing was looked up meanwhile"
-    ratio.observe(counters(a=(1100, 950), b=(300, 50)), now=1.0)
-    assert ratio.text(now=1.0) == "0.250"
-    ratio.check_integrity()
-
-
-def test_a_counter_that_went_back_counts_from_where_it_is() -> None:
-    ratio = HitRatio()
-    ratio.observe(counters(a=(1000, 900)), now=0.0)
-    ratio.observe(counters(a=(10, 0)), now=1.0)
-    ratio.observe(counters(a=(20, 5)), now=2.0)
-    assert ratio.text(now=2.0) == "0.500"
-
-
-def test_a_server_without_fresh_metrics_is_taken_up_where_it_was() -> None:
-    ratio = HitRatio()
-    ratio.observe(counters(a=(0, 0)), now=0.0)
-    ratio.observe(counters(a=None), now=1.0)
-    ratio.observe(counters(a=(100, 40)), now=2.0)
-    assert ratio.text(now=2.0) == "0.400"
-
-
-def test_what_is_older_than_five_minutes_no_longer_counts() -> None:
-    ratio = HitRatio()
-    ratio.observe(counters(a=(0, 0)), now=0.0)
-    ratio.observe(counters(a=(100, 100)), now=1.0)
-    ratio.observe(counters(a=(200, 100)), now=290.0)
-    assert ratio.text(now=290.0) == "0.500"
-    ratio.observe(counters(a=(200, 100)), now=305.0)
-    assert ratio.text(now=305.0) == "0.000"
-    ratio.check_integrity()

@@ -14,7 +14,7 @@ from epp.kube.objects import PolicyObject
 from epp.kube.policies import PolicySet
 from epp.kube.reflector import Reflector, Source
 from epp.kube.writing import Writer
-from tests.unit.kube.test_writing import LIVE, PLACE
+from tests.unit.kube.test_writing import LIVE
 
 Json = dict[str, Any]
 EMPTY_MAPS: Json = {"ttlByPriority": {}, "objectives": {}, "models": {}, "paths": {}}
@@ -56,7 +56,14 @@ class Merging(Api):
         self.patches = 0
         self._policies = PolicySet(pools=["vllm"])
         self._writer = Writer(
-            self, PLACE, interval_s=10.0, events=False, on_written=self._policies.wrote, time_text=lambda: "T"
+            self,
+            namespace="ns",
+            pools=["vllm"],
+            identity="picker_0123abcd",
+            interval_s=10.0,
+            events=False,
+            on_written=self._policies.wrote,
+            time_text=lambda: "T",
         )
         self._now = 0.0
 
@@ -67,7 +74,6 @@ class Merging(Api):
         *,
         query: Query = (),
         body: object = None,
-        content_type: str = "application/json",
     ) -> bytes:
         if method != "PATCH":
             return b"{}"

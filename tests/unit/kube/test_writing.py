@@ -12,11 +12,10 @@ from epp.kube.live import Live, LiveEndpoint
 from epp.kube.objects import Condition, PolicyStatus
 from epp.kube.policies import PolicySet, ResolvedPolicies
 from epp.kube.policy_status import desired
-from epp.kube.writing import Place, Writer
+from epp.kube.writing import Writer
 from tests.unit.kube.objects import policy
 
 LIVE = Live([LiveEndpoint("a:1", "vllm")])
-PLACE = Place(namespace="ns", pools=["vllm"], identity="picker_0123abcd")
 
 
 class CountingServer(Api):
@@ -37,7 +36,6 @@ class CountingServer(Api):
         *,
         query: Query = (),
         body: object = None,
-        content_type: str = "application/json",
     ) -> bytes:
         self.wrote.append(f"{method} {path.rpartition('/ns/')[2]}")
         return b'{"metadata": {}}'
@@ -50,9 +48,16 @@ def outcome(names: str = "abc", *, pool: str = "vllm") -> ResolvedPolicies:
     return policies.resolve(default=DEFAULT_POLICY, existing=[pool])
 
 
-def writer_to(server: CountingServer) -> Writer:
+def writer_to(server: Api, *pools: str) -> Writer:
     return Writer(
-        server, PLACE, interval_s=10.0, events=True, on_written=lambda _: None, time_text=lambda: "T"
+        server,
+        namespace="ns",
+        pools=pools or ["vllm"],
+        identity="picker_0123abcd",
+        interval_s=10.0,
+        events=True,
+        on_written=lambda _: None,
+        time_text=lambda: "T",
     )
 
 
@@ -106,10 +111,7 @@ async def test_the_name_of_an_event_is_a_valid_one_however_long_the_pools_is() -
             return await super().request(method, path, **more)
 
     pool = "p" * 199 + "-and-more"
-    place = Place(namespace="ns", pools=[pool], identity="picker_0123abcd")
-    writer = Writer(
-        Taking(lasts=100), place, interval_s=10.0, events=True, on_written=lambda _: None, time_text=str
-    )
+    writer = writer_to(Taking(lasts=100), pool)
     judged = outcome("a", pool=pool)
     await writer.look(judged, says={}, live=LIVE, pool_uids={pool: "u"}, holds=lambda: True, now=1.0)
     start = "p" * 199 + ".0123abcd"
@@ -221,10 +223,7 @@ async def test_events_stand_on_the_pool_that_they_are_about() -> None:
                 regarding.append((body["reason"], on["name"], on.get("uid", "")))
             return await super().request(method, path, **more)
 
-    place = Place(namespace="ns", pools=["a", "b"], identity="picker_0123abcd")
-    writer = Writer(
-        Taking(lasts=100), place, interval_s=10.0, events=True, on_written=lambda _: None, time_text=str
-    )
+    writer = writer_to(Taking(lasts=100), "a", "b")
     well = [LiveEndpoint("x:1", "a"), LiveEndpoint("y:1", "b")]
     ill = [well[0], LiveEndpoint("y:1", "b", "timeout")]
     for endpoints in (well, ill):

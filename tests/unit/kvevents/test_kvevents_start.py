@@ -35,10 +35,13 @@ def config_text(tmp_path: Path, exact: str) -> Path:
         ("{models: []}", "length >= 1"),
         ("{models: [{}]}", r"tokenizerFolder.*models\[0\]|models\[\.\.\.\]"),
         ("{models: [{tokenizerFolder: x, hashAlgorithm: md5}]}", "hashAlgorithm"),
-        ("{models: [{tokenizerFolder: x}, {tokenizerFolder: y}]}", r"models\[1\].model: empty"),
+        (
+            "{models: [{tokenizerFolder: x}, {tokenizerFolder: y}]}",
+            r"models\[1\].model: models\[0\] is for every other",
+        ),
         (
             "{models: [{tokenizerFolder: x, model: a}, {tokenizerFolder: y, model: a}]}",
-            r"models\[1\].model: 'a' is",
+            r"models\[1\].model: models\[0\] is for 'a' too",
         ),
         (
             "{models: [{tokenizerFolder: x}], replayPort: 5557}",
@@ -89,7 +92,7 @@ def test_events_are_where_the_endpoint_says_or_at_the_configured_ports(tmp_path:
 
 def test_an_endpoints_file_may_name_where_events_are() -> None:
     text = "endpoints: [{name: a, address: '10.0.0.1:80', kv_events: 'tcp://10.0.0.1:1', kv_replay: 'tcp://10.0.0.1:2'}]"
-    (endpoint,) = load_endpoints(text, source="f")
+    (endpoint,) = load_endpoints(text, source="f").endpoints
     assert (endpoint.kv_events, endpoint.kv_replay) == ("tcp://10.0.0.1:1", "tcp://10.0.0.1:2")
 
 

@@ -24,15 +24,6 @@ def test_the_endpoints_file_is_all_that_must_be_said(file: Path) -> None:
     assert not config.conformance_headers
 
 
-def test_a_pool_is_all_that_must_be_said_of_a_cluster(file: Path) -> None:
-    file.write_text("kubernetes: {pool: vllm-llama}")
-    cluster = load_config(file).kubernetes
-    assert cluster is not None
-    assert (cluster.pool, cluster.namespace, cluster.kubeconfig) == ("vllm-llama", "", "")
-    assert cluster.lease_name == "prefix-gateway-vllm-llama"
-    assert cluster.address_family == "Primary"
-
-
 def test_a_full_file_is_read(file: Path) -> None:
     file.write_text(
         """
@@ -64,20 +55,6 @@ def test_a_unix_socket_is_an_address_to_listen_on(file: Path) -> None:
     [
         ("{}", "endpointsFile", "missing"),
         ("{endpointsFile: e, kubernetes: {pool: p}}", "endpointsFile", "remove one"),
-        ("{kubernetes: {namespace: n}}", "kubernetes.pool", "pools"),
-        ("{kubernetes: {pool: p, pools: [q]}}", "kubernetes.pool", "either"),
-        ("{kubernetes: {pools: [p, q, p]}}", "kubernetes.pools", "twice"),
-        ("{kubernetes: {pools: [p, Q]}}", "$.kubernetes.pools", "regex"),
-        (
-            "{kubernetes: {pools: [p, q], selector: {a: b}, targetPorts: [1]}}",
-            "kubernetes.selector",
-            "kubernetes.pool",
-        ),
-        ("{kubernetes: {pool: Vllm}}", "$.kubernetes.pool", "regex"),
-        ("{kubernetes: {pool: p, selector: {app: vllm}}}", "kubernetes.selector", "targetPorts"),
-        ("{kubernetes: {pool: p, targetPorts: [8000]}}", "kubernetes.selector", "targetPorts"),
-        ("{kubernetes: {pool: p, targetPorts: [0]}}", "$.kubernetes.targetPorts", ">= 1"),
-        ("{kubernetes: {pool: p, selector: {'a,b': c}}}", "kubernetes.selector", "regex"),
         ("endpointsFile: 3", "$.endpointsFile", "str"),
         ("{endpointsFile: e, endpointFile: f}", "endpointFile", "unknown"),
         ("{endpointsFile: e, envoy: {status: '9902'}}", "envoy.status", "ip:port"),

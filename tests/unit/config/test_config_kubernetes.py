@@ -1,0 +1,78 @@
+"""The `kubernetes` section: the names that follow from it, and the messages for mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from epp.config.kubernetes import Kubernetes, KubernetesStatus
+from epp.config.settings import load_config
+from epp.errors import ConfigError
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "epp.yaml"
+
+
+def test_a_pool_is_all_that_must_be_said_of_a_cluster(file: Path) -> None:
+    file.write_text("kubernetes: {pool: vllm-llama}")
+    cluster = load_config(file).kubernetes
+    assert cluster is not None
+    assert (cluster.pool, cluster.namespace, cluster.kubeconfig) == ("vllm-llama", "", "")
+    assert cluster.lease_name == "prefix-gateway-vllm-llama"
+    assert cluster.address_family == "Primary"
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "why"),
+    [
+        ("{kubernetes: {namespace: n}}", "kubernetes.pool", "pools"),
+        ("{kubernetes: {pool: p, pools: [q]}}", "kubernetes.pool", "either"),
+        ("{kubernetes: {pools: [p, q, p]}}", "kubernetes.pools", "twice"),
+        ("{kubernetes: {pools: [p, Q]}}", "$.kubernetes.pools", "regex"),
+        (
+            "{kubernetes: {pools: [p, q], selector: {a: b}, targetPorts: [1]}}",
+            "kubernetes.selector",
+            "kubernetes.pool",
+        ),
+        ("{kubernetes: {pool: Vllm}}", "$.kubernetes.pool", "regex"),
+        ("{kubernetes: {pool: p, selector: {app: vllm}}}", "kubernetes.selector", "targetPorts"),
+        ("{kubernetes: {pool: p, targetPorts: [8000]}}", "kubernetes.selector", "targetPorts"),
+        ("{kubernetes: {pool: p, targetPorts: [0]}}", "$.kubernetes.targetPorts", ">= 1"),
+        ("{kubernetes: {pool: p, selector: {'a,b': c}}}", "kubernetes.selector", "regex"),
+        (
+            "{kubernetes: {pool: p, rewrites: [gateway.networking.k8s.io]}}",
+            "$.kubernetes.rewrites",
+            "Invalid",
+        ),
+        ("{kubernetes: {pool: p, status: {leaseSeconds: 2}}}", "$.kubernetes.status.leaseSeconds", ">= 3"),
+    ],
+)
+def test_a_mistake_is_refused_with_the_file_the_field_and_the_reason(
+    file: Path, text: str, field: str, why: str
+) -> None:
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    message = str(caught.value)
+    assert message.startswith(f"{file}: ")
+    assert field in message
+    assert why in message
+
+
+def test_a_selector_with_ports_needs_no_pool_that_exists(file: Path) -> None:
+    file.write_text("kubernetes: {pool: p, selector: {app: vllm}, targetPorts: [8000, 8001]}")
+    cluster = load_config(file).kubernetes
+    assert cluster is not None
+    assert (cluster.names, cluster.target_ports) == (("p",), (8000, 8001))
+
+
+def test_of_several_pools_the_first_goes_first_and_names_the_lease() -> None:
+    cluster = Kubernetes(pools=("b", "a"))
+    cluster.validate()
+    assert cluster.names == ("b", "a")
+    assert cluster.lease_name == "prefix-gateway-b"
+    named = Kubernetes(pools=("b", "a"), status=KubernetesStatus(lease_name="mine"))
+    assert named.lease_name == "mine"

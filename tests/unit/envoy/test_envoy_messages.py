@@ -1,0 +1,39 @@
+"""The pieces of Envoy's messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from epp.envoy.messages import absolute, address, directory_of, extension, seconds
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(1.0, "1s"), (0.0, "0s"), (0.25, "0.25s"), (3600.0, "3600s"), (1e-6, "0.000001s"), (1 / 3, "0.333333s")],
+)
+def test_a_duration_has_no_exponent_and_no_zeros_at_its_end(number: float, text: str) -> None:
+    assert seconds(number) == text
+
+
+def test_an_address_is_a_socket_or_a_path() -> None:
+    assert address("[fd00::1]:80") == {"socket_address": {"address": "fd00::1", "port_value": 80}}
+    assert address("unix:/run/p.sock") == {"pipe": {"path": "/run/p.sock"}}
+    with pytest.raises(ValueError, match="not ip:port"):
+        address("localhost:80")
+
+
+def test_the_settings_of_an_extension_carry_their_type() -> None:
+    assert extension("filters.a", "extensions.A", field=1) == {
+        "name": "envoy.filters.a",
+        "typed_config": {"@type": "type.googleapis.com/envoy.extensions.A", "field": 1},
+    }
+
+
+def test_a_path_keeps_its_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    monkeypatch.chdir(tmp_path)
+    assert absolute("link/tls.crt") == f"{tmp_path}/link/tls.crt"
+    assert directory_of(absolute("link/tls.crt")) == {"path": f"{tmp_path}/link"}

@@ -1,0 +1,63 @@
+"""Objects as the API server writes them: what is read of them, and what is written back."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from epp.kube.objects import Condition, DryRun, Lease, Pod, PolicyObject, PolicyStatus, Pool
+
+POD = b"""{
+  "apiVersion": "v1", "kind": "Pod",
+  "metadata": {"name": "a", "uid": "u", "resourceVersion": "7", "managedFields": [{"manager": "kubelet"}],
+    "labels": {"app": "vllm", "llm-d.ai/role": "prefill"},
+    "annotations": {"prefix-gateway.dev/model": "llama", "prefix-gateway.dev/data-parallel-port": "8000"}},
+  "spec": {"containers": [{"name": "vllm", "image": "i", "ports": [{"containerPort": 8000, "protocol": "TCP"}]}],
+    "readinessGates": [{"conditionType": "loaded"}], "tolerations": [{"operator": "Exists"}]},
+  "status": {"podIP": "10.0.0.1", "podIPs": [{"ip": "10.0.0.1"}, {"ip": "fd00::1"}],
+    "conditions": [{"type": "Ready", "status": "True", "lastProbeTime": null}],
+    "containerStatuses": [{"name": "vllm", "restartCount": 2, "containerID": "containerd://x", "state": {}}]}
+}"""
+
+
+def test_of_a_pod_the_fields_of_its_endpoints_are_read() -> None:
+    pod = msgspec.json.decode(POD, type=Pod)
+    assert (pod.metadata.name, pod.metadata.resource_version, pod.metadata.labels.role) == (
+        "a",
+        "7",
+        "prefill",
+    )
+    assert (pod.metadata.annotations.model, pod.metadata.annotations.data_parallel_port) == ("llama", "8000")
+    assert pod.metadata.deletion_timestamp is None
+    assert [port.container_port for port in pod.spec.containers[0].ports] == [8000]
+    assert [gate.condition_type for gate in pod.spec.readiness_gates] == ["loaded"]
+    assert (pod.status.pod_ip, [each.ip for each in pod.status.pod_ips]) == (
+        "10.0.0.1",
+        ["10.0.0.1", "fd00::1"],
+    )
+    (started,) = pod.status.container_statuses
+    assert (started.restart_count, started.container_id) == (2, "containerd://x")
+
+
+@pytest.mark.parametrize("kind", [Pool, PolicyObject, Lease])
+def test_an_object_with_nothing_but_a_name_can_be_read(kind: type[Pool | PolicyObject | Lease]) -> None:
+    assert msgspec.json.decode(b'{"metadata": {"name": "a"}}', type=kind).metadata.name == "a"
+
+
+def test_an_object_without_metadata_is_none() -> None:
+    with pytest.raises(msgspec.ValidationError, match="metadata"):
+        msgspec.json.decode(b"{}", type=Pool)
+
+
+def test_a_status_is_written_by_the_names_of_kubernetes_and_without_what_is_not_known() -> None:
+    status = PolicyStatus(
+        observed_generation=3,
+        ready_endpoints=0,
+        conditions=(Condition("Accepted", "True"),),
+        dry_run=DryRun(picks=1),
+    )
+    written = msgspec.to_builtins(status)
+    assert written["dryRun"] == {"picks": 1}
+    assert written["conditions"][0]["lastTransitionTime"] == ""
+    assert set(written) == {"observedGeneration", "readyEndpoints", "conditions", "dryRun"}
+    assert msgspec.convert(written, type=PolicyStatus) == status

@@ -1,0 +1,34 @@
+"""The rules of the picker's Role: as few permissions as the requests of the picker need."""
+
+from __future__ import annotations
+
+import yaml
+
+from epp.kube.rbac import LEASE, POOL, RULES, rules, rules_yaml
+
+
+def test_names_of_the_installation_replace_the_placeholders() -> None:
+    named = {
+        rule["resources"][0]: rule["resourceNames"]
+        for rule in rules(pools=["a", "b"], lease="mine")
+        if "resourceNames" in rule
+    }
+    assert named == {"inferencepools": ["a", "b"], "leases": ["mine"]}
+
+
+def test_nothing_that_the_picker_does_not_own_can_be_changed() -> None:
+    for rule in rules():
+        assert "*" not in (*rule["apiGroups"], *rule["resources"], *rule["verbs"])
+        changes = set(rule["verbs"]) - {"get", "list", "watch"}
+        (resource,) = rule["resources"]
+        assert not changes or resource.endswith("/status") or resource in ("leases", "events"), resource
+        assert "delete" not in rule["verbs"]
+
+
+def test_the_file_of_the_chart_holds_the_rules_each_below_its_reason() -> None:
+    text = rules_yaml()
+    assert yaml.safe_load(text) == rules()
+    assert POOL in text
+    assert LEASE in text
+    for rule in RULES:
+        assert f"# {rule.why}\n- apiGroups:" in text

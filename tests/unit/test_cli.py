@@ -1,0 +1,116 @@
+"""The `epp` command: what each subcommand prints and writes, and its exit status."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from epp.cli import main
+from epp.config.policy import DEFAULT_POLICY
+from epp.config.settings import load_config
+from epp.envoy.bootstrap import bootstrap
+from epp.reference import PAGES
+
+KUBECONFIG = "{current-context: c, contexts: [{name: c, context: {namespace: models}}]}"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "e.yaml").write_text('endpoints: [{name: a, address: "10.0.0.1:8000"}]')
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{{endpointsFile: {tmp_path}/e.yaml, envoy: {{edsFile: {tmp_path}/eds.json}}}}")
+    return path
+
+
+def test_a_check_prints_the_configuration_with_every_default(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "--config", str(config)]) == 0
+    printed = capsys.readouterr()
+    shown = msgspec.yaml.decode(printed.out)
+    assert shown["config"]["drainSeconds"] == 30.0
+    assert shown["policy"]["spec"]["rule"] == DEFAULT_POLICY.spec.rule
+    assert shown["endpoints"] == [{"name": "a", "address": "10.0.0.1:8000", "model": ""}]
+    assert printed.err == ""
+
+
+def test_a_check_warns_of_an_empty_list_of_endpoints(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "e.yaml").write_text("endpoints: []")
+    assert main(["check", "--config", str(config)]) == 0
+    assert "epp: there are no endpoints: every request would get 503" in capsys.readouterr().err
+
+
+def test_a_check_needs_no_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kubeconfig, path = tmp_path / "kubeconfig", tmp_path / "config.yaml"
+    kubeconfig.write_text(KUBECONFIG)
+    path.write_text(f"kubernetes: {{pool: vllm, kubeconfig: {kubeconfig}}}")
+    assert main(["check", "--config", str(path)]) == 0
+    printed = capsys.readouterr()
+    assert "pool: vllm" in printed.out
+    assert printed.err == ""
+    assert load_config(path).kubernetes is not None
+
+
+@pytest.mark.parametrize("command", ["check", "envoy-config", "serve"])
+def test_a_configuration_that_cannot_be_used_ends_the_command_with_2_and_its_fault(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("{endpointsFile: e, worker: 2}")
+    assert main([command, "--config", str(path)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"epp: {path}: ")
+    assert "worker" in said.err
+
+
+def test_the_command_writes_the_same_text_into_a_file(config: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run" / "envoy.yaml"
+    assert main(["envoy-config", "--config", str(config), "--output", str(output)]) == 0
+    assert output.read_text() == bootstrap(load_config(config))
+
+
+def test_a_file_that_cannot_be_written_is_said(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["envoy-config", "--config", str(config), "--output", str(config / "envoy.yaml")]) == 2
+    assert "--output" in capsys.readouterr().err
+
+
+def test_the_bootstrap_can_be_printed_as_json(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["envoy-config", "--config", str(config), "--format", "json"]) == 0
+    as_json = msgspec.json.decode(capsys.readouterr().out)
+    assert as_json == msgspec.yaml.decode(bootstrap(load_config(config)))
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_each_page_of_the_reference_can_be_printed(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reference", page]) == 0
+    assert capsys.readouterr().out == PAGES[page]()
+
+
+@pytest.mark.parametrize("rate", ["0", "-1", "1000", "nan", "fast"])
+def test_a_rate_that_replay_cannot_run_is_refused(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["replay", "recording", "--load", rate])
+    assert "--load" in capsys.readouterr().err
+
+
+def test_without_a_simulator_replay_says_where_it_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "epp.replay.command", None)
+    assert main(["replay", "recording"]) == 2
+    assert "this installation has no simulator" in capsys.readouterr().err
+
+
+def test_the_pickers_own_arguments_are_not_in_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["serve", "--help"])
+    text = capsys.readouterr().out
+    assert "--config" in text
+    assert "--worker" not in text
+    assert "--hub" not in text
