@@ -12,7 +12,7 @@ REQUIRED := PREFIX_GATEWAY_REQUIRE_VLLM=1 PREFIX_GATEWAY_REQUIRE_CLUSTER=1
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
 .DEFAULT_GOAL := help
-.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env images push image-env conformance bench bench-caching bench-engine bench-schedulers bench-serving bench-gpu bench-peers bench-routing bench-live bench-exact bench-sharing bench-tiers bench-dataplane load load-compare fuzz docs lock clean
+.PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env images push image-env conformance bench bench-caching bench-engine bench-schedulers bench-serving bench-gpu bench-peers bench-routing bench-live bench-exact bench-sharing bench-tiers bench-dataplane load load-compare soak fuzz docs lock clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z][a-z-]*:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -142,7 +142,7 @@ lock: $(VENV)/.dev ## write the requirement files from pyproject.toml
 	$(BIN)/python -m tests.engine_env lock
 
 clean: ## remove the virtual environment and caches of this checkout
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build epp/request/*.so epp/extproc/*.so
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info build epp/request/*.so epp/extproc/*.so epp/prefix_index/*.so
 
 $(VENV)/.run: requirements/run.txt pyproject.toml epp/request/_jsontext.c epp/extproc/_wire.c epp/prefix_index/_chain.c
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

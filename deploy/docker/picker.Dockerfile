@@ -18,11 +18,11 @@ COPY pyproject.toml setup.py README.md ./
 COPY epp epp
 # Without its C extensions the picker would be slow, so the build fails then.
 RUN pip install --no-compile --no-deps --no-build-isolation . && python -I -c 'import epp.request._jsontext, epp.extproc._wire, epp.prefix_index._chain'
-# Installs it again with the hot path as machine code, which saves a tenth to a fifth of the CPU (docs/decisions/0008-the-image-is-compiled.md).
+# Installs it again with the hot path as machine code, which saves up to a third of the CPU (docs/bench-dataplane.md).
 RUN PYTHONPATH=/opt/compile PREFIX_GATEWAY_COMPILE=1 pip install --no-compile --no-deps --no-build-isolation --force-reinstall . \
  && python -I -c 'import sys, epp.serve.process; sys.exit(not epp.serve.process.compiled())'
-# Compiles to bytecode only the modules that the picker imports. Bytecode of all modules would be half of the packages' size.
-# Compiles all modules except those of `epp replay`, whose simulated servers are not in this image.
+# Imports all modules of epp except those of `epp replay`, whose simulated servers are not in this image. So only these modules, and the modules
+# that they import, are compiled to bytecode. Bytecode of all modules would be half of the packages' size.
 RUN python -I -c 'import importlib, pkgutil, epp; [importlib.import_module(m.name) for m in pkgutil.walk_packages(epp.__path__, "epp.") if not m.name.endswith("__main__") and not m.name.startswith("epp.replay.")]'
 # Removes the command of the other package, which is not in this image, and files that are not needed to run.
 RUN rm /opt/venv/bin/model-server && pip uninstall --yes setuptools pip
