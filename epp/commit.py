@@ -179,7 +179,7 @@ class Commits:
             return False
         enter(routed, Phase.ANSWERED)
         routed.decision.status = status
-        routed.failed = routed.prefill is None and is_fault(status)
+        routed.failed = status >= 400 and routed.prefill is None and is_fault(status)
         # The address of the pick is compared, because the endpoint's current address may have changed since
         # then.
         mismatch = served is not None and served != routed.destinations[0]
