@@ -237,7 +237,8 @@ class EndpointState:
 
     def loads(self, metrics: EndpointMetrics | None) -> tuple[int, int]:
         """Return the requests in flight at the server, and those of them that are known to be open. The first
-        number is that of the last scrape, plus picks and minus ends since then, but at least the second one.
+        number is that of the last scrape, plus picks and minus ends since then. It is never less than the
+        second number.
         """
         known = self.in_flight + self.peers_in_flight
         inside = metrics.inside if metrics is not None else None
@@ -280,8 +281,8 @@ class EndpointState:
         self.backlog.release(booking, computed=True, now=now, rate=self.tokens_per_s)
 
     def restarted(self, *, at: float) -> None:
-        """Take in that another process serves since `at`, with a cold cache. If another picker saw this, the
-        metrics stay until our own next scrape.
+        """Take in that another process has served since `at`, with a cold cache. If another picker saw the
+        restart, the metrics stay until our own next scrape.
         """
         self.changed.add(self.slot)
         self.cold_at = at

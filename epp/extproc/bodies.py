@@ -44,7 +44,7 @@ class Body:
         self.has_room = True
         """Whether all bodies together were within the bound at the last piece."""
         self.is_partial = False
-        """Whether no more is awaited although the body goes on."""
+        """Whether `hold_bytes` came before the end was found. The pieces may be only a part of the body."""
         self._buffer: bytes | memoryview | bytearray = b""
         self._end: JsonEnd | None = None
         self.pieces = 0

@@ -310,7 +310,7 @@ class Peer(asyncio.Protocol):
         self.in_turn = True
         self.came_after = self._read_came_after
         events = connection.receive(data, now=now, limit=_TURN_FRAMES)
-        # If bytes are held, a call waits. A check of `_beginnings` would cost a call for every chunk.
+        # If bytes are held, a call waits. A check of `beginnings` would cost a call for every chunk.
         if events or connection.pending or self.beginnings.held_bytes:
             self._serve(events, now=now)
         self.in_turn = False

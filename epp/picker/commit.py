@@ -179,6 +179,7 @@ class Commits:
             return False
         enter(routed, Phase.ANSWERED)
         routed.decision.status = status
+        routed.failed = status >= 400 and routed.prefill is None and is_fault(status)
         # The address of the pick is compared, because the endpoint's current address may have changed since
         # then.
         mismatch = served is not None and served != routed.destinations[0]
@@ -345,7 +346,6 @@ class Commits:
         elif is_fault(status):
             # Of the two servers, the one that computed the prompt is suspected first.
             # Once it is left out, the next answers show whether the other one fails.
-            routed.failed = routed.prefill is None
             suspect = routed.state if routed.prefill is None else routed.prefill.state
             failures.answered(suspect, failed=True, asked_model=model, now=now)
         elif status == 404 and model and not (routed.prompt.size.opaque or routed.decision.unread):

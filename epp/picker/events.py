@@ -6,8 +6,8 @@ the path of a request: it notes what it needs and returns. It must not keep `Beg
 whole prompt, without a bound.
 
 Most events are about a `Pick`: one routed request, whose phase (`phases`) says how far it is. Only `commit`
-makes a `Pick`. `extproc` reads the destinations of a pick, and passes the pick again at each later event of
-the HTTP request.
+makes a `Pick`. `extproc` reads the destinations of a pick, enters the phases of the answer's body, and passes
+the pick again at each later event of the HTTP request.
 """
 
 from __future__ import annotations

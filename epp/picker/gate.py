@@ -159,7 +159,7 @@ class Gate:
         self._follow_policy(now=now)
         self._release(now=now)
         for flow in list(self._flows.values()):
-            while (verdict := flow.control.next(now=now)) is not None:
+            while (verdict := flow.next(now=now)) is not None:
                 self._carry_out(flow, verdict, now=now)
 
     def drain(self, *, now: float) -> None:
@@ -351,7 +351,7 @@ class Gate:
         left = _AT_ONCE
         while self._released and left:
             flow = self._released[0]
-            verdict = flow.control.next(now=now)
+            verdict = flow.next(now=now)
             if verdict is None:
                 del self._released[0]
                 continue

@@ -17,7 +17,7 @@ from epp.errors import PickError
 from epp.flow.control import FlowControl
 from epp.flow.elsewhere import FlowKey
 from epp.flow.queues import OTHERS, Load
-from epp.flow.request import Forecast, Pool, QueueItem
+from epp.flow.request import Forecast, LetGo, Pool, QueueItem, Verdict
 from epp.flow.settings import Bound, FlowSettings, Order, WhenLate
 from epp.flow.shares import OTHER
 from epp.flow.status import FlowStatus, WaitingTenant
@@ -95,6 +95,13 @@ class ModelQueue:
             demoted=control.demoted,
             unknown_objectives=self.unknown_objectives,
         )
+
+    def next(self, *, now: float) -> Verdict[WaitingRequest] | None:
+        """Return the next request that is decided, as `FlowControl.next` does."""
+        verdict = self.control.next(now=now)
+        if not isinstance(verdict, LetGo):
+            self._last = None  # That request may leave, and its prompt must not stay in memory.
+        return verdict
 
     def considered(self, waiting: WaitingRequest, *, now: float) -> Considered:
         """Return the choice behind the forecast that let this request go a moment ago. Raises PickError if no

@@ -1,8 +1,8 @@
 """The phase of one request, from its first message to its end, and which phase may follow which.
 
 A request has one phase. Until the request goes to a server, its stream (`extproc.stream`) keeps the phase.
-From then on the `Pick` keeps the phase, and the stream reads it there. Replay, the simulator and tests begin
-with the pick, so their requests begin with `SENT`.
+From then on the `Pick` keeps the phase: the stream reads it there, and `commit` and the stream change it
+there. Replay, the simulator and tests begin with the pick, so their requests begin with `SENT`.
 
 An answer may begin before the request's body has ended. The answer may even begin before the request is
 picked, if the data plane itself answers. From then on the rest of the request goes on unchanged.

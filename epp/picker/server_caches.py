@@ -217,7 +217,7 @@ class ServerCaches:
         """The `cached_tokens` of a prompt that no server holds any part of. No code writes to this array."""
 
     def _start_table(self) -> None:
-        """Start with an empty table without servers. Callers of this class follow with `CacheSizes.add`."""
+        """Start with an empty table without servers. The caller then adds each server by `CacheSizes.add`."""
         chunks, table = self.spec.chunks, self.spec.table
         self.schedule = ChunkSchedule(
             chunk_bytes=chunks.size_bytes,

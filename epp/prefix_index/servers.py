@@ -16,7 +16,7 @@ _RUNS_A_STEP = 4_096
 
 
 def add_endpoint(table: PrefixTable, name: EndpointName, *, capacity_bytes: int) -> None:
-    """Start an empty mirror, with the lowest free bit. ValueError if there is one."""
+    """Start an empty mirror, with the lowest free bit. Raises ValueError if the server has a mirror."""
     if name in table.mirrors:
         raise ValueError(f"{name} is in the table already")
     if None not in table.by_bit:

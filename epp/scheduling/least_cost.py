@@ -232,7 +232,7 @@ class _Last(Entry):
 
     def between(self, requests: int, now: float, least_s: float, most_s: float) -> tuple[int, int]:
         """Return two numbers: the requests for this prefix that came between `most_s` and `least_s` ago, and
-        all requests, for any prefix, since the first of these. requests: how many there were so far.
+        all requests, for any prefix, since the first of these. requests: the number of all requests so far.
         """
         first = bisect_left(self.times, now - most_s)
         count = bisect_right(self.times, now - least_s) - first

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from epp.decision import PickRequest
 from epp.errors import NoEndpointError
 from epp.picker.events import (
@@ -55,6 +57,22 @@ def test_a_request_is_told_when_it_begins_moves_is_answered_and_ends() -> None:
     assert {id(event.request) for event in events if not isinstance(event, Restarted)} == {id(pick)}  # type: ignore[union-attr]  # no server alone
     assert isinstance(events[2], Answered)
     assert events[2].mismatch
+
+
+@pytest.mark.parametrize(("status", "fault"), [(200, False), (404, False), (429, True), (503, True)])
+def test_a_fault_is_known_with_the_first_event_of_the_answer(status: int, fault: bool) -> None:  # noqa: FBT001 - a row
+    picker, _ = heard_picker()
+    failed: list[tuple[type[PickerEvent], bool]] = []
+
+    def note(event: PickerEvent) -> None:
+        assert isinstance(event, Began | Moved | Answered)
+        failed.append((type(event), event.request.failed))
+
+    picker.subscribe(note)
+    pick = picker.pick(a_request(), now=1.0)
+    elsewhere = B if pick.destinations[0] == A else A
+    picker.on_response_headers(pick, status=status, served=elsewhere, now=2.0)
+    assert failed == [(Began, False), (Moved, fault), (Answered, fault)]
 
 
 def test_a_request_that_is_let_go_ends_once() -> None:
