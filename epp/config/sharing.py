@@ -16,6 +16,7 @@ from msgspec import Meta
 from epp.config.strict import Strict
 from epp.errors import ConfigError
 
+SIGNING_KEY: Final = "sharing.redis.signingKeyFile"
 _SCHEMES: Final = {"redis": False, "rediss": True, "valkey": False, "valkeys": True}
 """The schemes of URLs, each with whether it means TLS."""
 

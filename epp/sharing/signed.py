@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 SIGNATURE_BYTES: Final = 16
 _REFUSED: Final = b""
-"""Returned instead of a refused message. It is not a batch, so it is counted as malformed."""
+"""`read` returns this for a refused message. It is not a batch, so it is counted as malformed."""
 
 
 class SignedLink:
