@@ -14,17 +14,10 @@ from epp.config.sharing import Sharing
 from epp.sharing.hub import Hub, HubLink, frame
 from epp.sharing.link import LinkError
 from tests.harness.arriving import TURNS, connect_and_stop
+from tests.harness.clock import Clock
 from tests.harness.sharing import both_ways, met, sharing
 
 SETTINGS = Sharing(flush_interval_seconds=0.02)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
