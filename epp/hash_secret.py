@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 from typing import Final
 
-from epp.config.secret_file import read_secret
+from epp.config.named_files import read_secret
 from epp.config.settings import Config
 from epp.config.sharing import SIGNING_KEY
 from epp.prefix_index.secret import KEY_BYTES, HashSecret, derived

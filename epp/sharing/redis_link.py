@@ -147,7 +147,7 @@ class RedisLink:
             )
         )
         self._said = entry
-        self._ahead_ms = _milliseconds(entry) - self._clock() * 1000
+        self._ahead_ms = _order(entry)[0] - self._clock() * 1000
 
     async def read(self) -> list[Received]:
         try:
@@ -231,7 +231,7 @@ class RedisLink:
         return f"{self._channel}:table"
 
     def _age_s(self, entry: bytes) -> float:
-        return max(0.0, (self._clock() * 1000 + self._ahead_ms - _milliseconds(entry)) / 1000)
+        return max(0.0, (self._clock() * 1000 + self._ahead_ms - _order(entry)[0]) / 1000)
 
     async def _last_id(self) -> bytes:
         entries = await self._call(lambda client: client.xrevrange(self._stream, count=1))
@@ -298,10 +298,6 @@ def _tls(settings: Redis) -> dict[str, Any]:
         "ssl_keyfile": tls.key_file or None,
         "ssl_check_hostname": tls.check_hostname,
     }
-
-
-def _milliseconds(entry: bytes) -> int:
-    return _order(entry)[0]
 
 
 def _order(entry: bytes) -> tuple[int, int]:

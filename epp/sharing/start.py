@@ -7,7 +7,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from epp.config.secret_file import read_secret
+from epp.config.named_files import read_file, read_secret
 from epp.config.sharing import SIGNING_KEY, Redis, Sharing
 from epp.errors import ConfigError
 from epp.gate import Gate
@@ -29,19 +29,16 @@ def require(settings: Sharing) -> None:
     _redis_link(settings.redis)
     if settings.redis.signing_key_file:
         read_secret(settings.redis.signing_key_file, field=SIGNING_KEY)
-    tls = settings.redis.tls
+    redis, tls = settings.redis, settings.redis.tls
     for field, path in (
-        ("passwordFile", settings.redis.password_file),
-        ("sentinelPasswordFile", settings.redis.sentinel_password_file),
+        ("passwordFile", redis.password_file),
+        ("sentinelPasswordFile", redis.sentinel_password_file),
         ("tls.caFile", tls.ca_file),
         ("tls.certFile", tls.cert_file),
         ("tls.keyFile", tls.key_file),
     ):
-        try:
-            if path:
-                Path(path).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"sharing.redis.{field}: {path}: {error.strerror}") from error
+        if path:
+            read_file(path, field=f"sharing.redis.{field}")
 
 
 def make(
