@@ -1,6 +1,6 @@
-"""The composition root: builds every part from the configuration, connects them, and runs until stopped.
+"""Builds every part of a worker from the configuration, connects the parts, and runs until stopped.
 
-Besides the command line, this is the only module that knows all parts. Every loop is a named task that
+This is the composition root: besides the command line, no other module knows all parts. Every loop is a named task that
 `sources` keeps running. Only a failure of the serving socket ends the process.
 """
 

@@ -1,5 +1,5 @@
-"""The `epp` command: it serves, checks a configuration, writes Envoy's bootstrap, and prints reference
-pages.
+"""Runs the `epp` command, which serves, checks a configuration, writes Envoy's bootstrap, and prints
+reference pages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors that a client sees. Each has an HTTP status and a short label for metrics.
+"""Defines the errors that a client sees. Each has an HTTP status and a short label for metrics.
 
 A module raises the error where it finds the fault. Only `extproc` turns errors into answers.
 """

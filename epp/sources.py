@@ -74,7 +74,7 @@ class Sources:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None, "a coroutine runs in a task"
         pauses = Pauses(self._rng, first_s=self._first_pause_s)
-        self.failures[source] += 0  # so that the metric exists before the first failure
+        self.failures[source] += 0  # the metric exists before the first failure
         while True:
             started = loop.time()
             failure: BaseException | None = None

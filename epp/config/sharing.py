@@ -1,6 +1,6 @@
-"""The `sharing` section of the configuration, and the parser of its Redis URL.
+"""Defines the `sharing` section of the configuration, and parses its Redis URL.
 
-Part of `epp.config.settings`, which reads the file. Addresses are in the URL, but secrets are in files,
+`epp.config.settings` reads the file. Addresses are in the URL, but secrets are in files,
 because `epp check` and the admin pages show the configuration.
 """
 

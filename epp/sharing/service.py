@@ -113,7 +113,7 @@ class SharingService:
             asyncio.create_task(self._keep("sharing", loop), name=f"sharing: {name}") for name, loop in loops
         }
         try:
-            await asyncio.wait(tasks)  # until cancelled
+            await asyncio.wait(tasks)  # waits until cancelled
         finally:
             await _cancelled(tasks)
             await self._leave()

@@ -1,5 +1,5 @@
-"""A link that signs messages with the key of the pool, so that others who can write to the same Redis cannot
-influence the pickers.
+"""Signs the messages of a link with the key of the pool, so that others who can write to the same Redis
+cannot influence the pickers.
 
 The signature covers the channel, the kind of message and its bytes. It does not cover the time. So someone
 who can write to Redis can repeat an earlier message of a picker, but cannot make a new one. Called by `start`
