@@ -1,7 +1,7 @@
 """Builds every part of a worker from the configuration, connects the parts, and runs until stopped.
 
-This is the composition root: besides the command line, no other module knows all parts. Every loop is a named task that
-`sources` keeps running. Only a failure of the serving socket ends the process.
+This is the composition root: besides the command line, no other module knows all parts. Every loop is a named
+task that `sources` keeps running. Only a failure of the serving socket ends the process.
 """
 
 from __future__ import annotations
