@@ -1,5 +1,5 @@
-"""The `epp` command: it serves, checks a configuration, writes Envoy's bootstrap, and prints reference
-pages.
+"""Runs the `epp` command, which serves, checks a configuration, writes Envoy's bootstrap, and prints
+reference pages.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from epp.serve.workers import Supervisor
 from epp.telemetry.logs import setup_logging
 
 _DESCRIPTION = """\
-Endpoint picker for Envoy. It routes each LLM request to the model server that can answer soonest.
-It counts what each server's prefix cache holds, which LoRA adapters it has loaded, and how many
-prompt tokens it still has to compute.
+This endpoint picker for Envoy routes each LLM request to the model server that can answer soonest.
+The picker counts what each server's prefix cache holds, which LoRA adapters the server has loaded,
+and how many prompt tokens it still has to compute.
 """
 _EXPLAIN = (
     "Ask a running picker why prompt tokens were not in the cache of the server that they were sent to. "
@@ -67,35 +67,40 @@ def command_line() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=text, description=text)
+        return commands.add_parser(name, help=text, description=text)
+
+    def add_configured(name: str, text: str) -> argparse.ArgumentParser:
+        command = add(name, text)
         command.add_argument(
             "--config", type=Path, required=True, metavar="FILE", help="configuration file (YAML)"
         )
         return command
 
-    serve = add("serve", "Run the picker. On SIGTERM it lets the requests in flight end, then stops.")
+    serve = add_configured(
+        "serve", "Run the picker. On SIGTERM it lets the requests in flight end, then stops."
+    )
     serve.add_argument("--worker", type=int, default=None, metavar="N", help=argparse.SUPPRESS)
     serve.add_argument("--hub", type=Path, default=None, metavar="PATH", help=argparse.SUPPRESS)
-    add(
+    add_configured(
         "check",
         "Check the configuration, policy, endpoints, certificates and folders, then print the "
         "configuration with all defaults filled in.",
     )
-    envoy = add("envoy-config", "Print a complete Envoy bootstrap for this configuration.")
+    envoy = add_configured("envoy-config", "Print a complete Envoy bootstrap for this configuration.")
     envoy.add_argument("--format", choices=("yaml", "json"), default="yaml", help="default: yaml")
     envoy.add_argument(
         "--output",
         type=Path,
         metavar="FILE",
-        help="write the bootstrap to this file instead of printing "
-        "it; the file is replaced as a whole or not at all",
+        help="write the bootstrap to this file instead of printing it; the file is replaced as a whole or not at all",
     )
-    _add_explain(commands.add_parser("explain", help=_EXPLAIN, description=_EXPLAIN))
-    _add_record(commands.add_parser("record", help=_RECORD, description=_RECORD))
-    _add_replay(commands.add_parser("replay", help=_REPLAY, description=_REPLAY))
-    pages = commands.add_parser(
+    _add_explain(add("explain", _EXPLAIN))
+    _add_record(add("record", _RECORD))
+    _add_replay(add("replay", _REPLAY))
+    pages = add(
         "reference",
-        help="Print a generated reference page (config, metrics, policy) or a generated file of the chart (crd, rbac).",
+        "Print a generated reference page (config, metrics, policy) or a generated file of the chart (crd, "
+        "rbac).",
     )
     pages.add_argument("page", choices=sorted(reference.PAGES), help="what to print")
     return parser

@@ -1,4 +1,4 @@
-"""Errors that a client sees. Each has an HTTP status and a short label for metrics.
+"""Defines the errors that a client sees. Each has an HTTP status and a short label for metrics.
 
 A module raises the error where it finds the fault. Only `extproc` turns errors into answers.
 """
@@ -105,7 +105,7 @@ class FlowRefusedError(SaturatedError):
     """
 
     def __init__(self, message: str, *, reason: str, retry_after_s: int, waited_s: float = 0.0) -> None:
-        """Make the error. waited_s: how long flow control held the request."""
+        """`waited_s` is how long flow control held the request."""
         super().__init__(message, retry_after_s=retry_after_s)
         self.reason = reason
         self.waited_s = waited_s

@@ -1,5 +1,5 @@
-"""Reference pages and Kubernetes files, generated from the structs that the program itself reads.
-`epp reference` calls this module.
+"""Generates reference pages and Kubernetes files from the structs that the program itself reads. `epp
+reference` calls this module.
 """
 
 from __future__ import annotations

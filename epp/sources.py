@@ -71,9 +71,10 @@ class Sources:
         """Run `run` again and again until this task is cancelled. KeyboardInterrupt and SystemExit pass
         through.
         """
-        loop = asyncio.get_running_loop()
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None, "a coroutine runs in a task"
         pauses = Pauses(self._rng, first_s=self._first_pause_s)
-        self.failures[source] += 0  # so that the metric exists before the first failure
+        self.failures[source] += 0  # the metric exists before the first failure
         while True:
             started = loop.time()
             failure: BaseException | None = None
@@ -82,7 +83,7 @@ class Sources:
             except (KeyboardInterrupt, SystemExit, GeneratorExit):
                 raise
             except asyncio.CancelledError as error:
-                if _is_cancelled():
+                if task.cancelling():
                     raise
                 failure = error  # a library cancelled a part of the loop
             except BaseException as error:  # noqa: BLE001 - some packages raise what is no Exception; the picker goes on
@@ -91,24 +92,18 @@ class Sources:
                 pauses.reset()
             pause_s = pauses.next_s()
             self.failures[source] += 1
-            self._log_failure(source, failure, pause_s=pause_s)
+            _log_failure(task.get_name(), source, failure, pause_s=pause_s)
             await asyncio.sleep(pause_s)
 
-    def _log_failure(self, source: str, failure: BaseException | None, *, pause_s: float) -> None:
-        task = asyncio.current_task()
-        name = task.get_name() if task is not None else source
-        reason = "it returned" if failure is None else f"{type(failure).__name__}: {failure}"[:500]
-        expected = failure is None or isinstance(failure, ConfigError)
-        _log.error(
-            "%s failed and starts again in %.1f s; what it read before stays in use: %s",
-            name,
-            pause_s,
-            reason,
-            exc_info=None if expected else failure,
-            extra={"source": source},
-        )
 
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+def _log_failure(name: str, source: str, failure: BaseException | None, *, pause_s: float) -> None:
+    reason = "it returned" if failure is None else f"{type(failure).__name__}: {failure}"[:500]
+    expected = failure is None or isinstance(failure, ConfigError)
+    _log.error(
+        "%s failed and starts again in %.1f s; the data that it read before stays in use: %s",
+        name,
+        pause_s,
+        reason,
+        exc_info=None if expected else failure,
+        extra={"source": source},
+    )

@@ -1,8 +1,8 @@
-"""The shared value types of the picker's packages.
+"""Defines the value types that the picker's packages share.
 
-Everything here is immutable and imports no other module. Values that are made for every request are msgspec
-structs, because creating one takes a tenth of the time of a frozen dataclass. Units are in the names. Times
-are monotonic seconds.
+Everything here is immutable. This module imports no other module of `epp`. Values that are made for every
+request are msgspec structs, because creating one takes a tenth of the time of a frozen dataclass. Units are
+in the names. Times are monotonic seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The paths of a model server that clients of the gateway may not call by default."""
+"""Lists the paths of a model server that clients of the gateway may not call by default."""
 
 from __future__ import annotations
 

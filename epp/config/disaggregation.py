@@ -1,5 +1,5 @@
-"""The `disaggregation` part of the policy: prompts computed by one server and answered by another. Part of
-`epp.config.policy`.
+"""Defines the `disaggregation` part of `epp.config.policy`, for prompts that one server computes and another
+server answers.
 """
 
 from __future__ import annotations

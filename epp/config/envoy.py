@@ -1,4 +1,4 @@
-"""The `envoy` section of the configuration. Part of `epp.config.settings`, which reads the file."""
+"""Defines the `envoy` section of the configuration, which `epp.config.settings` reads."""
 
 from __future__ import annotations
 

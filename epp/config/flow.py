@@ -1,4 +1,4 @@
-"""The `flow` part of the policy: who goes first, who waits, who is refused. Part of `epp.config.policy`."""
+"""Defines the `flow` part of `epp.config.policy`: who goes first, who waits, who is refused."""
 
 from __future__ import annotations
 

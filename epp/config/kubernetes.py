@@ -1,4 +1,4 @@
-"""The `kubernetes` section of the configuration. Part of `epp.config.settings`, which reads the file."""
+"""Defines the `kubernetes` section of the configuration, which `epp.config.settings` reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The addresses at which the picker listens for Envoy and for people. Each worker has its own addresses."""
+"""Defines the addresses at which the picker listens for Envoy and for people. Each worker has its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `models` section of the configuration. Part of `epp.config.settings`, which reads the file."""
+"""Defines the `models` section of the configuration, which `epp.config.settings` reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sections of a policy about reading metrics and sampled answers of the servers."""
+"""Defines the sections of a policy about reading metrics and sampled answers of the servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routing policy: the `spec` of a PrefixRoutingPolicy object, from a file or from Kubernetes.
+"""Defines the routing policy: the `spec` of a PrefixRoutingPolicy object, from a file or from Kubernetes.
 
 Every default of routing is here. The structs are frozen: a changed policy is a new object, and code that
 holds the old object finishes its work with it. Units are in the names. The reference page and the Kubernetes

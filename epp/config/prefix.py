@@ -1,5 +1,5 @@
-"""The `chunks`, `tiers` and `table` parts of the policy: how prompts are cut into chunks, and which chunks
-the picker remembers. Part of `epp.config.policy`.
+"""Defines the `chunks`, `tiers` and `table` parts of `epp.config.policy`: how prompts are cut into chunks,
+and which chunks the picker remembers.
 """
 
 from __future__ import annotations

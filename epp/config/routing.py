@@ -1,6 +1,4 @@
-"""The sections of a policy that the rules and the thresholds read. Only this module has the defaults of these
-sections.
-"""
+"""Defines the sections of a policy that the rules and the thresholds read, with all their defaults."""
 
 from __future__ import annotations
 

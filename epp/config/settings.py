@@ -1,4 +1,4 @@
-"""The configuration of the program: reads one YAML file into frozen structs. All defaults of the
+"""Reads the configuration of the program, one YAML file, into frozen structs. All defaults of the
 configuration are here.
 
 Settings that may change while the picker runs are elsewhere: the policy and the endpoints have files (or

@@ -1,6 +1,6 @@
-"""The `sharing` section of the configuration, and the parser of its Redis URL.
+"""Defines the `sharing` section of the configuration, and parses its Redis URL.
 
-Part of `epp.config.settings`, which reads the file. Addresses are in the URL, but secrets are in files,
+`epp.config.settings` reads the file. Addresses are in the URL, but secrets are in files,
 because `epp check` and the admin pages show the configuration.
 """
 
@@ -16,6 +16,7 @@ from msgspec import Meta
 from epp.config.strict import Strict
 from epp.errors import ConfigError
 
+SIGNING_KEY: Final = "sharing.redis.signingKeyFile"
 _SCHEMES: Final = {"redis": False, "rediss": True, "valkey": False, "valkeys": True}
 """The schemes of URLs, each with whether it means TLS."""
 

@@ -1,5 +1,5 @@
-"""The base of every section of the configuration and of the policy. `definitions` describes the sections for
-the reference pages and the Kubernetes schema.
+"""Defines the base of every section of the configuration and of the policy. `definitions` describes the
+sections for the reference pages and the Kubernetes schema.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fields for certificates in the `listen` and `envoy` sections of the configuration."""
+"""Defines the fields for certificates in the `listen` and `envoy` sections of the configuration."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ def _unreachable(error: Exception) -> ApiError:
 _T = TypeVar("_T")
 
 
-def read(answer: bytes, kind: type[_T]) -> _T:
+def read(answer: bytes | msgspec.Raw, kind: type[_T]) -> _T:
     """Decode an answer into one of our structs. ApiError: the answer does not fit the struct, for example
     because it is the page of a proxy.
     """

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition of PrefixRoutingPolicy, made from the structs that the picker itself reads.
+"""Makes the CustomResourceDefinition of PrefixRoutingPolicy from the structs that the picker itself reads.
 
 Fields, bounds, defaults and descriptions come from `epp.config.policy` and, for the status, from `objects`.
 The parts that only Kubernetes knows (CEL rules, columns) are here. So the API server refuses the same values

@@ -81,7 +81,7 @@ class PoolWatch:
                 group.create_task(
                     self._keep("kubernetes", self._pool.run), name=f"watch of the pool {self.name}"
                 )
-            await asyncio.get_running_loop().create_future()  # until cancelled
+            await asyncio.get_running_loop().create_future()  # waits until cancelled
 
     @property
     def known(self) -> bool:

@@ -1,4 +1,4 @@
-"""The permissions of the picker in its namespace, as data. The Role of the chart is made from this list, and
+"""Lists the permissions of the picker in its namespace. The Role of the chart is made from this list, and
 a test checks that everything else is denied.
 
 Called by `epp reference rbac`. `{pool}` and `{lease}` stand for names that each installation chooses.

@@ -20,11 +20,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import islice
 from random import Random
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from epp.kube.api import ApiError, Query
+from epp.kube.api import ApiError, Query, read
 from epp.kube.objects import Failure, ObjectMeta
 from epp.request.bounded_json import CostlyJsonError, check_cost
 from epp.sources import Pauses
@@ -44,6 +44,7 @@ _LIVED_S: Final = 5.0
 """A watch that lasted this long was not refused, so the next pause is short again."""
 
 T = TypeVar("T", bound=msgspec.Struct)
+_Part = TypeVar("_Part", bound=msgspec.Struct)
 T_contra = TypeVar("T_contra", contravariant=True)
 
 
@@ -127,9 +128,7 @@ class Reflector(Generic[T]):
         self._answers: bool | None = None
         self._unreadable = ""
         """The last message about an object, or its status, that cannot be read."""
-        self._page = msgspec.json.Decoder(_Page)
         self._object = msgspec.json.Decoder(source.kind)
-        self._event = msgspec.json.Decoder(_Event)
         self.synced = False
 
     @property
@@ -170,7 +169,7 @@ class Reflector(Generic[T]):
             if token:
                 query.append(("continue", token))
             text = await self._reader.request("GET", self._source.path, query=query)
-            page: _Page = self._decode(self._page, text)
+            page = self._decode(text, _Page)
             found += [one for item in page.items if (one := self.read(item)) is not None]
             listed += len(page.items)
             token = page.metadata.continue_
@@ -198,15 +197,14 @@ class Reflector(Generic[T]):
             async for line in lines:
                 self._settle()
                 if line:
-                    self._take(self._decode(self._event, line))
+                    self._take(self._decode(line, _Event))
 
     def _take(self, event: _Event) -> None:
         if event.type == "ERROR":
-            failure = self._decode(msgspec.json.Decoder(Failure), event.object)
+            failure = self._decode(event.object, Failure)
             raise ApiError(f"{failure.code} {failure.message}", status=failure.code)
         if event.type == "BOOKMARK":
-            bookmark = self._decode(msgspec.json.Decoder(_Versioned), event.object)
-            self._version = bookmark.metadata.resource_version
+            self._version = self._decode(event.object, _Versioned).metadata.resource_version
             return
         found = self.read(event.object)
         if found is None:
@@ -256,12 +254,12 @@ class Reflector(Generic[T]):
             self._unreadable = str(error)
             _log.error("%s of the %s cannot be read and does not count: %s", part, self._source.what, error)
 
-    def _decode(self, decoder: msgspec.json.Decoder[Any], text: bytes | msgspec.Raw) -> Any:
+    def _decode(self, text: bytes | msgspec.Raw, kind: type[_Part]) -> _Part:
         try:
-            return decoder.decode(text)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return read(text, kind)
+        except ApiError:
             self._version = ""
-            raise ApiError(f"the answer cannot be read: {error}") from error
+            raise
 
     def _complain(self, error: ApiError) -> None:
         complaint = f"{error.status} {error}" if error.status else "unreachable"

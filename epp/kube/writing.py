@@ -1,7 +1,7 @@
-"""Writes what people read with kubectl: the status of policies, and Events of the pools. The module writes
-only while the Lease is held. Once a second it compares the results of the policies and the live numbers with
-the objects. `policy_status` and `event_budget` decide what to write. A write that fails is tried again a
-second later. Called by `cluster`.
+"""Writes the status of policies and the Events of the pools, which people read with kubectl. The module
+writes only while the Lease is held. Once a second it compares the results of the policies and the live
+numbers with the objects. `policy_status` and `event_budget` decide what to write. A write that fails is tried
+again a second later. Called by `cluster`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The composition root: builds every part from the configuration, connects them, and runs until stopped.
+"""Builds every part of a worker from the configuration, connects the parts, and runs until stopped.
 
-Besides the command line, this is the only module that knows all parts. Every loop is a named task that
-`sources` keeps running. Only a failure of the serving socket ends the process.
+This is the composition root: besides the command line, no other module knows all parts. Every loop is a named
+task that `sources` keeps running. Only a failure of the serving socket ends the process.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
+from epp.config.kubernetes import Kubernetes
 from epp.config.policy import DEFAULT_POLICY, Policy
 from epp.config.settings import Config
 from epp.envoy import eds, sds
@@ -98,7 +99,7 @@ class App:
         self._listen = parts.listen(config, worker=worker)
         self._server = self._make_server()
         self._upkeep = Upkeep(self._picker, self._metrics, overload=self._overload)
-        self._cluster = self._follow_cluster(config, rng) if config.kubernetes is not None else None
+        self._cluster = self._follow_cluster(config.kubernetes) if config.kubernetes is not None else None
         self._write_for_envoy()
 
     async def run(self) -> int:
@@ -141,20 +142,14 @@ class App:
 
     def _make_board(self) -> Board:
         config, worker = self._config, self._worker
+        addresses = config.admin.addresses(workers=config.workers)
         return Board(
             state=self._status,
             decisions=self._decisions,
             explain=self._explaining.account,
             prefixes=self._explaining.hot_prefixes,
             dry_run=lambda: dry_run_of(self._picker),
-            siblings=[
-                *(
-                    str(a)
-                    for n, a in enumerate(config.admin.addresses(workers=config.workers))
-                    if n != worker
-                ),
-                *config.admin.peers,
-            ],
+            siblings=[*(str(a) for n, a in enumerate(addresses) if n != worker), *config.admin.peers],
         )
 
     def _make_admin(self) -> AdminServer:
@@ -319,10 +314,9 @@ class App:
             await self._server.set_ready(ready=True)
         await asyncio.get_running_loop().create_future()  # waits until the task is cancelled
 
-    def _follow_cluster(self, config: Config, rng: random.Random) -> Cluster:
-        assert config.kubernetes is not None
+    def _follow_cluster(self, settings: Kubernetes) -> Cluster:
         return Cluster(
-            config.kubernetes,
+            settings,
             hooks=Hooks(
                 endpoints=self._set_endpoints,
                 policies=self._use_policies,
@@ -336,7 +330,7 @@ class App:
             default=self._inputs.policy,
             keep=self._sources.keep,
             writes=self._worker == 0,  # all workers of one pod see the same, so only one of them reports it
-            rng=rng,
+            rng=self._rng,
         )
 
     def _use_policies(self, acting: Policy, tried: Policy | None) -> None:

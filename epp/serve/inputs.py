@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from epp.config.named_files import read_file
 from epp.config.policy import DEFAULT_POLICY, Policy, load_policy
 from epp.config.settings import Config
 from epp.config.tls import Tls
@@ -57,8 +58,8 @@ def load_inputs(config: Config, *, tolerant: bool = False) -> Inputs:
 
         exact.require(config.exact_mode)
     tracing.require(config.tracing)
-    endpoints_text = _read(config.endpoints_file, field="endpointsFile") if config.endpoints_file else b""
-    policy_text = _read(config.policy_file, field="policyFile") if config.policy_file else None
+    endpoints_text = read_file(config.endpoints_file, field="endpointsFile") if config.endpoints_file else b""
+    policy_text = read_file(config.policy_file, field="policyFile") if config.policy_file else None
     policy = DEFAULT_POLICY
     try:
         if policy_text is not None:
@@ -76,14 +77,6 @@ def load_inputs(config: Config, *, tolerant: bool = False) -> Inputs:
         policy_text=policy_text,
         endpoints_text=endpoints_text,
     )
-
-
-def _read(path: str, *, field: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        where = "" if Path(path).is_absolute() else f", looked for in {Path.cwd()}"
-        raise ConfigError(f"{field}: {path}: {error.strerror}{where}") from error
 
 
 def file_policy(text: bytes, config: Config) -> Policy:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import stat
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -46,93 +47,77 @@ def contradictions(config: Config, policy: Policy) -> list[str]:
     return [*_of_destinations(config, policy), *_of_waits(config, policy)]
 
 
-def _of_destinations(config: Config, policy: Policy) -> list[str]:
+def _of_destinations(config: Config, policy: Policy) -> Iterator[str]:
     most, caller = policy.spec.max_destinations, config.caller
     if caller.reads_list and most == 1:
-        return [
-            "maxDestinations is 1: a request fails if its server is down, though this gateway could try another"
-        ]
+        yield "maxDestinations is 1: a request fails if its server is down, though this gateway could try another"
     if not caller.reads_list and most not in (1, PolicySpec().max_destinations):
-        return [
-            f"maxDestinations is {most}, but {_named(config)} reads only one destination, so the picker names one"
-        ]
-    return []
+        yield f"maxDestinations is {most}, but {_named(config)} reads only one destination, so the picker names one"
 
 
-def _of_waits(config: Config, policy: Policy) -> list[str]:
-    """Return remarks if the gateway waits for a shorter time than the policy lets requests wait."""
+def _of_waits(config: Config, policy: Policy) -> Iterator[str]:
+    """Yield a remark if the gateway waits for a shorter time than the policy lets requests wait."""
     flow, caller, name = policy.spec.flow, config.caller, _named(config)
     if flow.mode == "Direct" or caller.timeouts == "none":
-        return []
+        return
     if not caller.shows_path:
-        return [f"flow.mode: {name} does not wait for the body of a request, so no request waits"]
+        yield f"flow.mode: {name} does not wait for the body of a request, so no request waits"
+        return
     longest_s = max(flow.ttl_seconds, *flow.ttl_by_priority.values(), 0.0)
     bound_s = WAIT_SHARE * (config.asks_for_s or config.gives_s)
-    if longest_s <= bound_s:
-        return []
     fixed = caller.timeouts == "fixed" and not config.asks_for_s
     field = "messageTimeoutSeconds" if fixed else "maxMessageTimeoutSeconds"
     if not bound_s:
-        remark = (
-            f"flow.mode: {name} is not known to wait, so no request with a buffered body waits; set envoy.{field} to the "
-            "max_message_timeout of its ext_proc filter"
+        yield (
+            f"flow.mode: {name} is not known to wait, so no request with a buffered body waits; set "
+            f"envoy.{field} to the max_message_timeout of its ext_proc filter"
         )
-    else:
-        remark = (
-            f"flow.ttlSeconds: requests may wait for {longest_s:g} s, but with {name} a request with a buffered body is refused "
-            f"after {bound_s:g} s, nine tenths of envoy.{field}; raise this, or lower flow.ttlSeconds and flow.ttlByPriority"
+    elif longest_s > bound_s:
+        yield (
+            f"flow.ttlSeconds: requests may wait for {longest_s:g} s, but with {name} a request with a buffered "
+            f"body is refused after {bound_s:g} s, nine tenths of envoy.{field}; raise this, or lower "
+            "flow.ttlSeconds and flow.ttlByPriority"
         )
-    return [remark]
 
 
-def _of_transport(config: Config) -> list[str]:
-    """Return a remark on a transport that notices an overload of the picker only late."""
-    if config.listen.transport != "grpcio":
-        return []
-    return [
-        (
-            "listen.transport: with grpcio requests wait inside gRPC, so the picker sees late that it is overloaded: at twice "
-            "the load requests wait for up to 0.7 s, and behind another gateway than the Envoy of `epp envoy-config` until "
-            "its time-out; use http2, the default"
+def _of_transport(config: Config) -> Iterator[str]:
+    """Yield a remark on a transport that notices an overload of the picker only late."""
+    if config.listen.transport == "grpcio":
+        yield (
+            "listen.transport: with grpcio requests wait inside gRPC, so the picker sees late that it is "
+            "overloaded: at twice the load requests wait for up to 0.7 s, and behind another gateway than the "
+            "Envoy of `epp envoy-config` until its time-out; use http2, the default"
         )
-    ]
 
 
-def _of_dialect(config: Config) -> list[str]:
-    """Return remarks on settings that have no effect with this gateway."""
-    caller, remarks = config.caller, []
+def _of_dialect(config: Config) -> Iterator[str]:
+    """Yield remarks on settings that have no effect with this gateway."""
+    caller = config.caller
     if config.workers > 1 and caller.by_pool and config.dialect != "auto":
-        remarks.append(
-            f"workers: an InferencePool names one port, so {config.dialect} calls only the first worker"
-        )
+        yield f"workers: an InferencePool names one port, so {config.dialect} calls only the first worker"
     if not caller.shows_path and config.closed_paths:
-        remarks.append(
+        yield (
             f"blockedPaths: {config.dialect} does not show the picker the path of a request, so the picker "
             "refuses no path; list the paths that clients may use in the gateway's routes"
         )
-    return remarks
 
 
-def _of_pools(config: Config) -> list[str]:
-    """Return remarks on settings that keep the model from choosing among several InferencePools."""
+def _of_pools(config: Config) -> Iterator[str]:
+    """Yield remarks on settings that keep the model from choosing among several InferencePools."""
     if config.kubernetes is None or len(config.kubernetes.names) < 2:
-        return []
-    remarks = []
+        return
     if not config.models.ask:
-        remarks.append(
+        yield (
             "models.ask: it is off, so the picker knows the model only of pods with the annotation "
             "prefix-gateway.dev/model; all other pods of kubernetes.pools get requests for any model"
         )
     if config.models.unknown == "Route":
-        remarks.append(
-            "models.unknown: with Route a request for an unknown model may go to any of kubernetes.pools"
-        )
+        yield "models.unknown: with Route a request for an unknown model may go to any of kubernetes.pools"
     if config.caller.by_pool and config.dialect != "auto":
-        remarks.append(
-            f"kubernetes.pools: {config.dialect} chooses the InferencePool by its route before the picker is asked; "
-            "write a route for each pool"
+        yield (
+            f"kubernetes.pools: {config.dialect} chooses the InferencePool by its route before the picker is "
+            "asked; write a route for each pool"
         )
-    return remarks
 
 
 def _named(config: Config) -> str:

@@ -34,7 +34,6 @@ _GC_THRESHOLDS: Final = (1_000, 200, 100)
 
 GRPC_EXPERIMENTS: Final = "-event_engine_listener"
 
-
 HOT_MODULE: Final = "epp.http2.connection"
 """One of the modules that `[tool.prefix-gateway]` in pyproject.toml lists. Either all of them are compiled,
 or none."""

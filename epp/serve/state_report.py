@@ -1,4 +1,4 @@
-"""The picker's state as people and Prometheus see it, put together from the picker and the scraper.
+"""Reports the picker's state as people and Prometheus see it, from the picker, the scraper and the sharing.
 `app` calls this module.
 """
 
@@ -73,14 +73,7 @@ def endpoints_of(
     ready = picker.fleet.ready()
     left_out = picker.left_out(now=now)
     return tuple(
-        _endpoint(
-            state,
-            picker,
-            ages,
-            ready=state in ready,
-            left_out=left_out.get(state, ""),
-            now=now,
-        )
+        _endpoint(state, picker, ages, ready=state in ready, left_out=left_out.get(state, ""), now=now)
         for state in picker.fleet.states()
     )
 
@@ -129,15 +122,8 @@ def live_of(picker: Picker, scraper: Scraper, gate: Gate, *, now: float) -> Live
             if state in ready
             else (ages[name].error if name in ages else "") or "scrapes fail"
         )
-        endpoints.append(
-            LiveEndpoint(
-                name,
-                state.endpoint.pool,
-                why_not,
-                metrics.prefix_queries if metrics else None,
-                metrics.prefix_hits if metrics else None,
-            )
-        )
+        queries, hits = (metrics.prefix_queries, metrics.prefix_hits) if metrics else (None, None)
+        endpoints.append(LiveEndpoint(name, state.endpoint.pool, why_not, queries, hits))
     tried = picker.dry_run
     return Live(
         endpoints,
@@ -149,7 +135,7 @@ def live_of(picker: Picker, scraper: Scraper, gate: Gate, *, now: float) -> Live
 
 
 def dry_run_of(picker: Picker) -> dict[str, Any] | None:
-    """Return the policy in dry run, for people."""
+    """Return what the policy in dry run would have done. None: no policy is in dry run."""
     tried = picker.dry_run
     if tried is None:
         return None

@@ -31,7 +31,7 @@ class Supervisor:
     """Runs `count` workers until a signal stops them, then waits until they have drained."""
 
     def __init__(self, *, config_path: Path, count: int, meet: bool) -> None:
-        """Prepare the workers. meet: give them a local socket over which they share."""
+        """meet: give the workers a local socket over which they share."""
         self._config_path = config_path
         self._meet = meet
         self._hub_args: tuple[str, ...] = ()
@@ -82,17 +82,8 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         while not self._stopping.is_set():
             started = loop.time()
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "epp",
-                "serve",
-                "--config",
-                str(self._config_path),
-                "--worker",
-                str(index),
-                *self._hub_args,
-            )
+            serve = ("-m", "epp", "serve", "--config", str(self._config_path), "--worker", str(index))
+            process = await asyncio.create_subprocess_exec(sys.executable, *serve, *self._hub_args)
             self._running[index] = process
             if self._stopping.is_set():
                 process.terminate()
@@ -107,13 +98,8 @@ class Supervisor:
                 return
             first = False
             failures = 0 if loop.time() - started > _HEALTHY_AFTER_S else failures + 1
-            _log.error("worker %d ended with status %d; starting it again", index, status)
+            _log.error("worker %d ended with status %d and starts again", index, status)
             if failures:
                 delay_s = _BACKOFF_S[min(failures, len(_BACKOFF_S)) - 1]
-                await self._pause(delay_s)
-
-    async def _pause(self, delay_s: float) -> None:
-        try:
-            await asyncio.wait_for(self._stopping.wait(), delay_s)
-        except TimeoutError:
-            return
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), delay_s)

@@ -1,4 +1,4 @@
-"""The messages between pickers: batches of events, as msgpack.
+"""Defines the messages between pickers: batches of events, as msgpack.
 
 Owns only the format. `dictionary` resolves names and chains, and `listener` knows what events mean. Every
 batch is decoded against these types, and every number, name and list has a bound. So other bytes raise one

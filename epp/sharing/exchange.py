@@ -1,4 +1,4 @@
-"""One picker's side of sharing: which batch to send next, and what to do with received batches. Pure.
+"""Does one picker's side of sharing: makes the batches to send, and applies received batches. Pure.
 
 Callers: `epp.sharing.service`, over Redis or a local socket, and the simulator, with a delay.
 """
@@ -37,9 +37,6 @@ class Exchange:
         """Return the channel of its peers. It changes with the policy's chunks and with the hash secret."""
         return channel_of(pool, self.picker.roots)
 
-    def shown_secret(self) -> bytes:
-        return self.picker.secret.shown()
-
     def agree(self, shown: bytes) -> bool:
         """Take over the pool's hash secret, if that is possible. If it differs from the current secret, the
         table starts empty. False: the two secrets do not agree.
@@ -50,11 +47,6 @@ class Exchange:
         if agreed is not None and agreed != self.picker.secret:
             self.picker.set_secret(agreed)
         return agreed is not None
-
-    @property
-    def has_endpoints(self) -> bool:
-        """Whether there are endpoints that a table could be about."""
-        return len(self.picker.fleet) > 0
 
     def next_batch(self, *, now: float, flags: int = 0, urgent: bool = False) -> bytes | None:
         """Return the next batch to send. None: there is nothing to send, and no sign of life is due."""

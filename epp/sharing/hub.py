@@ -6,9 +6,9 @@ worker that starts again, and hands out turns. It does not look into batches. A 
 enough misses batches, and notices this by their numbers. A worker that dies is gone when its connection
 closes. The hub ends only with the process that starts the workers, and the workers end with this process too.
 
-A frame is its length (4 bytes, big-endian), one byte for its kind, and its content. From a worker: J channel,
-S batch, T table, G (give me the table), N period in milliseconds and name of a turn. To a worker: S batch, T
-table or nothing, Y or N.
+A frame is its length (4 bytes, big-endian), one byte for its kind, and its content. A worker sends J with a
+channel, S with a batch, T with a table, G to get the table, and N with the period (in milliseconds) and the
+name of a turn. The hub sends S with a batch, T with the table or nothing, and Y or N about a turn.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ _TIMEOUT_S: Final = 3.0
 _WAIT_S: Final = 1.0
 _MOST_UNREAD: Final = 4096
 """Most batches that wait for `read`. Beyond that the oldest are dropped, and the gap in their numbers shows
-the loss.
-"""
+the loss."""
 
 
 class BadFrameError(Exception):
@@ -117,14 +116,9 @@ class Hub:
             raise BadFrameError(f"a channel's name of {len(name)} bytes is too long")
         channel = self._channels.setdefault(name, _Channel())
         channel.writers.add(writer)
-        self._forget_others(name)
+        # Channels that all workers have left are forgotten, with their tables of an earlier policy.
+        self._channels = {key: each for key, each in self._channels.items() if each.writers}
         return channel
-
-    def _forget_others(self, joined: bytes) -> None:
-        """Forget channels that all workers have left, with their tables of an earlier policy."""
-        left = [name for name, channel in self._channels.items() if not channel.writers and name != joined]
-        for name in left:
-            del self._channels[name]
 
     def _answer(self, channel: _Channel, kind: bytes, content: bytes, writer: asyncio.StreamWriter) -> None:
         if kind == b"S":
@@ -139,7 +133,7 @@ class Hub:
             writer.write(frame(b"T", age + channel.table if channel.table else b""))
         elif kind == b"N":
             if not _TURN.size <= len(content) <= _MOST_TURN_BYTES:
-                raise BadFrameError(f"a turn of {len(content)} bytes")
+                raise BadFrameError(f"a turn of {len(content)} bytes is too short or too long")
             period_s, name = _TURN.unpack_from(content)[0] / 1000, content[_TURN.size :]
             now = self._clock()
             channel.turns = {turn: until for turn, until in channel.turns.items() if until > now}

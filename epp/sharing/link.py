@@ -1,4 +1,5 @@
-"""The interface of links that carry batches between pickers: Redis (`redis_link`) or a local socket (`hub`).
+"""Defines the interface of links, which carry batches between pickers: Redis (`redis_link`) or a local socket
+(`hub`).
 
 A link may be slow, away or full at any time. Each call ends within a few seconds, with its result or with a
 LinkError, and the next call tries again. Batches of one picker arrive in order. The numbers of the batches

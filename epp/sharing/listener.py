@@ -120,10 +120,8 @@ class Listener:
 
     def forget_all(self, *, now: float) -> None:
         """Forget everything from other pickers: the channel is another one now, or was lost for long."""
-        for who, peer in self._peers.items():
-            self._release_all(peer, now=now)
-            self._forget_waits(who)
-        self._peers.clear()
+        for who in list(self._peers):
+            self._forget(who, now=now)
 
     def apply(self, data: bytes | memoryview, *, now: float, age_s: float = 0.0) -> Iterator[None]:
         """Apply a batch, a portion at each step. This picker's own are skipped. Raises MalformedError."""
@@ -172,8 +170,7 @@ class Listener:
     def expire(self, *, now: float) -> None:
         """Forget silent pickers. Compare the servers' counters with those in the loaded table."""
         for who in [w for w, peer in self._peers.items() if now - peer.heard_at > self._timeout_s]:
-            self._release_all(self._peers.pop(who), now=now)
-            self._forget_waits(who)
+            self._forget(who, now=now)
         for name, floor in list(self._floors.items()):
             state = self._picker.fleet.get(name)
             computed = state.metrics.prompt_tokens if state is not None and state.metrics else None
@@ -214,9 +211,10 @@ class Listener:
             if rows or fresh:
                 self._gate.take_reports(batch.speaker, rows, anew=fresh, now=now)
 
-    def _forget_waits(self, speaker: bytes) -> None:
+    def _forget(self, who: bytes, *, now: float) -> None:
+        self._release_all(self._peers.pop(who), now=now)
         if self._gate is not None:
-            self._gate.forget(speaker)
+            self._gate.forget(who)
 
     def _apply(
         self, peer: _Peer, newest: int, event: Event, *, made_at: float, now: float, books: bool
@@ -289,9 +287,8 @@ class Listener:
         chain = self._chain(peer, event)
         before = peer.open.pop(number, None)
         if before is not None:
-            self._close(
-                before, kept=Kept.LOST, failed=True, at=at, now=now
-            )  # the data plane tried another server
+            # The data plane tried another server.
+            self._close(before, kept=Kept.LOST, failed=True, at=at, now=now)
         recorded = self._record(state, chain, at=at, now=now)
         loads = False
         if event.adapter and at >= state.cold_at:

@@ -1,9 +1,10 @@
-"""The link over Redis or Valkey: one bounded stream of batches and one stored table, both under the name of
-the channel.
+"""Carries batches over Redis or Valkey: one bounded stream of batches and one stored table, both under the
+name of the channel.
 
-Commands are those that Redis 6.2 and every Valkey know: XADD, XREAD, XREVRANGE, SET, GET, GETRANGE, PEXPIRE.
-All keys of a channel share a hash tag, so a cluster keeps them on one node. Redis's own clock gives the age
-of a batch: the ids of stream entries are its milliseconds, and each answer to XADD shows the current time.
+It sends only commands that Redis 6.2 and every Valkey know: XADD, XREAD, XREVRANGE, SET, GET, GETRANGE,
+PEXPIRE. All keys of a channel share a hash tag, so a cluster keeps them on one node. Redis's own clock gives
+the age of a batch: the ids of stream entries are its milliseconds, and each answer to XADD shows the current
+time.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ class RedisLink:
             )
         )
         self._said = entry
-        self._ahead_ms = _milliseconds(entry) - self._clock() * 1000
+        self._ahead_ms = _order(entry)[0] - self._clock() * 1000
 
     async def read(self) -> list[Received]:
         try:
@@ -157,9 +158,8 @@ class RedisLink:
             )
         except LinkError as error:
             if error.reason == "refused" and _order(self._said) > _order(self._position):
-                self._position = (
-                    self._said
-                )  # skips the unreadable batch; batches of others before this id are lost
+                # This skips the unreadable batch. Batches of others before this id are lost.
+                self._position = self._said
             raise
         entries = answer[0][1] if answer else []
         if entries:
@@ -231,7 +231,7 @@ class RedisLink:
         return f"{self._channel}:table"
 
     def _age_s(self, entry: bytes) -> float:
-        return max(0.0, (self._clock() * 1000 + self._ahead_ms - _milliseconds(entry)) / 1000)
+        return max(0.0, (self._clock() * 1000 + self._ahead_ms - _order(entry)[0]) / 1000)
 
     async def _last_id(self) -> bytes:
         entries = await self._call(lambda client: client.xrevrange(self._stream, count=1))
@@ -300,17 +300,12 @@ def _tls(settings: Redis) -> dict[str, Any]:
     }
 
 
-def _milliseconds(entry: bytes) -> int:
-    return _order(entry)[0]
-
-
 def _order(entry: bytes) -> tuple[int, int]:
     """Return a stream entry's id as numbers that can be compared. Raises LinkError for anything else."""
     milliseconds, _, number = entry.partition(b"-")
     number = number or b"0"
-    if len(entry) > _MOST_POSITION_BYTES or not (milliseconds.isdigit() and number.isdigit()):
-        raise LinkError("Redis returned a position that is not the id of a stream's entry", reason="refused")
-    order = int(milliseconds), int(number)
-    if max(order) >= 2**64:
-        raise LinkError("Redis returned a position that is not the id of a stream's entry", reason="refused")
-    return order
+    if len(entry) <= _MOST_POSITION_BYTES and milliseconds.isdigit() and number.isdigit():
+        order = int(milliseconds), int(number)
+        if max(order) < 2**64:
+            return order
+    raise LinkError("Redis returned a position that is not the id of a stream's entry", reason="refused")

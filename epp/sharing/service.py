@@ -33,8 +33,7 @@ _STORE: Final = "store the shared table"
 _BACKOFF_S: Final = (0.05, 0.2, 0.5, 1.0)
 _ALONE_AFTER_S: Final = 0.5
 """Other pickers answer a new picker at once. A picker that has received nothing after this time assumes that
-it is the first one.
-"""
+it is the first one."""
 _JOIN_TURN_S: Final = 0.5
 _JOINING_S: Final = 15.0
 """After this time, a table that another picker stores brings nothing new."""
@@ -114,7 +113,7 @@ class SharingService:
             asyncio.create_task(self._keep("sharing", loop), name=f"sharing: {name}") for name, loop in loops
         }
         try:
-            await asyncio.wait(tasks)  # until cancelled
+            await asyncio.wait(tasks)  # waits until cancelled
         finally:
             await _cancelled(tasks)
             await self._leave()
@@ -142,7 +141,7 @@ class SharingService:
                 self._joining = False
             if not self.warm and self._waited_enough(now - self._started):
                 self._warm.set()
-            if exchange.has_endpoints or self.warm:
+            if len(exchange.picker.fleet) or self.warm:
                 self._loadable.set()
             self._work.set()
             await asyncio.sleep(self._settings.flush_interval_seconds)
@@ -182,14 +181,14 @@ class SharingService:
         """
         if self._clock() - self._agreed_at < self._settings.snapshot_interval_seconds:
             return
-        shown = await self._link.agree(self._settings.pool, self.exchange.shown_secret())
+        shown = await self._link.agree(self._settings.pool, self.exchange.picker.secret.shown())
         self._agreed_at = self._clock()
         differs = not self.exchange.agree(shown)
         if differs:
             self.counts.errors["secret"] += 1
         if differs and not self._secret_differs:
             _log.error(
-                "this picker's hash secret differs from that of another picker of the pool, so the two share "
+                "this picker has another hash secret than another picker of the pool, so the two share "
                 "nothing; give all pickers the same hashSecretFile (or signing key), or give none of them one"
             )
         self._secret_differs = differs

@@ -1,5 +1,5 @@
-"""A link that signs messages with the key of the pool, so that others who can write to the same Redis cannot
-influence the pickers.
+"""Signs the messages of a link with the key of the pool, so that others who can write to the same Redis
+cannot influence the pickers.
 
 The signature covers the channel, the kind of message and its bytes. It does not cover the time. So someone
 who can write to Redis can repeat an earlier message of a picker, but cannot make a new one. Called by `start`
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 SIGNATURE_BYTES: Final = 16
 _REFUSED: Final = b""
-"""Returned instead of a refused message. It is not a batch, so it is counted as malformed."""
+"""`read` returns this for a refused message. It is not a batch, so it is counted as malformed."""
 
 
 class SignedLink:

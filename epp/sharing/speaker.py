@@ -65,11 +65,14 @@ _MOST_FLOW_ROWS: Final = 16 * MOST_FLOW_ROWS
 """Most rows that wait to be sent. If there are more, everything is sent again."""
 
 
+_Kind = Literal["began", "moved", "over", "held", "restarted", "hangs", "cut"]
+
+
 @dataclass(slots=True, eq=False)
 class _Row:
     """One event in the queue. It has plain values, since the request may change or disappear meanwhile."""
 
-    kind: Literal["began", "moved", "over", "held", "restarted", "hangs", "cut"]
+    kind: _Kind
     at: float
     number: int = 0
     name: str = ""
@@ -198,16 +201,14 @@ class Speaker:
             flags |= Flag.FORGET
         self._fresh = self._forget = False
         events: list[Event] = []
-        hanging: list[int] = []
-        cut: list[int] = []
+        faults: dict[str, list[int]] = {"hangs": [], "cut": []}
+        hanging, cut = faults.values()
         taken = 0
         while self._rows and taken < _BATCH_BYTES and len(hanging) + len(cut) < MOST_HANGING:
             row = self._rows.popleft()
             taken += row.size_bytes
-            if row.kind in ("hangs", "cut"):
-                (hanging if row.kind == "hangs" else cut).append(
-                    self._dictionary.name(row.name, row.identity)
-                )
+            if row.kind in faults:
+                faults[row.kind].append(self._dictionary.name(row.name, row.identity))
             else:
                 events.append(self._event(row, now=now))
         self._bytes -= taken
@@ -255,13 +256,7 @@ class Speaker:
         assert all(0 < number <= self._newest for number in self._numbers.values())
 
 
-def _row_of(
-    kind: Literal["began", "moved", "held", "restarted", "hangs", "cut"],
-    at: float,
-    state: EndpointState,
-    *,
-    chain: array[int] | None = None,
-) -> _Row:
+def _row_of(kind: _Kind, at: float, state: EndpointState, *, chain: array[int] | None = None) -> _Row:
     return _Row(kind=kind, at=at, name=state.endpoint.name, identity=identity_of(state), chain=chain)
 
 

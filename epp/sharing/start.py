@@ -7,7 +7,8 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from epp.config.sharing import Redis, Sharing
+from epp.config.named_files import read_file, read_secret
+from epp.config.sharing import SIGNING_KEY, Redis, Sharing
 from epp.errors import ConfigError
 from epp.picker.gate import Gate
 from epp.picker.picker import Picker
@@ -19,7 +20,6 @@ from epp.sharing.signed import SignedLink
 from epp.sources import Keep
 
 _SPEAKER_BYTES = 8
-_SHORTEST_KEY_BYTES = 16
 
 
 def require(settings: Sharing) -> None:
@@ -28,20 +28,17 @@ def require(settings: Sharing) -> None:
         return
     _redis_link(settings.redis)
     if settings.redis.signing_key_file:
-        _key(settings.redis)
-    tls = settings.redis.tls
+        read_secret(settings.redis.signing_key_file, field=SIGNING_KEY)
+    redis, tls = settings.redis, settings.redis.tls
     for field, path in (
-        ("passwordFile", settings.redis.password_file),
-        ("sentinelPasswordFile", settings.redis.sentinel_password_file),
+        ("passwordFile", redis.password_file),
+        ("sentinelPasswordFile", redis.sentinel_password_file),
         ("tls.caFile", tls.ca_file),
         ("tls.certFile", tls.cert_file),
         ("tls.keyFile", tls.key_file),
     ):
-        try:
-            if path:
-                Path(path).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"sharing.redis.{field}: {path}: {error.strerror}") from error
+        if path:
+            read_file(path, field=f"sharing.redis.{field}")
 
 
 def make(
@@ -54,7 +51,8 @@ def make(
     if settings.redis is not None:
         link = _redis_link(settings.redis)
         if settings.redis.signing_key_file:
-            link = SignedLink(link, key=_key(settings.redis))
+            key = read_secret(settings.redis.signing_key_file, field=SIGNING_KEY)
+            link = SignedLink(link, key=key)
     elif hub is not None:
         link = HubLink(hub)
     else:
@@ -67,19 +65,6 @@ def make(
         gate=gate,
     )
     return SharingService(exchange, link, settings=settings, keep=keep)
-
-
-def _key(settings: Redis) -> bytes:
-    path = settings.signing_key_file
-    try:
-        key = Path(path).read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(f"sharing.redis.signingKeyFile: {path}: {error.strerror}") from error
-    if len(key) < _SHORTEST_KEY_BYTES:
-        raise ConfigError(
-            f"sharing.redis.signingKeyFile: {path}: holds {len(key)} bytes; a key that nobody guesses has {_SHORTEST_KEY_BYTES} or more"
-        )
-    return key
 
 
 def _redis_link(settings: Redis) -> Link:

@@ -4,19 +4,16 @@ behind Envoy.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 import signal
-import struct
 from pathlib import Path
 
 import aiohttp
 import pytest
 
 from epp.config.sharing import Sharing
-from epp.sharing.hub import Hub, HubLink, frame
-from tests.harness.arriving import TURNS, connect_and_stop
+from epp.sharing.hub import Hub, HubLink
 from tests.harness.gateway import PickerProcess, running_gateway
 from tests.harness.processes import wait_until
 from tests.harness.sharing import both_ways, met, sharing
@@ -61,57 +58,6 @@ async def test_a_worker_goes_on_without_the_hub_and_shares_when_it_is_back(tmp_p
         await both_ways(one, other, name="after")
         await other.learns(text("meanwhile"))
     await hub.close()
-
-
-async def test_the_hub_keeps_a_table_while_anybody_is_on_its_channel_and_no_longer(tmp_path: Path) -> None:
-    hub = Hub(tmp_path / "hub.sock")
-    hub.start()
-    one, other = HubLink(tmp_path / "hub.sock"), HubLink(tmp_path / "hub.sock")
-
-    async def table_after_joining(link: HubLink, channel: str) -> bytes | None:
-        await link.join(channel)
-        table = await link.stored()
-        return None if table is None else bytes(table.data)
-
-    for link in (one, other):
-        assert await table_after_joining(link, "chunks of 256") is None
-    await one.store(b"table")
-    assert await table_after_joining(one, "chunks of 512") is None
-    assert await table_after_joining(other, "chunks of 256") == b"table"
-    assert await table_after_joining(other, "chunks of 512") is None
-    assert await table_after_joining(other, "chunks of 256") is None
-    for link in (one, other):
-        await link.close()
-    await hub.close()
-
-
-@pytest.mark.parametrize(
-    "junk", [b"\xff" * 64, frame(b"N", b""), frame(b"?", b"x"), struct.pack(">IB", 2**31, 83)]
-)
-async def test_bytes_that_are_no_frame_end_their_own_connection_alone(tmp_path: Path, junk: bytes) -> None:
-    path = tmp_path / "hub.sock"
-    hub = Hub(path)
-    hub.start()
-    async with (
-        sharing(HubLink(path), settings=SETTINGS) as one,
-        sharing(HubLink(path), settings=SETTINGS) as other,
-    ):
-        await met(one, other)
-        _, writer = await asyncio.open_unix_connection(path)
-        writer.write(junk)
-        await writer.drain()
-        await both_ways(one, other, name="p")
-        writer.close()
-    await hub.close()
-
-
-@pytest.mark.parametrize("turns", TURNS)
-async def test_a_worker_that_connects_while_the_hub_closes_is_cut_without_an_error(
-    tmp_path: Path, turns: int
-) -> None:
-    hub = Hub(tmp_path / "hub.sock")
-    hub.start()
-    await connect_and_stop(tmp_path / "hub.sock", hub.close, turns=turns)
 
 
 @pytest.mark.envoy

@@ -13,6 +13,7 @@ import pytest
 
 from epp.kube.api import Api, ApiError, Query
 from epp.kube.lease_holder import LeaseHolder
+from tests.harness.clock import Clock
 from tests.harness.processes import wait_until
 
 
@@ -45,14 +46,6 @@ class LeaseServer(Api):
     @property
     def holder(self) -> str:
         return self.lease["spec"]["holderIdentity"] if self.lease else ""
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def holder_of(server: LeaseServer, clock: Clock, *, name: str = "me", owner: Any = None) -> LeaseHolder:

@@ -106,3 +106,10 @@ def meet(replicas: Sequence[Replica], *, now: float, rounds: int = 3) -> None:
             for listener in replicas:
                 listener.receive(said, now=now)
         now += 1.0
+
+
+def two() -> tuple[Replica, Replica]:
+    """Return two pickers that have met."""
+    one, other = Replica(1), Replica(2)
+    meet([one, other], now=0.0)
+    return one, other

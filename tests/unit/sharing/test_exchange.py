@@ -11,16 +11,10 @@ import pytest
 
 from epp.config.policy import DEFAULT_POLICY, Policy, PolicySpec
 from epp.config.prefix import Chunks
-from epp.sharing.batches import Began, Flag, MalformedError, decode_batch, encode
-from epp.types import Address, Endpoint, EndpointMetrics, EndpointName
+from epp.sharing.batches import Flag, MalformedError, decode_batch
+from epp.types import Address, EndpointName
 from tests.unit.picker_questions import policy_of
-from tests.unit.sharing.pickers import TIMEOUT_S, Replica, endpoints, meet, text
-
-
-def two() -> tuple[Replica, Replica]:
-    one, other = Replica(1), Replica(2)
-    meet([one, other], now=0.0)
-    return one, other
+from tests.unit.sharing.pickers import Replica, endpoints, meet, text, two
 
 
 def test_a_pick_is_known_to_the_others_with_its_work() -> None:
@@ -176,145 +170,11 @@ def test_adapters_that_a_picker_loads_are_known_to_the_others() -> None:
         assert there.ended_loads == 1
 
 
-def test_a_picker_that_is_silent_for_the_timeout_holds_nothing_any_more() -> None:
-    one, other = two()
-    one.pick(text("p"), now=10.0)
-    other.receive(one.send(now=10.0), now=10.0)
-    other.exchange.listener.expire(now=10.0 + TIMEOUT_S)
-    assert other.in_flight_of_peers() != {}
-    other.exchange.listener.expire(now=10.1 + TIMEOUT_S)
-    assert other.in_flight_of_peers() == {}
-    assert other.undone(now=16.0) == 0
-    assert other.exchange.listener.peers == 0
-    assert other.matched(text("p"), now=16.0), "the server computed it all the same"
-
-
 def test_an_idle_picker_gives_a_sign_of_life_once_a_second() -> None:
     one, _ = two()
     assert one.send(now=10.0)
     assert one.send(now=10.5) == []
     assert one.send(now=11.0)
-
-
-def test_a_chain_is_told_from_where_it_leaves_what_was_told_before() -> None:
-    one, other = two()
-    turn = text("p", 40_000)
-    one.pick(turn, now=10.0)
-    first = one.send(now=10.0)
-    one.pick(turn + text("q", 8_000), now=11.0)
-    second = one.send(now=11.0)
-    one.pick(turn[:20_000] + text("r", 1_000), now=12.0)
-    third = one.send(now=12.0)
-    for said in (first, second, third):
-        other.receive(said, now=12.0)
-    assert [len(b"".join(said)) // 100 for said in (first, second, third)] == [7, 0, 0]
-    assert other.exchange.listener.counts.unresolved == 0
-    for prompt in (turn + text("q", 8_000), turn[:20_000] + text("r", 1_000)):
-        assert other.matched(prompt, now=12.0) == one.matched(prompt, now=12.0)
-
-
-def test_whoever_missed_a_batch_releases_what_may_be_over_and_is_told_from_anew() -> None:
-    one, other = Replica(1, on=endpoints("a")), Replica(2, on=endpoints("a"))
-    meet([one, other], now=0.0)
-    turn = text("p", 40_000)
-    one.pick(text("s"), now=9.0)
-    other.receive(one.send(now=9.0), now=9.0)
-    one.pick(turn, now=10.0)
-    one.send(now=10.0)
-    one.pick(turn + text("q"), now=11.0)
-    other.receive(one.send(now=11.0), now=11.0)
-    counts = other.exchange.listener.counts
-    assert (counts.gaps, counts.unresolved) == (1, 1)
-    assert sum(other.in_flight_of_peers().values()) == 1, "only the tokens of the batch that was heard"
-    one.receive(other.send(now=11.1), now=11.1)
-    one.pick(turn + text("r"), now=12.0)
-    other.receive(one.send(now=12.0), now=12.0)
-    assert (counts.gaps, counts.unresolved) == (1, 1)
-    assert other.matched(turn + text("r"), now=12.0) == one.matched(turn + text("r"), now=12.0)
-
-
-def test_a_batch_that_is_said_twice_counts_once() -> None:
-    one, other = two()
-    one.pick(text("p"), now=10.0)
-    said = one.send(now=10.0)
-    other.receive(said + said, now=10.0)
-    assert sum(other.in_flight_of_peers().values()) == 1
-
-
-def test_the_row_is_bounded_and_what_has_no_room_is_counted_and_forgotten() -> None:
-    one, other = Replica(1, outbox_bytes=2000), Replica(2)
-    meet([one, other], now=0.0)
-    one.pick(text("told"), now=1.0)
-    other.receive(one.send(now=1.0), now=1.0)
-    for n in range(20):
-        one.pick(text(str(n)), now=2.0)
-    one.check()
-    speaker = one.exchange.speaker
-    assert speaker.waiting_bytes <= 2000
-    assert speaker.dropped + speaker.waiting == 20
-    other.receive(one.send(now=3.0), now=3.0)
-    assert sum(other.in_flight_of_peers().values()) == 20 - speaker.dropped, (
-        "the prompt that was reported before is forgotten too"
-    )
-
-
-def test_news_from_before_a_restart_do_not_bring_back_what_the_server_has_lost() -> None:
-    one, other = two()
-    pick = one.pick(text("p"), now=10.0)
-    said = one.send(now=10.0)
-    restarted(other, pick.decision.chosen, now=10.2)
-    other.receive(said, now=10.3, age_s=0.3)
-    assert other.matched(text("p"), now=10.3) == {}
-    assert other.exchange.listener.counts.stale == 1
-    one.pick(text("p"), now=10.4)
-    other.receive(one.send(now=10.45), now=10.5, age_s=0.05)
-    assert set(other.matched(text("p"), now=10.5)) == {pick.decision.chosen}
-
-
-def test_news_of_another_process_of_the_same_name_are_passed_over() -> None:
-    one, other = two()
-    other.picker.set_endpoints(endpoints(incarnation="2"), now=5.0)
-    one.pick(text("p"), now=10.0)
-    other.receive(one.send(now=10.0), now=10.0)
-    assert other.matched(text("p"), now=10.0) == {}
-    assert other.exchange.listener.counts.stale == 1
-
-
-def test_a_restart_that_one_sees_from_counters_clears_the_others_tables_once() -> None:
-    one, other = two()
-    pick = one.pick(text("p"), now=10.0)
-    other.receive(one.send(now=10.0), now=10.0)
-    restarted(one, pick.decision.chosen, now=20.0)
-    said = one.send(now=20.0)
-    other.receive(said, now=20.0)
-    assert other.matched(text("p"), now=20.0) == {}
-    again = other.pick(text("p"), now=20.5)
-    other.end(again, now=21.0)
-    third = Replica(3)
-    restarted(third, pick.decision.chosen, now=21.0)
-    other.receive(third.send(now=21.0), now=21.0)
-    assert other.matched(text("p"), now=21.0), "a second report of the same restart"
-
-
-def test_an_endpoint_that_this_picker_does_not_know_is_counted_and_no_more() -> None:
-    one, other = Replica(1, on=endpoints("abc")), Replica(2, on=endpoints("a"))
-    meet([one, other], now=0.0)
-    for n in range(6):
-        pick = one.pick(text(str(n)), now=1.0)
-        one.end(pick, now=2.0)
-    other.receive(one.send(now=2.0), now=2.0)
-    assert other.exchange.listener.counts.unknown_endpoints > 0
-    assert other.in_flight_of_peers() == {}
-
-
-def test_an_endpoint_that_leaves_with_requests_of_others_is_forgotten() -> None:
-    one, other = two()
-    pick = one.pick(text("p"), now=10.0)
-    other.receive(one.send(now=10.0), now=10.0)
-    other.picker.set_endpoints([Endpoint(EndpointName("z"), Address("10.0.0.9", 8000))], now=10.5)
-    one.end(pick, now=11.0)
-    other.receive(one.send(now=11.0), now=11.0)
-    assert other.undone(now=11.0) == 0
 
 
 @pytest.mark.parametrize("data", [b"", b"\x93", b"{}", b"\xff" * 20])
@@ -323,37 +183,6 @@ def test_bytes_that_are_no_batch_are_one_typed_error(data: bytes) -> None:
     with pytest.raises(MalformedError, match="not a batch"):
         one.exchange.receive(data, now=1.0)
     one.check()
-
-
-def test_a_batch_says_nothing_of_prompts_but_hashes() -> None:
-    one, _ = two()
-    one.pick(b"secret words " * 100, now=1.0)
-    said = b"".join(one.send(now=1.0))
-    assert b"secret" not in said
-
-
-def test_a_batch_that_is_malformed_in_its_middle_is_a_missing_one() -> None:
-    one, other = two()
-    picks = [one.pick(text(name), now=10.0) for name in "pq"]
-    other.receive(one.send(now=10.0), now=10.0)
-    assert sum(other.in_flight_of_peers().values()) == 2
-    one.pick(text("r"), now=11.0)
-    for pick in picks:
-        one.end(pick, now=11.0)
-    [data] = one.send(now=11.0)
-    batch = decode_batch(data)
-    began = batch.events[0]
-    assert isinstance(began, Began)
-    cut = msgspec.structs.replace(began, tail=began.tail[:-1])
-    damaged = msgspec.structs.replace(batch, events=[cut, *batch.events[1:]])
-    with pytest.raises(MalformedError, match="not a list of hashes"):
-        other.exchange.receive(encode(damaged), now=11.0)
-    other.check()
-    assert other.in_flight_of_peers() == {}, "the ends of two requests were in the rest of it"
-    one.receive(other.send(now=12.0), now=12.0)
-    one.pick(text("s"), now=12.0)
-    other.receive(one.send(now=12.0), now=12.0)
-    assert other.matched(text("s"), now=12.0), "it asked to be sent everything again"
 
 
 def test_pools_policies_and_formats_meet_on_channels_of_their_own() -> None:
@@ -381,10 +210,3 @@ def replace_chunks(chunks: Chunks) -> Policy:
     return msgspec.structs.replace(
         DEFAULT_POLICY, spec=msgspec.structs.replace(DEFAULT_POLICY.spec, chunks=chunks)
     )
-
-
-def restarted(replica: Replica, name: EndpointName, *, now: float) -> None:
-    """Let this picker see the endpoint's counters go back."""
-    for at, tokens in ((now - 0.1, 5000.0), (now, 3.0)):
-        page = EndpointMetrics(scraped_at=at, prompt_tokens=tokens, finished=tokens)
-        replica.picker.observe(name, page, now=at)

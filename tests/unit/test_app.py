@@ -1,0 +1,112 @@
+"""A worker as a whole: what is made before it serves, and how it starts and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from epp.config.envoy import Envoy
+from epp.config.listening import Admin, Listen
+from epp.config.settings import Config, Log
+from epp.errors import ConfigError
+from epp.serve.app import App
+from tests.harness.ports import free_ports
+from tests.harness.processes import wait_until
+
+
+@pytest.fixture(autouse=True)
+def restored_root() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    for made in [h for h in root.handlers if h not in handlers]:
+        made.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def config_in(folder: Path, **fields: Any) -> Config:
+    file = folder / "endpoints.yaml"
+    file.write_text('endpoints: [{name: a, address: "127.0.0.1:1"}]')
+    listen, admin = free_ports(2)
+    made: dict[str, Any] = {
+        "endpoints_file": str(file),
+        "listen": Listen(address=f"127.0.0.1:{listen}"),
+        "admin": Admin(address=f"127.0.0.1:{admin}"),
+        "envoy": Envoy(eds_file=str(folder / "eds.json")),
+        "log": Log(level="error"),
+    }
+    return Config(**(made | fields))
+
+
+def addresses(file: Path) -> list[int]:
+    (resource,) = json.loads(file.read_bytes())["resources"]
+    (locality,) = resource["endpoints"]
+    return [each["endpoint"]["address"]["socket_address"]["port_value"] for each in locality["lb_endpoints"]]
+
+
+async def test_envoys_file_has_the_endpoints_before_the_picker_serves(tmp_path: Path) -> None:
+    App(config_in(tmp_path))
+    assert addresses(tmp_path / "eds.json") == [1]
+
+
+async def test_of_several_workers_only_the_first_writes_for_envoy(tmp_path: Path) -> None:
+    App(config_in(tmp_path, workers=2), worker=1)
+    assert not (tmp_path / "eds.json").exists()
+
+
+async def test_a_file_for_envoy_that_cannot_be_written_is_named_with_its_field(tmp_path: Path) -> None:
+    (tmp_path / "eds.json").mkdir()
+    with pytest.raises(ConfigError, match=rf"envoy\.edsFile: {tmp_path}/eds\.json: "):
+        App(config_in(tmp_path))
+
+
+async def test_a_bad_policy_does_not_keep_the_picker_from_starting(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("spec: nonsense")
+    App(config_in(tmp_path, policy_file=str(policy)))
+    assert addresses(tmp_path / "eds.json") == [1]
+
+
+async def test_it_serves_until_the_signal_and_ends_with_status_0(tmp_path: Path) -> None:
+    config = config_in(tmp_path, drain_seconds=1)
+    running = asyncio.create_task(App(config).run())
+
+    async def get(page: str) -> int:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://{config.admin.address}{page}") as found,
+        ):
+            return found.status
+
+    async def ready() -> bool:
+        assert not running.done()
+        try:
+            return await get("/readyz") == 200
+        except OSError:
+            return False
+
+    await wait_until(ready, what="the picker is ready")
+    assert await get("/metrics") == 200
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.wait_for(running, 30) == 0
+    with pytest.raises(OSError, match="Connect"):
+        await get("/metrics")
+
+
+async def test_a_taken_admin_address_is_told_with_its_field(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    host, _, port = config.admin.address.rpartition(":")
+    server = await asyncio.start_server(lambda *_: None, host, int(port))
+    async with server:
+        with pytest.raises(ConfigError, match=r"admin\.address: .*is another picker running\?"):
+            await App(config).run()
