@@ -43,21 +43,6 @@ class Booking(Entry):
     """
 
 
-class Wait(Entry):
-    """One request that waits for its first byte."""
-
-    state: EndpointState
-    sent_at: float
-    streams: bool
-    own_before: int
-    """Number of answers of this server at the time when the request was sent."""
-    others_before: int
-    model: str
-    """The model that the request asks for. Empty: not known."""
-    over: bool = False
-    """Whether the answer began, or the client no longer waits for it."""
-
-
 class Backlog:
     """Bookings of one server, oldest first: its undone prefill work in prompt tokens, the B of the least-cost
     rule.
@@ -300,6 +285,23 @@ class EndpointState:
         self.window = CounterWindow()
         self.hits = HitWindow(predicted_tokens=self.hits.predicted_tokens)
         self.backlog.clear_before(now, now=now, rate=self.tokens_per_s)
+
+
+class Wait(Entry):
+    """One request that waits for its first byte."""
+
+    # This class stands below EndpointState: mypyc reads the types of fields when it makes the class.
+
+    state: EndpointState
+    sent_at: float
+    streams: bool
+    own_before: int
+    """Number of answers of this server at the time when the request was sent."""
+    others_before: int
+    model: str
+    """The model that the request asks for. Empty: not known."""
+    over: bool = False
+    """Whether the answer began, or the client no longer waits for it."""
 
 
 class Answers:
