@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-from collections.abc import Generator
+import logging
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,15 @@ if importlib.util.find_spec("hypothesis") is not None:  # the engine's own envir
         "any machine", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     settings.load_profile("any machine")
+
+
+@pytest.fixture
+def restored_root() -> Iterator[None]:
+    """Give the root logger its handlers and its level back."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    for made in [h for h in root.handlers if h not in handlers]:
+        made.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)

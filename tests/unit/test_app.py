@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +20,7 @@ from epp.serve.app import App
 from tests.harness.ports import free_ports
 from tests.harness.processes import wait_until
 
-
-@pytest.fixture(autouse=True)
-def restored_root() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    for made in [h for h in root.handlers if h not in handlers]:
-        made.close()
-    root.handlers[:] = handlers
-    root.setLevel(level)
+pytestmark = pytest.mark.usefixtures("restored_root")
 
 
 def config_in(folder: Path, **fields: Any) -> Config:

@@ -15,6 +15,7 @@ from epp.config.routing import Gain
 from epp.misses.finding import Misses
 from epp.picker.picker import Picker
 from epp.types import ChunkHash, EndpointMetrics, EndpointName, InferenceRequest
+from tests.unit.misses.answered import served
 from tests.unit.picker_questions import A, B, a_picker, ask, endpoints, text
 
 
@@ -35,14 +36,6 @@ def watched(spec: PolicySpec = PolicySpec(), names: str = "a", **more: Any) -> t
     misses = Misses(picker)
     picker.subscribe(misses.on_event)
     return picker, misses
-
-
-def served(picker: Picker, prompt: bytes, *, now: float, **more: Any) -> str:
-    pick = picker.pick(ask(prompt, **more), now=now)
-    picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now)
-    picker.end(pick, outcome="ended", now=now)
-    picker.housekeep(now=now)
-    return pick.decision.chosen
 
 
 def test_a_first_prompt_was_never_seen_and_its_end_is_in_no_chunk() -> None:

@@ -11,15 +11,8 @@ from epp.config.policy import PolicySpec
 from epp.misses.command import table
 from epp.misses.explaining import Explaining
 from epp.picker.picker import Picker
-from tests.unit.picker_questions import a_picker, ask, endpoints, text
-
-
-def served(picker: Picker, prompt: bytes, *, now: float, **more: Any) -> str:
-    pick = picker.pick(ask(prompt, **more), now=now)
-    picker.on_response_headers(pick, status=200, served=pick.destinations[0], now=now)
-    picker.end(pick, outcome="ended", now=now)
-    picker.housekeep(now=now)
-    return pick.decision.chosen
+from tests.unit.misses.answered import served
+from tests.unit.picker_questions import a_picker, endpoints, text
 
 
 async def test_the_answer_names_causes_servers_and_what_to_change() -> None:

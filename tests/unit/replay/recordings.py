@@ -69,3 +69,10 @@ def record_simulation(path: Path, *, requests: int, horizon_s: float = 3600.0) -
     file.write(router.recorder.take(), opening=opening_of(picker), servers=servers_of(picker))
     file.close()
     return row_of(outcome)
+
+
+def recording(folder: Path) -> Path:
+    """Return the file of a new recording."""
+    path = folder / "recording.jsonl"
+    record(path)
+    return path

@@ -9,13 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from epp import cli
-from tests.unit.replay.recordings import record
-
-
-def recording(tmp_path: Path) -> Path:
-    path = tmp_path / "recording.jsonl"
-    record(path)
-    return path
+from tests.unit.replay.recordings import recording
 
 
 def test_the_command_prints_the_policies_side_by_side_and_draws_them(

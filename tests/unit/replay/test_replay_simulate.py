@@ -11,13 +11,7 @@ from epp.config.policy import DEFAULT_POLICY
 from epp.replay.reading import read
 from epp.replay.simulate import Setting, fleet_of, run
 from epp.replay.trace import Call, Piece, Server, Trace
-from tests.unit.replay.recordings import record, record_simulation
-
-
-def recording(tmp_path: Path) -> Path:
-    path = tmp_path / "recording.jsonl"
-    record(path)
-    return path
+from tests.unit.replay.recordings import record_simulation, recording
 
 
 def a_trace(tmp_path: Path) -> Trace:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
 from typing import Literal
 
 import pytest
@@ -13,16 +12,7 @@ import pytest
 from epp.config.settings import Log
 from epp.telemetry.logs import setup_logging
 
-
-@pytest.fixture(autouse=True)
-def restored_root() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    for made in [h for h in root.handlers if h not in handlers]:
-        made.close()
-    root.handlers[:] = handlers
-    root.setLevel(level)
+pytestmark = pytest.mark.usefixtures("restored_root")
 
 
 def logged(form: Literal["json", "text"], message: str, *args: object, **extra: object) -> str:
