@@ -21,13 +21,6 @@ from tests.unit.extproc.stream_bench import BODY, HEADERS, Bench
 from tests.unit.extproc.stream_bench import OK as OK_HEADERS
 
 
-class UnaskedGate(Gate):
-    """Fails if it is asked for anything."""
-
-    def __getattribute__(self, name: str) -> Any:
-        raise AssertionError(name)
-
-
 class Caller:
     """Notes the answers, and how often a message left work."""
 
@@ -102,15 +95,19 @@ def fill(part: ext_proc.HttpHeaders, headers: Sequence[tuple[str, str]]) -> None
 
 
 def test_where_flow_control_is_off_no_call_asks_the_gate() -> None:
-    calls = Calls()
+    calls, others = Calls(), Calls(mode="Hold", headroom_seconds=0.1)
+    others.ask()
+    others.ask()
+    assert others.gate.waiting == 1
     calls.ask(head())[0].gone(now=1.0, broken=False)  # the first call takes in the policy
-    context = dataclasses.replace(calls.streams.context, gate=object.__new__(UnaskedGate))
-    calls.streams.context = context
+    # In this gate a request waits. A call that asked the gate would have it pumped, or would wait there too.
+    calls.streams.context = dataclasses.replace(calls.streams.context, gate=others.gate)
     call, caller = calls.ask(head(), body(), answer())
     call.half_closed(now=2.0)
     other, _ = calls.ask()
     other.gone(now=2.0, broken=False)
     assert (len(caller.sent), caller.ended, calls.streams.live) == (3, True, {})
+    assert (calls.pumps, others.gate.waiting) == (0, 1)
 
 
 def test_a_call_leaves_work_once_when_its_request_is_picked() -> None:
