@@ -69,7 +69,7 @@ class _Sample(NamedTuple):
 _Samples = dict[bytes, list[_Sample]]
 
 
-def parse_page(page: bytes, *, scraped_at: float) -> EndpointMetrics:
+def parse_page(page: bytes | bytearray, *, scraped_at: float) -> EndpointMetrics:
     """Return the numbers of `page`, added up over its engines. Raises MetricsError if it is not a model
     server's page, or if its load is unreadable.
     """
@@ -114,7 +114,7 @@ class PageReader:
         self.unchanged = 0
         """Number of pages that were equal to the page before, and were not parsed."""
 
-    def read(self, page: bytes, *, scraped_at: float) -> EndpointMetrics:
+    def read(self, page: bytes | bytearray, *, scraped_at: float) -> EndpointMetrics:
         """Return the same as `parse_page`."""
         digest = xxh3_64_intdigest(memoryview(page)[_unread_bytes(page) :])
         if self._last is not None and self._last[0] == digest:
@@ -246,7 +246,7 @@ def _series(samples: _Samples, name: str) -> Sequence[_Sample]:
     return [sample for sample in found[:_MAX_LABELLED] if _labels(sample.labels).get(label) == value]
 
 
-def _collect(page: bytes) -> _Samples:
+def _collect(page: bytes | bytearray) -> _Samples:
     """Return samples of known names, by name. Raises MetricsError if the page shows no sign of a model
     server.
     """
@@ -273,7 +273,7 @@ def _collect(page: bytes) -> _Samples:
     return samples
 
 
-def _unread_bytes(page: bytes) -> int:
+def _unread_bytes(page: bytes | bytearray) -> int:
     """Return the number of bytes of whole lines at the start of the page that have no known namespace, so
     that no number in them is read.
     """

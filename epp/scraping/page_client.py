@@ -80,9 +80,13 @@ class Answer:
         """Called when the connection ended. Returns whether the answer is whole."""
         return self._head_read and not self._in_chunks and self._size is None
 
-    def page(self) -> bytes:
-        """Return the page of a whole answer."""
-        return bytes(self._page if self._in_chunks else self._received[: self._size])
+    def page(self) -> bytearray:
+        """Return the page of a whole answer. The page is not copied, so the answer is used up."""
+        if self._in_chunks:
+            return self._page
+        if self._size is not None:
+            del self._received[self._size :]
+        return self._received
 
     def _read_head(self) -> bool:
         while (lines := self._next_head()) is not None:
@@ -151,7 +155,8 @@ class Answer:
                 break
             if received[end : end + 2] != b"\r\n":
                 raise ValueError("a chunk does not end where it should")
-            self._page += received[line_end + 2 : end]
+            with memoryview(received) as view, view[line_end + 2 : end] as chunk:
+                self._page += chunk
             at = end + 2
         else:
             if len(received) - at >= _CHUNK_LINE_BYTES:
@@ -190,7 +195,7 @@ class PageClient:
         self._request = _REQUEST.format(path=url.raw_path_qs, host=address).encode()
         self._connection: _Connection | None = None
 
-    async def read(self, *, most_bytes: int) -> bytes:
+    async def read(self, *, most_bytes: int) -> bytearray:
         """Return the page. Raises what `Answer` raises, and OSError if the server does not answer."""
         kept = self._connection
         if kept is not None and kept.usable:
@@ -239,7 +244,7 @@ class _Connection(asyncio.Protocol):
     def usable(self) -> bool:
         return self._transport is not None
 
-    async def ask(self, request: bytes, answer: Answer) -> bytes:
+    async def ask(self, request: bytes, answer: Answer) -> bytearray:
         assert self._transport is not None, "closed"
         assert self._answer is None, "a question waits for its answer"
         self._answer, self._whole = answer, asyncio.get_running_loop().create_future()
