@@ -11,6 +11,9 @@ UNCOLLECTED := $(addprefix --ignore=tests/,integration conformance fuzz)
 REQUIRED := PREFIX_GATEWAY_REQUIRE_VLLM=1 PREFIX_GATEWAY_REQUIRE_CLUSTER=1
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate
 
+# Tests, benches and the demo start many processes, and without stored bytecode each compiles all sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help run fetch-model test check test-fast test-vllm vllm-env test-engine engine-env test-cluster cluster-env images push image-env conformance bench bench-caching bench-engine bench-schedulers bench-serving bench-gpu bench-peers bench-routing bench-live bench-exact bench-sharing bench-tiers bench-dataplane load load-compare soak fuzz docs lock clean
 

@@ -19,7 +19,7 @@ from bench.dataplane import report
 from bench.dataplane.load import BadAnswerError
 from bench.dataplane.measure import Bench, Results
 from bench.dataplane.page import page
-from bench.dataplane.plan import Plan, compare_plan, full_plan, quick_plan, tracing_plan
+from bench.dataplane.plan import Plan, compare_plan, full_plan, quick_plan, thousand_plan, tracing_plan
 from bench.dataplane.rig import running_rig
 from tests import compiled_env
 
@@ -60,6 +60,9 @@ def _parser() -> argparse.ArgumentParser:
         "--quick", action="store_true", help="run fewer loads and rounds, in under 90 seconds"
     )
     parser.add_argument("--tracing", action="store_true", help="measure only the cost of spans, in a minute")
+    parser.add_argument(
+        "--thousand", action="store_true", help="compare only 1,000 endpoints with 4, in two minutes"
+    )
     parser.add_argument("--rounds", type=int, metavar="N", help="number of rounds for each load (default 5)")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write the figures of every turn to this file"
@@ -140,15 +143,23 @@ def _machine() -> str:
     return f"{os.cpu_count()} x {model}, Linux {platform.release()}, Python {platform.python_version()}, load {load:.1f}"
 
 
+def _plan(args: argparse.Namespace) -> Plan:
+    if args.against:
+        return compare_plan()
+    if args.quick:
+        return quick_plan()
+    if args.thousand:
+        return thousand_plan()
+    return tracing_plan() if args.tracing else full_plan()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit status: 0 after the tables, 1 if an answer was wrong, 130 after Ctrl-C."""
     args = _parser().parse_args(argv)
     if args.against and not (args.against / "epp").is_dir():
         print(f"{args.against} holds no checkout: there is no epp/ in it", file=sys.stderr)
         return 2
-    plan = tracing_plan() if args.tracing else full_plan()
-    if args.against or args.quick:
-        plan = compare_plan() if args.against else quick_plan()
+    plan = _plan(args)
     progress = _Progress()
     machine = _machine()
     # SIGTERM must also end the processes that the bench started

@@ -24,9 +24,6 @@ SAMPLED: Final = "Every answer sampled, 4 endpoints"
 TRACED: Final = "Picks traced, 4 endpoints"
 
 
-_TRACED: Final[tuple[VariantName, ...]] = ("ours", "tracing-1", "tracing-100")
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     cells: tuple[Cell, ...]
@@ -54,9 +51,9 @@ def full_plan() -> Plan:
         _cell(DUPLEX, kb, chunks, duplex) for kb, chunks in ((1, 1), (40, 1), (400, 1), (1, 100), (1, 1000))
     ]
     cells += [_cell(SAMPLED, 1, 100, ("ours", "sampling"))]
-    cells += [_cell(TRACED, 1, 1, _TRACED)]
+    cells += [_TRACING]
     cells += [_cell(MANY, kb, 1, picker, endpoints=100) for kb in (1, 400)]
-    cells += [_cell(THOUSAND, 1, 1, ("few", "ours"), endpoints=1000, scrapes_count=True)]
+    cells += [_A_THOUSAND]
     return Plan(tuple(cells), alone_kb=(1, 40, 400), alone_requests=200, rounds=5, turn_s=0.5)
 
 
@@ -70,8 +67,12 @@ def quick_plan() -> Plan:
 
 def tracing_plan() -> Plan:
     """Return the plan that measures only the cost of spans."""
-    cells = (_cell(TRACED, 1, 1, _TRACED),)
-    return Plan(cells, alone_kb=(), alone_requests=0, rounds=20, turn_s=0.5)
+    return Plan((_TRACING,), alone_kb=(), alone_requests=0, rounds=20, turn_s=0.5)
+
+
+def thousand_plan() -> Plan:
+    """Return the plan that compares only 1,000 endpoints with 4."""
+    return Plan((_A_THOUSAND,), alone_kb=(), alone_requests=0, rounds=40, turn_s=0.5)
 
 
 def compare_plan() -> Plan:
@@ -100,3 +101,7 @@ def _cell(
         in_flight=_IN_FLIGHT[chunks],
         scrapes_count=scrapes_count,
     )
+
+
+_TRACING: Final = _cell(TRACED, 1, 1, ("ours", "tracing-1", "tracing-100"))
+_A_THOUSAND: Final = _cell(THOUSAND, 1, 1, ("few", "ours"), endpoints=1000, scrapes_count=True)

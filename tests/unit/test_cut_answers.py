@@ -15,6 +15,7 @@ from tests.unit.picker_questions import A, a_picker
 from tests.unit.sick_servers import RULES, SICK, Traffic, begins
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("of_probes", ["probes too", "not the short answers of probes"])
 def test_a_server_that_cuts_every_answer_gets_trials_only_and_is_back_within_ten_seconds(

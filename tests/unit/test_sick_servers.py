@@ -13,6 +13,8 @@ from epp.config.policy import RuleName
 from epp.config.routing import Failures
 from tests.unit.sick_servers import RULES, SICK, Traffic, begins, hang, lacks_x, refuse
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("pickers", [1, 3])

@@ -180,6 +180,7 @@ def test_a_body_takes_four_times_its_size_in_memory_at_most(shape: Shape, size_b
     assert len(body) + peak_bytes(lambda: read(shape.path, body)) < 4 * len(body) + SMALL_CHANGE_BYTES
 
 
+@pytest.mark.slow
 def test_no_piece_in_any_place_of_a_body_takes_more_memory() -> None:
     for shape in every_shape():
         body = shape.body(1_000_000)

@@ -24,6 +24,8 @@ from model_server.sim.fleet import Fleet, FleetPlan
 from model_server.sim.prompts import Segment
 from model_server.sim.request import Record, SimRequest
 
+pytestmark = pytest.mark.slow
+
 _UNTIL_S: Final = 80.0
 _FLOW: Final = Flow(mode="Hold", deadline_seconds=5.0, objectives={"10": 10, "0": 0})
 

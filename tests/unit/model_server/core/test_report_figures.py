@@ -17,6 +17,8 @@ from bench.model_server.bench_hit_rate import (
 from bench.model_server.report_workload import linear_fit, prompts, run
 from model_server.core.cache_options import CacheOptions
 
+pytestmark = pytest.mark.slow
+
 
 def test_000_5_the_hit_rate_rises_as_a_line_with_the_share_of_frequent_prompts() -> None:
     points = [(p, rate) for p, rate, _ in figure_1(answer_tokens=(5, 20))]
