@@ -1,8 +1,8 @@
-"""Measures the picker's CPU for each request if each has a new connection, compared with one connection for
-all requests.
+"""Measures the picker's CPU for each request in two cases: each request has a new connection, or all requests
+share one connection.
 
 `python -m bench.bench_connections`. The client acts as a gateway that asks only for the pick, as NGINX
-Gateway Fabric does: it sends headers and one body of 1 KB, and closes the connection. Rounds of both ways
+Gateway Fabric does: it sends headers and one body of 1 KB, and closes the connection. Rounds of the two cases
 alternate. The bench prints medians.
 """
 
@@ -41,14 +41,16 @@ def main() -> None:
     )
     parser.add_argument("--key", type=Path, help="PEM file of the certificate's key")
     args = parser.parse_args()
-    print("| | one connection | one for each request |\n| --- | --- | --- |")
+    print("| | one connection for all requests | one connection for each request |\n| --- | --- | --- |")
     for name in ("clear text", "TLS"):
         together, apart = asyncio.run(_measured(args, tls=name == "TLS"))
         print(f"| {name} | {together:.2f} ms | {apart:.2f} ms |")
 
 
 async def _measured(args: argparse.Namespace, *, tls: bool) -> tuple[float, float]:
-    """Return the milliseconds of the picker's CPU for each request, for both ways."""
+    """Return the milliseconds of the picker's CPU for each request: with one connection, and with a new one
+    each.
+    """
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         (folder / "endpoints.yaml").write_text(ENDPOINTS)

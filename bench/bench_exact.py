@@ -71,7 +71,7 @@ def median_ms(work: Callable[[], object], *, rounds: int) -> float:
 
 def of_a_prompt(language: FolderLanguage) -> None:
     print(
-        "| prompt | tokens | render and tokens ms | names ms | chunks, 8 servers ms |\n|---|---|---|---|---|"
+        "| prompt | tokens | template and tokens, ms | names of blocks, ms | chunks of 8 servers, ms |\n|---|---|---|---|---|"
     )
     hasher = BlockHasher("sha256")
     for kilobytes in _SIZES_KB:
@@ -81,16 +81,16 @@ def of_a_prompt(language: FolderLanguage) -> None:
         whole = median_ms(
             lambda p=prompt: map_prompt(
                 p, language=language, hasher=hasher, block_tokens=16, adapter_path=None
-            ),  # type: ignore[misc]  # mypy types no default
+            ),  # type: ignore[misc]  # mypy cannot type a lambda's default
             rounds=rounds,
         )
         ids = list(range(16 * len(mapped.blocks)))
-        names = median_ms(lambda i=ids: hasher.names(i, block_tokens=16), rounds=rounds)  # type: ignore[misc]  # as above
+        names = median_ms(lambda i=ids: hasher.names(i, block_tokens=16), rounds=rounds)  # type: ignore[misc]  # the same reason
         knowledge = knowledge_of(8)
 
         def follow(p: MappedPrompt = mapped) -> None:
-            knowledge.map(p, now=1.0)  # noqa: B023 - called in this round alone
-            knowledge.findings(now=1.0)  # noqa: B023 - as above
+            knowledge.map(p, now=1.0)  # noqa: B023 - called only in this round of the loop
+            knowledge.findings(now=1.0)  # noqa: B023 - the same reason
 
         follow()
         print(
@@ -119,7 +119,7 @@ def of_an_event() -> None:
 
 def delay_of_picks(language: FolderLanguage, *, switch_s: float, busy: bool) -> Sequence[float]:
     """Return the seconds from the moment at which a pick is due to the end of the pick, while another thread
-    maps prompts of 40 KB all the time.
+    maps prompts of 40 KB without a pause.
     """
     before = sys.getswitchinterval()
     sys.setswitchinterval(switch_s)

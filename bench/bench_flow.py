@@ -1,4 +1,4 @@
-"""Measures what flow control costs, for a pick that need not wait and for requests that wait.
+"""Measures what flow control costs for a pick that does not have to wait, and for requests that wait.
 
 `python -m bench.bench_flow`. The first table shows the CPU time of a pick in this process, with and without
 flow control in turns, in several situations of the gate. It shows medians of all picks, so that other work of
@@ -51,26 +51,26 @@ WORK_S: Final = 3600.0
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.bench_flow", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=60, help="rounds over the same requests (default 60)")
-    parser.add_argument("--picks", type=int, default=200, help="requests (default 200)")
+    parser.add_argument("--rounds", type=int, default=60, help="number of rounds over the same requests (default 60)")
+    parser.add_argument("--picks", type=int, default=200, help="number of requests in a round (default 200)")
     parser.add_argument("--waiting", type=int, default=5000, help="number of waiting requests (default 5000)")
     parser.add_argument(
-        "--seconds", type=float, default=10.0, help="seconds for which they wait (default 10)"
+        "--seconds", type=float, default=10.0, help="seconds for which the requests wait (default 10)"
     )
-    parser.add_argument("--profile", action="store_true", help="print which functions take the extra time")
+    parser.add_argument("--profile", action="store_true", help="print the functions that take the extra time of the first table")
     args = parser.parse_args()
-    print("| a pick that need not wait | without | with | more |\n| --- | --- | --- | --- |")
+    print("| a pick that does not have to wait | without | with | more |\n| --- | --- | --- | --- |")
     for name, (flow, claims) in SETTINGS.items():
         without_us, with_us = beside(flow, claims, rounds=args.rounds, picks=args.picks)
         print(f"| {name} | {without_us:.1f} us | {with_us:.1f} us | {with_us - without_us:.1f} us |")
     if args.profile:
         profile(args.picks * args.rounds)
     print(
-        f"\n| {args.waiting:,} wait before {BUSY_SERVERS} busy servers | of a core | looks a second |\n| --- | --- | --- |"
+        f"\n| {args.waiting:,} requests wait for {BUSY_SERVERS} busy servers | share of a core | checks a second |\n| --- | --- | --- |"
     )
     for ends_per_s in ENDS_PER_S:
-        share, looks = asyncio.run(waits(args.waiting, args.seconds, ends_per_s=ends_per_s))
-        print(f"| {ends_per_s} other requests end each second | {share:.4f} | {looks / args.seconds:.0f} |")
+        share, checks = asyncio.run(waits(args.waiting, args.seconds, ends_per_s=ends_per_s))
+        print(f"| {ends_per_s} other requests end each second | {share:.4f} | {checks / args.seconds:.0f} |")
 
 
 def beside(flow: Flow, claims: list[Claim], *, rounds: int, picks: int) -> tuple[float, float]:
@@ -149,13 +149,13 @@ async def waits(count: int, seconds: float, *, ends_per_s: int) -> tuple[float, 
         for n, request in enumerate(requests(PROMPT_BYTES, count=count, seed=1))
     ]
     assert all(isinstance(ticket, WaitingRequest) for ticket in tickets), "the servers are busy"
-    looks = 0
+    checks = 0
 
-    def looked(*, now: float) -> None:
-        nonlocal looks
-        looks += 1
+    def count_check(*, now: float) -> None:
+        nonlocal checks
+        checks += 1
 
-    pump = Pump(gate, clock=time.monotonic, after=looked)
+    pump = Pump(gate, clock=time.monotonic, after=count_check)
     pump.soon()
     cpu_s, start_s = time.process_time(), time.monotonic()
     while (left_s := start_s + seconds - time.monotonic()) > 0:
@@ -163,7 +163,7 @@ async def waits(count: int, seconds: float, *, ends_per_s: int) -> tuple[float, 
         pump.soon()
     cpu_s = time.process_time() - cpu_s
     pump.stop()
-    return cpu_s / seconds, looks
+    return cpu_s / seconds, checks
 
 
 def _never(_fate: Pick | PickError, _now: float) -> None:

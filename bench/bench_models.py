@@ -1,9 +1,10 @@
 """Measures the cost of a pick if one picker serves several models: `python -m bench.bench_models`.
 
-There are three cases with the same prompts of 1 KB: 1,000 endpoints that list one model; 1,000 endpoints that
-list ten models, 100 servers each, in one pool; the same in ten pools. Prints the microseconds of CPU for one
-pick and its end, then the milliseconds for a change: a server lists another model, or a pod joins. All
-figures are medians of rounds. The cases alternate.
+There are four cases with 1,000 endpoints and the same prompts of 1 KB: no endpoint lists a model; all list
+one model; the endpoints list ten models, 100 endpoints each, in one pool; or the same ten models in ten
+pools. The bench prints the microseconds of CPU for one pick and its end. Then it prints the milliseconds for
+a change: a server lists another adapter, or a pod joins or leaves. All figures are medians of rounds. The
+cases alternate.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def main() -> None:
         "1,000 endpoints, nothing listed": (_picker(1, listed=False), 1),
         "1,000 endpoints, one model": (_picker(1, listed=True), 1),
         "1,000 endpoints, ten models of 100": (_picker(10, listed=True), 10),
-        "ten pools of 100, a model each": (_picker(10, listed=True, pools=10), 10),
+        "ten pools of 100, one model each": (_picker(10, listed=True, pools=10), 10),
     }
     taken: dict[str, list[float]] = {name: [] for name in cases}
     for n in range(_ROUNDS):
@@ -99,10 +100,10 @@ def main() -> None:
             taken[name].append(_round_us(picker, models, n))
     for name, rounds in taken.items():
         print(f"{name:40} {statistics.median(rounds):7.1f} us")
-    for name, pools in (("1,000 endpoints, ten models of 100", 1), ("ten pools of 100, a model each", 10)):
+    for name, pools in (("1,000 endpoints, ten models of 100", 1), ("ten pools of 100, one model each", 10)):
         changes = [_change_ms(cases[name][0], pools, n) for n in range(_ROUNDS)]
         listed, joined = (statistics.median(times) for times in zip(*changes, strict=True))
-        print(f"{name:40} {listed:7.1f} ms a changed list, {joined:.1f} ms a pod that joins or leaves")
+        print(f"{name:40} {listed:7.1f} ms for a changed list, {joined:.1f} ms for a pod that joins or leaves")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ requests as the page does. Periods with and without the browsers alternate. The 
 with its spread over the periods:
 
 - by attribution: CPU time of everything that runs for the page. This is the connections (accepting, reading,
-  writing), the handlers, making and packing the page, and its history;
+  writing), the handlers, making and compressing the page, and the page's history;
 - by difference: CPU of the process with browsers, minus CPU without them. This includes work that cannot be
   attributed, such as the wake-ups of the loop, and the noise of the traffic.
 """
@@ -71,7 +71,7 @@ async def main() -> None:
     )
     print(f"the picker without browsers         {_shares_text(alone)}")
     print(f"the page for {args.browsers} browsers, attributed   {_shares_text(attributed)}")
-    print(f"  making and packing the page alone    {_shares_text(making)}")
+    print(f"  making and compressing the page      {_shares_text(making)}")
     print(f"the same by difference                 {_shares_text(differences)}")
     print(f"an answer has {size:,} bytes")
 
@@ -80,16 +80,23 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--endpoints", type=int, default=1000)
-    parser.add_argument("--browsers", type=int, default=10)
     parser.add_argument(
-        "--seconds", type=float, default=20.0, help="seconds of a period; a round has two periods"
+        "--endpoints", type=int, default=1000, help="number of endpoints (default %(default)s)"
     )
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--browsers", type=int, default=10, help="number of browsers (default %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="seconds of a period (default %(default)s)"
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=4,
+        help="number of rounds; a round is one period with the browsers and one without (default %(default)s)",
+    )
     parser.add_argument(
         "--busy",
         action="store_true",
-        help="every endpoint is scraped each second, and 50 requests a second come",
+        help="scrape every endpoint each second, and send 50 requests a second",
     )
     parser.add_argument("--client", default="", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -104,7 +111,7 @@ def _shares_text(shares: Sequence[float]) -> str:
 
 
 class _Spent:
-    """Counts the CPU seconds of this thread for the page."""
+    """Counts the CPU seconds that this thread spends on the page."""
 
     page_s = 0.0
     making_s = 0.0

@@ -3,8 +3,8 @@ table.
 
 `python -m bench.bench_sharing`. First, four pickers in one process share over a channel without delay. The
 CPU is that of this process: for collecting and sending at the picker that routed, and for receiving at one
-other picker. Then the same traffic goes over a real Redis, whose own counters show bytes and CPU, and a fifth
-picker joins. Half of the prompts are turns of conversations over 8 shared system prompts, as in a chat.
+other picker. Then two pickers share over a real Redis, whose own counters show bytes and CPU, and a third
+picker joins. The prompts are turns of conversations over 8 shared system prompts, as in a chat.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ SIZES = (1_000, 40_000, 400_000)
 REPLICAS = 4
 POOL = "abcdefgh"
 PER_BATCH = 4
-"""Requests that one picker routes in a flush interval, at 80 a second each."""
+"""Requests that one picker routes in a flush interval, at 80 requests a second."""
 FLUSH_S = Sharing().flush_interval_seconds
 
 
 def prompts(size: int, *, count: int, seed: int) -> list[bytes]:
-    """Return turns of conversations. Each conversation has one of 8 system prompts, which have a quarter of
-    the size. A tenth of the prompt is new in each turn.
+    """Return turns of conversations. Each conversation has one of 8 system prompts, which takes a quarter of
+    `size`. A tenth of `size` is new in each turn.
     """
     rng = random.Random(seed)
     systems = [rng.randbytes(size // 8).hex().encode() for _ in range(8)]
@@ -151,7 +151,7 @@ def main() -> None:
         in_memory(size)
     print("\nOver Redis: 2 pickers in one process, 80 requests a second\n")
     print(
-        "| prompt | bytes into Redis | out of it | Redis CPU, us | both pickers' CPU, us | entries | seconds until 0.9 of the entries are loaded |"
+        "| prompt | bytes into Redis | bytes out of Redis | Redis CPU, us | both pickers' CPU, us | entries | seconds until a new picker has 0.9 of the entries |"
     )
     print("| --- | --- | --- | --- | --- | --- | --- |")
     asyncio.run(_over_redis())

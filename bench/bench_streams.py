@@ -1,13 +1,12 @@
 """Runs millions of ext_proc streams through the picker's own HTTP/2, in one process and without a socket.
-Measures what each costs, and how much memory it leaves behind.
+Measures what a stream costs, and how much memory it leaves behind.
 
     python -m bench.bench_streams --thousands 100 [--kb 1] [--chunks 0] [--aborts 0.1] [--bare]
 
 Every stream is one HTTP request as Envoy sends it: headers, body, the answer's headers, and the end, each in
-a read of its own. Every prompt differs. `--chunks`: in FULL_DUPLEX_STREAMED, with this many chunks of the
-answer. `--bare`: only the transport, which answers with constants. Prints a line for each tenth of the run:
-CPU of a stream, the C heap in use, resident memory, entries of the table. The last line shows how much each
-stream left behind since the second tenth.
+a read of its own. Every prompt differs. Prints a line for each tenth of the run: CPU of a stream, the C heap
+in use, resident memory, entries of the table. The last line shows how much each stream left behind since the
+second tenth.
 """
 
 from __future__ import annotations
@@ -278,11 +277,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--thousands", type=float, default=100)
-    parser.add_argument("--kb", type=float, default=1)
-    parser.add_argument("--chunks", type=int, default=0)
-    parser.add_argument("--aborts", type=float, default=0.1)
-    parser.add_argument("--bare", action="store_true")
+    parser.add_argument(
+        "--thousands", type=float, default=100, help="thousands of streams (default %(default)s)"
+    )
+    parser.add_argument("--kb", type=float, default=1, help="size of a request in KB (default %(default)s)")
+    parser.add_argument(
+        "--chunks",
+        type=int,
+        default=0,
+        help="use FULL_DUPLEX_STREAMED, with this many chunks in each answer; 0: buffered (default %(default)s)",
+    )
+    parser.add_argument(
+        "--aborts", type=float, default=0.1, help="share of the streams that are aborted (default %(default)s)"
+    )
+    parser.add_argument(
+        "--bare", action="store_true", help="run only the transport, which answers with constants"
+    )
     asyncio.run(_main(parser.parse_args()))
 
 

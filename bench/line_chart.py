@@ -17,7 +17,7 @@ class Line:
 
 
 def line_chart(title: str, lines: Sequence[Line], *, x_label: str, y_label: str, log_x: bool = False) -> str:
-    """log_x: equal distances are equal ratios, so every x is above zero."""
+    """With `log_x`, equal distances are equal ratios, so every x must be above zero."""
     xs = [x for line in lines for x, _ in line.points]
     top = charts.ceiling(max(y for line in lines for _, y in line.points))
     first, last = _place(min(xs), log=log_x), _place(max(xs), log=log_x)

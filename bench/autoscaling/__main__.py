@@ -15,11 +15,12 @@ from bench.line_chart import Line, line_chart
 from bench.routing.bench import Setting, calibrate
 
 _ABOUT = """\
-Simulate a day of rising and falling load on simulated servers, with the real picker and Kubernetes's autoscaler, which follows a number that
-the picker reports. Print one row for each signal, target and start time; the first two rows are fleets of constant size.
+Simulate a day of rising and falling load on simulated servers, with the real picker. A model of Kubernetes's
+autoscaler follows a number that the picker reports. Print one row for each signal, target and start time. The
+first two rows are fleets of constant size.
 """
 _CALM, _PEAK = 1.0, 4.0
-"""Load, as a number of servers that it keeps busy."""
+"""The lowest and the highest load, each as the number of servers that this load keeps busy."""
 
 
 def main() -> int:
@@ -50,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         default=0.0,
         metavar="X",
-        help="requests/s that one server can do (default: measured first)",
+        help="requests/s that one server can complete (default: measured first)",
     )
     add(
         "--rise",
@@ -67,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="number of runs at the same time (default %(default)s)",
     )
-    add("--svg", type=Path, metavar="PATH", help="draw the day of the usual setting into this file")
+    add("--svg", type=Path, metavar="PATH", help="file for a picture of the day with the usual setting")
     return parser
 
 

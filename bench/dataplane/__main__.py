@@ -34,17 +34,17 @@ how it is done:
   of the machine meets each of them; the tables show medians over rounds, ratios within the same round,
   and half the distance between the quartiles after the ±.
 how to read it:
-  picker ms   CPU of the picker process, all threads, for each request; idle CPU is taken off
+  picker ms   CPU of the picker process, all threads, for each request, without its CPU when idle
   x floor     the same, as a multiple of a bare grpc.aio server that answers the same messages undecoded
   Envoy ms    CPU of Envoy for each request
   messages    ext_proc messages from Envoy for each request
-  TTFT        milliseconds to the first byte of the answer's body while so many requests are in flight;
-              the CPU is busy then, so look at "one request at a time" for what a quiet gateway adds
+  TTFT        milliseconds to the first byte of the answer's body. The CPU is busy in these tables; the
+              table "one request at a time" shows what a quiet gateway adds
 examples:
   make bench-dataplane                            everything, some seven minutes
   make bench-dataplane ARGS=--quick               under 90 seconds
-  make bench-dataplane ARGS="--json out.json"     every turn of every round too
-  make bench-dataplane ARGS="--against ../old"    this picker beside the one in another checkout
+  make bench-dataplane ARGS="--json out.json"     also write every turn of every round
+  make bench-dataplane ARGS="--against ../old"    compare this picker with the picker of another checkout
   make bench-dataplane ARGS="--quick --profile picker.prof" && python -m pstats picker.prof
 """
 

@@ -3,8 +3,8 @@ constants.
 
     python -m bench.dataplane.constant unix:/PATH ADDRESS...
 
-It reads no header and no body, and books nothing. So the time that a request waits behind it comes from the
-machine, from Envoy and from the transport.
+This server reads no header and no body, and books nothing. So the time that a request waits for its answers
+comes from the machine, from Envoy and from the transport.
 """
 
 from __future__ import annotations

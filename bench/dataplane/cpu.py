@@ -1,4 +1,5 @@
-"""Reads the CPU time of another process in nanoseconds: utime + stime of all its threads, also of ended ones.
+"""Reads the CPU time of another process in nanoseconds: utime + stime of all its threads, including
+threads that have ended.
 
 /proc/PID/stat counts this time in ticks of 10 ms, and several requests fit into one tick. The kernel's CPU
 clock of a process counts the same time exactly.

@@ -3,10 +3,10 @@ them.
 
     python -m bench.dataplane.floor [--tuned] unix:/PATH ADDRESS...
 
-This is what any picker in Python on grpc.aio must cost at least: the same loop (uvloop), and the same
-messages in the same order, on streams that are held until the HTTP request ends. Its answers name ADDRESS...
-in turn. Bodies of FULL_DUPLEX_STREAMED are echoed unchanged: the bytes inside a body message are the same in
-both directions, only the fields around them differ.
+Any picker in Python on grpc.aio costs at least as much as this server. The server runs on the same loop
+(uvloop), with the same messages in the same order, on streams that it holds until the HTTP request ends. Its
+answers name ADDRESS... in turn. Bodies of FULL_DUPLEX_STREAMED are echoed unchanged: the bytes inside a body
+message are the same in both directions, and only the fields around them differ.
 
 It runs on the defaults of gRPC, of the memory allocator and of the garbage collector. With `--tuned` it uses
 the picker's own settings of allocator and collector. The settings of gRPC are in the environment, which the

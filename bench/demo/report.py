@@ -69,8 +69,8 @@ def _ms(value: float) -> str:
 
 
 def _fine_ms(value: float) -> str:
-    """Return the time as text. A value below zero means that the idle CPU varied by more than the requests
-    used.
+    """Return the time as text. A value below zero means that the idle CPU varied by more than the CPU of the
+    requests.
     """
     return "-" if math.isnan(value) or value < 0 else f"{value * 1000:.2f} ms"
 
@@ -144,9 +144,9 @@ def footnotes(figures: Sequence[RuleFigures], *, reusable_share: float) -> str:
     idle_ms_per_s = figures[0].picker_idle_cpu_s / figures[0].duration_s * 1000
     lines = [
         f"Each rule got the same {figures[0].requests} requests, from empty caches.",
-        f"TTFT: of {counted} requests, without each user's first; first token as the client sees it.",
-        f"Token hit rate: the servers' own counters. A cache that forgets nothing would reach about {reusable_share:.0%}.",
-        f"Picker CPU: its whole process, minus the {_idle(idle_ms_per_s)} that it uses without requests.",
+        f"TTFT: time until the client has the first token, of {counted} requests. Each user's first request is not counted.",
+        f"Token hit rate: by the servers' own counters. A cache that forgets nothing would reach about {reusable_share:.0%}.",
+        f"Picker CPU: the picker's whole process, minus the {_idle(idle_ms_per_s)} that it uses without requests.",
     ]
     lines += [f"{f.rule}: a request failed: {text}" for f in figures for text in f.failures]
     return "\n".join(f"  {line}" for line in lines) + "\n"

@@ -44,7 +44,7 @@ def invitation(fleet: Fleet, *, rule: str, request_id: str) -> str:
         ("live page", f"{admin}/  (servers, hot prefixes, queue, current requests)"),
         ("one decision", f"{admin}/decisions/{request_id or '<x-request-id of an answer>'}"),
         ("metrics", f"{admin}/metrics"),
-        ("policy", f"{fleet.config.policy_file}  (change `rule`: used within a second)"),
+        ("policy", f"{fleet.config.policy_file}  (change `rule` there: the picker uses the new rule within a second)"),
         ("Envoy admin", f"{fleet.envoy.admin_url}/"),
         ("model servers", "  ".join(fleet.server_urls)),
     ]
@@ -53,7 +53,7 @@ def invitation(fleet: Fleet, *, rule: str, request_id: str) -> str:
     lines += [
         "",
         "  In another terminal: make load, make load-compare (locust)",
-        "  After `. .venv/bin/activate`, why prompt tokens were missed, and what other rules would have done:",
+        "  See why prompt tokens were missed, and what other rules would have done (after `. .venv/bin/activate`):",
         f"    epp explain --admin {admin}",
         f"    epp replay {recording.file} --rule round-robin --load 1.3",
         "",

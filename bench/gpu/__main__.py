@@ -1,13 +1,13 @@
 """Measures the documents' rows that need an accelerator, one after the other: `make bench-gpu`, planned for
 ten minutes on one data-centre GPU.
 
-Each step is a process of its own. Its measurements and its output are kept in a folder (build/bench-gpu). So
-after a run that was cut off, or in which a step failed, the next run continues: steps that are done on this
-device are not run again (`--again` runs all). page.md in that folder shows the state of every step: done,
-failed, out of time, not run, or not possible here and why. A run ends within `--limit-s`. The step that is
-running then has ten seconds to end its own processes, and is killed afterwards. The next run begins with this
-step. The exit status is 0 only if each step is done or not possible. `--tiny` runs the same steps on the CPU
-at sizes that only show that the steps run.
+Each step is a process of its own. Its measurements and its output are kept in a folder (build/bench-gpu). If
+a run was cut off, or a step failed, the next run continues: it leaves out the steps that are done on this
+device (`--again` runs all steps). page.md in that folder shows the state of every step: done, failed, out of
+time, not run, or not possible here and why. A run ends within `--limit-s`. The step that is running then has
+ten seconds to end its own processes, and is killed afterwards. The next run begins with this step. The exit
+status is 0 only if each step is done or not possible. `--tiny` runs the same steps on the CPU at sizes that
+only show that the steps run.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def main() -> int:
         "--limit-s",
         type=float,
         default=600.0,
-        help="the whole run ends within this many seconds (default %(default)s)",
+        help="end the whole run within this many seconds (default %(default)s)",
     )
     args = parser.parse_args()
     device = "the CPU, tiny" if args.tiny else gpu_name(args.device)

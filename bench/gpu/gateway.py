@@ -3,9 +3,9 @@
 
 On a GPU both servers share the device. Their model has the shape of an 8B Llama with random weights, which
 vLLM makes itself, and 64 users hold conversations whose turns are four times as long as those of
-`bench-live`. `--device cpu` runs a small version on the tiny model of the tests. The table is that of `make
-bench-live ARGS="--servers vllm"`; docs/bench-live.md says how to read it. Needs Envoy and this project's
-packages beside vLLM, in one Python.
+`bench-live`. `--device cpu` runs a small version on the tiny model of the tests. The bench prints the same
+table as `make bench-live ARGS="--servers vllm"`; docs/bench-live.md says how to read it. One Python needs
+Envoy, this project's packages and vLLM.
 """
 
 from __future__ import annotations

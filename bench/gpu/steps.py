@@ -78,7 +78,7 @@ def tiny() -> list[Step]:
         *(_engine(f"{row}, tiny", row, shape, planned_s=20, timeout_s=300) for row in rows),
         _tiers("tiny", (*tiers, *asked), planned_s=60, timeout_s=600),
     ]
-    lacking = "" if engine_environment.locate().ready else "torch is not here: make engine-env"
+    lacking = "" if engine_environment.locate().ready else "torch is not installed: run `make engine-env`"
     return [
         *(replace(step, engine_environment=True, missing=lacking) for step in found),
         _gateway(device="cpu", seconds=5, planned_s=180, timeout_s=600),

@@ -16,22 +16,22 @@ from bench.load.report import text
 from bench.load.run import SCENARIOS, Plan, run
 
 _ABOUT = """\
-Load a gateway with locust and print the results. Without --host: the gateway of this checkout's `make run`.
-Options that are not listed here go to locust (docs/load-tests.md).
+Load a gateway with locust and print the results. Without --host, the gateway is that of this checkout's
+`make run`. Options that are not listed here go to locust (docs/load-tests.md).
 """
 _NO_DEMO = """\
 There is no gateway to load. Either
-  - start one: `make run` in another terminal, and try again when it prints "The gateway stays up"; or
-  - name one: make load ARGS="--host http://NAME:PORT"
+  - start a gateway: `make run` in another terminal, and try again when it prints "The gateway stays up"; or
+  - name a gateway: make load ARGS="--host http://NAME:PORT"
 """
 _DEFAULT_TIME_S = 60
 _FURTHER = {
     "--model": "model that requests name (default: the first one that the gateway lists)",
     "--think": "multiply all think times by X",
     "--prefixes": "number of shared beginnings",
-    "--prefix-tokens": "length of each shared beginning, about X tokens",
+    "--prefix-tokens": "approximate length of each shared beginning, in tokens",
     "--answer-tokens": "length of each answer, in tokens",
-    "--silence": "a request fails after X seconds without a byte",
+    "--silence": "count a request as failed after X seconds without a byte",
     "--trace-speed": "replay the trace X times as fast",
     "--trace-scale": "multiply all sizes of the trace by X",
 }
@@ -56,13 +56,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--admin",
         default="",
-        help="with --host: the picker's admin address, http://NAME:PORT; it records the run",
+        help="with --host: the picker's admin address, http://NAME:PORT; the picker then records the run",
     )
     parser.add_argument(
         "--users", type=_positive, default=24, help="number of users of a closed loop (default 24)"
     )
     parser.add_argument(
-        "--spawn-rate", type=float, default=8.0, help="users that start in each second (default 8)"
+        "--spawn-rate", type=float, default=8.0, help="number of users that start in each second (default 8)"
     )
     parser.add_argument(
         "--time",
@@ -152,7 +152,7 @@ def _compare(args: argparse.Namespace, further: Sequence[str], parser: argparse.
     if args.host:
         if not (args.policy_file and args.admin):
             parser.error(
-                "compare with --host needs --policy-file and --admin too: it changes the rule and waits for it"
+                "compare with --host needs --policy-file and --admin too: it changes the rule and waits until the picker uses it"
             )
         gateway = Gateway(args.host, args.admin.rstrip("/"), args.policy_file, args.server)
     else:

@@ -1,7 +1,6 @@
 """Sends the load: one streamed POST at a time on a kept connection. Keeps the pieces of the answer with their
 times. The client runs on gevent, for locust's users. geventhttpclient's C parser parses HTTP, and nothing
-else happens between two pieces. Every way in which an answer can fail has its class (docs/load-tests.md lists
-them).
+else happens between two pieces. Each kind of failed answer has its own class (docs/load-tests.md lists them).
 """
 
 from __future__ import annotations

@@ -219,8 +219,8 @@ def _write_csv(environment: Environment, prefix: Path) -> None:
 
 
 def _spent() -> tuple[float, float, float]:
-    """Return the time now, the CPU time of this process, and the time when the process was ready and had no
-    core. The last is 0 if the kernel does not state it.
+    """Return the time now, the CPU time of this process, and the time for which the process was ready but had
+    no core. The last value is 0 if the kernel does not state it.
     """
     try:
         waited_s = int(_SCHEDSTAT.read_text().split()[1]) / 1e9
@@ -259,23 +259,23 @@ def _add_options(parser: LocustArgumentParser) -> None:
         help="end after this many requests, when all answers have come (default: end by time)",
     )
     group.add_argument(
-        "--think", type=float, default=1.0, help="multiply all think times by this (default 1)"
+        "--think", type=float, default=1.0, help="multiply all think times by this number (default 1)"
     )
     group.add_argument("--prefixes", type=int, default=32, help="number of shared beginnings (default 32)")
     group.add_argument(
         "--prefix-tokens",
         type=int,
         default=1500,
-        help="length of each shared beginning, about (default 1500)",
+        help="approximate length of each shared beginning, in tokens (default 1500)",
     )
     group.add_argument(
         "--answer-tokens", type=int, default=60, help="length of each answer, in tokens (default 60)"
     )
     group.add_argument(
-        "--silence", type=float, default=120.0, help="a request fails after this many seconds without a byte"
+        "--silence", type=float, default=120.0, help="count a request as failed after this many seconds without a byte"
     )
     group.add_argument(
-        "--generators", type=int, default=1, help="worker processes that share the load (default 1)"
+        "--generators", type=int, default=1, help="number of worker processes that share the load (default 1)"
     )
     group.add_argument("--label", default="load", help="name of this run in the report")
     group.add_argument("--figures", default="", help="file for the run's figures (JSON)")
@@ -287,7 +287,7 @@ def _add_options(parser: LocustArgumentParser) -> None:
         "--trace-speed", type=float, default=1.0, help="replay the trace this many times as fast (default 1)"
     )
     group.add_argument(
-        "--trace-scale", type=float, default=1.0, help="multiply all sizes of the trace by this (default 1)"
+        "--trace-scale", type=float, default=1.0, help="multiply all sizes of the trace by this number (default 1)"
     )
 
 

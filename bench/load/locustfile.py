@@ -1,12 +1,12 @@
 """Defines closed-loop users: each user waits for its answer, thinks, and asks again.
 
-`python -m bench.load SCENARIO` runs one of them.
+`python -m bench.load SCENARIO` runs one of these scenarios:
 
-    chat           every prompt is new: nothing to share
-    shared         one of some long beginnings, a few of them far more often, and a question of its own
-    conversation   turns that begin with the whole conversation so far, with think time between them
-    overload       new prompts of two priorities and three tenants, one of which has eight tenths of the users
-    lora           adapters by a power law, each with a beginning of its own
+    chat           every prompt is new, so prompts share nothing
+    shared         a prompt has one of some long beginnings, of which a few are frequent, and its own question
+    conversation   each turn begins with the whole conversation so far; users think between turns
+    overload       new prompts of two priorities and three tenants; one tenant has eight tenths of the users
+    lora           requests for adapters, chosen by a power law; each adapter has its own beginning
 
 To run one without the command: `locust -f bench/load/locustfile.py ConversationUser --host
 http://127.0.0.1:8080`, from the repository's root.

@@ -1,12 +1,12 @@
-"""Overloads a real gateway, with flow control or without it:
-Envoy, the picker, two model servers, users of two priorities and three tenants.
+"""Overloads a real gateway, with flow control or without it. Envoy, the picker, two model servers, and users
+of two priorities and three tenants take part.
 
     python -m bench.load.overload --seconds 300
     python -m bench.load.overload --seconds 300 --mode Direct     the same without flow control
 
 The servers are this repository's model servers, with made-up costs. The bench ends with a table by tenant and
 priority, from locust's own figures, and with the shares of the tenants: prompt tokens at priority 0, from the
-picker's recording, as long as every tenant had requests there.
+picker's recording, up to the moment at which the first tenant had no more requests.
 """
 
 from __future__ import annotations
@@ -87,15 +87,15 @@ async def _overload(directory: Path, args: argparse.Namespace) -> None:
         watching.cancel()
         print("\n".join(_table(plan.directory / "locust_stats.csv")))
         figures = record.figures
-        print(f"asked {figures.asked}, answered {figures.answered}, failed by kind {dict(figures.failures)}")
+        print(f"requests sent: {figures.asked}, answered: {figures.answered}, failed by kind: {dict(figures.failures)}")
         print(
             f"most requests that waited at once: {_most['epp_flow_waiting_requests']:g}; highest saturation: {_most['epp_flow_saturation']:.1f}"
         )
 
 
 def _shares(recording: bytes) -> str:
-    """Return the share of each tenant. Tenants appear as hashes. Requests after a tenant's last request are
-    left out, because the tenants no longer compete then.
+    """Return the share of each tenant. The requests name each tenant by a hash. Requests after the first
+    tenant has sent its last request are left out, because not all tenants compete then.
     """
     lines = [decode(line) for line in recording.splitlines()]
     asked = [
@@ -131,7 +131,7 @@ async def _watch(session: aiohttp.ClientSession, url: str) -> None:
 def _table(stats: Path) -> list[str]:
     with stats.open() as file:
         rows = {(row["Name"], row["Type"]): row for row in csv.DictReader(file)}
-    lines = ["| users of | asked | refused or failed | TTFT p50, s | p90 | p99 |", "| --- " * 6 + "|"]
+    lines = ["| users of | requests | refused or failed | TTFT p50, s | p90 | p99 |", "| --- " * 6 + "|"]
     for name in sorted(name for name, kind in rows if kind == "ANSWER" and name != "Aggregated"):
         answers, first = rows[name, "ANSWER"], rows[name, "TTFT"]
         times = " | ".join(f"{float(first[share]) / 1000:.2f}" for share in ("50%", "90%", "99%"))

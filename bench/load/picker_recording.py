@@ -51,7 +51,7 @@ class PickerRecording:
         except urllib.error.HTTPError as error:
             reasons = {
                 409: "another `epp record` is reading it",
-                404: "it is of a version that cannot be recorded",
+                404: "this version of the picker cannot be recorded",
             }
             self.fault = reasons.get(error.code, f"status {error.code}")
         except (OSError, ValueError, http.client.HTTPException) as error:

@@ -42,12 +42,12 @@ def probe(host: str, *, model: str) -> Served:
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise LoadError(
-            f"Nothing answers at {host} ({reason}). Start a gateway there (`make run` starts one on its own ports), or name another one with --host http://NAME:PORT"
+            f"Nothing answers at {host} ({reason}). Start a gateway there (`make run` starts one on its own ports), or name another gateway with --host http://NAME:PORT"
         ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LoadError(f"{url} does not return a list of models, so this is not an OpenAI API") from error
     if model and model not in (*bases, *(name for name, _ in adapters)):
-        raise LoadError(f"{host} serves no model {model!r}, but {', '.join(bases) or 'none'}")
+        raise LoadError(f"{host} does not serve the model {model!r}. It serves {', '.join(bases) or 'no model'}")
     if not bases:
         raise LoadError(f"{host} serves no model: is a model server ready behind it?")
     chosen = model or bases[0]

@@ -1,4 +1,4 @@
-"""Makes up the words of the load: the same for the same seed, and as long as asked for. Pure.
+"""Makes up the words of the load. The same seed gives the same words, and texts have the wanted length. Pure.
 
 A word is about 1.4 tokens for common tokenizers. The real number of tokens is read from each answer's usage.
 """

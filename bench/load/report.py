@@ -124,7 +124,7 @@ def failure_lines(figures: Figures) -> list[str]:
 
 
 def generator_lines(figures: Figures) -> list[str]:
-    """Return whether the figures are the server's alone."""
+    """Return the lines that say whether the generator was a bottleneck."""
     if figures.verdict:
         head = "THE GENERATOR WAS A BOTTLENECK: these figures are not the servers' alone."
         return [head, *(f"  - {reason}" for reason in figures.verdict), f"  ({figures.health.summary()})"]

@@ -1,5 +1,5 @@
-"""Decides when the requests of an open loop are due. Pure: from the time it computes which requests to send
-and how long to wait.
+"""Decides when the requests of an open loop are due. From the time it computes which requests to send now and
+how long to wait. Pure.
 
 A due moment never moves, whatever the server or the generator does. Late requests are all sent at once, and
 timed from their due moments. So if a server stops for a second, every request that was due in this second
