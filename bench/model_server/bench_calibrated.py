@@ -119,14 +119,14 @@ def main() -> None:
     parser.add_argument(
         "--requests-per-s", type=float, default=0.5, help="rate of the last scenario (default %(default)s)"
     )
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5, help="number of repeats (default %(default)s)")
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     args = parser.parse_args()
     measured = asyncio.run(measure(args))
     write_json(args.json, measured)
     show(
         f"{args.repeats} repeats, the two servers in turns",
-        ["requests", "TTFT ms", "modelled", "ratio", "TPOT ms", "modelled", "ratio"],
+        ["requests", "TTFT ms", "modelled TTFT", "ratio", "TPOT ms", "modelled TPOT", "ratio"],
         lines(measured),
     )
 

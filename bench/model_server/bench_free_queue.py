@@ -2,7 +2,7 @@
 hit rate and pool size.
 
 Run with `python -m bench.model_server.bench_free_queue [--json FILE]`, which takes a minute or two. A request
-has 64 blocks. With the probability of the hit rate all of them are found in the free queue, otherwise all are
+has 64 blocks. The hit rate is the probability that all of them are found in the free queue; otherwise all are
 new. There are 8 requests at a time, and each request ends a step. `request` is the CPU time of the engine's
 thread for one request (hold or take, cache, release, and the wait for the sweeping thread). `process` is the
 CPU time of all threads. `longest` is wall time. The three forms take turns in each round, and the table has
@@ -68,7 +68,7 @@ class Served:
             start = time.perf_counter_ns()
             self._admit(names)
             walls.append(time.perf_counter_ns() - start)
-        self._pool.num_free  # noqa: B018  # waits for a sweep under way, which belongs to what was served
+        self._pool.num_free  # noqa: B018  # waits for the sweep that these requests started
         thread, process = time.thread_time_ns() - thread, time.process_time_ns() - process
         return Measured(thread / len(prompts) / 1e3, process / len(prompts) / 1e3, max(walls) / 1e3)
 
@@ -117,8 +117,8 @@ def main() -> None:
         prog="python -m bench.model_server.bench_free_queue",
         description=(__doc__ or "").partition("\n\n")[0],
     )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=100, help="in each round")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds (default %(default)s)")
+    parser.add_argument("--requests", type=int, default=100, help="number of requests in each round")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
     rows: list[list[str | float | int]] = []

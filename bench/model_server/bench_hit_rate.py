@@ -92,7 +92,7 @@ def answers_for_the_reported_rate(prompt_tokens: int) -> tuple[float, float]:
     answer = prompt_tokens * ((NUM_REQUESTS - 1) / NUM_REQUESTS / REPORTED_RATE - 1)
     longest = round(2 * answer) - 1
     rates = identical_prompts(prompt_tokens=prompt_tokens, answer_tokens=(1, longest))
-    return answer, rates["prompt tokens covered, of whole sequences"]
+    return answer, rates["prompt tokens found, of all tokens"]
 
 
 def identical_prompts(
@@ -108,10 +108,10 @@ def identical_prompts(
     total = prompt_tokens + sum(answer_tokens) / 2
     return {
         "prompts found": found.prompt_rate,
-        "prompt tokens covered, of whole sequences": found.whole_sequence_rate,
-        "expected": (NUM_REQUESTS - 1) / NUM_REQUESTS * prompt_tokens / total,
-        "prompt tokens not computed, of whole sequences": found.whole_sequence_hit_rate,
-        "expected for those": (NUM_REQUESTS - 1) / NUM_REQUESTS * (prompt_tokens - 1) / total,
+        "prompt tokens found, of all tokens": found.whole_sequence_rate,
+        "expected share of found tokens": (NUM_REQUESTS - 1) / NUM_REQUESTS * prompt_tokens / total,
+        "prompt tokens not computed, of all tokens": found.whole_sequence_hit_rate,
+        "expected share of tokens not computed": (NUM_REQUESTS - 1) / NUM_REQUESTS * (prompt_tokens - 1) / total,
     }
 
 
@@ -165,18 +165,18 @@ def main() -> None:
 
     identical = identical_prompts()
     show(
-        "000-6: one prompt of 6 tokens, 64 answered, 1,000 times", ("rate", "value"), list(identical.items())
+        "000-6: one prompt of 6 tokens, sent 1,000 times, 64 answered tokens", ("rate", "value"), list(identical.items())
     )
     reported = [(name, *answers_for_the_reported_rate(tokens)) for name, tokens in REPORTED_PROMPTS.items()]
     show(
-        "000-6: answers that make the report's 8.14 %",
-        ("prompt tokens", "tokens of an answer", "rate seen there"),
+        "000-6: lengths of answers that give the report's 8.14 %",
+        ("prompt tokens", "mean answer tokens", "measured rate"),
         reported,
     )
 
     curves = family()
     show(
-        "000-5: prompts found by K, and expected",
+        "000-5: share of prompts found by K, and the expected share",
         ("K", *(f"p={p}" for p, _, _ in curves[0].points), "R squared"),
         [[c.bound, *(f"{r:.3f} ({e:.3f})" for _, r, e in c.points), c.r_squared] for c in curves],
     )
@@ -188,7 +188,7 @@ def main() -> None:
     policies = policies_on_one_trace()
     show("000-8: prefill tokens saved on one trace", ("blocks", *EVICTION_NAMES), policies)
     drifting = policies_on_one_trace(drift_every=100)
-    show("000-8: the same, favourites change every 100 requests", ("blocks", *EVICTION_NAMES), drifting)
+    show("000-8: prefill tokens saved if the favourites change every 100 requests", ("blocks", *EVICTION_NAMES), drifting)
     write_json(
         args.json,
         {

@@ -87,8 +87,8 @@ def main() -> None:
         prog="python -m bench.model_server.bench_partial",
         description=(__doc__ or "").partition("\n\n")[0],
     )
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--rounds", type=int, default=15, help="number of rounds (default %(default)s)")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="numbers of cached prompts")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
     rows: list[list[float | int]] = []
@@ -98,9 +98,9 @@ def main() -> None:
     columns = (
         "cached prompts",
         "look-up us, first tokens differ",
-        "first token in common",
+        "look-up us, first token in common",
         "decoded token us, first tokens differ",
-        "first token in common ",
+        "decoded token us, first token in common",
     )
     show("000-2: partial blocks, CPU by the number of candidates", columns, rows)
     write_json(args.json, {"000-2": [dict(zip(columns, row, strict=True)) for row in rows]})

@@ -65,7 +65,7 @@ def main() -> None:
         prog="python -m bench.model_server.bench_step_cpu",
         description=(__doc__ or "").partition("\n\n")[0],
     )
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=7, help="number of rounds (default %(default)s)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
     settings: tuple[HashAlgorithm | None, ...] = (None, *HASH_ALGORITHMS)
@@ -81,7 +81,7 @@ def main() -> None:
         cpu_ms = statistics.median(taken[setting])
         of_cache = (cpu_ms - without) / steps
         rows.append([setting or "no cache", cpu_ms / steps, of_cache, f"{of_cache / STEP_MS:.2%}"])
-    columns = ("hash", "core, ms a step", "of it the cache", f"share of {STEP_MS:.0f} ms")
+    columns = ("hash", "core, ms a step", "of which the cache", f"share of {STEP_MS:.0f} ms")
     show(f"001-8: CPU of the core, {REQUESTS} unique prompts, {steps} steps", columns, rows)
     write_json(args.json, {"001-8": [dict(zip(columns, row, strict=True)) for row in rows]})
 

@@ -143,8 +143,8 @@ def of_peers(content: Content) -> Pictures:
 
 def _policies(title: str, rows: Sequence[Sequence[float]]) -> str:
     lines = [
-        Line(name, [(row[0], row[place]) for row in rows], dashed=name == "last-touch")
-        for place, name in enumerate(EVICTION_NAMES, start=1)
+        Line(name, [(row[0], row[column]) for row in rows], dashed=name == "last-touch")
+        for column, name in enumerate(EVICTION_NAMES, start=1)
     ]
     return line_chart(title, lines, x_label="blocks in the cache", y_label="share of prefill tokens saved")
 
@@ -182,7 +182,7 @@ def main() -> None:
         prog="python -m bench.model_server.plots", description=(__doc__ or "").partition("\n\n")[0]
     )
     for name in _MAKERS:
-        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, type=Path, metavar="FILE")
+        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, type=Path, metavar="FILE", help=f"file of the {name.replace('_', ' ')} benchmark")
     args = vars(parser.parse_args())
     FOLDER.mkdir(exist_ok=True)
     for name, make in _MAKERS.items():

@@ -127,7 +127,7 @@ def test_an_engine_that_ends_answers_early_is_refused() -> None:
 def test_engines_are_compared_with_ours_within_a_repeat() -> None:
     row = recorded(ours=[1.0, 1.0], transformers=[4.0, 4.0], vllm=[0.5, 0.5])
     ours, transformers, vllm = figures.whole_runs(row, ENGINES)
-    assert [x["tokens/s, of ours"] for x in (ours, transformers, vllm)] == [1.0, 0.25, 2.0]
+    assert [x["tokens/s, times ours"] for x in (ours, transformers, vllm)] == [1.0, 0.25, 2.0]
     assert transformers["times faster"] == pytest.approx(10)
     assert vllm["answer tokens/s with"] == pytest.approx(6.0)
     assert vllm["hits"] == pytest.approx(0.5)

@@ -3,9 +3,10 @@ events of the simulated servers.
 
 The real knowledge of `epp.kvevents` gets every block that a simulated server stores or drops, and every
 routed prompt, a tenth of a second late. The simulator has no tokens, so the names of blocks are its own. Each
-place is run twice with the same requests. The places are: servers that state the size of their caches;
-servers that do not, with a wrong first belief; caches of a quarter of the size (eviction pressure); and a
-picker that restarts half-way and has to learn everything again. Prints a table and writes JSON; `--help`.
+situation is run twice with the same requests. The situations are: servers that state the size of their
+caches; servers that do not state it, with a wrong first belief of the picker; caches of a quarter of the size
+(eviction pressure); and a picker that restarts half-way and has to learn everything again. Prints a table and
+writes JSON; see `--help`.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ _WARM_UP_S = 150.0
 _MEASURED_S = 150.0
 _EVENTS_LATE_S = 0.1
 _BYTES_PER_TOKEN = 4
-_PLACES = ("stated size", "belief x 0.25", "belief x 4", "small caches", "picker restart")
+_SITUATIONS = ("stated size", "belief x 0.25", "belief x 4", "small caches", "picker restart")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     workload: str
-    place: str
+    situation: str
     exact: bool
     seed: int
     load: float
@@ -73,7 +74,7 @@ class Found:
 
 
 class _ReportingPool(BlockPool):
-    """Notes which blocks can be found in it from now on, and which can no longer be found."""
+    """Records as events which blocks the pool begins to hold, and which blocks it forgets."""
 
     def __init__(self, num_blocks: int, events: list[Event]) -> None:
         super().__init__(num_blocks, on_forget=self._forgotten)
@@ -113,7 +114,7 @@ class ExactRouter(PickerRouter):
         self._prompts: deque[tuple[float, SimRequest, str]] = deque()
         self._kept: dict[EndpointName, dict[BlockName, int]] = {}
         """The blocks of each server, for the replay that a new picker gets."""
-        self._restart_at = _WARM_UP_S if trial.place == "picker restart" else float("inf")
+        self._restart_at = _WARM_UP_S if trial.situation == "picker restart" else float("inf")
         self._predicted: dict[int, int] = {}
         self.predictions: list[tuple[float, int, int]] = []
         """For each request that ended: the time, the predicted cached tokens, and the cached tokens."""
@@ -201,7 +202,7 @@ class ExactRouter(PickerRouter):
     def scraped(self, scraper: int, server: str, page: Snapshot, *, now: float) -> None:
         self.advance(now)
         metrics = metrics_of(page, read_at_s=now)
-        if self._trial.place.startswith("belief"):
+        if self._trial.situation.startswith("belief"):
             metrics = replace(metrics, capacity_tokens=None)
         self.pickers[scraper].observe(EndpointName(server), metrics, now=now)
 
@@ -224,9 +225,9 @@ def _keep(kept: dict[BlockName, int], event: Event) -> None:
 
 
 def _policy_of(trial: Trial) -> Policy:
-    if not trial.place.startswith("belief"):
+    if not trial.situation.startswith("belief"):
         return DEFAULT_POLICY
-    tokens = int(float(trial.place.rpartition(" ")[2]) * CACHE_TOKENS)
+    tokens = int(float(trial.situation.rpartition(" ")[2]) * CACHE_TOKENS)
     spec = DEFAULT_POLICY.spec
     table = msgspec.structs.replace(spec.table, default_capacity_tokens=tokens)
     return msgspec.structs.replace(DEFAULT_POLICY, spec=msgspec.structs.replace(spec, table=table))
@@ -234,7 +235,7 @@ def _policy_of(trial: Trial) -> Policy:
 
 def _plan_of(trial: Trial, *, arrivals_s: float) -> FleetPlan:
     plan = plan_of(Setting(), spec_of(trial.workload), arrivals_s=arrivals_s)
-    if trial.place != "small caches":
+    if trial.situation != "small caches":
         return plan
     return replace(plan, shape=replace(plan.shape, num_blocks=plan.shape.num_blocks // 4))
 
@@ -250,7 +251,7 @@ def run(trial: Trial) -> Found:
     fleet = ReportingFleet(plan, router=router, workload=workload, rng=random.Random(trial.seed))
     fleet.events = router.events
     outcome = fleet.run()
-    until = _WARM_UP_S + (60.0 if trial.place == "picker restart" else _MEASURED_S)
+    until = _WARM_UP_S + (60.0 if trial.situation == "picker restart" else _MEASURED_S)
     late = [r for r in outcome.records if _WARM_UP_S <= r.arrived_s < until]
     ttft = sorted(
         (r.first_token_s if r.first_token_s is not None else outcome.ended_s) - r.arrived_s for r in late
@@ -269,18 +270,18 @@ def run(trial: Trial) -> Found:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workloads", nargs="+", default=["b2b", "hot", "conversation"])
-    parser.add_argument("--places", nargs="+", default=list(_PLACES), choices=_PLACES)
-    parser.add_argument("--loads", nargs="+", type=float, default=[0.9])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--workloads", nargs="+", default=["b2b", "hot", "conversation"], help="workloads to run")
+    parser.add_argument("--situations", nargs="+", default=list(_SITUATIONS), choices=_SITUATIONS, help="situations to run (default: all)")
+    parser.add_argument("--loads", nargs="+", type=float, default=[0.9], help="loads, as shares of the capacity")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="seeds to run (default 1 2 3)")
+    parser.add_argument("--processes", type=int, default=2, help="number of runs at the same time (default %(default)s)")
     parser.add_argument("--json", help="also write the figures to this file")
     args = parser.parse_args(argv)
     capacities = {workload: calibrate(workload, Setting())[0] for workload in args.workloads}
     trials = [
         Trial(
             workload=workload,
-            place=place,
+            situation=situation,
             exact=exact,
             seed=seed,
             load=load,
@@ -288,7 +289,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         for workload in args.workloads
         for load in args.loads
-        for place in args.places
+        for situation in args.situations
         for seed in args.seeds
         for exact in (False, True)
     ]
@@ -301,18 +302,18 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def table_of(found: Sequence[Found]) -> str:
-    """Return a line for each workload, load and place: means over the seeds, approximate and exact. Ratios
-    are taken for each seed, and their median is shown.
+    """Return a line for each workload, load and situation: means over the seeds, approximate and exact.
+    Ratios are taken for each seed, and their median is shown.
     """
     by_cell: dict[tuple[str, float, str], dict[bool, list[Found]]] = {}
     for one in found:
         t = one.trial
-        by_cell.setdefault((t.workload, t.load, t.place), {False: [], True: []})[t.exact].append(one)
+        by_cell.setdefault((t.workload, t.load, t.situation), {False: [], True: []})[t.exact].append(one)
     lines = [
-        "| workload | load | place | hit rate | precision | recall | mean TTFT s | exact / approximate, TTFT mean | p90 |",
+        "| workload | load | situation | hit rate | precision | recall | mean TTFT s | exact / approximate, TTFT mean | p90 |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for (workload, load, place), cell in by_cell.items():
+    for (workload, load, situation), cell in by_cell.items():
         columns = [
             " → ".join(f"{fmean(getattr(f, name) for f in cell[exact]):{form}}" for exact in (False, True))
             for name, form in (
@@ -325,7 +326,7 @@ def table_of(found: Sequence[Found]) -> str:
         pairs = list(zip(cell[False], cell[True], strict=True))
         mean = median(b.ttft_mean_s / a.ttft_mean_s for a, b in pairs)
         p90 = median(b.ttft_p90_s / a.ttft_p90_s for a, b in pairs)
-        lines.append(f"| {workload} | {load} | {place} | {' | '.join(columns)} | {mean:.2f} | {p90:.2f} |")
+        lines.append(f"| {workload} | {load} | {situation} | {' | '.join(columns)} | {mean:.2f} | {p90:.2f} |")
     return "\n".join(lines)
 
 

@@ -8,9 +8,9 @@ Prints a table. See `--help`.
     python -m bench.routing.flow --mix interactive --workloads conversation --loads 0.5,2.0
     python -m bench.routing.flow --mix greedy --workloads b2b --loads 1.3,2.4 --settings off,queue
 
-`good` is the share of all requests that were answered with TTFT <= 2 s and TPOT <= 100 ms; refused ones are
-not. Times are of those that were answered. `by length` is the same share for each quarter of the requests by
-prompt length, shortest first. A setting that refuses late requests refuses long prompts first, and this
+`good` is the share of all requests that were answered with TTFT <= 2 s and TPOT <= 100 ms; a refused request
+is not good. Times are those of the answered requests. `by length` is `good` for each quarter of the requests
+by prompt length, shortest first. A setting that refuses late requests refuses long prompts first, and this
 column shows it. With `--mix`, `classes` shows good, the p90 of TTFT, and how much of its max-min fair share
 each tenant got.
 """
@@ -190,7 +190,7 @@ def _print_ratios(
     """Print, for each setting and load, the times divided by those of the first setting, and the places where
     the setting loses against the first.
     """
-    heads = ["flow", "load", "mean TTFT, times that of the first", "p90", "mean or p90 beyond 1.02 at"]
+    heads = ["flow", "load", "mean TTFT, times the first setting's", "p90", "mean or p90 above 1.02 at"]
     heads.append("good is lower by more than 0.01 at")
     print("\n| " + " | ".join(heads) + " |")
     print("| --- " * len(heads) + "|")
@@ -232,7 +232,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="use this trace as one more workload",
     )
-    add("--loads", default="0.5,0.9,1.3,2.0", metavar="X,Y", help="loads, as shares of the capacity")
+    add("--loads", default="0.5,0.9,1.3,2.0", metavar="X,Y", help="loads, as shares of the capacity (default %(default)s)")
     add(
         "--settings",
         default="off,refuse,demote,shortest",
@@ -248,7 +248,7 @@ def _parser() -> argparse.ArgumentParser:
         help="send X times the usual number of requests (default %(default)s)",
     )
     add("--servers", type=int, default=8, metavar="N", help="number of servers (default %(default)s)")
-    add("--unlike", type=int, default=0, metavar="N", help="servers with half the speed and half the cache")
+    add("--unlike", type=int, default=0, metavar="N", help="number of servers with half the speed and half the cache (default %(default)s)")
     add("--page", action="store_true", help="print the table of docs/bench-flow.md")
     add(
         "--processes",
@@ -258,8 +258,8 @@ def _parser() -> argparse.ArgumentParser:
         help="with --page: number of runs at the same time (default %(default)s)",
     )
     add("--mix", choices=["", "interactive", "greedy"], default="", help="mix of request classes")
-    add("--burst", action="store_true", help="send ten times the load for 30 s in the middle of the run")
-    add("--headroom", type=float, metavar="S", help="flow.headroomSeconds of the policy")
+    add("--burst", action="store_true", help="send ten times the load for 30 s, a quarter of the way through the run")
+    add("--headroom", type=float, metavar="S", help="flow.headroomSeconds of the policy (default: that of the setting)")
     add("--replicas", type=int, default=1, metavar="N", help="number of pickers, each with its own queue")
     add(
         "--share-delay",

@@ -2,16 +2,15 @@
 OPT's shapes.
 
 `make bench-tiers`. `systems.py` and `shapes.py` say which parts are real and which are given; docs/tiers.md
-has the tables. Systems take turns request by request, so that other load affects all alike.
+has the tables. The systems take turns at each request, so that other load affects all of them alike.
 
---disk direct   this machine's disk, O_DIRECT, no page cache of this system
-       limited  reads through the page cache, held back to a rate;
-       in slow motion, with the accelerator slowed down as much, so that
-                this machine's own overhead weighs little
-       counted  no time is measured: records are one number wide a head instead of 128,
-       and bytes are multiplied
---device cpu    compute is imposed: the time a stated accelerator needs at the least
-         cuda   compute is real, with random weights of the shape; the first tier is the GPU's memory
+--disk direct    read this machine's disk with O_DIRECT, past this system's page cache
+       limited   read through the page cache at a limited rate, in slow motion: disk and accelerator are
+                 slower by the same factor, so that this machine's own overhead weighs little
+       counted   measure no time: records have one number for each head instead of 128, and bytes are
+                 multiplied
+--device cpu     a computation takes at least the time that a stated accelerator would need
+         cuda    the computation is real, with random weights of the shape; the first tier is the GPU's memory
 """
 
 from __future__ import annotations
@@ -208,77 +207,107 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shape", nargs="+", choices=sorted(SHAPES), default=["opt-30b"])
-    parser.add_argument(
+    _add_model(parser)
+    _add_storage(parser)
+    _add_requests(parser)
+    _add_results(parser)
+    return parser
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("the model and its accelerator").add_argument
+    add("--shape", nargs="+", choices=sorted(SHAPES), default=["opt-30b"], help="sizes of the models")
+    add(
         "--layers",
         type=int,
         default=0,
         help="number of the shape's layers (default: all on a GPU, otherwise 6; 12 for --disk counted)",
     )
-    parser.add_argument("--disk", choices=("direct", "limited", "counted"), default="direct")
-    parser.add_argument(
-        "--disk-gb-per-s", type=float, default=5.0, help="rate of the limited disk (default %(default)s)"
-    )
-    parser.add_argument(
-        "--slow-motion",
-        type=float,
-        default=100.0,
-        help="factor by which the limited disk and its accelerator are slower (default %(default)s)",
-    )
-    parser.add_argument(
-        "--read-us",
-        type=float,
-        default=100.0,
-        help="extra time of each read of the limited disk (default %(default)s)",
-    )
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--real-compute", action="store_true", help="do real multiplications on the CPU too")
-    parser.add_argument(
+    add("--device", default="cpu", help="device of the computation (default %(default)s)")
+    add("--real-compute", action="store_true", help="do real multiplications on the CPU too")
+    add(
         "--tflops",
         type=float,
         default=150.0,
         help="speed of the accelerator that is imposed on the CPU (default %(default)s)",
     )
-    parser.add_argument(
+    add(
         "--weights-gb-per-s",
         type=float,
         default=1500.0,
         help="memory rate of the accelerator that is imposed on the CPU (default %(default)s)",
     )
-    parser.add_argument("--prompts", choices=("few-shot", "passages"), default="few-shot")
-    parser.add_argument("--prefixes", type=int, default=6)
-    parser.add_argument(
-        "--recorded",
-        type=int,
-        default=24,
-        help="number of requests of each prefix whose weights are recorded",
+
+
+def _add_storage(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("the disk and the fast tiers").add_argument
+    add(
+        "--disk",
+        choices=("direct", "limited", "counted"),
+        default="direct",
+        help="kind of disk, as above (default %(default)s)",
     )
-    parser.add_argument("--prefix-tokens", type=int, nargs="+", default=[256, 512])
-    parser.add_argument("--ratios", type=float, nargs="+", default=[0.25, 0.5])
-    parser.add_argument(
+    add(
+        "--disk-gb-per-s", type=float, default=5.0, help="rate of the limited disk (default %(default)s)"
+    )
+    add(
+        "--slow-motion",
+        type=float,
+        default=100.0,
+        help="factor by which the limited disk and its accelerator are slower (default %(default)s)",
+    )
+    add(
+        "--read-us",
+        type=float,
+        default=100.0,
+        help="extra microseconds of each read of the limited disk (default %(default)s)",
+    )
+    add(
         "--tiers",
         type=_shares,
         nargs="+",
         default=[(0.01, 0.02), (0.05, 0.1), (0.1, 0.3)],
         metavar="GPU+CPU",
-        help="sizes of the fast tiers, in percent of all prefixes' KV: 1+2 5+10 10+30",
+        help="sizes of the fast tiers, in percent of all prefixes' KV (default 1+2 5+10 10+30)",
     )
-    parser.add_argument("--new-tokens", type=int, default=24)
-    parser.add_argument("--warm-up", type=int, default=24)
-    parser.add_argument("--requests", type=int, default=20)
-    parser.add_argument(
-        "--folder", type=Path, help="folder on the disk to measure (default: the temporary folder)"
+    add("--folder", type=Path, help="folder on the disk to measure (default: the temporary folder)")
+
+
+def _add_requests(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("the requests").add_argument
+    add(
+        "--prompts",
+        choices=("few-shot", "passages"),
+        default="few-shot",
+        help="kind of prompts, as `patterns.py` describes them (default %(default)s)",
     )
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--svg", type=Path)
-    parser.add_argument(
+    add("--prefixes", type=int, default=6, help="number of prefixes (default %(default)s)")
+    add(
+        "--recorded",
+        type=int,
+        default=24,
+        help="number of requests of each prefix whose weights are recorded (default %(default)s)",
+    )
+    add("--prefix-tokens", type=int, nargs="+", default=[256, 512], help="lengths of the prefixes")
+    add(
+        "--ratios", type=float, nargs="+", default=[0.25, 0.5], help="shares of a prefix's tokens that are kept"
+    )
+    add("--new-tokens", type=int, default=24, help="number of tokens that a request adds to its prefix (default %(default)s)")
+    add("--warm-up", type=int, default=24, help="number of requests before those measured (default %(default)s)")
+    add("--requests", type=int, default=20, help="number of measured requests (default %(default)s)")
+
+
+def _add_results(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("the results").add_argument
+    add("--json", type=Path, help="file for the figures")
+    add("--svg", type=Path, help="file for a picture of the times")
+    add(
         "--merge",
         type=Path,
         nargs="+",
         help="show the results of earlier runs, with runs of the same cells combined, and measure nothing",
     )
-    parser.add_argument("--cells", type=Path, help="write the cells against which the cost model is tested")
-    return parser
+    add("--cells", type=Path, help="file for the cells against which the cost model is tested")
 
 
 if __name__ == "__main__":

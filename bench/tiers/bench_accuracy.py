@@ -145,7 +145,7 @@ def measure(
     found: defaultdict[tuple[float, str], Measured] = defaultdict(Measured)
     started = time.monotonic()
     for number, token_ids in in_order(samples):
-        token_ids, later = token_ids[: prefix_tokens + new_tokens], token_ids[prefix_tokens + new_tokens :]  # noqa: PLW2901 - from here on the request's own
+        token_ids, later = token_ids[: prefix_tokens + new_tokens], token_ids[prefix_tokens + new_tokens :]  # noqa: PLW2901 - from here on only the tokens of this request
         text = torch.tensor(token_ids[prefix_tokens:])
         sequencer.compute(token_ids[:prefix_tokens], start=0, num_logits=1)
         others = [
@@ -219,16 +219,16 @@ def equal_windows(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--samples", type=int, default=40)
+    parser.add_argument("--samples", type=int, default=40, help="number of samples (default %(default)s)")
     parser.add_argument(
         "--skip", type=int, default=0, help="number of samples to skip, because another process measures them"
     )
     parser.add_argument(
         "--merge", type=Path, nargs="+", help="show the results of several processes, and measure nothing"
     )
-    parser.add_argument("--prefix-tokens", type=int, default=256)
-    parser.add_argument("--new-tokens", type=int, default=16)
-    parser.add_argument("--ratios", type=float, nargs="+", default=[0.25, 0.5])
+    parser.add_argument("--prefix-tokens", type=int, default=256, help="length of the prefixes (default %(default)s)")
+    parser.add_argument("--new-tokens", type=int, default=16, help="number of tokens after the prefix (default %(default)s)")
+    parser.add_argument("--ratios", type=float, nargs="+", default=[0.25, 0.5], help="shares of the prefix that are kept")
     parser.add_argument(
         "--widths",
         type=float,
@@ -236,7 +236,7 @@ def main() -> None:
         default=[0.35, 0.6, 0.7, 0.8, 0.9],
         help="further shares for sinks + window, besides --ratios (default %(default)s)",
     )
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="file for the figures")
     args = parser.parse_args()
     if args.merge:
         found = merged(args.merge)
@@ -294,8 +294,8 @@ def report(found: dict[tuple[float, str], Measured], args: argparse.Namespace) -
             for ratio, *shares in equal_windows(found, ours)
         ]
         show(
-            f"002-7 at equal accuracy: what sinks + window have to keep to answer like `{ours}`",
-            ("kept by it", "for as many same next tokens", "for as low a KL"),
+            f"002-7 at equal accuracy: the share that sinks + window has to keep to answer like `{ours}`",
+            (f"kept by `{ours}`", "for as many same next tokens", "for as low a KL"),
             windows,
         )
     chosen = [(ratio, row) for (ratio, name), row in rows.items() if name == PROBE]

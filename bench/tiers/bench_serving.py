@@ -2,8 +2,8 @@
 or still has in its blocks.
 
 The bench sends one prompt at a time to SmolLM2 over HTTP, with all cases of a prompt one after the other.
-Between cases the prefix cache is reset. Before a load from disk, the system is asked to drop the files from
-its page cache. `--json` keeps every time.
+Between cases the prefix cache is reset. Before a load from disk, the bench asks the system to drop the files
+from its page cache. `--json` keeps every time.
 
     python -m tests.engine_env run bench.tiers.bench_serving --json FILE
 """
@@ -120,7 +120,7 @@ async def measure(prompts: list[list[int]], folder: Path) -> dict[str, list[floa
 def report(times: dict[str, list[float]], *, prompt_tokens: int) -> None:
     print(
         f"\n| prompt of {prompt_tokens} tokens | first token, s (mean) | median | least | most "
-        "| against computing, by means | by medians |"
+        "| divided by `computed, no store`, by means | by medians |"
     )
     print("| --- | --- | --- | --- | --- | --- | --- |")
     computed = times[COMPUTED]
@@ -137,9 +137,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--prompt-tokens", type=int, nargs="+", default=[256, 1024])
-    parser.add_argument("--prompts", type=int, default=5)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--prompt-tokens", type=int, nargs="+", default=[256, 1024], help="lengths of the prompts"
+    )
+    parser.add_argument("--prompts", type=int, default=5, help="number of prompts of each length (default %(default)s)")
+    parser.add_argument("--json", type=Path, help="file for all times")
     args = parser.parse_args()
     language = PretrainedLanguage(find(SMOLLM2, progress=print))
     times_by_length = {}

@@ -40,8 +40,9 @@ def tell(rows: Sequence[Row]) -> None:
     timed = {cell: found for cell, found in cells.items() if found[OURS.name]["ttft_s"] is not None}
     for figure, name in (("ttft_s", "median"), ("ttft_mean_s", "mean")) if timed else ():
         tables.show(
-            f"002-5: time to the first token, {name} in s; how many times it is that of the document's rules, and that with few chunks: "
-            "the strongest of recompute, load everything and top-k; top-k; sinks + window",
+            f"002-5: time to the first token, {name}, in s. The last two columns have the times of other systems, divided by "
+            "the time of the document's rules and by the time with few chunks. The other systems are: the fastest of "
+            "recompute, load everything and top-k; top-k; sinks + window",
             (*_COLUMNS, *(system.name for system in SYSTEMS), "document's rules", "few chunks"),
             [
                 (
@@ -62,8 +63,8 @@ def tell(rows: Sequence[Row]) -> None:
         [(*cell, *(_from_disk(found.get(name)) for name in names)) for cell, found in cells.items()],
     )
     tables.show(
-        "002-3: chunks that a request needs, wherever they are",
-        (*_COLUMNS, PROBED.name, PACKED.name, "falls", FEW_CHUNKS.name, "falls"),
+        "002-3: chunks that a request needs, from disk and from the fast tiers",
+        (*_COLUMNS, PROBED.name, PACKED.name, "times fewer", FEW_CHUNKS.name, "times fewer"),
         [
             (
                 *cell,
@@ -94,14 +95,14 @@ def _tell_steps(cells: dict[tuple[str, ...], dict[str, Row]]) -> None:
     lines = []
     for cell, found in cells.items():
         for steps in STEPS:
-            for figure, unit, name in (("bytes", 1e6, "MB from disk"), ("ttft_mean_s", 1.0, "s, mean")):
+            for figure, unit, name in (("bytes", 1e6, "MB from disk"), ("ttft_mean_s", 1.0, "mean s")):
                 if steps[0].name in found and found[OURS.name][figure] is not None:
                     values = [found[step.name][figure] / unit for step in steps]
                     saved = values[0] - values[3]
                     savings = [
                         f"{one - other:.3f} ({(one - other) / saved:.0%})" for one, other in pairwise(values)
                     ]
-                    lfu = "that forgets" if steps[0].forgetful else "all uses"
+                    lfu = "forgets" if steps[0].forgetful else "all uses"
                     late = (
                         f"{(found[FEW_LFU.name][figure] / unit - values[-1]):.3f}"
                         if FEW_LFU.name in found
@@ -109,10 +110,11 @@ def _tell_steps(cells: dict[tuple[str, ...], dict[str, Row]]) -> None:
                     )
                     lines.append((*cell, lfu, name, f"{values[0]:.3f}", *savings, f"{values[-1]:.3f}", late))
     tables.show(
-        "002-6: what each technique saves, switched on one by one (share of the document's three together)",
+        "002-6: what each technique saves when the techniques are switched on one by one (brackets: share of what the "
+        "document's three techniques save together)",
         (
-            *(*_COLUMNS, "LFU", "of", TOP_K.name, *(step.name for step in STEPS[0][1:]), "what is left"),
-            "importance caching after few chunks, from an LFU of all uses",
+            *(*_COLUMNS, "LFU", "figure", TOP_K.name, *(step.name for step in STEPS[0][1:]), "remaining"),
+            "importance caching after few chunks",
         ),
         lines,
     )
@@ -152,7 +154,7 @@ def svg(rows: Sequence[Row]) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="11">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
-        '<text x="10" y="20" font-size="13">TTFT as a multiple of the document\'s three techniques together, by means; their mean seconds last</text>',
+        '<text x="10" y="20" font-size="13">mean TTFT divided by that of the document\'s three techniques together; last line: their mean TTFT in s</text>',
     ]
     for line, name in enumerate([*names, "seconds"]):
         parts.append(

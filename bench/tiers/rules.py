@@ -1,9 +1,9 @@
-"""Compares rules for which chunks the fast tiers should keep: bytes from disk by rule, with the choices that
-SmolLM2 made (rows 002-4 and 002-6).
+"""Compares rules for which chunks the fast tiers should keep: bytes from disk by rule, with the tokens that
+SmolLM2 attends to (rows 002-4 and 002-6).
 
-Each rule serves the same requests, by the document's choice and by few chunks: `python -m tests.engine_env
-run bench.tiers.rules`. Records have one number for each head and bytes are multiplied, as with `--disk
-counted`. This takes some minutes.
+Each rule serves the same requests, once with the document's choice of tokens and once with few chunks:
+`python -m tests.engine_env run bench.tiers.rules`. Records have one number for each head and bytes are
+multiplied, as with `--disk counted`. This takes some minutes.
 """
 
 from __future__ import annotations
@@ -42,15 +42,17 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--prefix-tokens", type=int, nargs="+", default=[256, 512])
-    parser.add_argument("--ratios", type=float, nargs="+", default=[0.25, 0.5])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[8, 18, 28], help="of the requests")
-    parser.add_argument("--requests", type=int, default=40)
+    parser.add_argument(
+        "--prefix-tokens", type=int, nargs="+", default=[256, 512], help="lengths of the prefixes"
+    )
+    parser.add_argument("--ratios", type=float, nargs="+", default=[0.25, 0.5], help="shares of a prefix's tokens that are kept")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[8, 18, 28], help="seeds of the requests")
+    parser.add_argument("--requests", type=int, default=40, help="number of requests for each seed (default %(default)s)")
     args = parser.parse_args()
     hf.use_threads(1)
     lines = [line for tokens in args.prefix_tokens for line in _measured(tokens, args)]
     show(
-        f"MB from disk a request, means over {len(args.seeds)} times {args.requests} requests",
+        f"MB from disk for each request, means over {len(args.seeds)} seeds of {args.requests} requests",
         ("prefix", "kept", "tiers", "choice", *RULES),
         lines,
     )

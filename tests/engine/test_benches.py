@@ -132,7 +132,7 @@ def test_003_one_command_prints_the_three_modes_with_their_throughputs(
     assert [told.count(f"=== {mode} ===") for mode in runs.MODES] == [2, 2, 2]
     assert told.count("Throughput (total): ") == told.count("Throughput (completion): ") == 6
     assert told.count("Prompt tokens: 240\nCompletion tokens: 18\nTotal tokens: 258\n") == 6
-    assert told.endswith("Same greedy text in all of them: True\n")
+    assert told.endswith("Same greedy text in all modes: True\n")
 
 
 @pytest.mark.parametrize(("cache", "hits"), [(True, 0.375), (False, 0.0)])

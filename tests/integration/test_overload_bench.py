@@ -19,7 +19,7 @@ def test_users_of_every_tenant_and_priority_are_answered_or_refused_by_flow_cont
     rows = re.findall(r"^\| ([a-z-]+(?: interactive)?) \| (\d+) ", ended.stdout, re.MULTILINE)
     tenants = ("greedy", "light-a", "light-b")
     assert {name for name, _ in rows} == {*tenants, *(f"{tenant} interactive" for tenant in tenants)}
-    kinds = re.search(r"failed by kind (\{.*\})", ended.stdout)
+    kinds = re.search(r"failed by kind: (\{.*\})", ended.stdout)
     assert kinds is not None
     assert set(re.findall(r"'([^']+)'", kinds.group(1))) <= {"status 429"}
     assert "prompt tokens of priority 0 by tenant: " in ended.stdout

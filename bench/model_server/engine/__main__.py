@@ -3,7 +3,7 @@ larger shape on a GPU.
 
 The rows are 000-7 (with the report's figure 2, and by the length of answers), 001-6, 001-7, 001-8 and 003-5.
 The sides take turns, and the tables have medians of the repeats. `--layers 4` takes the model's first four
-layers, and its tables say so: all thirty layers take hours, and the comparison leaves out the same work on
+layers, and its tables say so. All thirty layers take hours, and the comparison leaves out the same work on
 both sides. `--shape 8b --device cuda` makes 8 billion random weights on the GPU. `--json FILE` keeps every
 measurement, and adds to the measurements that a run of the same model left there. So several short runs make
 one table. `make bench-engine` runs this where torch is installed; `ARGS="--rows 000-7"` runs one row.
@@ -40,7 +40,7 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="rows to run (default: all)")
     parser.add_argument(
         "--repeats",
         type=int,
@@ -57,7 +57,7 @@ def main() -> None:
         "--requests",
         type=int,
         metavar="N",
-        help="prompts of 001-6 (default 20; 200 on a GPU) and requests of 003-5 (default 64), if all layers are too slow for more",
+        help="number of prompts of 001-6 (default 20; 200 on a GPU) and of requests of 003-5 (default 64)",
     )
     parser.add_argument(
         "--modes", nargs="+", choices=runs.MODES, default=runs.MODES, help="modes of 003-5 to run"

@@ -18,16 +18,17 @@ from model_server.core.request import Request, TokenId
 from model_server.core.sampling import GREEDY, SamplingParams
 
 SHORT_TOKENS, WAVE = 15, 8
-"""The lengths of the report's prompts. The report does not state the lengths of its answers."""
+"""The tokens of the report's prompts, and the requests of a wave. The report does not state the lengths of
+its answers.
+"""
 REPORT = CacheOptions(partial_blocks=True, eviction="last-touch", max_unused_blocks=64)
 """The report's cache: partial blocks, at most K unused blocks, and eviction from a heap of heaps. 64 requests
 leave more than K blocks behind.
 """
 IDENTICAL = ((1.0, 2), (1.0, 16), (0.1, 16))
+"""The points (p, answered tokens) of row 000-7."""
 CURVE = tuple((n / 10, 2) for n in range(1, 11))
-"""The number of answered tokens with which 8.14 % of all tokens were found, after the report's question of 5
-tokens.
-"""
+"""The points (p, answered tokens) of the report's figure 2."""
 ANSWERS = (2, 4, 8, 16, 32, 56)
 """With 56 answered tokens after the report's question of 5 tokens, 8.14 % of all tokens were found."""
 GOAL = 1.10
@@ -61,12 +62,14 @@ class Waves:
 
 
 def identical_prompts(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
-    """Measure row 000-7: 64 prompts of 15 tokens. Either all of them are equal, or one in ten is."""
+    """Measure row 000-7: 64 prompts of 15 tokens. Either all of them are equal, or one in ten is the same
+    prompt.
+    """
     return _items(bench, kept, repeats=repeats, say=say, row="000-7", points=IDENTICAL)
 
 
 def items_by_p(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
-    """Measure the report's figure 2: like 000-7, for p from 0.1 to 1, with two answered tokens."""
+    """Measure the report's figure 2: the prompts of 000-7, for p from 0.1 to 1, with two answered tokens."""
     return _items(bench, kept, repeats=repeats, say=say, row="000-figure-2", points=CURVE)
 
 
@@ -93,9 +96,9 @@ def _items(
                 "items/s without": kept.median(f"{name} False"),
                 **kept.ratios("ratio", f"{name} True", f"{name} False"),
                 "after the first wave": kept.ratio(f"{name} later True", f"{name} later False"),
-                "its repeats": kept.spread(f"{name} later True", f"{name} later False"),
+                "after the first wave, of the repeats": kept.spread(f"{name} later True", f"{name} later False"),
                 "core's share of the time with": kept.median(f"{name} core True"),
-                "core's without": kept.median(f"{name} core False"),
+                "core's share of the time without": kept.median(f"{name} core False"),
             }
         )
     return {"row": row, "goal": ">= 1.10 at p = 1, >= 0.95 at p = 0.1", "rows": rows}

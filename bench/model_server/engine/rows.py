@@ -26,8 +26,8 @@ REQUESTS, DISTINCT, PROMPT_TOKENS, ANSWER_TOKENS = 64, 15, 856, 16
 
 def prompts_twice(bench: Bench, kept: Kept, *, repeats: int, say: Say) -> Figures:
     """Measure row 001-6: 20 prompts (200 on a GPU) of 256 to 512 tokens, each twice, with the time of the
-    whole run, with and without the cache. The third side also caches partial blocks, and so finds all of a
-    prompt except its last token.
+    whole run, with and without the cache. The third side of the comparison also caches partial blocks, and so
+    finds all of a prompt except its last token.
     """
     count = bench.requests or (WHOLE_PROMPTS if bench.whole else PROMPTS)
     sizes = uneven_lengths(count)

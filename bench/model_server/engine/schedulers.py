@@ -102,7 +102,7 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--modes", nargs="+", choices=runs.MODES, default=runs.MODES)
+    parser.add_argument("--modes", nargs="+", choices=runs.MODES, default=runs.MODES, help="modes to run (default: all)")
     parser.add_argument(
         "--layers", type=int, default=4, help="use only the first N layers of SmolLM2; 0: all thirty"
     )
@@ -130,7 +130,7 @@ def main() -> None:
             outcome, text = run(bench, mode, keep_prompts=keep_prompts, load=load)
             texts.append(text)
             print(f"=== {mode} ===", *outcome.lines(), "", sep="\n", flush=True)
-    print(f"Same greedy text in all of them: {all(text == texts[0] for text in texts)}")
+    print(f"Same greedy text in all modes: {all(text == texts[0] for text in texts)}")
 
 
 def _added(mode: str, engine: PromptEngine, made: Sequence[Request]) -> Callable[[], None]:

@@ -142,16 +142,18 @@ def main() -> None:
     parser.add_argument(
         "--layers", type=int, default=4, help="use only the first N layers of SmolLM2; 0: all thirty"
     )
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5, help="number of repeats (default %(default)s)")
     parser.add_argument(
         "--costs",
         type=float,
         nargs=3,
         metavar="S",
-        help="use these seconds and measure none: the whole prompt; the prompt with its shared part cached; a decode step",
+        help="use these three costs in seconds, and measure none: a whole prompt, a prompt with its shared part cached, a decode step",
     )
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.1, 0.15, 0.25])
-    parser.add_argument("--requests", type=int, nargs="+", default=[12, 500])
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.1, 0.15, 0.25], help="requests/s")
+    parser.add_argument(
+        "--requests", type=int, nargs="+", default=[12, 500], help="numbers of requests in a run"
+    )
     args = parser.parse_args()
     costs = args.costs
     if costs is None:
@@ -169,7 +171,7 @@ def main() -> None:
         for requests in args.requests
         for rate in args.rates
     ]
-    show("Effect of the cache by these costs", ["requests", "requests/s", "TTFT", "TPOT"], lines)
+    show("Times with the cache divided by times without it, by these costs", ["requests", "requests/s", "TTFT", "TPOT"], lines)
 
 
 def _engine(costs: CostModel, *, cache: bool) -> Engine:

@@ -55,6 +55,7 @@ def _arguments() -> argparse.Namespace:
         nargs="+",
         choices=list(work.ROWS),
         default=[row for row in work.ROWS if row not in work.TIMED],
+        help="rows to run (default: all rows without arrivals at random times)",
     )
     parser.add_argument(
         "--engines",

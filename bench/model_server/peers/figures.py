@@ -56,9 +56,9 @@ def first_tokens(row: Recorded, engines: Sequence[str]) -> list[Figures]:
                 "CPU ms to the first token, new": 1e3 * median(new),
                 "seen before": 1e3 * median(seen),
                 "without the cache": 1e3 * median(uncached),
-                **_ratios("new, of ours", new, [pair[0] for pair in ours]),
-                **_ratios("seen, of ours", seen, [pair[1] for pair in ours]),
-                "tokens hit of those seen": median(_hits_seen(one[f"{engine} with"]) for one in row.repeats),
+                **_ratios("new, times ours", new, [pair[0] for pair in ours]),
+                **_ratios("seen before, times ours", seen, [pair[1] for pair in ours]),
+                "tokens hit, seen before": median(_hits_seen(one[f"{engine} with"]) for one in row.repeats),
             }
         )
     return lines
@@ -113,9 +113,9 @@ def _whole(row: Recorded, engine: str) -> Figures:
         **_ratios("times faster", uncached, cached),
         "answer tokens/s with": row.answer_tokens / median(cached),
         "without the cache": row.answer_tokens / median(uncached),
-        **_ratios("tokens/s, of ours", [sum(one["ours with"].round_cpu_s) for one in row.repeats], cached),
+        **_ratios("tokens/s, times ours", [sum(one["ours with"].round_cpu_s) for one in row.repeats], cached),
         **_ratios(
-            "without, of ours", [sum(one["ours without"].round_cpu_s) for one in row.repeats], uncached
+            "without the cache, times ours", [sum(one["ours without"].round_cpu_s) for one in row.repeats], uncached
         ),
         "hits": median(sum(one[f"{engine} with"].round_hit_tokens) for one in row.repeats)
         / row.prompt_tokens,

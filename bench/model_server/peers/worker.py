@@ -53,9 +53,9 @@ def main(make: Callable[..., PeerEngine]) -> None:
     the CPU.
     """
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--num-blocks", type=int, required=True)
-    parser.add_argument("--cache", action="store_true")
+    parser.add_argument("folder", type=Path, help="folder of the model")
+    parser.add_argument("--num-blocks", type=int, required=True, help="number of blocks of the cache")
+    parser.add_argument("--cache", action="store_true", help="turn the prefix cache on")
     args = parser.parse_args()
     # Engines print text. This text goes to the log. The lines of the protocol go to the original output.
     protocol = os.fdopen(os.dup(1), "w", buffering=1)

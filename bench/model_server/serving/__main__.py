@@ -48,9 +48,9 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--engines", nargs="+", choices=servers.ENGINES, default=list(servers.ENGINES))
-    made.add_argument("--caches", nargs="+", choices=("on", "off"), default=["on", "off"])
-    made.add_argument("--rates", type=float, nargs="+", default=[0.1], metavar="PER_S")
+    made.add_argument("--engines", nargs="+", choices=servers.ENGINES, default=list(servers.ENGINES), help="engines to run (default: all)")
+    made.add_argument("--caches", nargs="+", choices=("on", "off"), default=["on", "off"], help="run with the cache, without it, or both (default: both)")
+    made.add_argument("--rates", type=float, nargs="+", default=[0.1], metavar="PER_S", help="requests/s of the runs (default 0.1)")
     made.add_argument(
         "--repeats", type=int, default=1, help="number of repeats, each with its own arrivals and prompts"
     )
@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     args = parser().parse_args()
     if args.at_once and args.clock != "cpu":
-        sys.exit("--at-once needs --clock cpu: two servers share the machine")
+        sys.exit("--at-once needs --clock cpu, because two servers share the machine")
     order = turns.at_once if args.at_once else turns.in_turns
     runs: list[dict[str, Any]] = []
     if args.json is not None and args.json.exists():

@@ -2,8 +2,8 @@
 same requests.
 
 Four model servers of the cost model publish KV events. In front of them are a real Envoy and a real picker,
-fresh for each run. Prompts are token ids, so no tokenizer is needed. There are two places: caches of half the
-size, and two servers that lose their prefix caches half-way without showing this in their metrics.
+fresh for each run. Prompts are token ids, so no tokenizer is needed. There are two situations: caches of half
+the size, and two servers that lose their prefix caches half-way without showing this in their metrics.
 
 `python -m bench.routing.live.exact --help`; docs/exact-mode.md has the figures.
 """
@@ -38,8 +38,8 @@ from tests.harness.model_servers import MODEL, ModelServer, running_model_server
 from tests.harness.processes import wait_until
 from tests.unit.kvevents.a_language import write_language
 
-PLACES: Final = {"half the cache": SHAPE.num_blocks // 2, "reset": SHAPE.num_blocks}
-"""The places, and the blocks of each server there."""
+SITUATIONS: Final = {"half the cache": SHAPE.num_blocks // 2, "reset": SHAPE.num_blocks}
+"""The situations, and the number of blocks of each server in them."""
 _ANYWHERE: Final = "tcp://127.0.0.1:0"
 EVENTS: Final = ("--kv-events-endpoint", _ANYWHERE, "--kv-events-replay-endpoint", _ANYWHERE)
 _RESETS: Final = 2
@@ -48,7 +48,7 @@ _RESETS: Final = 2
 
 class Run(msgspec.Struct, frozen=True):
     workload: str
-    place: str
+    situation: str
     exact: bool
     seed: int
     seconds: float
@@ -65,7 +65,7 @@ class Run(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class Case:
     workload: str
-    place: str
+    situation: str
     exact: bool
     seed: int
     seconds: float
@@ -121,14 +121,14 @@ async def run(
             encode=Tokenizer().encode,
         )
         async with asyncio.TaskGroup() as group:
-            if case.place == "reset":
+            if case.situation == "reset":
                 group.create_task(_reset(servers[:_RESETS], session, after_s=case.seconds / 2))
             sent = await generator.run(horizon_s=case.seconds + case.grace_s)
         if case.exact:
             await wait_until(partial(_maps, picker), what="exact mode has reported prompts")
         tokens = await picker.metric("epp_prompt_tokens_total")
         return Run(
-            **{name: getattr(case, name) for name in ("workload", "place", "exact", "seed", "seconds")},
+            **{name: getattr(case, name) for name in ("workload", "situation", "exact", "seed", "seconds")},
             row=row_of(outcome_of(sent)),
             predicted=await picker.metric("epp_matched_tokens_total") / max(1.0, tokens),
             followed=await picker.metric("epp_exact_prompts_total", result="mapped")
@@ -156,18 +156,18 @@ def _stored(path: Path | None) -> Iterator[Run]:
 
 async def _runs(cases: Sequence[Case], *, store: Path | None, most_s: float) -> list[Run]:
     until, found = time.monotonic() + most_s, list(_stored(store))
-    known = {(r.workload, r.place, r.exact, r.seed, r.seconds) for r in found}
-    todo = [c for c in cases if (c.workload, c.place, c.exact, c.seed, c.seconds) not in known]
+    known = {(r.workload, r.situation, r.exact, r.seed, r.seconds) for r in found}
+    todo = [c for c in cases if (c.workload, c.situation, c.exact, c.seed, c.seconds) not in known]
     with tempfile.TemporaryDirectory(prefix="live-exact-") as folder:
-        for place in dict.fromkeys(case.place for case in todo):
-            directory = Path(folder) / place.replace(" ", "-")
+        for situation in dict.fromkeys(case.situation for case in todo):
+            directory = Path(folder) / situation.replace(" ", "-")
             directory.mkdir()
-            flags = [*server_flags(num_blocks=PLACES[place]), *EVENTS]
+            flags = [*server_flags(num_blocks=SITUATIONS[situation]), *EVENTS]
             async with (
                 running_model_servers(directory, count=NUM_SERVERS, flags=flags) as servers,
                 aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
             ):
-                for n, case in enumerate(c for c in todo if c.place == place):
+                for n, case in enumerate(c for c in todo if c.situation == situation):
                     if time.monotonic() > until:
                         break
                     own = directory / f"run-{n}"
@@ -185,11 +185,11 @@ def table_of(found: Sequence[Run]) -> str:
     pair.
     """
     lines = [
-        "| workload | place | repeats | hits | predicted | mean TTFT s | TTFT ratio: median (least to most) | of p90 | late p99 s, most | failed |",
+        "| workload | situation | repeats | hits | predicted | mean TTFT s | TTFT ratio: median (least to most) | of p90 | late p99 s, most | failed |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for workload, place in dict.fromkeys((r.workload, r.place) for r in found):
-        of = {(r.exact, r.seed): r for r in found if (r.workload, r.place) == (workload, place)}
+    for workload, situation in dict.fromkeys((r.workload, r.situation) for r in found):
+        of = {(r.exact, r.seed): r for r in found if (r.workload, r.situation) == (workload, situation)}
         pairs = [(of[False, seed], of[True, seed]) for exact, seed in of if exact and (False, seed) in of]
         if not pairs:
             continue
@@ -206,7 +206,7 @@ def table_of(found: Sequence[Run]) -> str:
         spread = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         late = max(r.late_s for pair in pairs for r in pair)
         failed = sum(r.failures for pair in pairs for r in pair)
-        cells = [workload, place, str(len(pairs)), *columns, spread, f"{p90:.2f}", f"{late:.3f}", str(failed)]
+        cells = [workload, situation, str(len(pairs)), *columns, spread, f"{p90:.2f}", f"{late:.3f}", str(failed)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -225,7 +225,11 @@ def main() -> None:
         help="workloads to run (default b2b hot)",
     )
     parser.add_argument(
-        "--places", nargs="+", default=[*PLACES], choices=[*PLACES], help="places to run (default: both)"
+        "--situations",
+        nargs="+",
+        default=[*SITUATIONS],
+        choices=[*SITUATIONS],
+        help="situations to run (default: both)",
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2], help="seeds to run (default 1 2)")
     parser.add_argument(
@@ -237,8 +241,8 @@ def main() -> None:
     )
     args = parser.parse_args()
     cases = [
-        Case(workload, place, exact, seed, args.seconds)
-        for place in args.places
+        Case(workload, situation, exact, seed, args.seconds)
+        for situation in args.situations
         for seed in args.seeds
         for workload in args.workloads
         for exact in ((False, True) if seed % 2 else (True, False))

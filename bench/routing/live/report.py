@@ -111,7 +111,7 @@ def ranks(by_workload: Mapping[str, Rows]) -> str:
 
 def replicas(results: Sequence[Result]) -> str:
     """Return the figures of several pickers relative to one picker, by the same rule on the same requests.
-    The list is empty if no such pair ran on both sides.
+    The text is empty if no such pair ran on both sides.
     """
     rows = {result.key: result.row for result in results}
     places = sorted({(r.workload, r.rule) for r in results if _alone(r.rule) != r.rule})
@@ -135,8 +135,8 @@ def replicas(results: Sequence[Result]) -> str:
                 cells.append(f"{several / one:.3f}" if one else "-")
         lines.append(f"| {workload} | {rule} | {len(seeds)} | {' | '.join(cells)} |")
     head = (
-        "| workload | pickers | repeats | hits of one's, live | simulated | load CoV of one's, live | simulated "
-        "| TTFT mean of one's, live | simulated |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+        "| workload | pickers | repeats | hits, times one picker's, live | simulated | load CoV, times one picker's, live "
+        "| simulated | TTFT mean, times one picker's, live | simulated |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     )
     return "\n".join([head, *lines]) if lines else ""
 

@@ -12,7 +12,7 @@ from epp.types import EndpointName
 
 
 def test_the_picker_of_the_exact_mode_benchmark_knows_what_its_servers_hold() -> None:
-    trial = Trial(workload="hot", place="small caches", exact=True, seed=1, load=0.5, capacity_per_s=20.0)
+    trial = Trial(workload="hot", situation="small caches", exact=True, seed=1, load=0.5, capacity_per_s=20.0)
     spec = spec_of("hot")
     assert spec.make is not None
     workload = OpenLoop(spec.make(random.Random(1), 60), rate_per_s=10.0)
