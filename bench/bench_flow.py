@@ -51,17 +51,23 @@ WORK_S: Final = 3600.0
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.bench_flow", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=60, help="number of rounds over the same requests (default 60)")
+    parser.add_argument(
+        "--rounds", type=int, default=60, help="number of rounds over the same requests (default 60)"
+    )
     parser.add_argument("--picks", type=int, default=200, help="number of requests in a round (default 200)")
     parser.add_argument("--waiting", type=int, default=5000, help="number of waiting requests (default 5000)")
     parser.add_argument(
         "--seconds", type=float, default=10.0, help="seconds for which the requests wait (default 10)"
     )
-    parser.add_argument("--profile", action="store_true", help="print the functions that take the extra time of the first table")
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="print the functions that take the extra time of the first table",
+    )
     args = parser.parse_args()
     print("| a pick that does not have to wait | without | with | more |\n| --- | --- | --- | --- |")
     for name, (flow, claims) in SETTINGS.items():
-        without_us, with_us = beside(flow, claims, rounds=args.rounds, picks=args.picks)
+        without_us, with_us = pick_costs_us(flow, claims, rounds=args.rounds, picks=args.picks)
         print(f"| {name} | {without_us:.1f} us | {with_us:.1f} us | {with_us - without_us:.1f} us |")
     if args.profile:
         profile(args.picks * args.rounds)
@@ -69,11 +75,11 @@ def main() -> None:
         f"\n| {args.waiting:,} requests wait for {BUSY_SERVERS} busy servers | share of a core | checks a second |\n| --- | --- | --- |"
     )
     for ends_per_s in ENDS_PER_S:
-        share, checks = asyncio.run(waits(args.waiting, args.seconds, ends_per_s=ends_per_s))
+        share, checks = asyncio.run(waiting_cost(args.waiting, args.seconds, ends_per_s=ends_per_s))
         print(f"| {ends_per_s} other requests end each second | {share:.4f} | {checks / args.seconds:.0f} |")
 
 
-def beside(flow: Flow, claims: list[Claim], *, rounds: int, picks: int) -> tuple[float, float]:
+def pick_costs_us(flow: Flow, claims: list[Claim], *, rounds: int, picks: int) -> tuple[float, float]:
     """Return the microseconds of a pick without flow control and with it. Both are medians of single picks,
     which are made in turns.
     """
@@ -112,7 +118,7 @@ def picked_us(picker: Picker, gate: Gate | None, request: PickRequest, claim: Cl
 def pick_of(picker: Picker, gate: Gate | None, request: PickRequest, claim: Claim, *, now: float) -> Pick:
     if gate is None or not gate.on:
         return picker.pick(request, now=now)
-    pick = gate.offer(request, claim, _never, size_bytes=PROMPT_BYTES, longest_s=inf, now=now)
+    pick = gate.offer(request, claim, _fail, size_bytes=PROMPT_BYTES, longest_s=inf, now=now)
     assert isinstance(pick, Pick), "the servers are idle"
     return pick
 
@@ -130,7 +136,7 @@ def profile(picks: int) -> None:
     pstats.Stats(profiler).sort_stats("tottime").print_stats("flow|gate", 20)
 
 
-async def waits(count: int, seconds: float, *, ends_per_s: int) -> tuple[float, int]:
+async def waiting_cost(count: int, seconds: float, *, ends_per_s: int) -> tuple[float, int]:
     """Return the share of a core that this number of waiting requests takes, and how often the timer
     considered these requests. `ends_per_s` other requests end each second, and each of them may free a
     server. The loop that simulates these ends is counted too.
@@ -143,9 +149,7 @@ async def waits(count: int, seconds: float, *, ends_per_s: int) -> tuple[float, 
     for state in picker.fleet.states():
         state.book(Booking(int(WORK_S * state.tokens_per_s), start), now=start)
     tickets = [
-        gate.offer(
-            request, claims[n % len(claims)], _never, size_bytes=PROMPT_BYTES, longest_s=inf, now=start
-        )
+        gate.offer(request, claims[n % len(claims)], _fail, size_bytes=PROMPT_BYTES, longest_s=inf, now=start)
         for n, request in enumerate(requests(PROMPT_BYTES, count=count, seed=1))
     ]
     assert all(isinstance(ticket, WaitingRequest) for ticket in tickets), "the servers are busy"
@@ -166,7 +170,7 @@ async def waits(count: int, seconds: float, *, ends_per_s: int) -> tuple[float, 
     return cpu_s / seconds, checks
 
 
-def _never(_fate: Pick | PickError, _now: float) -> None:
+def _fail(_fate: Pick | PickError, _now: float) -> None:
     raise AssertionError("nothing becomes free while the bench lasts")
 
 

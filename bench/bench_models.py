@@ -103,7 +103,9 @@ def main() -> None:
     for name, pools in (("1,000 endpoints, ten models of 100", 1), ("ten pools of 100, one model each", 10)):
         changes = [_change_ms(cases[name][0], pools, n) for n in range(_ROUNDS)]
         listed, joined = (statistics.median(times) for times in zip(*changes, strict=True))
-        print(f"{name:40} {listed:7.1f} ms for a changed list, {joined:.1f} ms for a pod that joins or leaves")
+        print(
+            f"{name:40} {listed:7.1f} ms for a changed list, {joined:.1f} ms for a pod that joins or leaves"
+        )
 
 
 if __name__ == "__main__":

@@ -55,21 +55,21 @@ _SERVERS_CODE: Final = ("/aiohttp/", "/asyncio/")
 async def main() -> None:
     args = _arguments()
     if args.client:
-        await _look(args.client, args.browsers)
+        await _browse(args.client, args.browsers)
         return
     async with _serving(args.endpoints, busy=args.busy) as served:
-        spells = [
-            (await _spell(served, 0, args.seconds), await _spell(served, args.browsers, args.seconds))
+        periods = [
+            (await _period(served, 0, args.seconds), await _period(served, args.browsers, args.seconds))
             for _ in range(args.rounds)
         ]
         size = len(await served.board.packed())
-    alone = [without.all for without, _ in spells]
-    attributed, making = [with_.page for _, with_ in spells], [with_.making for _, with_ in spells]
-    differences = [with_.all - without.all for without, with_ in spells]
+    alone = [without.all for without, _ in periods]
+    attributed, making = [with_.page for _, with_ in periods], [with_.making for _, with_ in periods]
+    differences = [with_.all - without.all for without, with_ in periods]
     print(
         f"{args.endpoints} endpoints, {'busy' if args.busy else 'idle'}; shares of a core, {args.rounds} rounds of {args.seconds:.0f} s:"
     )
-    print(f"the picker without browsers         {_shares_text(alone)}")
+    print(f"the picker without browsers            {_shares_text(alone)}")
     print(f"the page for {args.browsers} browsers, attributed   {_shares_text(attributed)}")
     print(f"  making and compressing the page      {_shares_text(making)}")
     print(f"the same by difference                 {_shares_text(differences)}")
@@ -135,7 +135,7 @@ class _Served:
     board: Board
 
 
-async def _spell(served: _Served, browsers: int, seconds: float) -> _Shares:
+async def _period(served: _Served, browsers: int, seconds: float) -> _Shares:
     if not browsers:
         await asyncio.sleep(_SETTLE_S)
         return await _share(seconds)
@@ -166,13 +166,13 @@ class _Loop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self.set_task_factory(_task)
+        self.set_task_factory(_make_task)
 
     async def create_server(self, protocol_factory: Callable[[], Any], *args: Any, **options: Any) -> Any:
         return await super().create_server(lambda: _Connection(protocol_factory), *args, **options)
 
 
-class _Booked:
+class _Counted:
     """A context manager that counts the CPU of its block as the page's."""
 
     def __enter__(self) -> None:
@@ -186,24 +186,24 @@ class _Connection(asyncio.Protocol):
     """Passes every call on to the protocol that it wraps."""
 
     def __init__(self, factory: Callable[[], Any]) -> None:
-        with _Booked():
+        with _Counted():
             self._protocol = factory()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        with _Booked():
+        with _Counted():
             self._protocol.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        with _Booked():
+        with _Counted():
             self._protocol.data_received(data)
 
     def eof_received(self) -> bool | None:
-        with _Booked():
+        with _Counted():
             kept: bool | None = self._protocol.eof_received()
         return kept
 
     def connection_lost(self, exc: Exception | None) -> None:
-        with _Booked():
+        with _Counted():
             self._protocol.connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -213,18 +213,18 @@ class _Connection(asyncio.Protocol):
         self._protocol.resume_writing()
 
 
-def _task(
+def _make_task(
     loop: asyncio.AbstractEventLoop,
     coro: Coroutine[Any, Any, Any] | Generator[Any, None, Any],
     **options: Any,
 ) -> asyncio.Task[Any]:
     code = getattr(coro, "cr_code", None)
     if code is not None and any(part in code.co_filename for part in _SERVERS_CODE):
-        coro = _booked(coro)
+        coro = _counted(coro)
     return asyncio.Task(coro, loop=loop, **options)
 
 
-async def _booked(coro: Any) -> Any:
+async def _counted(coro: Any) -> Any:
     """Return `coro`, with the CPU of each of its steps counted as the page's."""
     return await _Steps(coro)
 
@@ -237,7 +237,7 @@ class _Steps:
         step, given = self._coro.send, None
         while True:
             try:
-                with _Booked():
+                with _Counted():
                     waits_for = step(given)
             except StopIteration as end:
                 return end.value
@@ -372,8 +372,8 @@ def _page(rng: random.Random, tokens: float, now: float) -> EndpointMetrics:
 # -- the browsers --------------------------------------------------------------------------------------------
 
 
-async def _look(url: str, browsers: int) -> None:
-    async def one(session: aiohttp.ClientSession, wait_s: float) -> None:
+async def _browse(url: str, browsers: int) -> None:
+    async def browser(session: aiohttp.ClientSession, wait_s: float) -> None:
         await asyncio.sleep(wait_s)
         while True:
             async with session.get(url) as answer:
@@ -381,7 +381,7 @@ async def _look(url: str, browsers: int) -> None:
             await asyncio.sleep(refresh_s)
 
     async with aiohttp.ClientSession() as session:
-        await asyncio.gather(*(one(session, n / browsers) for n in range(browsers)))
+        await asyncio.gather(*(browser(session, n / browsers) for n in range(browsers)))
 
 
 if __name__ == "__main__":

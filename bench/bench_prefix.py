@@ -239,7 +239,9 @@ def main() -> None:
         prog="python -m bench.bench_prefix", description=(__doc__ or "").partition("\n\n")[0]
     )
     parser.add_argument("--servers", type=int, default=100, help="number of servers (default %(default)s)")
-    parser.add_argument("--entries", type=int, default=1_000_000, help="number of (server, chunk) pairs in the table")
+    parser.add_argument(
+        "--entries", type=int, default=1_000_000, help="number of (server, chunk) pairs in the table"
+    )
     parser.add_argument("--rounds", type=int, default=2000, help="number of timed requests in each workload")
     args = parser.parse_args()
     bench_hashing()

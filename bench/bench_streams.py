@@ -288,7 +288,10 @@ def main() -> None:
         help="use FULL_DUPLEX_STREAMED, with this many chunks in each answer; 0: buffered (default %(default)s)",
     )
     parser.add_argument(
-        "--aborts", type=float, default=0.1, help="share of the streams that are aborted (default %(default)s)"
+        "--aborts",
+        type=float,
+        default=0.1,
+        help="share of the streams that are aborted (default %(default)s)",
     )
     parser.add_argument(
         "--bare", action="store_true", help="run only the transport, which answers with constants"

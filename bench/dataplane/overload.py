@@ -31,7 +31,7 @@ import uvloop
 
 from bench.dataplane.load import Client, Connection, Prompts
 from bench.dataplane.rig import running_picker, written_config
-from bench.dataplane.slowing import apart, by_quota, evenly
+from bench.dataplane.slowing import by_quota, evenly, run_before_others
 from epp.config.settings import Config
 from epp.types import Address
 from tests.harness.envoy import EnvoyProcess, running_envoy
@@ -204,13 +204,17 @@ def main() -> None:
     )
     parser.add_argument("--kb", type=float, default=1.5, help="size of a request in KB (default %(default)s)")
     parser.add_argument(
-        "--slow", default="evenly,quota", help="ways in which the picker is limited, of evenly, quota (default %(default)s)"
+        "--slow",
+        default="evenly,quota",
+        help="ways in which the picker is limited, of evenly, quota (default %(default)s)",
     )
     parser.add_argument(
-        "--of", default="constant,http2,grpcio", help="servers to measure, of constant, http2, grpcio (default %(default)s)"
+        "--of",
+        default="constant,http2,grpcio",
+        help="servers to measure, of constant, http2, grpcio (default %(default)s)",
     )
     arguments = parser.parse_args()
-    apart()
+    run_before_others()
     uvloop.run(_main(arguments))
 
 

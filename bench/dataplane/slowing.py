@@ -23,7 +23,7 @@ _PERIOD_S: Final = 0.001
 _FIRST_NICE: Final = -20
 
 
-def apart() -> None:
+def run_before_others() -> None:
     """Run this process and its children with a higher priority than others, and not on the last core. A busy
     machine then changes the result little.
     """
@@ -43,7 +43,7 @@ def evenly(core: float, pid: int) -> Iterator[None]:
     """
     cpu = (os.cpu_count() or 1) - 1
     _run(pid, cpu, os.SCHED_OTHER, priority=0)
-    _ahead(pid)
+    _raise_priority(pid)
     command = [sys.executable, "-m", "bench.dataplane.slowing", str(cpu), str(core)]
     with subprocess.Popen(command) as competitor:
         try:
@@ -65,7 +65,7 @@ def by_quota(core: float, pid: int) -> Iterator[None]:
         else:
             (group / "cpu.max").write_text(f"{quota_us} {_QUOTA_PERIOD_US}")
         _run(pid, (os.cpu_count() or 1) - 1, os.SCHED_OTHER, priority=0)
-        _ahead(pid)
+        _raise_priority(pid)
         (group / "cgroup.procs").write_text(str(pid))
         yield
     finally:
@@ -92,7 +92,7 @@ def _run(pid: int, cpu: int, policy: int, *, priority: int) -> None:
             os.sched_setscheduler(int(thread.name), policy, os.sched_param(priority))
 
 
-def _ahead(pid: int) -> None:
+def _raise_priority(pid: int) -> None:
     """Give the process a higher priority than all processes that are not real-time.
 
     The kernel may compare sessions first, and then the processes in each session.
@@ -106,7 +106,7 @@ def _ahead(pid: int) -> None:
 
 
 def _compete(cpu: int, left: float) -> None:
-    """Compete for the CPU for ever."""
+    """Compete for the CPU forever."""
     os.sched_setaffinity(0, {cpu})
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(2))
     clock = time.perf_counter

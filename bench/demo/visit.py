@@ -44,7 +44,10 @@ def invitation(fleet: Fleet, *, rule: str, request_id: str) -> str:
         ("live page", f"{admin}/  (servers, hot prefixes, queue, current requests)"),
         ("one decision", f"{admin}/decisions/{request_id or '<x-request-id of an answer>'}"),
         ("metrics", f"{admin}/metrics"),
-        ("policy", f"{fleet.config.policy_file}  (change `rule` there: the picker uses the new rule within a second)"),
+        (
+            "policy",
+            f"{fleet.config.policy_file}  (change `rule` there: the picker uses the new rule within a second)",
+        ),
         ("Envoy admin", f"{fleet.envoy.admin_url}/"),
         ("model servers", "  ".join(fleet.server_urls)),
     ]

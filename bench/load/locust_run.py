@@ -272,7 +272,10 @@ def _add_options(parser: LocustArgumentParser) -> None:
         "--answer-tokens", type=int, default=60, help="length of each answer, in tokens (default 60)"
     )
     group.add_argument(
-        "--silence", type=float, default=120.0, help="count a request as failed after this many seconds without a byte"
+        "--silence",
+        type=float,
+        default=120.0,
+        help="count a request as failed after this many seconds without a byte",
     )
     group.add_argument(
         "--generators", type=int, default=1, help="number of worker processes that share the load (default 1)"
@@ -287,7 +290,10 @@ def _add_options(parser: LocustArgumentParser) -> None:
         "--trace-speed", type=float, default=1.0, help="replay the trace this many times as fast (default 1)"
     )
     group.add_argument(
-        "--trace-scale", type=float, default=1.0, help="multiply all sizes of the trace by this number (default 1)"
+        "--trace-scale",
+        type=float,
+        default=1.0,
+        help="multiply all sizes of the trace by this number (default 1)",
     )
 
 

@@ -87,7 +87,9 @@ async def _overload(directory: Path, args: argparse.Namespace) -> None:
         watching.cancel()
         print("\n".join(_table(plan.directory / "locust_stats.csv")))
         figures = record.figures
-        print(f"requests sent: {figures.asked}, answered: {figures.answered}, failed by kind: {dict(figures.failures)}")
+        print(
+            f"requests sent: {figures.asked}, answered: {figures.answered}, failed by kind: {dict(figures.failures)}"
+        )
         print(
             f"most requests that waited at once: {_most['epp_flow_waiting_requests']:g}; highest saturation: {_most['epp_flow_saturation']:.1f}"
         )

@@ -47,7 +47,9 @@ def probe(host: str, *, model: str) -> Served:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LoadError(f"{url} does not return a list of models, so this is not an OpenAI API") from error
     if model and model not in (*bases, *(name for name, _ in adapters)):
-        raise LoadError(f"{host} does not serve the model {model!r}. It serves {', '.join(bases) or 'no model'}")
+        raise LoadError(
+            f"{host} does not serve the model {model!r}. It serves {', '.join(bases) or 'no model'}"
+        )
     if not bases:
         raise LoadError(f"{host} serves no model: is a model server ready behind it?")
     chosen = model or bases[0]

@@ -38,7 +38,9 @@ def main() -> int:
     parser.add_argument(
         "--requests", type=int, default=5000, help="number of waiting requests (default 5000)"
     )
-    parser.add_argument("--seconds", type=float, default=10.0, help="seconds without new requests (default 10)")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="seconds without new requests (default 10)"
+    )
     parser.add_argument(
         "--end",
         choices=("SIGTERM", "SIGKILL"),

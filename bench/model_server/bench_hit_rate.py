@@ -111,7 +111,10 @@ def identical_prompts(
         "prompt tokens found, of all tokens": found.whole_sequence_rate,
         "expected share of found tokens": (NUM_REQUESTS - 1) / NUM_REQUESTS * prompt_tokens / total,
         "prompt tokens not computed, of all tokens": found.whole_sequence_hit_rate,
-        "expected share of tokens not computed": (NUM_REQUESTS - 1) / NUM_REQUESTS * (prompt_tokens - 1) / total,
+        "expected share of tokens not computed": (NUM_REQUESTS - 1)
+        / NUM_REQUESTS
+        * (prompt_tokens - 1)
+        / total,
     }
 
 
@@ -165,7 +168,9 @@ def main() -> None:
 
     identical = identical_prompts()
     show(
-        "000-6: one prompt of 6 tokens, sent 1,000 times, 64 answered tokens", ("rate", "value"), list(identical.items())
+        "000-6: one prompt of 6 tokens, sent 1,000 times, 64 answered tokens",
+        ("rate", "value"),
+        list(identical.items()),
     )
     reported = [(name, *answers_for_the_reported_rate(tokens)) for name, tokens in REPORTED_PROMPTS.items()]
     show(
@@ -188,7 +193,11 @@ def main() -> None:
     policies = policies_on_one_trace()
     show("000-8: prefill tokens saved on one trace", ("blocks", *EVICTION_NAMES), policies)
     drifting = policies_on_one_trace(drift_every=100)
-    show("000-8: prefill tokens saved if the favourites change every 100 requests", ("blocks", *EVICTION_NAMES), drifting)
+    show(
+        "000-8: prefill tokens saved if the favourites change every 100 requests",
+        ("blocks", *EVICTION_NAMES),
+        drifting,
+    )
     write_json(
         args.json,
         {

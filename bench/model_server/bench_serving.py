@@ -114,9 +114,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rates", type=float, nargs="+", default=[4.0, 6.0, 7.0, 8.0, 9.0], help="requests/s of the runs")
+    parser.add_argument(
+        "--rates", type=float, nargs="+", default=[4.0, 6.0, 7.0, 8.0, 9.0], help="requests/s of the runs"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="seeds of the requests")
-    parser.add_argument("--cost", type=Path, help="file with the costs of a real server, from `model-server calibrate`")
+    parser.add_argument(
+        "--cost", type=Path, help="file with the costs of a real server, from `model-server calibrate`"
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     args = parser.parse_args()
     costs = read_costs(args.cost) if args.cost else _DEFAULT_COSTS

@@ -182,7 +182,13 @@ def main() -> None:
         prog="python -m bench.model_server.plots", description=(__doc__ or "").partition("\n\n")[0]
     )
     for name in _MAKERS:
-        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, type=Path, metavar="FILE", help=f"file of the {name.replace('_', ' ')} benchmark")
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            dest=name,
+            type=Path,
+            metavar="FILE",
+            help=f"file of the {name.replace('_', ' ')} benchmark",
+        )
     args = vars(parser.parse_args())
     FOLDER.mkdir(exist_ok=True)
     for name, make in _MAKERS.items():

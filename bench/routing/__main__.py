@@ -165,7 +165,13 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="speed of the first server, as a multiple of the usual speed",
     )
-    add("--unlike", type=int, default=0, metavar="N", help="number of servers with half the speed and half the cache")
+    add(
+        "--unlike",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of servers with half the speed and half the cache",
+    )
     add("--restart", action="store_true", help="one server restarts half-way")
     add("--grow", type=int, default=0, metavar="N", help="servers that join half-way")
 

@@ -79,12 +79,30 @@ def copies_of(run: Run) -> list[Copies]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.routing.adapters", description=__doc__)
-    parser.add_argument("--rule", default="least-cost", choices=list(BY_NAME), metavar="NAME", help="rule to run (default %(default)s)")
-    parser.add_argument("--loads", nargs="+", type=float, default=[0.5, 0.9, 1.3], help="loads, as shares of the capacity")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="seeds to run (default 1 2 3)")
-    parser.add_argument("--scale", type=float, default=1.0, help="send this many times the usual number of requests")
-    parser.add_argument("--replicas", type=int, default=1, help="number of replicas of the picker (default %(default)s)")
-    parser.add_argument("--share-delay", type=float, help="seconds until replicas know each other's picks (default: they never know them)")
+    parser.add_argument(
+        "--rule",
+        default="least-cost",
+        choices=list(BY_NAME),
+        metavar="NAME",
+        help="rule to run (default %(default)s)",
+    )
+    parser.add_argument(
+        "--loads", nargs="+", type=float, default=[0.5, 0.9, 1.3], help="loads, as shares of the capacity"
+    )
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, default=[1, 2, 3], help="seeds to run (default 1 2 3)"
+    )
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="send this many times the usual number of requests"
+    )
+    parser.add_argument(
+        "--replicas", type=int, default=1, help="number of replicas of the picker (default %(default)s)"
+    )
+    parser.add_argument(
+        "--share-delay",
+        type=float,
+        help="seconds until replicas know each other's picks (default: they never know them)",
+    )
     parser.add_argument("--json", help="also write the figures to this file")
     args = parser.parse_args(argv)
     setting = Setting(scale=args.scale, replicas=args.replicas, share_delay_s=args.share_delay)

@@ -78,11 +78,23 @@ def run(trial: Trial) -> Found:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workloads", nargs="+", default=["b2b", "hot", "conversation"], help="workloads to run")
-    parser.add_argument("--beliefs", nargs="+", type=float, default=list(BELIEFS), help="first beliefs, as shares of the true size")
-    parser.add_argument("--loads", nargs="+", type=float, default=[0.9], help="loads, as shares of the capacity")
+    parser.add_argument(
+        "--workloads", nargs="+", default=["b2b", "hot", "conversation"], help="workloads to run"
+    )
+    parser.add_argument(
+        "--beliefs",
+        nargs="+",
+        type=float,
+        default=list(BELIEFS),
+        help="first beliefs, as shares of the true size",
+    )
+    parser.add_argument(
+        "--loads", nargs="+", type=float, default=[0.9], help="loads, as shares of the capacity"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[1], help="seeds to run (default 1)")
-    parser.add_argument("--processes", type=int, default=2, help="number of runs at the same time (default %(default)s)")
+    parser.add_argument(
+        "--processes", type=int, default=2, help="number of runs at the same time (default %(default)s)"
+    )
     parser.add_argument("--json", help="also write the figures to this file")
     args = parser.parse_args(argv)
     print("measuring the capacity of the fleet for each workload", flush=True)

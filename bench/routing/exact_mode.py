@@ -270,11 +270,25 @@ def run(trial: Trial) -> Found:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workloads", nargs="+", default=["b2b", "hot", "conversation"], help="workloads to run")
-    parser.add_argument("--situations", nargs="+", default=list(_SITUATIONS), choices=_SITUATIONS, help="situations to run (default: all)")
-    parser.add_argument("--loads", nargs="+", type=float, default=[0.9], help="loads, as shares of the capacity")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="seeds to run (default 1 2 3)")
-    parser.add_argument("--processes", type=int, default=2, help="number of runs at the same time (default %(default)s)")
+    parser.add_argument(
+        "--workloads", nargs="+", default=["b2b", "hot", "conversation"], help="workloads to run"
+    )
+    parser.add_argument(
+        "--situations",
+        nargs="+",
+        default=list(_SITUATIONS),
+        choices=_SITUATIONS,
+        help="situations to run (default: all)",
+    )
+    parser.add_argument(
+        "--loads", nargs="+", type=float, default=[0.9], help="loads, as shares of the capacity"
+    )
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, default=[1, 2, 3], help="seeds to run (default 1 2 3)"
+    )
+    parser.add_argument(
+        "--processes", type=int, default=2, help="number of runs at the same time (default %(default)s)"
+    )
     parser.add_argument("--json", help="also write the figures to this file")
     args = parser.parse_args(argv)
     capacities = {workload: calibrate(workload, Setting())[0] for workload in args.workloads}
@@ -326,7 +340,9 @@ def table_of(found: Sequence[Found]) -> str:
         pairs = list(zip(cell[False], cell[True], strict=True))
         mean = median(b.ttft_mean_s / a.ttft_mean_s for a, b in pairs)
         p90 = median(b.ttft_p90_s / a.ttft_p90_s for a, b in pairs)
-        lines.append(f"| {workload} | {load} | {situation} | {' | '.join(columns)} | {mean:.2f} | {p90:.2f} |")
+        lines.append(
+            f"| {workload} | {load} | {situation} | {' | '.join(columns)} | {mean:.2f} | {p90:.2f} |"
+        )
     return "\n".join(lines)
 
 

@@ -232,7 +232,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="use this trace as one more workload",
     )
-    add("--loads", default="0.5,0.9,1.3,2.0", metavar="X,Y", help="loads, as shares of the capacity (default %(default)s)")
+    add(
+        "--loads",
+        default="0.5,0.9,1.3,2.0",
+        metavar="X,Y",
+        help="loads, as shares of the capacity (default %(default)s)",
+    )
     add(
         "--settings",
         default="off,refuse,demote,shortest",
@@ -248,7 +253,13 @@ def _parser() -> argparse.ArgumentParser:
         help="send X times the usual number of requests (default %(default)s)",
     )
     add("--servers", type=int, default=8, metavar="N", help="number of servers (default %(default)s)")
-    add("--unlike", type=int, default=0, metavar="N", help="number of servers with half the speed and half the cache (default %(default)s)")
+    add(
+        "--unlike",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of servers with half the speed and half the cache (default %(default)s)",
+    )
     add("--page", action="store_true", help="print the table of docs/bench-flow.md")
     add(
         "--processes",
@@ -258,8 +269,17 @@ def _parser() -> argparse.ArgumentParser:
         help="with --page: number of runs at the same time (default %(default)s)",
     )
     add("--mix", choices=["", "interactive", "greedy"], default="", help="mix of request classes")
-    add("--burst", action="store_true", help="send ten times the load for 30 s, a quarter of the way through the run")
-    add("--headroom", type=float, metavar="S", help="flow.headroomSeconds of the policy (default: that of the setting)")
+    add(
+        "--burst",
+        action="store_true",
+        help="send ten times the load for 30 s, a quarter of the way through the run",
+    )
+    add(
+        "--headroom",
+        type=float,
+        metavar="S",
+        help="flow.headroomSeconds of the policy (default: that of the setting)",
+    )
     add("--replicas", type=int, default=1, metavar="N", help="number of pickers, each with its own queue")
     add(
         "--share-delay",

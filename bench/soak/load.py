@@ -56,7 +56,7 @@ class Seen:
 async def user(client: Client, seen: Seen, *, number: int, stop: asyncio.Event, pause_s: float) -> None:
     """Run one client until `stop` is set."""
     rng = random.Random(number)
-    kinds = (usual, usual, usual, streamed, left, left, hostile, hostile)
+    kinds = (usual, usual, usual, streamed, abandoned, abandoned, hostile, hostile)
     while not stop.is_set():
         kind = rng.choice(kinds)
         name = kind.__name__
@@ -89,7 +89,7 @@ async def streamed(client: Client, rng: random.Random) -> str:
         return "" if whole else f"status {reply.status}, ends in {body[-60:]!r}"
 
 
-async def left(client: Client, rng: random.Random) -> str:
+async def abandoned(client: Client, rng: random.Random) -> str:
     """Send a request whose client leaves after the first piece of the answer, or before it."""
     async with client.stream(prompt(rng)) as reply:
         if rng.random() < 0.5:

@@ -106,7 +106,7 @@ async def _soak(gateway: Gateway, redis: RedisServer, plan: Plan, *, say: Callab
         for n in range(plan.users)
     ]
     try:
-        await _meddle(gateway, redis, plan, report, started=started, say=say)
+        await _cause_faults(gateway, redis, plan, report, started=started, say=say)
     finally:
         stop.set()
         await asyncio.gather(*users)
@@ -115,7 +115,7 @@ async def _soak(gateway: Gateway, redis: RedisServer, plan: Plan, *, say: Callab
     return report
 
 
-async def _meddle(
+async def _cause_faults(
     gateway: Gateway,
     redis: RedisServer,
     plan: Plan,

@@ -22,7 +22,7 @@ async def test_a_mixed_load_with_faults_fails_nothing_grows_nothing_and_leaves_n
     assert report.faults == []
     assert report.kills >= 1
     assert report.flushes >= 3
-    assert all(report.seen.sent[kind] for kind in ("usual", "streamed", "left", "hostile"))
+    assert all(report.seen.sent[kind] for kind in ("usual", "streamed", "abandoned", "hostile"))
 
 
 def test_memory_that_goes_on_growing_is_a_fault() -> None:

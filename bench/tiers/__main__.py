@@ -69,7 +69,7 @@ def main() -> None:
                     rows += found
                     report.write_json(args.json, rows)
     report.write_json(args.json, rows)
-    report.tell(rows)
+    report.print_tables(rows)
     if args.cells:
         write_cells(args.cells, rows, new_tokens=args.new_tokens)
     if args.svg:
@@ -247,9 +247,7 @@ def _add_storage(parser: argparse.ArgumentParser) -> None:
         default="direct",
         help="kind of disk, as above (default %(default)s)",
     )
-    add(
-        "--disk-gb-per-s", type=float, default=5.0, help="rate of the limited disk (default %(default)s)"
-    )
+    add("--disk-gb-per-s", type=float, default=5.0, help="rate of the limited disk (default %(default)s)")
     add(
         "--slow-motion",
         type=float,
@@ -290,10 +288,24 @@ def _add_requests(parser: argparse.ArgumentParser) -> None:
     )
     add("--prefix-tokens", type=int, nargs="+", default=[256, 512], help="lengths of the prefixes")
     add(
-        "--ratios", type=float, nargs="+", default=[0.25, 0.5], help="shares of a prefix's tokens that are kept"
+        "--ratios",
+        type=float,
+        nargs="+",
+        default=[0.25, 0.5],
+        help="shares of a prefix's tokens that are kept",
     )
-    add("--new-tokens", type=int, default=24, help="number of tokens that a request adds to its prefix (default %(default)s)")
-    add("--warm-up", type=int, default=24, help="number of requests before those measured (default %(default)s)")
+    add(
+        "--new-tokens",
+        type=int,
+        default=24,
+        help="number of tokens that a request adds to its prefix (default %(default)s)",
+    )
+    add(
+        "--warm-up",
+        type=int,
+        default=24,
+        help="number of requests before those measured (default %(default)s)",
+    )
     add("--requests", type=int, default=20, help="number of measured requests (default %(default)s)")
 
 

@@ -226,9 +226,15 @@ def main() -> None:
     parser.add_argument(
         "--merge", type=Path, nargs="+", help="show the results of several processes, and measure nothing"
     )
-    parser.add_argument("--prefix-tokens", type=int, default=256, help="length of the prefixes (default %(default)s)")
-    parser.add_argument("--new-tokens", type=int, default=16, help="number of tokens after the prefix (default %(default)s)")
-    parser.add_argument("--ratios", type=float, nargs="+", default=[0.25, 0.5], help="shares of the prefix that are kept")
+    parser.add_argument(
+        "--prefix-tokens", type=int, default=256, help="length of the prefixes (default %(default)s)"
+    )
+    parser.add_argument(
+        "--new-tokens", type=int, default=16, help="number of tokens after the prefix (default %(default)s)"
+    )
+    parser.add_argument(
+        "--ratios", type=float, nargs="+", default=[0.25, 0.5], help="shares of the prefix that are kept"
+    )
     parser.add_argument(
         "--widths",
         type=float,

@@ -140,7 +140,9 @@ def main() -> None:
     parser.add_argument(
         "--prompt-tokens", type=int, nargs="+", default=[256, 1024], help="lengths of the prompts"
     )
-    parser.add_argument("--prompts", type=int, default=5, help="number of prompts of each length (default %(default)s)")
+    parser.add_argument(
+        "--prompts", type=int, default=5, help="number of prompts of each length (default %(default)s)"
+    )
     parser.add_argument("--json", type=Path, help="file for all times")
     args = parser.parse_args()
     language = PretrainedLanguage(find(SMOLLM2, progress=print))

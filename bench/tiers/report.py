@@ -35,7 +35,7 @@ def write_json(path: Path | None, rows: Sequence[Row]) -> None:
     tables.write_json(path, rows)
 
 
-def tell(rows: Sequence[Row]) -> None:
+def print_tables(rows: Sequence[Row]) -> None:
     cells = by_cell(rows)
     timed = {cell: found for cell, found in cells.items() if found[OURS.name]["ttft_s"] is not None}
     for figure, name in (("ttft_s", "median"), ("ttft_mean_s", "mean")) if timed else ():
@@ -81,14 +81,14 @@ def tell(rows: Sequence[Row]) -> None:
             for cell, found in cells.items()
         ],
     )
-    _tell_steps(cells)
+    _print_steps(cells)
 
 
 def _from_disk(row: Row | None) -> str:
     return f"{row['bytes'] / 1e6:.1f} ({row['reads']:.0f})" if row else ""
 
 
-def _tell_steps(cells: dict[tuple[str, ...], dict[str, Row]]) -> None:
+def _print_steps(cells: dict[tuple[str, ...], dict[str, Row]]) -> None:
     """Print for each technique what it saves, and its share of what the document's three techniques save
     together.
     """

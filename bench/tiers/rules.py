@@ -45,9 +45,17 @@ def main() -> None:
     parser.add_argument(
         "--prefix-tokens", type=int, nargs="+", default=[256, 512], help="lengths of the prefixes"
     )
-    parser.add_argument("--ratios", type=float, nargs="+", default=[0.25, 0.5], help="shares of a prefix's tokens that are kept")
+    parser.add_argument(
+        "--ratios",
+        type=float,
+        nargs="+",
+        default=[0.25, 0.5],
+        help="shares of a prefix's tokens that are kept",
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[8, 18, 28], help="seeds of the requests")
-    parser.add_argument("--requests", type=int, default=40, help="number of requests for each seed (default %(default)s)")
+    parser.add_argument(
+        "--requests", type=int, default=40, help="number of requests for each seed (default %(default)s)"
+    )
     args = parser.parse_args()
     hf.use_threads(1)
     lines = [line for tokens in args.prefix_tokens for line in _measured(tokens, args)]

@@ -94,7 +94,7 @@ def test_each_system_serves_prefixes_from_each_disk(
     assert by_name[PACKED.name]["wanted_chunks"] < by_name[PROBED.name]["wanted_chunks"]
     assert by_name[PACKED.name]["chosen_tokens"] == by_name[PROBED.name]["chosen_tokens"]
     assert all((row["ttft_s"] is None) == (disk == "counted") for row in rows)
-    report.tell(rows)
+    report.print_tables(rows)
     assert OURS.name in capsys.readouterr().out
     picture = ET.fromstring(report.svg(rows))
     assert len(list(picture.iter())) > 10

@@ -322,6 +322,8 @@ async def test_what_cannot_be_loaded_is_told_with_what_to_do(tmp_path: Path) -> 
         ended = await load("lora", "--host", url)
         assert (ended.status, "no LoRA adapter" in ended.said) == (3, True), ended.said
         ended = await load("chat", "--host", url, "--model", "other")
-        assert (ended.status, "does not serve the model 'other'. It serves m" in ended.said) == (3, True), ended.said
+        assert (ended.status, "does not serve the model 'other'. It serves m" in ended.said) == (3, True), (
+            ended.said
+        )
     ended = await load("compare", "--host", nobody)
     assert (ended.status, "--policy-file" in ended.said) == (2, True), ended.said

@@ -96,7 +96,9 @@ def _items(
                 "items/s without": kept.median(f"{name} False"),
                 **kept.ratios("ratio", f"{name} True", f"{name} False"),
                 "after the first wave": kept.ratio(f"{name} later True", f"{name} later False"),
-                "after the first wave, of the repeats": kept.spread(f"{name} later True", f"{name} later False"),
+                "after the first wave, of the repeats": kept.spread(
+                    f"{name} later True", f"{name} later False"
+                ),
                 "core's share of the time with": kept.median(f"{name} core True"),
                 "core's share of the time without": kept.median(f"{name} core False"),
             }

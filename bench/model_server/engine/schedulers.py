@@ -102,7 +102,9 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--modes", nargs="+", choices=runs.MODES, default=runs.MODES, help="modes to run (default: all)")
+    parser.add_argument(
+        "--modes", nargs="+", choices=runs.MODES, default=runs.MODES, help="modes to run (default: all)"
+    )
     parser.add_argument(
         "--layers", type=int, default=4, help="use only the first N layers of SmolLM2; 0: all thirty"
     )

@@ -171,7 +171,11 @@ def main() -> None:
         for requests in args.requests
         for rate in args.rates
     ]
-    show("Times with the cache divided by times without it, by these costs", ["requests", "requests/s", "TTFT", "TPOT"], lines)
+    show(
+        "Times with the cache divided by times without it, by these costs",
+        ["requests", "requests/s", "TTFT", "TPOT"],
+        lines,
+    )
 
 
 def _engine(costs: CostModel, *, cache: bool) -> Engine:

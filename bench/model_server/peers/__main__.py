@@ -41,7 +41,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             _measure(args, content, folder=Path(folder))
         write_json(args.json, content)
-    tell(content)
+    print_tables(content)
 
 
 def _arguments() -> argparse.Namespace:
@@ -132,7 +132,7 @@ def _repeat(sides: Sequence[Side], rounds: Sequence[work.Round], *, say: str) ->
     return turns
 
 
-def tell(content: Content) -> None:
+def print_tables(content: Content) -> None:
     versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
     print(f"\n{content['layers'] or 30} layers; {versions}")
     for row, kept in content["rows"].items():

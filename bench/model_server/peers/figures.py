@@ -115,7 +115,9 @@ def _whole(row: Recorded, engine: str) -> Figures:
         "without the cache": row.answer_tokens / median(uncached),
         **_ratios("tokens/s, times ours", [sum(one["ours with"].round_cpu_s) for one in row.repeats], cached),
         **_ratios(
-            "without the cache, times ours", [sum(one["ours without"].round_cpu_s) for one in row.repeats], uncached
+            "without the cache, times ours",
+            [sum(one["ours without"].round_cpu_s) for one in row.repeats],
+            uncached,
         ),
         "hits": median(sum(one[f"{engine} with"].round_hit_tokens) for one in row.repeats)
         / row.prompt_tokens,

@@ -48,9 +48,28 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("--engines", nargs="+", choices=servers.ENGINES, default=list(servers.ENGINES), help="engines to run (default: all)")
-    made.add_argument("--caches", nargs="+", choices=("on", "off"), default=["on", "off"], help="run with the cache, without it, or both (default: both)")
-    made.add_argument("--rates", type=float, nargs="+", default=[0.1], metavar="PER_S", help="requests/s of the runs (default 0.1)")
+    made.add_argument(
+        "--engines",
+        nargs="+",
+        choices=servers.ENGINES,
+        default=list(servers.ENGINES),
+        help="engines to run (default: all)",
+    )
+    made.add_argument(
+        "--caches",
+        nargs="+",
+        choices=("on", "off"),
+        default=["on", "off"],
+        help="run with the cache, without it, or both (default: both)",
+    )
+    made.add_argument(
+        "--rates",
+        type=float,
+        nargs="+",
+        default=[0.1],
+        metavar="PER_S",
+        help="requests/s of the runs (default 0.1)",
+    )
     made.add_argument(
         "--repeats", type=int, default=1, help="number of repeats, each with its own arrivals and prompts"
     )

@@ -206,7 +206,16 @@ def table_of(found: Sequence[Run]) -> str:
         spread = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         late = max(r.late_s for pair in pairs for r in pair)
         failed = sum(r.failures for pair in pairs for r in pair)
-        cells = [workload, situation, str(len(pairs)), *columns, spread, f"{p90:.2f}", f"{late:.3f}", str(failed)]
+        cells = [
+            workload,
+            situation,
+            str(len(pairs)),
+            *columns,
+            spread,
+            f"{p90:.2f}",
+            f"{late:.3f}",
+            str(failed),
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
