@@ -2,8 +2,8 @@
 Pure.
 
 It follows the controller (kubernetes v1.36.3, `pkg/controller/podautoscaler`): `getUsageRatioReplicaCount` in
-`replica_calculator.go` for a metric with a target of type Value, which is what KEDA sets for
-`metricType: Value`; `stabilizeRecommendationWithBehaviors` and `convertDesiredReplicasWithBehaviorRate` in
+`replica_calculator.go` for a metric with a target of type Value (KEDA sets this type for `metricType:
+Value`); `stabilizeRecommendationWithBehaviors` and `convertDesiredReplicasWithBehaviorRate` in
 `horizontal.go` for `behavior`.
 """
 
@@ -22,7 +22,7 @@ SYNC_S = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The largest change within a period."""
+    """The largest change within a period, as one policy of an HPA's `behavior` states it."""
 
     kind: Literal["Pods", "Percent"]
     value: float
@@ -50,56 +50,57 @@ class Autoscaler:
     least: int
     most: int
     behaviour: Behaviour = field(default_factory=Behaviour)
-    _advised: list[tuple[float, int]] = field(default_factory=list)
+    _recommendations: list[tuple[float, int]] = field(default_factory=list)
     _added: list[tuple[float, int]] = field(default_factory=list)
     _removed: list[tuple[float, int]] = field(default_factory=list)
 
-    def servers(self, value: float | None, *, now_there: int, ready: int, now: float) -> int:
-        """Return the wanted number of servers. `now_there` servers were requested, and `ready` of them
-        already serve. `value` is the metric, or None if it is unknown.
+    def servers(self, value: float | None, *, requested: int, ready: int, now: float) -> int:
+        """Return the wanted number of servers. `requested` is the number that was requested last, and `ready`
+        is the number that already serve. `value` is the metric, or None if it is unknown.
         """
         if value is None:
-            return now_there
-        wanted = self._steady(self._advice(value, now_there, ready), now_there, now)
-        count = self._paced(wanted, now_there, now)
-        if count != now_there:
-            (self._added if count > now_there else self._removed).append((now, abs(count - now_there)))
+            return requested
+        wanted = self._stabilized(self._recommended(value, requested, ready), requested, now)
+        count = self._paced(wanted, requested, now)
+        if count != requested:
+            (self._added if count > requested else self._removed).append((now, abs(count - requested)))
         return count
 
-    def _advice(self, value: float, now_there: int, ready: int) -> int:
+    def _recommended(self, value: float, requested: int, ready: int) -> int:
         ratio = value / self.target
-        count = now_there if abs(ratio - 1) <= TOLERANCE else math.ceil(ratio * ready)
+        count = requested if abs(ratio - 1) <= TOLERANCE else math.ceil(ratio * ready)
         return min(self.most, max(self.least, count))
 
-    def _steady(self, advice: int, now_there: int, now: float) -> int:
+    def _stabilized(self, recommended: int, requested: int, now: float) -> int:
         """Return the number of servers after the stabilization windows: a rise goes at most to the smallest
-        advice of the window for rises, and a fall at most to the largest advice of the window for falls.
+        recommendation of the window for rises, and a fall at most to the largest recommendation of the window
+        for falls.
         """
         behaviour = self.behaviour
-        if not self._advised:
-            self._advised.append((now, now_there))
-        self._advised.append((now, advice))
+        if not self._recommendations:
+            self._recommendations.append((now, requested))
+        self._recommendations.append((now, recommended))
         longest_s = max(behaviour.up_window_s, behaviour.down_window_s)
-        self._advised = [(at, count) for at, count in self._advised if at >= now - longest_s]
-        up = min(count for at, count in self._advised if at >= now - behaviour.up_window_s)
-        down = max(count for at, count in self._advised if at >= now - behaviour.down_window_s)
-        return min(max(now_there, up), down)
+        self._recommendations = [(at, n) for at, n in self._recommendations if at >= now - longest_s]
+        up = min(n for at, n in self._recommendations if at >= now - behaviour.up_window_s)
+        down = max(n for at, n in self._recommendations if at >= now - behaviour.down_window_s)
+        return min(max(requested, up), down)
 
-    def _paced(self, wanted: int, now_there: int, now: float) -> int:
-        if wanted > now_there:
+    def _paced(self, wanted: int, requested: int, now: float) -> int:
+        if wanted > requested:
             limits = [
-                _after(pace, self._at_start(pace, now_there, now), sign=1) for pace in self.behaviour.up
+                _after(pace, self._at_start(pace, requested, now), sign=1) for pace in self.behaviour.up
             ]
-            return min(wanted, max(now_there, *limits), self.most)
-        limits = [_after(pace, self._at_start(pace, now_there, now), sign=-1) for pace in self.behaviour.down]
-        return max(wanted, min(now_there, *limits), self.least)
+            return min(wanted, max(requested, *limits), self.most)
+        limits = [_after(pace, self._at_start(pace, requested, now), sign=-1) for pace in self.behaviour.down]
+        return max(wanted, min(requested, *limits), self.least)
 
-    def _at_start(self, pace: Pace, now_there: int, now: float) -> int:
+    def _at_start(self, pace: Pace, requested: int, now: float) -> int:
         """Return the number of servers when the pace's period began."""
         since = now - pace.period_s
         added = sum(count for at, count in self._added if at > since)
         removed = sum(count for at, count in self._removed if at > since)
-        return now_there - added + removed
+        return requested - added + removed
 
 
 def _after(pace: Pace, count: int, *, sign: int) -> int:

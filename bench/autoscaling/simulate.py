@@ -175,7 +175,7 @@ class _Scaling:
         there = len(self._ready_at)
         ready = sum(at <= now for at in self._ready_at.values())
         value = fmean(self._samples) if self._samples else None
-        wanted = self._autoscaler.servers(value, now_there=there, ready=ready, now=now)
+        wanted = self._autoscaler.servers(value, requested=there, ready=ready, now=now)
         self.moments.append(Moment(now, value, wanted, ready))
         for _ in range(wanted - there):
             name = f"pod-{self._number}"

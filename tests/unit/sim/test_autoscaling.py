@@ -29,14 +29,14 @@ AT_ONCE = Behaviour(
 )
 def test_the_count_follows_the_value_over_its_target(value: float | None, servers: int) -> None:
     scaler = Autoscaler(target=0.7, least=1, most=10, behaviour=AT_ONCE)
-    assert scaler.servers(None, now_there=4, ready=4, now=0.0) == 4
-    assert scaler.servers(0.7, now_there=4, ready=4, now=0.0) == 4
-    assert scaler.servers(value, now_there=4, ready=4, now=15.0) == servers
+    assert scaler.servers(None, requested=4, ready=4, now=0.0) == 4
+    assert scaler.servers(0.7, requested=4, ready=4, now=0.0) == 4
+    assert scaler.servers(value, requested=4, ready=4, now=15.0) == servers
 
 
 def test_only_servers_that_are_ready_count_as_what_carries_the_load() -> None:
     scaler = Autoscaler(target=0.5, least=1, most=10, behaviour=AT_ONCE)
-    assert scaler.servers(1.0, now_there=4, ready=2, now=0.0) == 4
+    assert scaler.servers(1.0, requested=4, ready=2, now=0.0) == 4
 
 
 def test_the_charts_pace_is_up_by_half_a_minute_and_down_by_one_after_ten_quiet_minutes() -> None:
@@ -44,7 +44,7 @@ def test_the_charts_pace_is_up_by_half_a_minute_and_down_by_one_after_ten_quiet_
     there, seen = 4, []
     for step in range(200):
         now = 15.0 * step
-        wanted = scaler.servers(3.0 if now < 120 else 0.1, now_there=there, ready=there, now=now)
+        wanted = scaler.servers(3.0 if now < 120 else 0.1, requested=there, ready=there, now=now)
         if wanted != there:
             there = wanted
             seen.append((now, there))
