@@ -69,7 +69,7 @@ def median_ms(work: Callable[[], object], *, rounds: int) -> float:
     return 1000 * statistics.median(times)
 
 
-def of_a_prompt(language: FolderLanguage) -> None:
+def print_prompt_costs(language: FolderLanguage) -> None:
     print(
         "| prompt | tokens | template and tokens, ms | names of blocks, ms | chunks of 8 servers, ms |\n|---|---|---|---|---|"
     )
@@ -106,7 +106,7 @@ def knowledge_of(servers: int) -> Knowledge:
     return knowledge
 
 
-def of_an_event() -> None:
+def print_event_cost() -> None:
     knowledge, name = knowledge_of(1), EndpointName("s0")
     blocks = [BlockName(random.Random(1).getrandbits(64)) for _ in range(100_000)]
     started = time.thread_time()
@@ -157,8 +157,8 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         language = FolderLanguage(write_language(Path(folder)))
-    of_a_prompt(language)
-    of_an_event()
+    print_prompt_costs(language)
+    print_event_cost()
     print(
         "\n| a pick of 4 KB, from the moment at which it is due; medians of rounds | p50 ms | p99 ms |\n|---|---|---|"
     )

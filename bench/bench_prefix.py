@@ -2,8 +2,8 @@
 for an entry.
 
 Run with `python -m bench.bench_prefix`. Prints tables and asserts nothing, since clocks differ. Times are CPU
-times of the thread, so other processes do not change them. The garbage collector runs by Python's defaults,
-so its pauses are included.
+times of the thread, so other processes do not change them. The garbage collector runs with Python's
+default settings, so its pauses are included.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 and the end of the stream.
 
 `python -m bench.request_path`. A picker in this process, on its own HTTP/2, serves chat requests of a gRPC
-client. The last ones are traced, since their usual parts are cached by then. Prints each module of `epp`
-whose code runs for every one of them, in the order in which the modules are entered, with the functions
-called there, and the calls from a layer to a higher one (`[tool.importlinter]` in pyproject.toml has the
-layers).
+client. The last requests are traced, since the usual parts of requests are cached by then. Prints each module
+of `epp` whose code runs for every traced request, in the order in which the modules are entered, with the
+functions called there, and the calls from a layer to a higher one (`[tool.importlinter]` in pyproject.toml
+has the layers).
 
 Two kinds of modules are printed apart. Some run only now and then, for example when the client's HTTP/2 sends
 a PING. Others run only for listeners, which are not on the way of a request: the picker sends events to its

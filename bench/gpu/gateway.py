@@ -56,7 +56,12 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="(default %(default)s)")
+    parser.add_argument(
+        "--device",
+        choices=("cuda", "cpu"),
+        default="cuda",
+        help="device of the servers (default %(default)s)",
+    )
     parser.add_argument(
         "--seconds", type=float, default=40.0, help="seconds of arrivals in a run (default %(default)s)"
     )

@@ -3,8 +3,8 @@ not in the fit.
 
 Give the bench the running server (`--url`) and the file that `model-server calibrate` made for it (`--cost`).
 The bench starts a server of the cost model with this file, and sends the same requests to both servers in
-turns. Prompts are random tokens, so no cache holds a part of them. No calibration uses the same lengths,
-batches and arrivals.
+turns. Prompts are random tokens, so no cache holds a part of them. The lengths, batches and arrivals
+are none of those that a calibration uses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes tables and a picture of the results."""
+"""Makes tables and a picture of the results. A place is one workload at one load."""
 
 from __future__ import annotations
 

@@ -112,8 +112,15 @@ def main() -> None:
         "--shape", choices=list(SHAPES), help="use random weights of this shape instead of SmolLM2"
     )
     parser.add_argument("--device", default="cpu", help="device for --shape (default %(default)s)")
-    for name, default in (("requests", 64), ("prompt-tokens", 856), ("distinct", 15), ("answer-tokens", 16)):
-        parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help="(default %(default)s)")
+    for name, default, meaning in (
+        ("requests", 64, "number of requests"),
+        ("prompt-tokens", 856, "tokens of each prompt"),
+        ("distinct", 15, "number of distinct prompts"),
+        ("answer-tokens", 16, "tokens of each answer"),
+    ):
+        parser.add_argument(
+            f"--{name}", type=int, default=default, metavar="N", help=f"{meaning} (default %(default)s)"
+        )
     args = parser.parse_args()
     load = Load(args.requests, args.prompt_tokens, args.distinct, args.answer_tokens)
     try:

@@ -89,13 +89,15 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="run the servers with the cache and without at the same time; needs --clock cpu",
     )
-    for name, default in (
-        ("requests", 500),
-        ("shared-tokens", 320),
-        ("own-tokens", 533),
-        ("answer-tokens", 150),
+    for name, default, meaning in (
+        ("requests", 500, "number of requests"),
+        ("shared-tokens", 320, "tokens that all prompts share"),
+        ("own-tokens", 533, "tokens that each prompt has to itself"),
+        ("answer-tokens", 150, "tokens of each answer"),
     ):
-        made.add_argument(f"--{name}", type=int, default=default, metavar="N", help="(default %(default)s)")
+        made.add_argument(
+            f"--{name}", type=int, default=default, metavar="N", help=f"{meaning} (default %(default)s)"
+        )
     made.add_argument("--json", type=Path, help="add every figure to this file")
     return made
 

@@ -50,7 +50,10 @@ def _parser() -> argparse.ArgumentParser:
         "--quick", action="store_true", help="run two workloads and three rules once, in two or three minutes"
     )
     parser.add_argument(
-        "--workloads", default=",".join(WORKLOADS), metavar="A,B", help="(default %(default)s)"
+        "--workloads",
+        default=",".join(WORKLOADS),
+        metavar="A,B",
+        help="workloads to run (default %(default)s)",
     )
     parser.add_argument(
         "--servers",
