@@ -147,7 +147,7 @@ def _alone(rule: str) -> str:
 
 
 def kept_up(results: Sequence[Result]) -> str:
-    """Return whether the machine was too busy for the runs."""
+    """Return the lines that show whether the machine was too busy for the runs."""
     seen = [result.lateness for result in results if result.lateness is not None]
     if not seen:
         return ""
@@ -162,11 +162,11 @@ def kept_up(results: Sequence[Result]) -> str:
             (
                 f"{len(seen)} live runs; failed requests: {len(failed)}{'; the first: ' + failed[0] if failed else ''}; bypassed the picker: {sum(late.bypassed for late in seen)}"
             ),
-            f"sent late, p99 of each run: {_span([late.sent_p99_s for late in seen])}",
-            f"the generator's loop late, p99 of each run: {_span([late.loop_p99_s for late in seen])}",
+            f"delay of sending, p99 of each run: {_span([late.sent_p99_s for late in seen])}",
+            f"delay of the generator's event loop, p99 of each run: {_span([late.loop_p99_s for late in seen])}",
             f"cores used on average: {shares}",
             (
-                "waited for a core, for each second of running: "
+                "seconds of waiting for a core, for each second of running: "
                 f"{median(late.waited_share for late in seen):.2f} (median), {max(late.waited_share for late in seen):.2f} (most)"
             ),
         ]
@@ -174,12 +174,16 @@ def kept_up(results: Sequence[Result]) -> str:
 
 
 def report(all_results: Sequence[Result], *, late: bool = False) -> str:
-    """Return the report of the runs whose generator was in time. `late` are all other runs."""
+    """Return the report of the runs whose generator was in time, or with `late` the report of all runs."""
     results = [result for result in all_results if late or not is_late(result)]
     left_out = len(all_results) - len(results)
     by_workload = rows_of(results)
     tables = [f"### {workload}\n\n{table(rows)}" for workload, rows in by_workload.items()]
-    note = f"{left_out} live runs were later than {1000 * LATE_S:.0f} ms and are left out" if left_out else ""
+    note = (
+        f"{left_out} live runs are left out: their generator was late by more than {1000 * LATE_S:.0f} ms"
+        if left_out
+        else ""
+    )
     parts = [ranks(by_workload), replicas(results), *tables, kept_up(results), note]
     return "\n\n".join(part for part in parts if part)
 

@@ -65,8 +65,8 @@ def rules(by_rule: dict[str, list[VllmRun]]) -> str:
     """
     lines = [
         (
-            "| rule | seeds | TTFT mean s (spread) | paced, tokens | simulated | p50 | p90 | p99 | TPOT p90 ms | hits, counted by the servers "
-            "| simulated | requests/s | prompt tokens/s |"
+            "| rule | seeds | TTFT mean s (spread) | TTFT mean in prompt tokens | simulated mean s | p50 | p90 | p99 | TPOT p90 ms | hits, counted by the servers "
+            "| simulated hits | requests/s | prompt tokens/s |"
         ),
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
@@ -75,14 +75,14 @@ def rules(by_rule: dict[str, list[VllmRun]]) -> str:
         live, sim = mean_row([r.live for r in runs]), mean_row([r.simulated for r in runs])
         lines.append(
             f"| {rule} | {len(runs)} | {live.ttft_mean_s:.3f} ({spread([r.live for r in runs], 'ttft_mean_s'):.3f}) "
-            f"| {fmean(map(paced, runs)):.0f} | {sim.ttft_mean_s:.3f} | {live.ttft_p50_s:.3f} | {live.ttft_p90_s:.3f} | {live.ttft_p99_s:.3f} "
+            f"| {fmean(map(ttft_in_prompt_tokens, runs)):.0f} | {sim.ttft_mean_s:.3f} | {live.ttft_p50_s:.3f} | {live.ttft_p90_s:.3f} | {live.ttft_p99_s:.3f} "
             f"| {1000 * live.tpot_p90_s:.0f} | {fmean(r.counted_hit_share for r in runs):.3f} | {sim.hit_ratio:.3f} "
             f"| {fmean(r.requests_per_s for r in runs):.2f} | {fmean(r.prompt_tokens_per_s for r in runs):.0f} |"
         )
     return "\n".join(lines)
 
 
-def paced(run: VllmRun) -> float:
+def ttft_in_prompt_tokens(run: VllmRun) -> float:
     """Return the mean TTFT in prompt tokens: how many tokens a server computed in that time, by its own
     counters in the same run.
 
@@ -94,19 +94,19 @@ def paced(run: VllmRun) -> float:
 
 
 def order(by_rule: dict[str, list[VllmRun]]) -> str:
-    """Return the pairs of rules that the simulator puts in the other order."""
+    """Return the pairs of rules that the simulator puts in another order than the live runs."""
     apart, wrong = 0, []
     for one, other in combinations(by_rule, 2):
         sims = [fmean(r.simulated.ttft_mean_s for r in by_rule[name]) for name in (one, other)]
         lives = [_mean_ttft(by_rule[name]) for name in (one, other)]
-        pace = [fmean(map(paced, by_rule[name])) for name in (one, other)]
+        tokens = [fmean(map(ttft_in_prompt_tokens, by_rule[name])) for name in (one, other)]
         if abs(sims[0] - sims[1]) <= APART * min(sims):
             continue
         apart += 1
         if (sims[0] < sims[1]) != (lives[0] < lives[1]):
             wrong.append(
                 f"{one} and {other}: simulated {sims[0]:.3f} and {sims[1]:.3f} s, live {lives[0]:.3f} and {lives[1]:.3f} s, "
-                f"paced {pace[0]:.0f} and {pace[1]:.0f} tokens"
+                f"or {tokens[0]:.0f} and {tokens[1]:.0f} prompt tokens"
             )
     heading = f"Pairs of rules that the simulator puts over {APART:.0%} apart by mean TTFT: {apart}; in another order live: {len(wrong)}"
     return "\n".join([heading, *(f"- {line}" for line in wrong)])
@@ -117,9 +117,9 @@ def beliefs(runs: Sequence[VllmRun]) -> str:
     pairs = [
         ("prefill rate, tokens/s", _flat(r.true_prefill_tokens_per_s for r in runs), "prefill_tokens_per_s"),
         ("cache, tokens", [float(r.true_cache_tokens) for r in runs], "table_tokens"),
-        ("bytes of prompt a token", [r.true_bytes_per_token for r in runs], "bytes_per_token"),
+        ("bytes of prompt for each token", [r.true_bytes_per_token for r in runs], "bytes_per_token"),
     ]
-    lines = ["| of a server | true | learned by the end of a run |", "| --- | --- | --- |"]
+    lines = ["| value of a server | true | learned by the end of a run |", "| --- | --- | --- |"]
     for label, true, name in pairs:
         learned = [getattr(one, name) for run in runs for one in run.believed]
         lines.append(f"| {label} | {_span(true)} | {_span(learned)} |")

@@ -79,6 +79,8 @@ def test_the_report_names_the_pairs_that_the_simulator_has_the_other_way_round()
     )
     assert "| cache, tokens | 5,120 (5,120 to 5,120) | 5,000 (5,000 to 5,000) |" in text
     slow = msgspec.structs.replace(runs[1], true_prefill_tokens_per_s=[50.0, 150.0])
-    assert vllm_report.paced(slow) == 100 * slow.live.ttft_mean_s, "a machine at half the speed"
+    assert vllm_report.ttft_in_prompt_tokens(slow) == 100 * slow.live.ttft_mean_s, (
+        "a machine at half the speed"
+    )
     assert "in another order live: 0" in vllm_report.report([run_of("least-cost"), run_of("round-robin")])
     assert vllm_report.report([]) == "no results yet"
