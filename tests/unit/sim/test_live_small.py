@@ -111,7 +111,7 @@ def test_a_run_whose_generator_came_late_is_left_out_and_run_again() -> None:
     assert not any(map(is_late, [*simulated, *punctual]))
     text = report([*simulated, *punctual, delayed])
     assert "1.00 (1.00 to 1.00)" in text
-    assert "1 live runs were later than 50 ms" in text
+    assert "1 live runs are left out: their generator was late by more than 50 ms" in text
     assert "left out" not in report([*simulated, *punctual, delayed], late=True)
 
 
