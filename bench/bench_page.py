@@ -107,7 +107,7 @@ def _shares_text(shares: Sequence[float]) -> str:
     return f"{fmean(shares):.2%}{spread} ({min(shares):.2%} to {max(shares):.2%})"
 
 
-# -- what is measured ----------------------------------------------------------------------------------------
+# -- measuring ----------------------------------------------------------------------------------------------
 
 
 class _Spent:

@@ -41,7 +41,7 @@ how to read it:
   TTFT        milliseconds to the first byte of the answer's body. The CPU is busy in these tables; the
               table "one request at a time" shows what a quiet gateway adds
 examples:
-  make bench-dataplane                            everything, some seven minutes
+  make bench-dataplane                            everything, about seven minutes
   make bench-dataplane ARGS=--quick               under 90 seconds
   make bench-dataplane ARGS="--json out.json"     also write every turn of every round
   make bench-dataplane ARGS="--against ../old"    compare this picker with the picker of another checkout

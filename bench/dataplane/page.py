@@ -62,7 +62,7 @@ _AFTER: Final = """
 - **Python with cold caches.** Replayed alone (`python -m bench.bench_path`), a request of 1 KB takes the
   picker's code 0.12 ms. Between Envoy and a client, which use the processor's caches in turn, the same code
   takes more. The rows *compiled* show how much compiling saves.
-- **The parts of a request of 1 KB**: some 680 calls, none of which takes more than a twenty-fifth of the
+- **The parts of a request of 1 KB**: about 680 calls, none of which takes more than 4 % of the
   time. A profile of the whole way without sockets has these shares: the choice 16 %, booking it and recording
   the prompt 10, frames, windows and writes 21, messages to events and back 9, the end and the answer's
   headers 12, streams and request headers 5, the account of misses 9, the lateness of bytes 4, parsing 2,
@@ -75,12 +75,12 @@ _AFTER: Final = """
   and neither the reader of frames nor the handler of the call sees them. On the picker's socket alone (two
   connections, a chunk each quarter of a millisecond, a busy machine, turns of each side in alternation) a
   chunk took 36 µs of CPU before this change and takes 24 now. A bare `asyncio.Protocol` on uvloop that only
-  sends back what it read takes 9. The rest is some fourteen Python functions, at about 1 µs each with cold
+  sends back what it read takes 9. The rest is about fourteen Python functions, at about 1 µs each with cold
   caches.
 - **One request at a time**: Envoy alone adds 0.23 ms, and the picker's three round trips add the rest. On the
   picker's socket alone (a request of 1 KB each millisecond, a busy machine), 125 to 155 µs pass from the
   message with the headers to its answer, 245 to 270 for the body, and 75 to 80 for the answer's headers. A
-  bare protocol that sends back what it read takes 24 to 32 for each round trip. So of some 470 µs, 90 are
+  bare protocol that sends back what it read takes 24 to 32 for each round trip. So of about 470 µs, 90 are
   waking up and sockets, and 380 are our Python with cold caches. Each answer is one write, in the turn of the
   loop that read its message.
 - **At 400 KB** one pass in C reads and weighs a body and writes its canonical prompt (110 µs), one call
@@ -98,7 +98,7 @@ _AFTER: Final = """
 - **Half an hour of mixed load** with aborts ran beside the whole test suite (`make soak ARGS="--minutes
   30"`). Pickers were killed and Redis was flushed meanwhile. None of 177,000 requests failed. Workers took 79
   MiB in the middle of their lives and at the end. No booking was left, and no memory had grown.
-- **10 million mutated frames** (`python -m tests.property.http2.mutated_frames --frames 10000000`, some six
+- **10 million mutated frames** (`python -m tests.property.http2.mutated_frames --frames 10000000`, about six
   minutes of CPU) raised no exception and left no call, no booking and no unfinished message. The process took
   49 MiB at most.
 - **At 40 KB** the floor costs hardly more than at 1 KB, while our picker reads, hashes and records the

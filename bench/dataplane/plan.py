@@ -1,4 +1,4 @@
-"""Lists the loads that are measured, and how often. The full run takes some seven minutes, and a quick run
+"""Lists the loads that are measured, and how often. The full run takes about seven minutes, and a quick run
 takes less.
 """
 

@@ -2,7 +2,7 @@
 
     python -I -S tether.py PARENT_PID COMMAND [ARGUMENT...]
 
-It runs as a file, with only the standard library, so that it costs some 20 ms. The kernel keeps the setting
+It runs as a file, with only the standard library, so that it costs about 20 ms. The kernel keeps the setting
 (Linux's PR_SET_PDEATHSIG) over exec. So the command gets this process's id, and does not have to know of the
 setting.
 """

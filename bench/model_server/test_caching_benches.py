@@ -80,7 +80,7 @@ def serve_twice(*, cache: bool) -> tuple[float, float]:
 
 
 def test_001_6_an_engine_hits_49_percent_and_its_modelled_run_is_at_least_1_6_times_as_fast() -> None:
-    """Every second prompt is found except its last, unfinished block, which has some 8 of 384 tokens on
+    """Every second prompt is found except its last, unfinished block, which has about 8 of 384 tokens on
     average.
     """
     with_cache, hits = serve_twice(cache=True)

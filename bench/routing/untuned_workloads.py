@@ -15,7 +15,9 @@ from model_server.sim.request import SimRequest
 
 
 def sizes(rng: random.Random, count: int) -> list[Timed]:
-    """Return prompts that share nothing: nine in ten have some 150 tokens, and one in ten has some 16,000."""
+    """Return prompts that share nothing: nine in ten have about 150 tokens, and one in ten has about
+    16,000.
+    """
     made = []
     for n in range(count):
         long = rng.random() < 0.1
@@ -65,7 +67,7 @@ def clock(rng: random.Random, count: int, *, every: int = 150) -> list[Timed]:
 
 def writers(rng: random.Random, count: int) -> list[Timed]:
     """Return requests with 20 shared prompts of 4,000 tokens. Three in four answers are short, the others
-    have some 3,000 tokens.
+    have about 3,000 tokens.
     """
     made = []
     for n in range(count):
@@ -79,7 +81,7 @@ def writers(rng: random.Random, count: int) -> list[Timed]:
 
 def comers(rng: random.Random, count: int, *, at_once: int = 30, stay: int = 120) -> list[Timed]:
     """Return requests of tenants that come and go: there are 30 at a time. Each has a prompt of 1,000 to
-    12,000 tokens that is used some 120 times within a short time, and then never again.
+    12,000 tokens that is used about 120 times within a short time, and then never again.
     """
     there: list[Segment] = []
     seen = 0
@@ -98,7 +100,7 @@ def comers(rng: random.Random, count: int, *, at_once: int = 30, stay: int = 120
 
 def tool_sessions(rng: random.Random) -> Iterator[Sequence[Turn]]:
     """Yield sessions of agents whose tools give long answers. They have a shared start of 3,000 tokens, 3 to
-    15 turns that add some 12,000 tokens each, and answers of 80 tokens.
+    15 turns that add about 12,000 tokens each, and answers of 80 tokens.
     """
     while True:
         yield [
