@@ -41,7 +41,7 @@ examples:
   model-server serve --port 8000 --model demo
       then: curl localhost:8000/v1/completions -d '{"model": "demo", "prompt": "Hello"}'
   model-server serve --port 0 --port-file port.txt --lora style --lora law=/adapters/law --max-loras 2
-      takes any free port and writes its number to port.txt; two LoRA adapters, and one batch may hold both
+      takes any free port, writes its number to port.txt, and loads two LoRA adapters; one batch may mix them
   model-server serve --num-blocks 512 --prefill-tokens-per-s 2000 --decode-step-ms 40
       simulates a small, slow card: 8,192 tokens of cache, half a second for 1,000 prompt tokens
   model-server serve --speed 10
@@ -54,8 +54,8 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Return 0 if a signal ended the command after draining, 2 for settings that make no
-    sense, 1 if the port is taken.
+    """Run a command. Return 0 if a signal ended the command after draining, 2 for invalid settings, 1 if the
+    port is taken.
     """
     args = command_line().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = args.run
@@ -110,7 +110,7 @@ def _add_serve(commands: Commands) -> None:
     run = commands.add_parser(
         "serve",
         help="run the server until SIGTERM or SIGINT (model-server serve --help lists the settings)",
-        # the full list of flags would hide the one line that says what is wrong
+        # argparse prints the usage above an error. The full list of flags would hide the error.
         usage="model-server serve [OPTIONS]",
         description=_ABOUT,
         epilog=_EXAMPLES,
@@ -151,9 +151,9 @@ def _add_others(commands: Commands) -> None:
     calibrate.add_flags(calibration)
     sync = commands.add_parser(
         "lora-sync",
-        help="run as a sidecar that loads and unloads LoRA adapters until a server has those that a file lists",
-        description="Load and unload the adapters of one running server until the server has exactly the adapters that a file lists. "
-        "Do so again whenever the file changes.",
+        help="run as a sidecar that loads and unloads adapters until a server has the LoRA adapters that a file lists",
+        description="Load and unload adapters until one running server has the adapters that a file lists. Do so again whenever the "
+        "file changes. Adapters that other programs loaded stay, unless --prune is given.",
     )
     sync.set_defaults(run=lora_sync.run)
     lora_sync.add_flags(sync)

@@ -16,7 +16,7 @@ import msgspec
 from model_server.calibrate.probes import LATE_AFTER_TOKENS, Probe, Trace
 
 _TOKEN_IDS = range(100, 1000)
-"""In every vocabulary these ids are ordinary tokens."""
+"""These ids are ordinary tokens in every vocabulary."""
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_read=600)
 
 
@@ -43,25 +43,25 @@ class ServerUnderTest:
         times: list[list[float]] = [[] for _ in probe.together]
         ready = asyncio.Event()
 
-        def came() -> None:
+        def on_token() -> None:
             if all(len(one) >= LATE_AFTER_TOKENS for one in times):
                 ready.set()
 
         async with asyncio.TaskGroup() as tasks:
-            asked = [
-                tasks.create_task(self._ask(length, probe.answer_tokens, seen, came))
+            sent = [
+                tasks.create_task(self._ask(length, probe.answer_tokens, seen, on_token))
                 for length, seen in zip(probe.together, times, strict=True)
             ]
             if probe.late_tokens is not None:
                 await ready.wait()
-                asked.append(tasks.create_task(self._ask(probe.late_tokens, 1, [], came)))
-        return [task.result() for task in asked]
+                sent.append(tasks.create_task(self._ask(probe.late_tokens, 1, [], on_token)))
+        return [task.result() for task in sent]
 
     async def ask(self, num_tokens: int, *, answer_tokens: int) -> Trace:
         """Send one request by itself. Raise CalibrationError or aiohttp.ClientError."""
         return await self._ask(num_tokens, answer_tokens, [], lambda: None)
 
-    async def _ask(self, num_tokens: int, answer_tokens: int, seen: list[float], came: Any) -> Trace:
+    async def _ask(self, num_tokens: int, answer_tokens: int, seen: list[float], on_token: Any) -> Trace:
         body = {
             "model": self._model,
             "prompt": self._rng.choices(_TOKEN_IDS, k=num_tokens),
@@ -72,7 +72,7 @@ class ServerUnderTest:
             "stream_options": {"include_usage": True},
         }
         sent_s = time.monotonic()
-        said = 0
+        num_reported = 0
         async with self._http.post("v1/completions", json=body, timeout=_NO_TIMEOUT) as response:
             if response.status != 200:
                 raise CalibrationError(
@@ -82,12 +82,12 @@ class ServerUnderTest:
                 event = _read(line)
                 if event is not None and event.choices:
                     seen.append(time.monotonic())
-                    came()
+                    on_token()
                 elif event is not None and event.usage is not None:
-                    said = int(event.usage["completion_tokens"])
-        if said != len(seen):
+                    num_reported = int(event.usage["completion_tokens"])
+        if num_reported != len(seen):
             raise CalibrationError(
-                f"{said} tokens came in {len(seen)} events, but the time of each token is needed: "
+                f"{num_reported} tokens came in {len(seen)} events, but the time of each token is needed: "
                 "start the server with --stream-interval 1 and without speculation"
             )
         return Trace(sent_s, seen)
@@ -113,7 +113,7 @@ async def find_model(http: aiohttp.ClientSession, wanted: str | None) -> tuple[s
             length = card.get("max_model_len")
             return str(card["id"]), int(length) if length else None
     raise CalibrationError(
-        f"the server has no model {wanted!r}, but {', '.join(card['id'] for card in cards)}"
+        f"the server has no model {wanted!r}; it has {', '.join(card['id'] for card in cards)}"
     )
 
 

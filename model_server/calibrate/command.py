@@ -21,7 +21,7 @@ import aiohttp
 from model_server.calibrate.client import CalibrationError, ServerUnderTest, find_model
 from model_server.calibrate.cost_file import cost_document
 from model_server.calibrate.fit import Fit, FitError, Quality, fit
-from model_server.calibrate.probes import Probe, Sample, fastest, plan, sample_of, unrest
+from model_server.calibrate.probes import Probe, Sample, fastest, plan, sample_of, slowest_over_fastest
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -111,9 +111,9 @@ async def _calibrate(args: argparse.Namespace) -> str:
     samples = fastest(measured)
     found = fit(samples)
     print(_about(found), file=sys.stderr)
-    times = unrest(measured)
+    times = slowest_over_fastest(measured)
     print(
-        f"of equal measurements the slowest took {times:.2f} times as long as the fastest; the fastest counts",
+        f"the slowest of equal measurements took {times:.2f} times as long as the fastest; the fastest counts",
         file=sys.stderr,
     )
     source = {"url": args.url, "model": model, "max_prompt_tokens": most, "samples": len(samples)}
@@ -124,15 +124,15 @@ async def _calibrate(args: argparse.Namespace) -> str:
 
 def _about(found: Fit) -> str:
     costs = found.costs
-    prefill = f"{costs.prefill_tokens_per_s:,.0f} tokens/s, twice the time at {costs.context_knee_tokens:,.0f} tokens"
-    step = f"{costs.decode_step_s * 1e3:.2f} ms, {costs.decode_per_request_s * 1e3:.3f} ms a further request"
-    context = f"{costs.decode_per_context_token_s * 1e6:.3f} us a token of context"
+    prefill = f"{costs.prefill_tokens_per_s:,.0f} tokens/s, twice the time for each token after {costs.context_knee_tokens:,.0f} tokens"
+    step = f"{costs.decode_step_s * 1e3:.2f} ms, {costs.decode_per_request_s * 1e3:.3f} ms for each further request"
+    context = f"{costs.decode_per_context_token_s * 1e6:.3f} us for each token of context"
     return "\n".join(
         (
             f"prefill  {prefill}  {_quality(found.prefill)}",
             f"decode   {step}, {context}  {_quality(found.decode)}",
             f"both     prefill takes {costs.interference:.0%} longer beside decoding  {_quality(found.mixed)}",
-            f"left out: {found.overhead_s * 1e3:.1f} ms that a request takes in addition; the loading of adapters",
+            f"left out: {found.overhead_s * 1e3:.1f} ms that each request takes in addition, and the time to load adapters",
         )
     )
 
@@ -145,12 +145,12 @@ def _quality(quality: Quality | None) -> str:
 
 def _fit_document(found: Fit) -> dict[str, object]:
     parts = {"prefill": found.prefill, "decode": found.decode, "mixed": found.mixed}
-    told = {
+    qualities = {
         name: {key: round(value, 5) for key, value in asdict(quality).items()}
         for name, quality in parts.items()
         if quality is not None
     }
-    return {**told, "overhead_s": round(found.overhead_s, 6)}
+    return {**qualities, "overhead_s": round(found.overhead_s, 6)}
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -126,8 +126,8 @@ def _quality(seen: Sequence[float], predicted: Sequence[float]) -> Quality:
 
 
 def _least_squares(rows: Sequence[tuple[float, ...]], seen: Sequence[float]) -> list[float]:
-    """Return the coefficients, none below zero, with the least relative errors. The most negative one is
-    removed until none is negative.
+    """Return the coefficients with the least relative errors, none of them below zero. The most negative
+    coefficient is removed until none is negative.
     """
     used = list(range(len(rows[0])))
     while True:

@@ -97,7 +97,7 @@ def fastest(measured: Mapping[Probe, Sequence[Sample]]) -> list[Sample]:
     return [min(samples, key=_seconds) for samples in measured.values() if samples]
 
 
-def unrest(measured: Mapping[Probe, Sequence[Sample]]) -> float:
+def slowest_over_fastest(measured: Mapping[Probe, Sequence[Sample]]) -> float:
     """Return how many times as long the slowest of equal probes took as the fastest, as the median of all
     probes. The value is 1 on a quiet machine.
     """

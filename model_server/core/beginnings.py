@@ -54,7 +54,7 @@ class Beginnings:
 
     def check_integrity(self) -> None:
         keys = [(tokens, block_id) for tokens, block_id, _ in self._entries]
-        assert keys == sorted(set(keys)), "out of order, or a block twice"
+        assert keys == sorted(set(keys)), "the entries are out of order, or a block is listed twice"
         assert all(block.block_id == block_id for _, block_id, block in self._entries)
 
 

@@ -32,7 +32,7 @@ from model_server.core.hashing import BlockHash
 __all__ = ["Block", "BlockId", "BlockPool"]
 
 
-def _nobody(block: Block) -> None:
+def _do_nothing(block: Block) -> None:
     """Do nothing. This is the default of `on_forget`."""
 
 
@@ -45,7 +45,7 @@ class BlockPool:
         *,
         order: FreeOrder | None = None,
         max_unused_blocks: int | None = None,
-        on_forget: Callable[[Block], None] = _nobody,
+        on_forget: Callable[[Block], None] = _do_nothing,
     ) -> None:
         """`order` is the order of eviction, by default `lru`. `on_forget` is called just before a block loses
         its hash.
@@ -53,7 +53,7 @@ class BlockPool:
         if num_blocks < 1:
             raise ValueError(f"a pool needs at least one block, not {num_blocks}")
         if max_unused_blocks is not None and max_unused_blocks < 0:
-            raise ValueError("a pool cannot keep fewer than 0 unused blocks")
+            raise ValueError("max_unused_blocks must not be negative")
         self.blocks = tuple(Block(BlockId(index)) for index in range(num_blocks))
         self._unused = order if order is not None else make_order("lru")
         self._empty = list(reversed(self.blocks))

@@ -81,8 +81,8 @@ class EngineConfig:
             and not 2 <= self.max_model_len_tokens <= self.capacity_tokens
         ):
             raise ValueError(
-                f"max model length {self.max_model_len_tokens} is not between 2 and what {self.num_blocks} blocks "
-                f"of {self.block_size_tokens} tokens hold ({self.capacity_tokens}): a longer request could never run"
+                f"max model length {self.max_model_len_tokens} is not between 2 and {self.capacity_tokens}: {self.num_blocks} blocks "
+                f"of {self.block_size_tokens} tokens have no room for a longer request"
             )
 
     @property
@@ -136,8 +136,8 @@ class Engine:
         """Queue a request. Raise ValueError if its prompt leaves no room for a token, or its id is in use."""
         if request.num_prompt_tokens >= self.config.max_len_tokens:
             raise ValueError(
-                f"the prompt has {request.num_prompt_tokens} tokens and the model takes "
-                f"{self.config.max_len_tokens} with the answer"
+                f"the prompt has {request.num_prompt_tokens} tokens, and prompt and answer together may have at most "
+                f"{self.config.max_len_tokens}"
             )
         if request.request_id in self._requests:
             raise ValueError(f"request id {request.request_id} is in use")
@@ -166,9 +166,11 @@ class Engine:
         blocks.
         """
         outputs: list[TokenOutput] = []
-        told = result.logprobs or [None] * len(plan.chunks)
-        last = result.last_logits or [None] * len(plan.chunks)
-        for chunk, token_id, logprobs, logits in zip(plan.chunks, result.token_ids, told, last, strict=True):
+        all_logprobs = result.logprobs or [None] * len(plan.chunks)
+        all_logits = result.last_logits or [None] * len(plan.chunks)
+        for chunk, token_id, logprobs, logits in zip(
+            plan.chunks, result.token_ids, all_logprobs, all_logits, strict=True
+        ):
             request = chunk.request
             if request.state is not RequestState.RUNNING:
                 continue

@@ -59,8 +59,8 @@ def make_order(eviction: EvictionName, *, queue: QueueName = "linked") -> FreeOr
 
 
 class LastTouchThenLongest:
-    """A heap of heaps: the outer heap has each step with free blocks once, and the inner heaps have (-prefix,
-    age, block).
+    """A heap of heaps: the outer heap holds each step that has free blocks once, and the inner heaps hold
+    (-prefix, age, block).
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class LastTouchThenLongest:
     def __iter__(self) -> Iterator[Block]:
         for step in sorted(self._inner):
             yield from (
-                block for _, age, block in sorted(self._inner[step]) if self._counts(step, age, block)
+                block for _, age, block in sorted(self._inner[step]) if self._is_valid(step, age, block)
             )
 
     def append(self, block: Block) -> None:
@@ -99,7 +99,7 @@ class LastTouchThenLongest:
             if not inner:
                 heapq.heappop(self._steps)
                 del self._inner[step]
-            if self._counts(step, age, block):
+            if self._is_valid(step, age, block):
                 del self._entry_of[block]
                 return block
 
@@ -120,7 +120,7 @@ class LastTouchThenLongest:
         self._entry_of[block] = (step, age)
         self._num_entries += 1
 
-    def _counts(self, step: int, age: int, block: Block) -> bool:
+    def _is_valid(self, step: int, age: int, block: Block) -> bool:
         return self._entry_of.get(block) == (step, age)
 
     def _rebuild(self) -> None:

@@ -1,10 +1,10 @@
-"""Block hashes, which are the names by which blocks of tokens are found again.
+"""Computes block hashes, which are the names by which blocks of tokens are found again.
 
 A block's hash names the whole prefix up to the block's end. Two prompts share a block only if all tokens
 before the block are equal too. There are two ways to compute the hash, with the same hits:
 - chained: hash(hash of the block before, own tokens), linear in the prompt;
-- direct: hash(all tokens before, own tokens), quadratic in the prompt, and correct without a proof about
-  chains.
+- direct: hash(all tokens before, own tokens), quadratic in the prompt. Its correctness does not depend on an
+  argument about chains.
 
 The LoRA adapter also decides the content of the KV cache, and the cache salt decides who may share it. Both
 belong to the prompt's `PrefixScope`, which the hashes cover.

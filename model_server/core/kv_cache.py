@@ -137,7 +137,7 @@ class KVCacheManager:
         return self._tables[request_id]
 
     def get_computed(self, request: Request) -> CachedPrefix:
-        """Return the part of the request's prefix that is in the cache, without a gap from the start on.
+        """Return the part of the request's prefix that is in the cache, up to the first missing block.
 
         At least one token is left to compute, because the first new token needs its output. So a full hit
         ends one block early. This changes no block.

@@ -36,7 +36,7 @@ class PromptEntry:
 class PromptCache:
     def __init__(self, kv_cache: KVCacheManager, *, max_entries: int = DEFAULT_MAX_ENTRIES) -> None:
         if max_entries < 0:
-            raise ValueError("a prompt cache holds no fewer than 0 prompts")
+            raise ValueError("max_entries must not be negative")
         self._kv_cache = kv_cache
         self._max_entries = max_entries
         self._entries: OrderedDict[_Key, PromptEntry] = OrderedDict()

@@ -84,7 +84,7 @@ class PromptEngine:
         for request in requests:
             while not self.kv_cache.append(request, num_new_tokens=1):
                 evicted = self.prompt_cache.evict_one()
-                assert evicted, "what was reserved is not there"
+                assert evicted, "reserved blocks are missing"
         for request, logits in zip(requests, self._forward(requests), strict=True):
             self._append(request, logits)
 
@@ -102,8 +102,8 @@ class PromptEngine:
             raise ValueError(f"request id {request.request_id} is in use")
         if request.num_prompt_tokens >= self.config.max_len_tokens:
             raise ValueError(
-                f"the prompt has {request.num_prompt_tokens} tokens and the model takes "
-                f"{self.config.max_len_tokens} with the answer"
+                f"the prompt has {request.num_prompt_tokens} tokens, and prompt and answer together may have at most "
+                f"{self.config.max_len_tokens}"
             )
         longest = min(request.num_prompt_tokens + request.max_tokens, self.config.max_len_tokens)
         blocks = self.kv_cache.blocks_for(longest)
@@ -121,7 +121,7 @@ class PromptEngine:
                 request.num_computed_tokens = prefix.num_tokens
                 return prefix.num_tokens
             evicted = self.prompt_cache.evict_one()
-            assert evicted, "what was reserved is not there"
+            assert evicted, "reserved blocks are missing"
 
     def _forward(self, requests: Sequence[Request]) -> Sequence[object]:
         chunks = tuple(

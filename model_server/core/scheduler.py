@@ -5,7 +5,7 @@ The rule is first come, first served:
   decodes gets one token. A request in prefill gets as much of its prompt as the budget leaves, so long
   prompts come in chunks between other requests' tokens;
 - when blocks run out, the request admitted last gives its blocks back and waits at the head of the queue. The
-  request starts again later, from the part of it that is still in the prefix cache. So the oldest running
+  request starts again later, after the part of it that is still in the prefix cache. So the oldest running
   request always continues. A request that could not fit alone is refused when it is added. For both reasons
   every request ends;
 - then waiting requests are admitted while budget, places and blocks last. A request that cannot get blocks
@@ -166,12 +166,12 @@ class Scheduler:
 
     def _admit(self, budget: int, *, now: float) -> list[Chunk]:
         chunks: list[Chunk] = []
-        passed_over: list[Request] = []
+        skipped: list[Request] = []
         adapters = {request.adapter for request in self._running if request.adapter}
         while self._waiting and budget > 0 and len(self._running) < self._limits.max_num_seqs:
             request = self._waiting[0]
             if request.loading or self._needs_slot(request, adapters):
-                passed_over.append(self._waiting.popleft())
+                skipped.append(self._waiting.popleft())
                 continue
             chunk = self._try_admit(request, budget, now=now)
             if chunk is None:
@@ -181,7 +181,7 @@ class Scheduler:
             budget -= chunk.num_tokens
             if request.adapter:
                 adapters.add(request.adapter)
-        self._waiting.extendleft(reversed(passed_over))
+        self._waiting.extendleft(reversed(skipped))
         return chunks
 
     def _needs_slot(self, request: Request, adapters: set[Adapter]) -> bool:

@@ -20,7 +20,7 @@ from model_server.calibrate.probes import (
     fastest,
     plan,
     sample_of,
-    unrest,
+    slowest_over_fastest,
 )
 from model_server.core.engine import Engine, EngineConfig
 from model_server.core.request import NO_TOKEN, Request, RequestId, TokenId
@@ -123,14 +123,14 @@ def test_a_machine_that_has_other_things_to_do_is_seen_through() -> None:
     assert found.decode.r2 > 0.99
 
 
-def test_unrest_is_how_much_equal_measurements_differ() -> None:
+def test_slowest_over_fastest_is_the_median_over_the_probes() -> None:
     probes = [Probe((n,), 1) for n in (64, 128, 256)]
     times = ((1.0, 2.0), (2.0, 3.0), (4.0, 4.0))
     measured = {
         probe: [PrefillSample(probe.together[0], s) for s in pair]
         for probe, pair in zip(probes, times, strict=True)
     }
-    assert unrest(measured) == pytest.approx(1.5)
+    assert slowest_over_fastest(measured) == pytest.approx(1.5)
     assert [sample.seconds for sample in fastest(measured)] == [1.0, 2.0, 4.0]
 
 
