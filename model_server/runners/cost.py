@@ -4,13 +4,14 @@ simulations use it.
 A step takes this many seconds at speed 1; p are the prefill chunks and d the requests that decode:
 
     prefill = sum over p of  n / prefill_rate * (1 + (start + n / 2) / context_knee)
-    decode  = step + per_request * (len(d) - 1) + per_context_token * (context of all d)      (0 without d)
-    total = decode + prefill * (1 + interference) for prefill and decode max(step, prefill) for prefill alone
-              decode for decode alone
+    decode  = step + per_request * (len(d) - 1) + per_context_token * (context of all d)
+    total   = decode + prefill * (1 + interference)     with both prefill and decode
+            = max(step, prefill)                        with prefill alone
+            = decode                                    with decode alone
 
-So a prefill costs more the further it is into its prompt (attention grows with the context), and decoding
-requests wait for the prompts that are computed in their step. An adapter that is not resident costs its
-loading time in the first step that uses it. The adapters used last stay resident.
+So a chunk of prefill takes longer the later it stands in its prompt (attention grows with the context), and
+decoding requests wait for the prompts that are computed in their step. An adapter that is not resident costs
+its loading time in the first step that uses it. The adapters used last stay resident.
 
 The caller waits for these durations. No clock is read here.
 """
@@ -38,6 +39,7 @@ class CostModel:
     decode_per_request_s: float = 0.0002
     decode_per_context_token_s: float = 2e-8
     interference: float = 0.1
+    """The share by which prefill takes longer in a step that also decodes."""
     lora_load_s: float = 0.050
     speed: float = 1.0
     """All durations are divided by this number."""

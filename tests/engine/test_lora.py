@@ -178,5 +178,5 @@ def test_an_adapter_of_another_model_or_none_at_all_is_refused(tmp_path: Path) -
         bank.load(write_adapter(tmp_path / "a", tiny("gpt2"), "gpt2", seed=1))
     with pytest.raises(AdapterError, match="is for another model"):
         bank.load(write_adapter(tmp_path / "b", tiny("qwen3"), "llama", seed=1))
-    with pytest.raises(AdapterError, match="is no adapter"):
+    with pytest.raises(AdapterError, match="is not an adapter"):
         bank.load(Adapter("c", str(tmp_path / "nothing")))

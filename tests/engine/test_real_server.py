@@ -325,7 +325,7 @@ async def test_adapters_are_loaded_from_their_folders_and_say_something_else_fro
     async with running.http.post("/v1/completions", json={"model": "alpha", "prompt": "x"}) as response:
         assert response.status == 404
     for body, says in (
-        ({"lora_name": "none", "lora_path": "/nonexistent"}, "is no adapter"),
+        ({"lora_name": "none", "lora_path": "/nonexistent"}, "is not an adapter"),
         ({"lora_name": "none", "lora_path": ""}, "needs the path"),
     ):
         error = await running.refused("/v1/load_lora_adapter", **body)

@@ -1,5 +1,5 @@
-"""One step's chunks as tensors: the tokens of all requests in one row, and for each request its part of the
-row.
+"""Turns one step's chunks into tensors: the tokens of all requests in one row, and for each request its part
+of the row.
 
 A request that computes one token is attended together with others of about its length. The attention of a
 longer chunk is computed separately, and so is that of a request with a long context on a CPU. A batch is

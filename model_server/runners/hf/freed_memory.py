@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
-"""This number is in <malloc.h>."""
+"""The numbers of these settings in <malloc.h>."""
 _LARGEST_BYTES = 32 << 20
 """The largest value that glibc accepts. Larger pieces are still mapped separately."""
 _KEPT_BYTES = 512 << 20

@@ -90,7 +90,7 @@ class AdapterBank:
             )
         if adapter not in self._digests and len(self._digests) >= _MOST_KNOWN:
             raise AdapterError(
-                f"{_MOST_KNOWN} different adapters have been loaded since this server started: start it again to load another"
+                f"{_MOST_KNOWN} different adapters have been loaded since this server started: restart it to load another adapter"
             )
         parts = self._read(folder)
         if _digest(folder) != digest:
@@ -167,13 +167,13 @@ class AdapterBank:
             raise AdapterError(f"{name} has {sorted(halves)}, but an adapter's layer needs lora_A and lora_B")
         layer = self._projections.get(name)
         if layer is None:
-            raise AdapterError(f"the adapter is for another model: this one has no {name}")
+            raise AdapterError(f"the adapter is for another model: this model has no {name}")
         down, up = halves["lora_A"], halves["lora_B"]
         wanted = _inputs_and_outputs(layer)
         if (down.shape[1], up.shape[0]) != wanted or down.shape[0] != up.shape[1]:
             raise AdapterError(
-                f"the adapter is for another model: {name} has {wanted} inputs and outputs here, and the adapter's parts are "
-                f"{tuple(down.shape)} and {tuple(up.shape)}"
+                f"the adapter is for another model: {name} has {wanted} inputs and outputs in this model, but the shapes of lora_A and "
+                f"lora_B are {tuple(down.shape)} and {tuple(up.shape)}"
             )
         place = {"device": self._device, "dtype": self._dtype}
         return LowRank(down.to(**place), (up.float() * scale).to(**place))
@@ -192,11 +192,11 @@ def _config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise AdapterError(f"{folder} holds no adapter_config.json that can be read: {error}") from error
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        raise AdapterError(f"{folder} is no LoRA adapter in PEFT's format")
+        raise AdapterError(f"{folder} is not a LoRA adapter in PEFT's format")
     for name, neutral in _REFUSED.items():
         if config.get(name) not in (None, neutral):
             raise AdapterError(
-                f"{name} is set in {folder}/adapter_config.json, which this engine does not compute"
+                f"{folder}/adapter_config.json sets {name}, which this engine does not support"
             )
     return config
 
@@ -220,10 +220,10 @@ def _digest(folder: Path) -> bytes:
         try:
             file = (folder / name).stat()
             if not stat.S_ISREG(file.st_mode) or file.st_size > most:
-                raise AdapterError(f"{folder / name} is no file of at most {most:,} bytes")
+                raise AdapterError(f"{folder / name} is not a regular file of at most {most:,} bytes")
             with (folder / name).open("rb") as content:
                 while piece := content.read(_PIECE_BYTES):
                     digest.update(piece)
         except (OSError, ValueError) as error:
-            raise AdapterError(f"{folder} is no adapter: {error}") from error
+            raise AdapterError(f"{folder} is not an adapter: {error}") from error
     return digest.digest()

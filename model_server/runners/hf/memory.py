@@ -1,9 +1,9 @@
 """The memory for keys and values: one tensor, addressed by the block numbers that the core hands out.
 
 `data[layer, 0]` holds keys and `data[layer, 1]` values, as (block, slot in block, KV head, head dimension).
-Keys are kept after their rotation, so a block means the same wherever its prefix stands. Slots that were
-never written hold zeros, because even values that attention masks out must be numbers. The core decides who
-may write to which block.
+Keys are kept after the rotation that encodes their positions. The same prefix stands before a block in each
+request that shares the block, so the positions are always the same. Slots that were never written hold zeros,
+because even values that attention masks out must be numbers. The core decides who may write to which block.
 
 Callers: the attention function, block copies, and a tiered store that brings blocks in or takes them out.
 """

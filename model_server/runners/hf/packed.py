@@ -1,11 +1,11 @@
-"""Linear layers whose float32 weights lie in the order in which oneDNN's kernels read them, for steps on a
-CPU.
+"""Makes linear layers fast on a CPU: their float32 weights lie in memory in the order in which oneDNN's
+kernels read them.
 
 torch's own product of a few rows with a large matrix reads the matrix at a fraction of the processor's speed,
 and a decode step consists almost only of such products. Layers with the same input rows (queries, keys and
-values; the two of a gated feed-forward layer) become one product. The order is chosen once, when a model is
-loaded. The results are the same sums in another order. Caller: `model.load`. This module only reads weights:
-a packed layer cannot be trained or changed.
+values; the two of a gated feed-forward layer) become one product. The weights are put into this order once,
+when a model is loaded. A product adds up the same terms as torch does, in another sequence. A packed layer
+cannot be trained or changed, because this module only reads weights. Caller: `model.load`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ _ROWS = 64
 rows is equally good, and an order made for 1 row is worse.
 """
 _OPS = ("_reorder_linear_weight", "_linear_pointwise")
-
 
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Children of one module to which transformers' models give the same rows, by name."""
@@ -59,7 +58,7 @@ class SharedProduct:
         return copied
 
 
-class PackedLinear(torch.nn.Module):  # type: ignore[misc] # torch is not where mypy runs
+class PackedLinear(torch.nn.Module):  # type: ignore[misc] # torch is not installed where mypy runs
     """Replaces a linear layer under the same name and with the same shape. Its output is some columns of a
     product.
     """

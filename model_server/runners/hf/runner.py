@@ -1,6 +1,4 @@
-"""The engine's runner over a real model: takes a plan, and returns the sampled tokens when
-they are computed.
-"""
+"""The engine's runner over a real model. It takes a plan, and returns the sampled tokens."""
 
 from __future__ import annotations
 
@@ -28,15 +26,18 @@ class HfRunner:
         logits = self._logits(plan)
         sampling = [index for index, chunk in enumerate(plan.chunks) if chunk.samples]
         tokens: list[TokenId | None] = [None] * len(plan.chunks)
-        told: list[TokenLogprobs | None] = [None] * len(plan.chunks)
+        wanted_logprobs: list[TokenLogprobs | None] = [None] * len(plan.chunks)
         if sampling:
             rows = torch.stack([logits[index] for index in sampling])
             chosen, logprobs = choose(rows, [plan.chunks[index].request for index in sampling])
-            for index, token, tell in zip(sampling, chosen, logprobs, strict=True):
-                tokens[index], told[index] = token, tell
-        # A copy of the row: the row itself would keep the step's whole batch in memory.
-        last = [row.clone() if chunk.keeps_logits else None for chunk, row in zip(plan.chunks, logits, strict=True)]  # fmt: skip
-        return StepResult(tokens, 0.0, told, last)
+            for index, token, of_token in zip(sampling, chosen, logprobs, strict=True):
+                tokens[index], wanted_logprobs[index] = token, of_token
+        # Each row is copied, because the row itself would keep the step's whole batch in memory.
+        last_logits = [
+            row.clone() if chunk.keeps_logits else None
+            for chunk, row in zip(plan.chunks, logits, strict=True)
+        ]
+        return StepResult(tokens, 0.0, wanted_logprobs, last_logits)
 
     def _logits(self, plan: StepPlan) -> Sequence[torch.Tensor]:
         """Return the logits after each chunk. They are computed now, or kept from an equal prompt."""

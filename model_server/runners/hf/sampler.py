@@ -30,13 +30,13 @@ def choose(
     for row, request in enumerate(requests):
         if request.sampling.temperature > 0:
             tokens[row] = draw(logits[row], request.sampling, position=request.num_output_tokens)
-    told = [
+    wanted_logprobs = [
         None
         if request.sampling.num_logprobs is None
         else logprobs(logits[row], tokens[row], count=request.sampling.num_logprobs)
         for row, request in enumerate(requests)
     ]
-    return tokens, told
+    return tokens, wanted_logprobs
 
 
 def draw(logits: torch.Tensor, params: SamplingParams, *, position: int) -> TokenId:
