@@ -35,7 +35,7 @@ _COST_FLAGS = (
         "share of extra time that prefill takes in a step that also decodes",
     ),
     ("--lora-load-ms", "MS", "lora_load_s", 1e-3, "time to load an adapter into a batch"),
-    ("--speed", "FACTOR", "speed", 1.0, "divide all durations by this"),
+    ("--speed", "FACTOR", "speed", 1.0, "divide all durations by this factor"),
 )
 """Each entry has the flag, its unit, the field of `CostModel`, the factor from the flag's unit to the field's
 unit, and the meaning.
@@ -52,8 +52,8 @@ def add_groups(run: argparse.ArgumentParser) -> None:
 
 
 def backend(args: argparse.Namespace) -> CostSettings | HfSettings:
-    """Return the backend that the flags describe. Raise ValueError if a flag makes no sense, or --cost cannot
-    be read.
+    """Return the backend that the flags describe. Raise ValueError if a flag has an invalid value, or --cost
+    cannot be read.
     """
     return _cost_settings(args) if args.runner == "cost" else _hf_settings(args)
 

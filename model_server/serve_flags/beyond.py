@@ -130,8 +130,8 @@ def _add_mode(group: argparse._ArgumentGroup) -> None:
         "--kv-store-mode",
         choices=("load", "auto"),
         default="load",
-        help="load: the server loads every stored prefix; auto: the server computes a prefix again where it expects that to take "
-        "less time than the load, by the speeds that it measures; auto needs --kv-store-ratio 1 (default %(default)s)",
+        help="load: the server loads every stored prefix; auto: the server measures its speeds, and computes a prefix again if this "
+        "should take less time than loading it; auto needs --kv-store-ratio 1 (default %(default)s)",
     )
 
 
@@ -150,7 +150,7 @@ def _add_approximation(group: argparse._ArgumentGroup) -> None:
         default=FEW_CHUNKS,
         metavar="S",
         help="with --kv-store-ratio under 1: read only the chunks on disk that hold this share of the chosen tokens' weight, and "
-        "read as many tokens from those chunks; 1 reads every chunk that holds a chosen token (default %(default)s)",
+        "replace the chosen tokens of other chunks by tokens from these chunks; 1 reads every chunk that holds a chosen token (default %(default)s)",
     )
     group.add_argument(
         "--kv-store-reorder-share",
@@ -181,5 +181,5 @@ def _add_kv_events(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=DEFAULT_BUFFER_BATCHES,
         metavar="N",
-        help="messages that are kept for replay; a message about 2,048 new tokens has some 20 KB (default %(default)s)",
+        help="messages that are kept for replay; a message about 2,048 new tokens takes about 20 KB (default %(default)s)",
     )

@@ -59,7 +59,7 @@ def _add_blocks(group: argparse._ArgumentGroup) -> None:
         "--kv-cache-max-concurrency",
         type=int,
         metavar="N",
-        help="use instead of --num-blocks: the cache gets as many blocks as N requests of --max-model-len tokens fill",
+        help="used instead of --num-blocks: the cache gets as many blocks as N requests of --max-model-len tokens fill",
     )
     group.add_argument(
         "--no-prefix-caching",
@@ -120,14 +120,14 @@ def _add_eviction(group: argparse._ArgumentGroup) -> None:
         "--eviction",
         choices=EVICTION_NAMES,
         default="lru",
-        help="which unused block is evicted first: lru, the block that was freed first; last-touch, as lru, but of "
-        "blocks last used in the same step the one with the longest prefix goes first; lfu, the block that was used least often (default %(default)s)",
+        help="which unused block is evicted first. lru: the block that was freed first; last-touch: as lru, but of the blocks that were last "
+        "used in the same step, the block with the longest prefix; lfu: the block that was used least often (default %(default)s)",
     )
     group.add_argument(
         "--free-queue",
         choices=tuple(QUEUES),
         default="linked",
-        help="data structure of lru's order: linked is a linked list; lazy and deferred put removals off and serve as comparisons "
+        help="data structure of lru's order: linked is a linked list; lazy and deferred remove blocks later, and exist only for comparison "
         "(default %(default)s)",
     )
 
@@ -136,14 +136,14 @@ def _add_more_reuse(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--partial-blocks",
         action="store_true",
-        help="reuse blocks that are not full too, token by token: prompts shorter than a block then hit, and longer prompts hit a "
+        help="also reuse blocks that are not full, token by token: prompts shorter than a block then hit, and longer prompts hit a "
         "little more; not possible with KV events, since those name full blocks only",
     )
     group.add_argument(
         "--max-unused-blocks",
         type=int,
         metavar="N",
-        help="keep the content of at most N blocks that no request uses (default: of all such blocks)",
+        help="keep the content of at most N blocks that no request uses (default: keep the content of all such blocks)",
     )
     group.add_argument(
         "--prompt-cache-size",

@@ -25,8 +25,8 @@ def add_flags(run: argparse.ArgumentParser) -> None:
 
 
 def settings(args: argparse.Namespace) -> ServerSettings:
-    """Return the settings that the flags describe. Raise ValueError if a flag makes no sense, or --cost
-    cannot be read.
+    """Return the settings that the flags describe. Raise ValueError if a flag has an invalid value, or
+    --cost cannot be read.
     """
     _check(args)
     return ServerSettings(

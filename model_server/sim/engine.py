@@ -158,7 +158,7 @@ class SimEngine:
         assert len({j.adapter for j in self._running if j.adapter}) <= self.shape.limits.max_loras
         assert (self._stride is None) == (not self._running)
 
-    # -- booking what was computed ---------------------------------------------------------------------------
+    # -- recording computed work -----------------------------------------------------------------------------
 
     def _finish(self, stride: Stride, now: float) -> tuple[list[Job], list[Job]]:
         first: list[Job] = []
@@ -216,7 +216,7 @@ class SimEngine:
         first_s, growth_s = self._durations(chunks)
         num_steps = 1
         if not load_s and not preempted and running == len(chunks) == len(self._running):
-            num_steps = self._steps_alike(chunks)
+            num_steps = self._num_stride_steps(chunks)
         stride = self._stride = Stride(
             chunks=chunks,
             started_s=now,
@@ -227,7 +227,7 @@ class SimEngine:
         )
         self.due_s = stride.end_s(num_steps)
 
-    def _steps_alike(self, chunks: list[tuple[Job, int]]) -> int:
+    def _num_stride_steps(self, chunks: list[tuple[Job, int]]) -> int:
         """Return the number of steps until a request ends or needs a block. Return 1 if not all requests
         decode.
         """
@@ -256,7 +256,7 @@ class SimEngine:
             job = self._running[index]
             num_tokens = job.num_tokens - job.num_computed
             num_tokens = min(num_tokens, budget)
-            # most steps neither need a new block nor fill one
+            # This is the fast path: most steps neither need a new block nor fill one.
             if job.num_computed + num_tokens < job.num_slots:
                 chunks.append((job, num_tokens))
                 budget -= num_tokens
@@ -282,12 +282,12 @@ class SimEngine:
 
     def _admit(self, chunks: list[tuple[Job, int]], budget: int, now: float) -> None:
         limits = self.shape.limits
-        passed_over: list[Job] = []
+        skipped: list[Job] = []
         adapters = {job.adapter for job in self._running if job.adapter}
         while self._waiting and budget > 0 and len(self._running) < limits.max_num_seqs:
             job = self._waiting[0]
             if job.adapter and job.adapter not in adapters and len(adapters) >= limits.max_loras:
-                passed_over.append(self._waiting.popleft())
+                skipped.append(self._waiting.popleft())
                 continue
             num_tokens = self._try_admit(job, budget, now)
             if not num_tokens:
@@ -298,7 +298,7 @@ class SimEngine:
             budget -= num_tokens
             if job.adapter:
                 adapters.add(job.adapter)
-        self._waiting.extendleft(reversed(passed_over))
+        self._waiting.extendleft(reversed(skipped))
 
     def _try_admit(self, job: Job, budget: int, now: float) -> int:
         """Return how many tokens the request computes in this step. 0 means that there is no room for the

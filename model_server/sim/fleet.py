@@ -113,7 +113,7 @@ class FleetPlan:
     """The number of picker replicas. Each scrapes the servers separately."""
     changes: tuple[Change, ...] = ()
     horizon_s: float = 3600.0
-    """The run stops at this time, whatever is unfinished."""
+    """The run stops at this time, even if requests are unfinished."""
 
 
 @dataclass(slots=True)
@@ -189,7 +189,7 @@ class Fleet:
             now = when
             handler(now)
             if self._gate is not None:
-                self._let_go(self._gate, now)
+                self._carry_out_decisions(self._gate, now)
         return self._outcome(now)
 
     # -- events ----------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class Fleet:
         else:
             self._begin(record, server, now)
 
-    def _let_go(self, gate: Gate, now: float) -> None:
+    def _carry_out_decisions(self, gate: Gate, now: float) -> None:
         for request_id, server in gate.decided(now=now):
             self._held -= 1
             self._begin(self._records[request_id], server, now)

@@ -1,1 +1,1 @@
-"""Stand-ins for a tokenizer, a chat template and a language model's words."""
+"""The tokenizer and chat template of a real model, and stand-ins for both and for the words of answers."""

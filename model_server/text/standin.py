@@ -41,7 +41,7 @@ class StandInLanguage:
         messages: Sequence[ChatMessage],
         *,
         tools: Sequence[Any] | None = None,
-        variables: Mapping[str, Any] = NO_VARIABLES,  # noqa: ARG002 - its template has none
+        variables: Mapping[str, Any] = NO_VARIABLES,  # noqa: ARG002 - the stand-in template has no variables
     ) -> list[TokenId]:
         plain = [
             ChatMessage(message.role, message.content + _as_json(message.tool_calls)) for message in messages
@@ -53,10 +53,10 @@ class StandInLanguage:
             return "".join([self._tokenizer.decode(token) for token in token_ids])
         except KeyError as error:
             raise UnknownTokenError(
-                f"Token {error} has no known text: ids are hashes here, and only the tokens of answers are known."
+                f"Token {error} has no known text: token ids of this model are hashes, and only the tokens of answers can be turned back into text."
             ) from error
 
-    def detokenizer(self, prompt: Sequence[TokenId]) -> _Pieces:  # noqa: ARG002 - its pieces stand for themselves
+    def detokenizer(self, prompt: Sequence[TokenId]) -> _Pieces:  # noqa: ARG002 - a piece's text depends on nothing before it
         return self._pieces
 
 

@@ -31,7 +31,6 @@ LONGEST_PIECE_CHARACTERS = 28
 """The length of the longest marker. Other pieces have at most eight characters."""
 _MAX_REMEMBERED_PIECES = 200_000
 
-
 _AT_ONCE_CHARACTERS = 16 * 1024
 """A search holds Python's lock to its end, so a long text is searched in parts. Other threads get their turn
 in between.

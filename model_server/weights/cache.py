@@ -1,9 +1,9 @@
-"""Makes folders under the user's cache, each only once. A process makes a folder under a lock and under
-another name, and renames it when it is complete.
+"""Makes folders under the user's cache, each only once. A process takes a lock, makes the folder under
+another name, and renames the folder when it is complete.
 
-A folder under its final name is complete. The name contains all inputs that decide the folder's content. Each
-process removes the remains of killed processes. The lock is flock, so this module runs on Linux and other
-POSIX systems.
+So a folder under its final name is complete. The name contains all inputs that decide the folder's content.
+Each process removes the remains of killed processes. The lock is flock, so this module runs on Linux and
+other POSIX systems.
 """
 
 from __future__ import annotations

