@@ -37,11 +37,11 @@ class SamplingParams:
                 f"temperature is {self.temperature}, but it must be between 0 and {MAX_TEMPERATURE}"
             )
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p} and must be over 0 and at most 1")
+            raise ValueError(f"top_p is {self.top_p}, but it must be over 0 and at most 1")
         if self.top_k < 0:
-            raise ValueError(f"top_k is {self.top_k} and must not be negative")
+            raise ValueError(f"top_k is {self.top_k}, but it must not be negative")
         if self.num_logprobs is not None and not 0 <= self.num_logprobs <= MAX_LOGPROBS:
-            raise ValueError(f"logprobs is {self.num_logprobs} and must be between 0 and {MAX_LOGPROBS}")
+            raise ValueError(f"logprobs is {self.num_logprobs}, but it must be between 0 and {MAX_LOGPROBS}")
 
 
 GREEDY = SamplingParams()

@@ -1,4 +1,5 @@
-"""The HTTP routes. Each handler reads, submits, and sends. `openai` and `replies` define the formats.
+"""The HTTP routes. Each handler reads a request, submits it to the driver, and sends the answer. `openai` and
+`replies` define the formats.
 
 A handler is cancelled when its client goes away (`handler_cancellation` in `serve`). However a handler ends,
 it aborts the requests that it submitted. An abort has no effect on an ended request. So an abandoned request
@@ -186,8 +187,8 @@ class Api:
             await response.write(error_event(error.body()))
         except ConnectionError:
             return response  # the client has gone, so nothing more can be sent
-        except Exception:  # noqa: BLE001 - any fault: the client gets an error, and the log the traceback
-            _log.exception("a stream broke off")
+        except Exception:  # noqa: BLE001 - after any fault the client gets an error, and the log the traceback
+            _log.exception("a stream failed")
             await response.write(error_event(_unexpected()))
         await response.write_eof()
         return response
@@ -238,8 +239,8 @@ class Api:
         }
 
     async def _load_adapter(self, http: web.Request) -> web.Response:
-        body = read_body(await _small(http), LoadAdapterBody)
-        # If the client goes away meanwhile, no adapter stays loaded without a name.
+        body = read_body(await _read_short_body(http), LoadAdapterBody)
+        # The shield lets the load finish if the client goes away, so no adapter stays loaded without a name.
         await asyncio.shield(self._load(Adapter(body.lora_name, body.lora_path)))
         return web.Response(text=f"Adapter {body.lora_name} is loaded.")
 
@@ -248,7 +249,7 @@ class Api:
             await self._backend.load_adapter(adapter)
 
     async def _unload_adapter(self, http: web.Request) -> web.Response:
-        body = read_body(await _small(http), UnloadAdapterBody)
+        body = read_body(await _read_short_body(http), UnloadAdapterBody)
         adapter = self._models.unload(body.lora_name)
         scheduler = self._engine.scheduler
         in_use = {request.adapter for request in (*scheduler.waiting, *scheduler.running) if request.adapter}
@@ -281,11 +282,11 @@ class Api:
         return web.Response(body=page, headers={"content-type": CONTENT_TYPE_LATEST})
 
 
-async def _small(http: web.Request) -> bytes:
+async def _read_short_body(http: web.Request) -> bytes:
     """Return a body that names one adapter. Raise ApiError if the body is too long for this."""
     raw = await http.read()
     if len(raw) > _READ_AT_ONCE_BYTES:
-        raise ApiError(f"The body is over the {_READ_AT_ONCE_BYTES:,} bytes that are taken on this path.")
+        raise ApiError(f"The body has more than {_READ_AT_ONCE_BYTES:,} bytes, the limit of this path.")
     return raw
 
 
@@ -315,7 +316,7 @@ async def _errors_in_api_shape(request: web.Request, handler: Handler) -> web.St
         return web.json_response(error.body(), status=error.status, headers=headers)
     except web.HTTPRequestEntityTooLarge:
         limit = request.app[_MAX_BODY_BYTES]
-        message = f"The body is over the {limit:,} bytes that are taken here (--max-body-bytes); send less."
+        message = f"The body has more than {limit:,} bytes, the limit of this server (--max-body-bytes)."
         return web.json_response(error_body(message, error_type="invalid_request_error"), status=413)
     except web.HTTPException as error:
         headers = {"allow": error.headers["allow"]} if "allow" in error.headers else {}
@@ -328,7 +329,7 @@ async def _errors_in_api_shape(request: web.Request, handler: Handler) -> web.St
         return web.json_response(error_body(message, error_type="invalid_request_error"), status=400)
     except ConnectionError:
         return web.Response(status=_CLIENT_GONE)
-    except Exception:  # noqa: BLE001 - any fault: the client gets an error, and the log the traceback
+    except Exception:  # noqa: BLE001 - after any fault the client gets an error, and the log the traceback
         _log.exception("%s %s failed", request.method, request.path)
         return web.json_response(_unexpected(), status=500)
 
@@ -337,7 +338,9 @@ def _refuse_compressed(request: web.Request) -> None:
     """Refuse compressed bodies. vLLM does not unpack bodies either."""
     coding = request.headers.get("content-encoding", "").strip()
     if coding.lower() not in ("", "identity"):
-        raise ApiError(f"A body with content-encoding: {coding[:100]} is not read here; send it as it is.")
+        raise ApiError(
+            f"This server does not read bodies with content-encoding {coding[:100]}; send the body uncompressed."
+        )
 
 
 def _unexpected() -> object:

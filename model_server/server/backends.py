@@ -68,7 +68,7 @@ class Backend:
     max_len_tokens: int | None
     """The longest prompt plus answer that the model itself allows. None means any length."""
     vocabulary_size: int | None
-    """The model has tokens from 0 up to this one. None means that any number is a token."""
+    """The number of the model's tokens, which are numbered from 0. None means that any number is a token."""
     compute: Callable[[StepPlan], Awaitable[StepResult]] | None
     """Runs the steps. None means that the runner itself takes no time."""
     step_thread: Executor | None
@@ -123,8 +123,8 @@ def real(
         from model_server.text.pretrained import PretrainedLanguage  # noqa: PLC0415 - needs transformers
     except ImportError as error:
         raise WeightsError(
-            f"--runner hf computes with torch and transformers, and {error.name or error} is missing here: "
-            "pip install 'prefix-gateway[engine]'"
+            f"--runner hf computes with torch and transformers, but {error.name or error} is not installed: "
+            "run pip install 'prefix-gateway[engine]'"
         ) from error
     folder = find(model, progress=progress)
     device = hf.choose_device(settings.device)

@@ -1,12 +1,12 @@
-"""Runs the engine in real time: begins a step, waits as long as it takes, finishes it, and hands out the
-tokens.
+"""Runs the engine in real time: begins a step, waits as long as the step takes, finishes the step, and hands
+out the tokens.
 
 One task owns the loop. Handlers submit and abort from the same thread, between steps or during a step, which
 the engine allows. If there is nothing to do, the loop sleeps on an event.
 
 The time of a step counts from when the step before was due, not from when the process woke up. So late
-wake-ups on a busy machine do not make the modelled server slower. A lag over `_MAX_LAG_S` is forgotten and
-not made up for.
+wake-ups on a busy machine do not make the modelled server slower. A lag over `_MAX_LAG_S` is not made up
+for.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Receiver:
     pieces: list[str] = field(default_factory=list)
 
 
-def _nowhere() -> None:
+def _publish_nothing() -> None:
     """Do nothing. This is used if no KV events are wanted."""
 
 
@@ -107,7 +107,7 @@ class EngineDriver:
         if staging is not None:
             staging.on_ready = self._work.set
         self.draining = False
-        self.publish_events: Callable[[], None] = _nowhere
+        self.publish_events: Callable[[], None] = _publish_nothing
         """Called between steps when the cache may have changed."""
 
     def submit(
@@ -122,15 +122,15 @@ class EngineDriver:
         if they could never run.
         """
         if self.draining:
-            raise DrainingError("The server is shutting down; send the request to another one.")
+            raise DrainingError("The server is shutting down; send the request to another server.")
         if len(requests) > self._max_waiting:
             raise ApiError(
-                f"The request wants {len(requests)} answers, and at most {self._max_waiting} may wait here; send it in parts.",
+                f"The request asks for {len(requests)} answers, but at most {self._max_waiting} may wait in this server; send several smaller requests.",
             )
         waiting = len(self._engine.scheduler.waiting)
         if waiting + len(requests) > self._max_waiting:
             raise QueueFullError(
-                f"{waiting} requests wait already, and at most {self._max_waiting} may; try again later."
+                f"{waiting} requests wait already, and at most {self._max_waiting} may wait; try again later."
             )
         for index, request in enumerate(requests):
             self._engine.add(request)

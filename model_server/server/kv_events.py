@@ -92,7 +92,7 @@ class KvEventLog:
 
     def __init__(self, *, block_size_tokens: int, buffer_batches: int = DEFAULT_BUFFER_BATCHES) -> None:
         if buffer_batches < 0:
-            raise ValueError("the replay buffer cannot hold fewer than 0 batches")
+            raise ValueError("the size of the replay buffer must not be negative")
         self._block_size_tokens = block_size_tokens
         self._notes: list[KvEvent] = []
         self._kept: deque[Message] = deque(maxlen=buffer_batches)

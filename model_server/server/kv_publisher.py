@@ -46,14 +46,16 @@ class KvEventSettings:
     def __post_init__(self) -> None:
         for address in (self.endpoint, self.replay_endpoint):
             if address is not None and not address.startswith(("tcp://", "ipc://")):
-                raise ValueError(f"{address!r} is no address for KV events; write tcp://*:5557, for example")
+                raise ValueError(
+                    f"{address!r} is not an address for KV events; an example of an address is tcp://*:5557"
+                )
         fixed = self.endpoint if not self.endpoint.endswith(":0") else None
         if fixed is not None and fixed == self.replay_endpoint:
             raise ValueError("KV events and their replay need two addresses")
 
 
 class KvPublisher:
-    """Open sockets. Call `publish` after each step, and run `serve_replays` as a task of its own."""
+    """Holds the open sockets. Call `publish` after each step, and run `serve_replays` as a separate task."""
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class KvPublisher:
         """Send the notes since the last call, if any, without waiting."""
         message = self._log.take(wall_time_s=self._wall_clock())
         if message is not None:
-            # This is done at once: a PUB socket drops messages that a slow subscriber cannot take.
+            # Sending never waits: a PUB socket drops messages that a slow subscriber cannot take.
             self._pub.send_multipart(self._frames(message))
 
     async def serve_replays(self) -> None:
@@ -106,7 +108,7 @@ class KvPublisher:
         while True:
             frames = await self._router.recv_multipart()
             if len(frames) != 3 or frames[1] or len(frames[2]) != 8:
-                _log.warning("a request for a replay with %d frames was not understood", len(frames))
+                _log.warning("ignored a malformed request for a replay: it has %d frames", len(frames))
                 continue
             await self._replay(frames[0], int.from_bytes(frames[2], "big"))
 

@@ -1,8 +1,8 @@
 """Prometheus metrics under vLLM's names and labels, in a separate registry.
 
 Gauges and cache counters are read from the engine at each scrape. The other metrics are counted when steps
-finish. There is one intended difference from vLLM. vLLM keeps all label sets of `lora_requests_info` for
-ever, and this server keeps only the last few. As in vLLM the value of a label set is a Unix time, and the
+finish. There is one intended difference: vLLM keeps all label sets of `lora_requests_info` for ever, and
+this server keeps only the last few. As in vLLM the value of a label set is a Unix time, and the
 label set with the newest time is valid. There is no sample before the first request for an adapter.
 """
 
@@ -49,7 +49,9 @@ class Metrics:
         self._ttft = self._histogram(
             "time_to_first_token_seconds", "Time from arrival to the first token", _TTFT_S
         )
-        self._gap = self._histogram("inter_token_latency_seconds", "Between two tokens", _TOKEN_GAP_S)
+        self._gap = self._histogram(
+            "inter_token_latency_seconds", "Time between two tokens of an answer", _TOKEN_GAP_S
+        )
         self._e2e = self._histogram(
             "e2e_request_latency_seconds", "Time from arrival to the last token", _LATENCY_S
         )
@@ -62,7 +64,7 @@ class Metrics:
         )
         self._computed_size = self._histogram(
             "request_prefill_kv_computed_tokens",
-            "Prompt tokens computed, without those in the cache",
+            "Prompt tokens that were computed, without the tokens found in the cache",
             _TOKENS,
         )
         self._prompt_size = self._histogram("request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
@@ -91,9 +93,9 @@ class Metrics:
             "prefix_caching_hash_algo": config.cache.hash_algorithm,
             "cache_dtype": "none",
         }
-        Gauge("vllm:cache_config_info", "The KV cache", tuple(info), registry=self.registry).labels(
-            **info
-        ).set(1)
+        Gauge(
+            "vllm:cache_config_info", "Settings of the KV cache", tuple(info), registry=self.registry
+        ).labels(**info).set(1)
         self.registry.register(_EngineGauges(engine, self._values))
 
     def watch_store(self, engine: Engine, status: Callable[[], StoreStatus]) -> None:
@@ -184,11 +186,24 @@ class _EngineGauges:
             GaugeMetricFamily, "num_requests_running", "Requests in the batch", len(scheduler.running)
         )
         yield self._one(GaugeMetricFamily, "num_requests_waiting", "Requests queued", len(scheduler.waiting))
-        yield self._one(GaugeMetricFamily, "kv_cache_usage_perc", "Share of blocks held, 0 to 1", cache.usage)
         yield self._one(
-            CounterMetricFamily, "prefix_cache_queries", "Tokens looked up", cache.stats.queries_tokens
+            GaugeMetricFamily,
+            "kv_cache_usage_perc",
+            "Share of the blocks that requests hold, 0 to 1",
+            cache.usage,
         )
-        yield self._one(CounterMetricFamily, "prefix_cache_hits", "Tokens found", cache.stats.hits_tokens)
+        yield self._one(
+            CounterMetricFamily,
+            "prefix_cache_queries",
+            "Tokens looked up in the prefix cache",
+            cache.stats.queries_tokens,
+        )
+        yield self._one(
+            CounterMetricFamily,
+            "prefix_cache_hits",
+            "Tokens found in the prefix cache",
+            cache.stats.hits_tokens,
+        )
 
     def _one(
         self, kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, text: str, value: float

@@ -67,14 +67,14 @@ class ServedModels:
             raise ApiError(f"{name!r} is the base model's name.", param="lora_name")
         if name in self._adapters:
             raise ApiError(
-                f"The adapter {name!r} is loaded already; unload it first to load another under this name.",
+                f"The adapter {name!r} is loaded already; unload it before you load another adapter under this name.",
                 param="lora_name",
             )
         if name in self._loading:
             raise ApiError(f"The adapter {name!r} is being loaded already.", param="lora_name")
         if len(self._adapters) + len(self._loading) >= self._max_adapters:
             raise ApiError(
-                f"{self._max_adapters} adapters are loaded, and --max-adapters allows no more; unload one first.",
+                f"{self._max_adapters} adapters are loaded, and --max-adapters allows no more; unload an adapter first.",
                 param="lora_name",
             )
 

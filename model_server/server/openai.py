@@ -120,8 +120,9 @@ class Job:
     ignore_eos: bool
     cache_salt: str
     seeds: tuple[int, ...]
-    samplings: tuple[SamplingParams, ...]
     """One seed for each prompt."""
+    samplings: tuple[SamplingParams, ...]
+    """The parameters for each prompt."""
     stream: bool
     include_usage: bool
     usage_in_each_event: bool
@@ -209,7 +210,7 @@ class RequestReader:
         adapter = self._models.resolve(body.model)
         _check_options(body)
         if max_tokens is not None and max_tokens < 1:
-            raise ApiError(f"max_tokens is {max_tokens} and must be at least 1.", param="max_tokens")
+            raise ApiError(f"max_tokens is {max_tokens}, but it must be at least 1.", param="max_tokens")
         prompts = self._truncated(prompts, body.truncate_prompt_tokens, max_tokens)
         longest = max(map(len, prompts))
         self._check_length(longest, max_tokens)
@@ -256,7 +257,7 @@ class RequestReader:
         kept = room if most == -1 else most
         if kept < 1:
             raise ApiError(
-                f"truncate_prompt_tokens is {most}: it must be -1 or at least 1, and the answer must leave room for a token.",
+                f"truncate_prompt_tokens is {most}: it must be -1 or at least 1, and the answer must leave room for one prompt token.",
                 param="truncate_prompt_tokens",
             )
         return [prompt[-kept:] for prompt in prompts]
@@ -264,10 +265,10 @@ class RequestReader:
     def _check_length(self, prompt_tokens: int, max_tokens: int | None) -> None:
         if prompt_tokens + (max_tokens or 1) <= self._max_len_tokens:
             return
-        answer = f" and {max_tokens} of the answer" if max_tokens else ""
+        answer = f", and its answer may have {max_tokens}" if max_tokens else ""
         raise TooLongError(
             f"This model's maximum context length is {self._max_len_tokens} tokens; "
-            f"this request has {prompt_tokens} of the prompt{answer}. Shorten the prompt or lower max_tokens.",
+            f"this request's prompt has {prompt_tokens} tokens{answer}. Shorten the prompt or lower max_tokens.",
             param="prompt",
         )
 
@@ -277,8 +278,8 @@ class RequestReader:
         """
         if tokens > MAX_LENGTHS * self._max_len_tokens:
             raise ApiError(
-                f"The request's prompts have {tokens} tokens, each counted once for every answer to it, and one request may have "
-                f"{MAX_LENGTHS} times the model's {self._max_len_tokens}. Send it in parts.",
+                f"The prompts of this request have {tokens} tokens, each prompt counted once for every answer to it. The limit is "
+                f"{MAX_LENGTHS} times the model's {self._max_len_tokens} tokens. Send several smaller requests.",
                 param="n",
             )
 
@@ -306,9 +307,9 @@ def _check_options(body: _Body) -> None:
 def _answers_each(body: _Body, *, num_prompts: int) -> int:
     each = 1 if body.n is None else body.n
     if each < 1:
-        raise ApiError(f"n is {each} and must be at least 1.", param="n")
+        raise ApiError(f"n is {each}, but it must be at least 1.", param="n")
     if each * num_prompts > MAX_PROMPTS:
-        raise ApiError(f"At most {MAX_PROMPTS} answers in one request.", param="n")
+        raise ApiError(f"One request may ask for at most {MAX_PROMPTS} answers.", param="n")
     return each
 
 
@@ -319,7 +320,7 @@ def _stops(body: _Body) -> StopRule | None:
         return None
     if len(strings) > _MAX_STOP_STRINGS or any(len(one) > _MAX_STOP_CHARACTERS for one in strings):
         raise ApiError(
-            f"At most {_MAX_STOP_STRINGS} stop strings of at most {_MAX_STOP_CHARACTERS} characters.",
+            f"A request may have at most {_MAX_STOP_STRINGS} stop strings, each of at most {_MAX_STOP_CHARACTERS} characters.",
             param="stop",
         )
     if not all(strings):

@@ -29,8 +29,8 @@ _MAX_COUNTED_CHARACTERS = 256 * 1024
 purpose.
 """
 _LONGEST_ESCAPE_BYTES = 6
-r"""The most bytes of one character in JSON, as in \u00e9. A character outside the first plane takes two of
-these.
+r"""The most bytes of one escape in JSON, as in \u00e9. A character outside the first plane takes two
+escapes.
 """
 _MOST_JSON_MARKS = 8
 """On average over a text, no tokenizer packs more brackets and commas of JSON into one token than this."""
@@ -88,7 +88,7 @@ def option(raw: msgspec.Raw, kind: type[Decoded] | Any, *, param: str) -> Decode
     if not given(raw):
         return None
     if len(memoryview(raw)) > _MAX_OPTION_BYTES:
-        raise ApiError(f"{param} is over {_MAX_OPTION_BYTES:,} bytes; send less.", param=param)
+        raise ApiError(f"{param} has more than {_MAX_OPTION_BYTES:,} bytes, which is the limit.", param=param)
     value: Decoded = decoded(raw, kind, param=param)
     return value
 
@@ -119,7 +119,7 @@ class PromptReader:
         return prompts
 
     def counted(self, raw: msgspec.Raw) -> list[TokenId]:
-        """Return a text whose tokens a client wants to count. The text may be longer than the model's
+        """Return the tokens of a text, for a client that counts them. The text may be longer than the model's
         length.
         """
         return self._text(raw, at_least=_MAX_COUNTED_CHARACTERS)
@@ -157,7 +157,7 @@ class PromptReader:
     def _messages(self, raw: msgspec.Raw) -> list[Message]:
         self._check_bytes(raw, self._max_characters)
         if bytes(raw).count(b"{") > _MOST_JSON_MARKS * self._max_len_tokens:
-            self._refuse("the messages have more parts")
+            self._refuse("the parts of the messages")
         messages: list[Message] = decoded(raw, list[Message], param="messages")
         if not messages:
             raise ApiError("messages must not be empty.", param="messages")
@@ -195,8 +195,8 @@ class PromptReader:
             room -= len(prompts[-1])
             if room < 0:
                 raise ApiError(
-                    f"The prompts of one request may have {MAX_LENGTHS} times the model's {self._max_len_tokens} tokens "
-                    "together. Send them in parts.",
+                    f"All prompts of one request together may have at most {MAX_LENGTHS} times the model's {self._max_len_tokens} "
+                    "tokens. Send several smaller requests.",
                     param="prompt",
                 )
         return prompts
@@ -233,7 +233,7 @@ class PromptReader:
 
     def _refuse(self, what: str, *, param: str = "prompt") -> None:
         raise TooLongError(
-            f"This model's maximum context length is {self._max_len_tokens} tokens, and {what} are more than that in any case. "
+            f"This model's maximum context length is {self._max_len_tokens} tokens, and {what} cannot fit into it. "
             "Shorten the prompt.",
             param=param,
         )
@@ -261,7 +261,7 @@ def _named(body: Conversation) -> dict[str, Any]:
 
 
 def _json(raw: msgspec.Raw, kind: Any, *, param: str) -> Any:
-    """Read any JSON of that type. Return None if the field is absent."""
+    """Return the field, which may hold any JSON of the type `kind`. Return None if the field is absent."""
     if not given(raw):
         return None
     try:
@@ -278,7 +278,7 @@ def _first_marks(raw: msgspec.Raw) -> tuple[bytes, bytes]:
 
 
 def _too_many() -> ApiError:
-    return ApiError(f"At most {MAX_PROMPTS} prompts in one request.", param="prompt")
+    return ApiError(f"One request may have at most {MAX_PROMPTS} prompts.", param="prompt")
 
 
 def _place(param: str, message: str) -> str:

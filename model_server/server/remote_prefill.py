@@ -98,7 +98,7 @@ class RemotePrefill:
         if not missing:
             return 0
         try:
-            held = await self._computed_there(_url(where), path, raw, missing)
+            held = await self._ask_prefill_server(_url(where), path, raw, missing)
         except (RemotePrefillError, aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             _log.warning(
                 "%s did not compute a prompt for this server, so this server computes it: %r", where, error
@@ -107,7 +107,7 @@ class RemotePrefill:
         await self._sleep(self._settings.seconds(held * size))
         return max(0, kv.take_in(prompt, end_block=known + held) - known) * size
 
-    async def _computed_there(self, url: str, path: str, raw: bytes, missing: Sequence[BlockHash]) -> int:
+    async def _ask_prefill_server(self, url: str, path: str, raw: bytes, missing: Sequence[BlockHash]) -> int:
         body = await asyncio.to_thread(_one_token, raw)
         asked = json.dumps({"hashes": [block.hex() for block in missing]}).encode()
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
@@ -134,7 +134,7 @@ def _url(where: str) -> str:
 
 
 def _one_token(raw: bytes) -> bytes:
-    """Return the same request for one token of answer, in one piece."""
+    """Return the same request, but for one answer of one token that is not streamed."""
     body: dict[str, Any] = msgspec.json.decode(raw)
     for name in ("stream", "stream_options", "max_completion_tokens", "min_tokens", "n", "best_of"):
         body.pop(name, None)

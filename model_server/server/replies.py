@@ -56,7 +56,7 @@ def usage(requests: Sequence[Request], *, answers_each: int = 1) -> dict[str, An
 
 
 def error_event(body: object) -> bytes:
-    """Return an error after the headers of a stream were sent. No `[DONE]` follows it."""
+    """Return the event of an error after a stream's headers were sent. No `[DONE]` follows the event."""
     return b"data: %b\n\n" % _encode(body)
 
 

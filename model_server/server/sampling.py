@@ -57,7 +57,7 @@ _NEUTRAL_OPTIONS: dict[str, tuple[Any, object]] = {
 
 @dataclass(frozen=True, slots=True)
 class SamplingReader:
-    """`rng` is the source of seeds for requests that name none."""
+    """Reads the sampling fields of requests to one server. `rng` draws a seed for a request without one."""
 
     made_up: bool
     rng: random.Random
@@ -76,7 +76,7 @@ class SamplingReader:
             self._one(body, num_logprobs=None, seed=0)
             if num_logprobs is not None:
                 raise ApiError(
-                    "logprobs is not supported: answers are made up here, and no token has a probability.",
+                    "logprobs is not supported: the answers of this server are made up, so their tokens have no probabilities.",
                     param="logprobs",
                 )
             return (SamplingParams(),) * len(seeds)

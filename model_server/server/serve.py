@@ -85,7 +85,7 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         if self.prompt_cache_entries < 0:
-            raise ValueError("--prompt-cache-size is a number of prompts; 0 keeps none")
+            raise ValueError("--prompt-cache-size must not be negative; 0 keeps no prompts")
         if self.max_concurrency is not None and (self.num_blocks or not self.max_model_len_tokens):
             raise ValueError(
                 "--kv-cache-max-concurrency needs --max-model-len, and replaces --num-blocks: do not give both"
@@ -100,7 +100,7 @@ class ServerSettings:
             raise ValueError("KV events report on the prefix cache, which is switched off")
         if self.cache.partial_blocks:
             raise ValueError(
-                "KV events name full blocks only, and --partial-blocks caches partial blocks too"
+                "KV events name full blocks only, but --partial-blocks caches partial blocks, too"
             )
 
     @property

@@ -68,7 +68,7 @@ class Staging:
         self._log: tuple[KvEventLog, Callable[[], None]] | None = None
         self._num_resets = 0
         self._closed = False
-        self.on_ready: Callable[[], None] = _nobody
+        self.on_ready: Callable[[], None] = _do_nothing
         """Called when a request may be admitted that could not be admitted before."""
 
     def submitted(self, request: Request) -> None:
@@ -81,8 +81,8 @@ class Staging:
             self._fetch_next()
 
     def aborted(self) -> None:
-        """Note that requests have ended early. The room of their fetched prefixes is free again. This call
-        says so, because no step may follow in which `stepped` would notice it.
+        """Note that requests have ended early, which frees the room of their fetched prefixes. Without
+        this call no fetch might follow, because there may be no further step.
         """
         self._fetch_next()
 
@@ -93,13 +93,13 @@ class Staging:
         for chunk in plan.chunks:
             request = chunk.request
             if chunk.samples and chunk.start < request.num_prompt_tokens:
-                _leave(self.loader, partial(self._tiers.learn_from, request))
+                _run_later(self.loader, partial(self._tiers.learn_from, request))
             if request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
                 # The request's blocks are free, and keep their content until the next step, which the same
                 # thread computes.
                 blocks, num_tokens = tuple(chunk.table), request.num_computed_tokens
                 save = partial(self._tiers.save, request, blocks, num_tokens=num_tokens)
-                _leave(self._step_thread, save)
+                _run_later(self._step_thread, save)
         self._fetch_next()
 
     def tell(self, log: KvEventLog, publish: Callable[[], None]) -> None:
@@ -115,7 +115,7 @@ class Staging:
         """
         if self._log is not None:
             self._num_resets += 1
-            _leave(self.loader, partial(self._tiers.listen, self._sender(*self._log)))
+            _run_later(self.loader, partial(self._tiers.listen, self._sender(*self._log)))
 
     def _sender(self, log: KvEventLog, publish: Callable[[], None]) -> Tell:
         """Return a `tell` that works until the next reset of the cache. After a reset, everything is reported
@@ -145,9 +145,8 @@ class Staging:
         # A request that still waits for its prefix may be computed later, but its blocks are not stored.
         self._closed = True
         self._waiting.clear()
-        await loop.run_in_executor(
-            self._step_thread, _nobody
-        )  # the step thread has now done its remaining work
+        # Work is done in order, so after this call the step's thread has done all earlier work.
+        await loop.run_in_executor(self._step_thread, _do_nothing)
         await loop.run_in_executor(self.loader, lambda: self._tiers.close(timeout_s=timeout_s))
         self.loader.shutdown()
 
@@ -181,7 +180,7 @@ class Staging:
         if done.cancelled():
             return
         if (error := done.exception()) is not None:
-            _log.error("a stored prefix could not be fetched, so it is computed", exc_info=error)
+            _log.error("a stored prefix could not be fetched; its tokens are computed again", exc_info=error)
         elif request.finish_reason is None:
             request.stored = done.result()
             if isinstance(request.stored, OutsidePrefix):
@@ -190,7 +189,7 @@ class Staging:
         self._fetch_next()
 
 
-def _leave(thread: Executor, work: Callable[[], None]) -> None:
+def _run_later(thread: Executor, work: Callable[[], None]) -> None:
     """Run work whose result no caller waits for. A fault is only logged."""
 
     def done(future: Future[None]) -> None:
@@ -200,5 +199,5 @@ def _leave(thread: Executor, work: Callable[[], None]) -> None:
     thread.submit(work).add_done_callback(done)
 
 
-def _nobody() -> None:
-    """Do nothing. This is called while no request waits."""
+def _do_nothing() -> None:
+    """Do nothing. This is the default of `on_ready`."""

@@ -22,7 +22,7 @@ _Sample = tuple[tuple[str, ...], float]
 
 
 class StoreMetrics:
-    """Reads engine and store while a page is made."""
+    """Reads the engine and the store while a page is made."""
 
     def __init__(self, engine: Engine, status: Callable[[], StoreStatus], values: tuple[str, str]) -> None:
         self._engine = engine
@@ -58,7 +58,7 @@ class StoreMetrics:
             (("selective",), now.selective_loads),
             (("computed",), now.computed_instead),
         ]
-        about = "Prefixes that were loaded (exact or selective), or were computed because that was expected to take less time"
+        about = "Prefixes that were loaded (exact or selective), or were computed because this should take less time"
         yield self._family(CounterMetricFamily, "kv_store:loads", about, ("mode",), loads)
 
     def _by_tier(self, now: StoreStatus) -> Iterator[Metric]:
@@ -66,7 +66,7 @@ class StoreMetrics:
             (CounterMetricFamily, "vllm:kv_offload_tiering_chunk_hits", "Chunks that requests needed, by the tier where they were found", now.found_chunks),
             (CounterMetricFamily, "vllm:kv_offload_tiering_read_bytes", "Bytes read from disk", (now.read_bytes,)),
             (CounterMetricFamily, "vllm:kv_offload_tiering_write_bytes", "Bytes written to disk", (now.written_bytes,)),
-            (GaugeMetricFamily, "kv_store:resident_bytes", "Chunks held in a fast tier", now.tier_bytes),
+            (GaugeMetricFamily, "kv_store:resident_bytes", "Bytes of the chunks that a fast tier holds", now.tier_bytes),
         ):  # fmt: skip
             tiers = _TIERS[-1:] if len(values) == 1 else _TIERS[: len(values)]
             samples: list[_Sample] = [((tier,), value) for tier, value in zip(tiers, values, strict=True)]

