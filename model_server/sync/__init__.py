@@ -1,1 +1,1 @@
-"""`model-server lora-sync`: a sidecar that makes a server's LoRA adapters equal a file."""
+"""`model-server lora-sync`: a sidecar that gives a server the LoRA adapters that a file lists."""

@@ -1,6 +1,5 @@
 """Asks a model server, which is vLLM or `model-server`, for its LoRA adapters, and makes it load and unload
-adapters.
-Caller: `loop`.
+adapters. Caller: `loop`.
 """
 
 from __future__ import annotations

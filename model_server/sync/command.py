@@ -58,7 +58,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--once",
         action="store_true",
-        help="make one pass and end; the exit code is 0 if the server's adapters then equal the file",
+        help="make one pass and end; the exit code is 0 if the server then has the adapters that the file lists",
     )
     parser.add_argument(
         "--status-port",
@@ -82,13 +82,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command. Return 0 if a signal ended it, or with --once if the server is in sync with the file.
-    Return 1 if with --once the server is not in sync, or the status port is taken. Return 2 if the flags
-    are bad.
+    Return 1 if with --once the server is not in sync, or the status port is taken. Return 2 for invalid
+    flags.
     """
     if not (args.interval_s > 0 and args.max_backoff_s > 0) or not args.server.startswith(
         ("http://", "https://")
     ):
-        print("model-server: --server must be an http URL, and times must be above 0", file=sys.stderr)
+        print(
+            "model-server: --server must be an http URL, and --interval-s and --max-backoff-s must be above 0",
+            file=sys.stderr,
+        )
         return 2
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
     try:

@@ -24,7 +24,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 def read_adapters(file: Path) -> Adapters:
     """Return the wanted adapters. Raise AdapterFileError if the file is not complete and valid. A file
-    without the key `adapters` is not valid either: no adapters are written as an empty list.
+    without the key `adapters` is not valid either. A file that lists no adapters has an empty list.
     """
     try:
         found = msgspec.convert(yaml.safe_load(file.read_bytes()), _File).adapters

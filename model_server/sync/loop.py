@@ -119,7 +119,7 @@ class LoraSync:
             self._server_error = ""
         except ServerError as error:
             if str(error) != self._server_error:
-                _log.warning("the server cannot be asked: %s", error)
+                _log.warning("the adapters of the server are not known: %s", error)
             self._server_error = str(error)
         self._passed_at_s = self._clock()
 

@@ -5,9 +5,9 @@ The rules:
   first;
 - this process unloads only what it has loaded itself, unless it prunes: adapters that the server got at its
   start or from another program stay;
-- a failed action is tried again later, each time after twice as long, with a random part, so that the
-  sidecars of a fleet do not ask a shared store at the same moment. A changed path starts again from the first
-  pause.
+- a failed action is tried again after a pause. The pause doubles with each failure. A part of it is random,
+  so that the sidecars of a fleet do not ask a shared store at the same moment. A changed path starts again
+  with the first pause.
 
 A server that restarts has lost the loaded adapters. If an adapter that this process loaded is no longer
 served, this process forgets that it has loaded the adapter, and loads it again if it is wanted.
@@ -46,9 +46,7 @@ Action = Load | Unload
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What this process did with one adapter's name: the path that it loaded, and the action that failed
-    last.
-    """
+    """The history of one adapter: the path from which this process loaded it, and its last failed action."""
 
     loaded_path: str | None = None
     """The path from which this process loaded the adapter. None again if the adapter is no longer served from
@@ -71,7 +69,7 @@ class Backoff:
 
     def __post_init__(self) -> None:
         if not 0 < self.first_s <= self.most_s:
-            raise ValueError("a backoff starts above 0 and grows")
+            raise ValueError("first_s must be above 0, and most_s must not be less than first_s")
 
     def delay_s(self, failures: int, rng: random.Random) -> float:
         """Return the pause after this many failures: half of the doubled time, plus a random part of the
@@ -172,7 +170,7 @@ def _line(
 ) -> AdapterStatus:
     if state == "conflict":
         return AdapterStatus(
-            name, path, state, error=f"served from {action.path}, which was not loaded by this process"
+            name, path, state, error=f"served from {action.path}, which this process did not load"
         )
     if state in ("loaded", "foreign") or record is None or record.failed != action:
         return AdapterStatus(name, path, state)

@@ -20,6 +20,14 @@ from model_server.vllm.profile import (
 )
 
 HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
+_PICKLED = "It hashes Python's pickle, which another program cannot compute reliably."
+_FORGEABLE = "It is not a cryptographic hash, so a tenant can make collisions on purpose."
+_UNSUITABLE_HASHES = {
+    "sha256": _PICKLED,
+    "xxhash": f"{_PICKLED} {_FORGEABLE}",
+    "xxhash_cbor": _FORGEABLE,
+}
+"""For each hash algorithm that exact routing must not use, the reason."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 _OWN_FLAGS = {
@@ -31,8 +39,8 @@ _OWN_FLAGS = {
     "--enable-prefix-caching": "prefixCaching",
     "--no-enable-prefix-caching": "prefixCaching",
     "--prefix-caching-hash-algo": "hashAlgorithm",
-    "--enable-prompt-tokens-details": "nothing: it is always on",
-    "--no-enable-prompt-tokens-details": "nothing: it is always on",
+    "--enable-prompt-tokens-details": "no flag, because it is always on.",
+    "--no-enable-prompt-tokens-details": "no flag, because it is always on.",
     "--kv-events-config": "kvEvents",
     "--enable-lora": "lora",
     "--no-enable-lora": "lora",
@@ -65,9 +73,11 @@ def require_sound(profile: Profile) -> None:
 def _names(profile: Profile) -> Iterator[Problem]:
     for field, value in (("model", profile.model), ("container", profile.container)):
         if not value or value.startswith("-"):
-            yield Problem(field, f"{value!r} is no name.", f"a {field}'s name.")
+            yield Problem(field, f"{value!r} is not a name.", f"a {field}'s name.")
     if any(not name or name.startswith("-") for name in profile.served_names):
-        yield Problem("servedNames", "A name is empty, or looks like a flag.", "names.")
+        yield Problem(
+            "servedNames", "A name is empty, or looks like a flag.", "names that do not begin with '-'."
+        )
     yield from _repeated("servedNames", profile.served_names)
     yield from _repeated("pools", [pool.name for pool in profile.pools])
 
@@ -105,7 +115,7 @@ def _prefix_cache(profile: Profile) -> Iterator[Problem]:
         if own.hash_algorithm not in HASH_ALGORITHMS:
             yield Problem(
                 f"{pool}hashAlgorithm",
-                f"vLLM knows no {own.hash_algorithm!r}.",
+                f"vLLM does not know the hash algorithm {own.hash_algorithm!r}.",
                 f"one of {', '.join(HASH_ALGORITHMS)}.",
             )
         if own.block_size_tokens is not None and own.block_size_tokens < 1:
@@ -116,7 +126,7 @@ def _prefix_cache(profile: Profile) -> Iterator[Problem]:
             )
 
 
-def _what_events_name(profile: Profile) -> Iterator[Problem]:
+def _block_hash_settings(profile: Profile) -> Iterator[Problem]:
     """Check the settings that decide block hashes. A reader can use block hashes only if all pods and the
     reader have the same settings.
     """
@@ -129,7 +139,7 @@ def _what_events_name(profile: Profile) -> Iterator[Problem]:
         yield Problem(
             unset,
             "KV events name blocks by hashes that start from PYTHONHASHSEED. If it is not set, the start is fixed "
-            "in vLLM 0.32, random in older releases and with xxhash, and a base image may set another.",
+            "in vLLM 0.32, but random in older releases and with xxhash. A base image may also set another value.",
             "hashSeed: 0, and the same number in the reader of the events.",
         )
     for field, values in (
@@ -148,7 +158,7 @@ def _what_events_name(profile: Profile) -> Iterator[Problem]:
         yield Problem(
             "blockSizeTokens",
             "vLLM picks a block size by platform and model, and the reader of KV events must know it beforehand.",
-            "the number, 16 on most GPUs.",
+            "the number of tokens, which is 16 on most GPUs.",
         )
 
 
@@ -156,13 +166,14 @@ def _exact_routing(profile: Profile) -> Iterator[Problem]:
     if not profile.exact_routing:
         return
     if profile.kv_events is None:
-        yield Problem("exactRouting", "It follows KV events, but none are published.", "kvEvents: {}.")
+        yield Problem(
+            "exactRouting", "Exact routing follows KV events, but the pods publish none.", "kvEvents: {}."
+        )
     for pool, own in _each_pool(profile):
-        if own.hash_algorithm in HASH_ALGORITHMS and own.hash_algorithm != "sha256_cbor":
+        if own.hash_algorithm in _UNSUITABLE_HASHES:
             yield Problem(
                 f"{pool}hashAlgorithm",
-                f"{own.hash_algorithm} hashes Python's pickle, which another program cannot compute reliably, or is no "
-                "cryptographic hash, so a tenant can make collisions on purpose.",
+                _UNSUITABLE_HASHES[own.hash_algorithm],
                 "sha256_cbor.",
             )
 
@@ -176,7 +187,7 @@ def _events_addresses(profile: Profile) -> Iterator[Problem]:
         if tcp_port(address) is None:
             yield Problem(
                 field,
-                f"{address!r} is no address that vLLM could bind.",
+                f"{address!r} is not an address that vLLM could bind.",
                 f"{DEFAULT_EVENTS_ENDPOINT}, or ipc://PATH for a reader in the same pod.",
             )
         elif not address.startswith("tcp://*:"):
@@ -194,7 +205,9 @@ def _kv_offload(profile: Profile) -> Iterator[Problem]:
         return
     if offload.memory_bytes < 1:
         yield Problem(
-            "kvOffload.memoryBytes", "vLLM does not start without memory for the offload.", "bytes."
+            "kvOffload.memoryBytes",
+            "vLLM does not start without memory for the offload.",
+            "a number of bytes.",
         )
     if offload.policy not in OFFLOAD_POLICIES:
         yield Problem(
@@ -229,7 +242,7 @@ def _lora(profile: Profile) -> Iterator[Problem]:
         yield Problem(
             "lora.maxCpuLoras",
             "It is less than lora.maxLoras, so vLLM does not start.",
-            "more, or nothing.",
+            "at least lora.maxLoras, or no maxCpuLoras.",
         )
     yield from _repeated("lora.adapters", [adapter.name for adapter in lora.adapters])
     for index, adapter in enumerate(lora.adapters):
@@ -241,7 +254,7 @@ def _lora(profile: Profile) -> Iterator[Problem]:
         if adapter.name in profile.names:
             yield Problem(
                 f"{where}.name",
-                "Requests for the model would get the adapter, or requests for the adapter the model.",
+                "Requests for the model would get the adapter, or requests for the adapter would get the model.",
                 "another name.",
             )
         if not adapter.path.startswith("/"):
@@ -264,7 +277,7 @@ def _extra(args: Sequence[str], env: Mapping[str, str], *, where: str) -> Iterat
         if flag in _OWN_FLAGS:
             yield Problem(
                 f"{where}extraArgs",
-                f"The profile writes {flag} itself; here it would not be checked.",
+                f"The profile itself writes {flag}, and a value in extraArgs would not be checked.",
                 _OWN_FLAGS[flag],
             )
         if flag == "--disable-log-stats":
@@ -276,7 +289,7 @@ def _extra(args: Sequence[str], env: Mapping[str, str], *, where: str) -> Iterat
     for name in env.keys() & _OWN_VARIABLES.keys():
         yield Problem(
             f"{where}extraEnv",
-            f"The profile writes {name} itself; here it would not be checked.",
+            f"The profile itself writes {name}, and a value in extraEnv would not be checked.",
             _OWN_VARIABLES[name],
         )
 
@@ -314,7 +327,7 @@ _CHECKS: tuple[Callable[[Profile], Iterator[Problem]], ...] = (
     _names,
     _ports,
     _prefix_cache,
-    _what_events_name,
+    _block_hash_settings,
     _exact_routing,
     _events_addresses,
     _kv_offload,

@@ -71,7 +71,7 @@ def _chosen(profile: Profile, pool: str | None) -> Profile:
     try:
         return of_pool(profile, pool)
     except KeyError:
-        raise ValueError(f"there is no pool {pool!r}; there are: {names or 'none'}") from None
+        raise ValueError(f"there is no pool {pool!r}; the pools are: {names or 'none'}") from None
 
 
 def _rendered(profile: Profile, output: str) -> str:
@@ -87,7 +87,7 @@ def _rendered(profile: Profile, output: str) -> str:
 def _summary(profile: Profile) -> str:
     parts = [f"{profile.model} on port {profile.port}"]
     if profile.kv_events is not None:
-        # All pools are alike in the settings that are used here.
+        # The checks have refused pools that differ in these settings.
         own = of_pool(profile, profile.pools[0].name) if profile.pools else profile
         seed, size = own.hash_seed, own.block_size_tokens
         parts.append(

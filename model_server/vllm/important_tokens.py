@@ -30,6 +30,7 @@ class ImportantTokens:
     ranges: tuple[tuple[int, int], ...]
 
     def within(self, begin: int, end: int) -> int:
+        """Return how many of the tokens [begin, end) are important."""
         found = 0
         first = max(0, bisect_right(self.ranges, (begin, begin)) - 1)
         for start, stop in self.ranges[first:]:
@@ -43,12 +44,12 @@ def important_tokens(params: Mapping[str, object]) -> ImportantTokens | None:
     """Return the important tokens. None means that the request names none. Raise ImportantTokensError if the
     value is not allowed.
     """
-    told = params.get(FIELD)
-    if told is None:
+    value = params.get(FIELD)
+    if value is None:
         return None
-    if not isinstance(told, list) or len(told) > MAX_RANGES:
+    if not isinstance(value, list) or len(value) > MAX_RANGES:
         raise ImportantTokensError(f"{FIELD} must be a list of at most {MAX_RANGES} ranges [begin, end)")
-    return ImportantTokens(_united(sorted(_range(part) for part in told)))
+    return ImportantTokens(_united(sorted(_range(part) for part in value)))
 
 
 def _range(part: object) -> tuple[int, int]:

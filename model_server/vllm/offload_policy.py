@@ -1,10 +1,10 @@
 """The cache policy that vLLM loads for its CPU offload tier.
 
-The setting `eviction_policy` names the class, and `cache_policy_module_path` this module. The policy keeps
-vLLM's records of chunks and leaves the choice to `offload_ranking`. It runs in vLLM's process, on the thread
-of vLLM's scheduler. A request may name anything as its important tokens, and no value stops this thread. This
-module imports only the standard library, vLLM and this package, so that vLLM's image needs no other package.
-vLLM's interface is marked experimental; this module is written for 0.32.
+The setting `eviction_policy` names the class, and `cache_policy_module_path` names this module. The policy
+keeps vLLM's records of chunks and leaves the choice to `offload_ranking`. It runs in vLLM's process, on the
+thread of vLLM's scheduler. A request may name anything as its important tokens, and no value stops this
+thread. This module imports only the standard library, vLLM and this package, so that vLLM's image needs no
+other package. vLLM's interface is marked experimental; this module is written for 0.32.
 
 Caller: vLLM. No other module of this repository may import this module, because vLLM is not installed where
 the other modules run.
@@ -36,7 +36,7 @@ class _OwnUses:
     uses: RequestUses
 
 
-class ImportanceCachePolicy(CachePolicy):  # type: ignore[misc] # vLLM is not where types are checked
+class ImportanceCachePolicy(CachePolicy):  # type: ignore[misc] # vLLM is not installed where types are checked
     def __init__(self, cache_capacity: int) -> None:
         super().__init__(cache_capacity)
         self._chunks: dict[OffloadKey, ChunkStatus] = {}
@@ -98,12 +98,12 @@ class ImportanceCachePolicy(CachePolicy):  # type: ignore[misc] # vLLM is not wh
     def _uses_of(self, req_context: ReqContext) -> RequestUses:
         own: _OwnUses | None = req_context.get_state(_OwnUses)
         if own is None or own.owner is not self.ranking:
-            own = _OwnUses(self.ranking, RequestUses(_told_by(req_context)))
+            own = _OwnUses(self.ranking, RequestUses(_important_tokens_of(req_context)))
             req_context.set_state(own)
         return own.uses
 
 
-def _told_by(req_context: ReqContext) -> ImportantTokens | None:
+def _important_tokens_of(req_context: ReqContext) -> ImportantTokens | None:
     params: Mapping[str, object] | None = req_context.kv_transfer_params
     try:
         return important_tokens(params or {})

@@ -54,9 +54,9 @@ class _Chunk:
     """The position at which the chunk ends, in every prompt that contains the chunk."""
     use: ChunkUse
     parent: ChunkKey | None = None
-    told_tokens: float = 0
+    mean_named_tokens: float = 0
     """The mean number of important tokens, over the requests that named any."""
-    num_told: int = 0
+    num_naming_requests: int = 0
     behind: float = 0
     """The important tokens of the most important chunk that can only be found through this chunk."""
 
@@ -173,16 +173,16 @@ class OffloadRanking:
             chunk.use.num_uses += 1
             self._uses_until_halved -= 1
             self._weigh(chunk, request.important)
-        own = chunk.told_tokens if chunk.num_told else float(self._chunk_tokens or 1)
+        own = chunk.mean_named_tokens if chunk.num_naming_requests else float(self._chunk_tokens or 1)
         chunk.use.num_important = max(own, chunk.behind)
         if key in self._evictable.filed:
             self._evictable.lowered(key, self._rank(key))
 
     def _weigh(self, chunk: _Chunk, important: ImportantTokens | None) -> None:
         if important is not None and chunk.end_tokens is not None:
-            told = important.within(chunk.end_tokens - self._chunk_tokens, chunk.end_tokens)
-            chunk.num_told += 1
-            chunk.told_tokens += (told - chunk.told_tokens) / chunk.num_told
+            named = important.within(chunk.end_tokens - self._chunk_tokens, chunk.end_tokens)
+            chunk.num_naming_requests += 1
+            chunk.mean_named_tokens += (named - chunk.mean_named_tokens) / chunk.num_naming_requests
 
     def _rank(self, key: ChunkKey) -> tuple[float, int]:
         use = self._chunks[key].use

@@ -1,8 +1,8 @@
 """A launch profile is one YAML file from which all vLLM pods behind one gateway are started in the same way.
 
-`load` reads and checks the file (`checks`). `arguments`, `environment` and `pod_patch` say how to start `vllm
-serve`. Pools are groups of pods that differ, for example in their cards or prices. Settings that decide block
-hashes must not differ.
+`read` reads the file, and the module `checks` checks it. `arguments`, `environment` and `pod_patch` say how
+to start `vllm serve`. Pools are groups of pods that differ, for example in their cards or prices. Settings
+that decide block hashes must not differ.
 
 This module does not run vLLM, and knows no cluster. Caller: the command `model-server profile`.
 """
@@ -118,7 +118,9 @@ def read(text: str | bytes) -> Profile:
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at `$")
         place = where.strip("`.") or "the file"
-        raise ProfileError([Problem(place, f"{message}.", "what docs/vllm-pods.md lists.")]) from error
+        raise ProfileError(
+            [Problem(place, f"{message}.", "a field and a value as in docs/vllm-pods.md.")]
+        ) from error
 
 
 def of_pool(profile: Profile, name: str) -> Profile:

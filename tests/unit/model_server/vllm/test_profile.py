@@ -112,7 +112,7 @@ ADAPTER = {"name": "sql", "path": "/a"}
         ({"blockSizeTokens": None}, "blockSizeTokens", "must know it beforehand"),
         ({"hashAlgorithm": "sha256"}, "hashAlgorithm", "sha256_cbor"),
         ({"hashAlgorithm": "xxhash_cbor"}, "hashAlgorithm", "sha256_cbor"),
-        ({"hashAlgorithm": "md5"}, "hashAlgorithm", "vLLM knows no 'md5'"),
+        ({"hashAlgorithm": "md5"}, "hashAlgorithm", "does not know the hash algorithm 'md5'"),
         ({"kvEvents": None}, "exactRouting", "kvEvents: {}"),
         ({"pools": [{"name": "a"}, {"name": "b", "hashSeed": 1}]}, "pools: hashSeed", "0, 1"),
         (
@@ -153,7 +153,7 @@ ADAPTER = {"name": "sql", "path": "/a"}
         ({"extraArgs": ["--disable-log-stats"]}, "extraArgs", "/metrics"),
         ({"extraEnv": {"PYTHONHASHSEED": "1"}}, "extraEnv", "Instead: hashSeed"),
         ({"pools": [{"name": "a", "extraArgs": ["--max-loras", "9"]}]}, "pools.a.extraArgs", "lora.maxLoras"),
-        ({"model": ""}, "model", "no name"),
+        ({"model": ""}, "model", "is not a name"),
         ({"servedNames": ["--x"]}, "servedNames", "flag"),
     ],
 )
