@@ -16,11 +16,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-_MEMORY = 0.2
+_NEWEST_WEIGHT = 0.2
 """The weight of the newest measurement in a learned speed."""
-_FEW_TOKENS = 32
-"""A step with fewer tokens takes about as long as any step, so it shows nothing about the time of a token."""
-_TRY_AGAIN = 16
+_FEWEST_TOKENS = 32
+"""Steps with fewer tokens all take about the same time, so they show nothing about the time of a token."""
+_COMPUTED_BEFORE_TRIAL = 16
 """After this many prefixes were computed and not loaded, a prefix is loaded, to see whether loads have become
 faster.
 """
@@ -62,7 +62,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The places of the bytes of a prefix that has to be loaded whole."""
+    """The bytes that a whole load of a prefix reads, by the place where they are."""
 
     disk_bytes: int
     held_bytes: int = 0
@@ -81,7 +81,7 @@ class Speeds:
         self._refused = 0
 
     def computed(self, *, tokens: int, seconds: float) -> None:
-        if tokens >= _FEW_TOKENS:
+        if tokens >= _FEWEST_TOKENS:
             self._compute_s_per_token = _learnt(self._compute_s_per_token, seconds / tokens)
 
     def loaded(self, load: Load, *, seconds: float) -> None:
@@ -96,9 +96,9 @@ class Speeds:
             own_s = seconds - load.disk_bytes * (self._disk_s_per_byte or 0.0)
             self._held_s_per_byte = _learnt(self._held_s_per_byte, max(0.0, own_s) / load.held_bytes)
 
-    def loading_pays(self, load: Load, *, tokens: int) -> bool:
-        """Return whether loading the prefix is expected to take less time than computing it. Unknown
-        speeds are learned by loading.
+    def loading_is_faster(self, load: Load, *, tokens: int) -> bool:
+        """Return whether loading the prefix should take less time than computing it. Unknown speeds are
+        learned by loading.
         """
         load_s = self._load_s(load)
         if self._compute_s_per_token is None or load_s is None:
@@ -107,7 +107,7 @@ class Speeds:
             self._refused = 0
             return True
         self._refused += 1
-        if self._refused > _TRY_AGAIN:
+        if self._refused > _COMPUTED_BEFORE_TRIAL:
             self._refused = 0
             return True
         return False
@@ -123,4 +123,4 @@ class Speeds:
 
 
 def _learnt(known: float | None, seen: float) -> float:
-    return seen if known is None else (1 - _MEMORY) * known + _MEMORY * seen
+    return seen if known is None else (1 - _NEWEST_WEIGHT) * known + _NEWEST_WEIGHT * seen

@@ -73,7 +73,7 @@ class Handle:
             self.number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise DamagedSegmentError(f"{path} is not a file") from error
+                raise DamagedSegmentError(f"{path} is a link, not a regular file") from error
             raise
 
     def __del__(self) -> None:
@@ -119,7 +119,7 @@ class ReadFile:
         self._handle: Handle | None = Handle(path)
         status = os.fstat(self._handle.number)
         if not stat.S_ISREG(status.st_mode):
-            raise DamagedSegmentError(f"{path} is not a file")
+            raise DamagedSegmentError(f"{path} is not a regular file")
         self._identity = status.st_dev, status.st_ino
         self.size_bytes = status.st_size
         self.written_ns = status.st_mtime_ns

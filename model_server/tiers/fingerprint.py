@@ -1,6 +1,5 @@
 """Distinguishes the KV of different models by a hash over the configuration and weights in the model's
-folder.
-Caller: the served tiers.
+folder. Caller: the served tiers.
 """
 
 from __future__ import annotations
@@ -20,7 +19,9 @@ def of_model(folder: Path) -> str:
     """
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
-        raise StoreError(f"{folder} has no *.safetensors, by which the KV store distinguishes models")
+        raise StoreError(
+            f"{folder} has no *.safetensors files, which the KV store needs to distinguish models"
+        )
     digest = xxhash.xxh3_128()
     for path in (folder / "config.json", *weights):
         digest.update(f"{path.name} {path.stat().st_size}\n".encode())

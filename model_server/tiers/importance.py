@@ -1,8 +1,8 @@
-"""Keeps how important each token of a node was to the requests that used it, as a running mean for each
+"""Records how important each token of a node was to the requests that used it, as a running mean for each
 layer. A mean over requests is kept because one request's attention says little about the attention of the
-next. The caller normalizes weights, so that each request counts once, however many queries it had. A request
-may have used only the beginning of the node; then only these tokens are counted. This module does no I/O.
-Caller: `learnt`, which splits the importance together with its node.
+next. The caller normalizes weights, so that each request has the same weight, however many queries it had. A
+request may have used only the beginning of the node; then only these tokens are counted. This module does no
+I/O. Caller: `learnt`, which splits the importance together with its node.
 
 Invariants (`check_integrity`): every layer has a mean for each token, and none is negative. Tokens that no
 request has used have zero, and come after the used tokens.
@@ -37,7 +37,9 @@ class NodeImportance:
         num_used = len(weights[0]) if weights else 0
         fits = len(weights) == self.num_layers and 0 < num_used <= self.num_tokens
         if not fits or any(len(layer) != num_used for layer in weights):
-            raise ValueError(f"weights of {self.num_layers} layers and {self.num_tokens} tokens are wanted")
+            raise ValueError(
+                f"the weights must have {self.num_layers} layers and at most {self.num_tokens} tokens"
+            )
         for token in range(num_used):
             self._uses[token] += 1
         for means, layer in zip(self._means, weights, strict=True):
@@ -56,8 +58,8 @@ class NodeImportance:
         return self._reads[layer]
 
     def top(self, layer: int, count: int) -> set[int]:
-        """Return the `count` most important tokens, the earlier token first among equals. Return None before
-        the first request.
+        """Return the `count` most important tokens, the earlier token first among equals. Return an empty
+        set before the first request.
         """
         if not self.num_requests:
             return set()
@@ -83,7 +85,7 @@ class NodeImportance:
     def unpacked(cls, content: bytes, *, num_layers: int, num_tokens: int) -> NodeImportance:
         """Return the importance that `packed` wrote. Raise ValueError if the bytes are of another size."""
         if len(content) != 4 * num_tokens * (1 + num_layers):
-            raise ValueError(f"importance of {num_layers} layers and {num_tokens} tokens is wanted")
+            raise ValueError(f"the importance must have {num_layers} layers and {num_tokens} tokens")
         made = cls(num_layers=num_layers, num_tokens=num_tokens)
         rows = [content[start : start + 4 * num_tokens] for start in range(0, len(content), 4 * num_tokens)]
         made._uses = array("L", array("I", rows[0]))

@@ -56,7 +56,7 @@ def load(
         except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
             _remove(path)
         except OSError as error:
-            _log.warning("what was learnt of a stored prefix cannot be read: %s", error)
+            _log.warning("the importance of a stored prefix cannot be read: %s", error)
         else:
             if blocks[0] in stored:
                 found.append((blocks, importance))
@@ -78,21 +78,21 @@ def _remove(path: Path) -> None:
 def _read(path: Path, *, num_layers: int, block_tokens: int) -> tuple[Blocks, NodeImportance]:
     """Read a file. The function never reads more bytes than a node's importance can have."""
     if path.stat().st_size > 4 * MAX_TOKENS * (1 + num_layers) + 80 * MAX_TOKENS // block_tokens + 2048:
-        raise ValueError("it is too long")
+        raise ValueError("the file is too long")
     whole = path.read_bytes()
     checksum, content = whole[:_CRC_BYTES], whole[_CRC_BYTES:]
     if zlib.crc32(content).to_bytes(_CRC_BYTES, "big") != checksum:
-        raise ValueError("its content does not fit its checksum")
+        raise ValueError("the content does not fit the checksum")
     text, _, numbers = content.partition(b"\n")
     about = json.loads(text)
     if about["byte_order"] != sys.byteorder:
-        raise ValueError("it is of another machine")
+        raise ValueError("another machine wrote the file")
     blocks = tuple(BlockHash(bytes.fromhex(block)) for block in about["blocks"])
     num_tokens = len(blocks) * block_tokens
     if not blocks or (about["num_layers"], about["num_tokens"]) != (num_layers, num_tokens):
-        raise ValueError("it is of another layout")
+        raise ValueError("the file has another layout")
     if path.name != blocks[0].hex() + SUFFIX:
-        raise ValueError("it is of another node")
+        raise ValueError("the file belongs to another node")
     importance = NodeImportance.unpacked(numbers, num_layers=num_layers, num_tokens=num_tokens)
     importance.check_integrity()
     return blocks, importance

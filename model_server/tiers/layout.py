@@ -1,4 +1,4 @@
-"""Holds the order in which a node's tokens are stored as a mapping list, and finds the chunks that a set of
+"""Holds the order in which a node's tokens are stored, as a mapping list, and finds the chunks that a set of
 tokens needs. `slots[token]` is the place at which a token of the node is stored. All other code keeps tokens
 in their logical order: prefixes are matched and attention is computed only by logical position. The order is
 a permutation of the node's own tokens, and never moves a token to another node. This module does no I/O.

@@ -38,9 +38,8 @@ class Learnt:
         if len(found[0]) > len(blocks):
             head, tail = found[1].split(len(blocks) * self._block_tokens)
             rest = found[0][len(blocks) :]
-            self._importance.setdefault(
-                rest[0], (rest, tail)
-            )  # after a restart, a node's file may know more than memory
+            # After a restart the tail may have importance already, from its own file, which knows more.
+            self._importance.setdefault(rest[0], (rest, tail))
             self._importance[blocks[0]] = blocks, head
             self._unsaved.update((blocks[0], rest[0]))
         return self._importance[blocks[0]][1]

@@ -47,14 +47,14 @@ def check_manifest(folder: Path, layout: KvLayout) -> None:
     wanted = {"format": _FORMAT, **asdict(layout)}
     if not path.exists():
         if any(folder.glob(f"*{segment.SUFFIX}")):
-            raise StoreError(f"{folder} has segments and no {_NAME}; remove the folder")
+            raise StoreError(f"{folder} has segments but no {_NAME}; remove the folder")
         write_whole(path, (json.dumps(wanted, indent=1).encode(),), synced=True)
         return
     try:
         with path.open("rb") as file:
             there = json.loads(file.read(_MOST_BYTES))
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path} cannot be read; remove the folder, it is only a cache") from error
+        raise StoreError(f"{path} cannot be read; remove the folder, which is only a cache") from error
     if there != wanted:
         differing = {
             name for name in wanted if not isinstance(there, dict) or there.get(name) != wanted[name]

@@ -7,9 +7,9 @@ whether or not a fast tier has it. A request reads the chunks of a node one afte
 that it has read has one use more than the chunks that it has not reached yet. Therefore a chunk's last use
 does not count when chunks of one node are compared.
 
-Scores: `by_uses_and_importance` is the default; `by_importance` (important tokens x uses) is the document's.
-The others are for comparison: `by_uses` (LFU, with the same full history) and `by_age` (LRU). Decision 0106
-has their figures.
+Scores: `by_uses_and_importance` is the default. `by_importance` (important tokens x uses) is the score of the
+document that docs/tiers.md names. The others are for comparison: `by_uses` (LFU, with the same full history)
+and `by_age` (LRU). Decision 0106 has their figures.
 
 Invariants (`check_integrity`): a chunk is in at most one tier; a tier never holds more bytes than it may.
 
@@ -139,9 +139,9 @@ class TieredPlacement(Generic[K]):
         """Record that a chunk is read. Return the tier where the chunk was found, and the new tier of each
         chunk that has moved because of this use. The chunk that was read may be one of them.
 
-        `num_important` of the chunk's tokens are important to this use. `earlier` says how often the tokens
-        mattered before the chunk was made of them. `earlier` and `node` are read only at the first use of a
-        chunk.
+        `num_important` of the chunk's tokens are important to this use. `earlier` says how often the chunk's
+        tokens were important before this chunk was made of them. `earlier` and `node` are read only at the
+        first use of a chunk.
         """
         self._now += 1
         use = self._uses.setdefault(key, ChunkUse(size_bytes, earlier=earlier, node=node))

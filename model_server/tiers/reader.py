@@ -77,7 +77,7 @@ class TieredReader:
         self.device = device
         self.patience_s = patience_s
         self.found_in = [0] * (len(capacities_bytes) + 1)
-        """Chunks read from each tier, the disk last."""
+        """The number of chunks that were read from each tier, the disk last."""
         self._placement: TieredPlacement[ChunkKey] = TieredPlacement(
             capacities_bytes, score=score, forgetful=forgetful
         )
@@ -129,7 +129,7 @@ class TieredReader:
         except TimeoutError as error:
             if not hangs:
                 self._hanging = work
-            raise TimeoutError(f"no answer within {self.patience_s:g} s") from error
+            raise TimeoutError(f"the store had no answer within {self.patience_s:g} s") from error
 
     def submit(self, layer: int, work: LayerRead, staged: Staged) -> Future[list[torch.Tensor]]:
         return self._thread.submit(self._fetch, layer, work, staged)
@@ -147,7 +147,7 @@ class TieredReader:
         self.wait_for(self._thread.submit(self._learn, prefix.parts, dict(choices)))
 
     def where(self, prefix: TieredPrefix, *, first_token: int) -> Load:
-        """Return the places of the bytes that a whole load of the prefix from this token on reads."""
+        """Return where the bytes are that a whole load of the prefix reads from this token on."""
         return self.wait_for(self._thread.submit(self._where, prefix.parts, first_token))
 
     def reorder(self) -> int:

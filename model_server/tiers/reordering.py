@@ -71,10 +71,12 @@ class BackgroundReordering:
         try:
             done = self._reorder_next()
         except (StoreError, OSError) as error:
-            _log.warning("a node is not reordered: %s; the next one in %.0f s", error, self._failed())
+            _log.warning(
+                "a node could not be reordered: %s; the next attempt is in %.0f s", error, self._failed()
+            )
             return False
-        except Exception:  # noqa: BLE001 # it is logged and counted, and the thread has to live
-            _log.exception("a node is not reordered; the next one in %.0f s", self._failed())
+        except Exception:  # noqa: BLE001 # the error is logged and counted, and the thread has to go on
+            _log.exception("a node could not be reordered; the next attempt is in %.0f s", self._failed())
             return False
         if done:
             self.reordered_nodes += 1

@@ -69,8 +69,8 @@ class KvLayout:
     def described_bytes(self, num_blocks: int) -> int:
         """Return an upper bound of the bytes that stand before the data of this many blocks."""
         num_tokens = num_blocks * self.block_tokens
-        a_layer = 2 * num_tokens + 4 * (self.num_chunks(num_tokens) + 1)
-        return 2048 + 80 * num_blocks + self.num_layers * a_layer
+        layer_bytes = 2 * num_tokens + 4 * (self.num_chunks(num_tokens) + 1)
+        return 2048 + 80 * num_blocks + self.num_layers * layer_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class Segment:
         self._layer_bytes = self.num_tokens * (self._layout.probe_bytes + self._layout.rest_bytes)
         wanted = self._data + self._layout.data_bytes(self.num_tokens)
         if self.size_bytes != wanted:
-            raise ValueError(f"{wanted} bytes are wanted")
+            raise ValueError(f"it should have {wanted} bytes, but has {self.size_bytes}")
 
     def _read_numbers(self, numbers: bytes) -> None:
         """Read the mapping lists, then the checksums. All layers in logical order share one list, which is

@@ -1,9 +1,9 @@
 """Chooses, layer by layer, the tokens of a stored prefix that a request's new queries need, by a probe with a
 few heads. The keys of the first heads are read for all tokens. The softmax weights of the new queries on
-these keys give each head its top-k set. If these sets are similar enough, their sum picks the layer's tokens.
-Otherwise the layer gets all tokens, so that its output is exact. Chosen tokens that are alone in a chunk may
-be exchanged for tokens of chunks that are read anyway. With grouped queries the keys are those of the KV
-heads that the first query heads use.
+these keys give each head its top-k set. If these sets are similar enough, the layer gets the tokens with the
+greatest mean weight over these heads. Otherwise the layer gets all tokens, so that its output is exact.
+Chosen tokens that are alone in a chunk may be exchanged for tokens of chunks that are read anyway. With
+grouped queries the keys are those of the KV heads that the first query heads use.
 
 Callers: the selective view; the accuracy benchmark, which compares other choices.
 """

@@ -4,7 +4,7 @@ prefixes are stored. Three threads call this module. Each calls its own methods:
   the prefix of a waiting request before the request is admitted. So neither the engine nor another request
   waits for a disk, and a damaged file only means that the prefix is computed;
 - the step's thread (`execute`, `save`) copies loaded content into blocks, then computes the step. Then it
-  copies finished prompts out of the blocks, which no request can overwrite before the next step, and leaves
+  copies finished prompts out of the blocks, which no request can overwrite before the next step, and hands
   them to the writer;
 - the event loop's thread (`num_held`, `status`) only reads state, and never waits.
 
@@ -228,16 +228,16 @@ class ServedTiers:
             if self._selection:
                 return self._open(prefix)
             if self.settings.mode == "auto":
-                return self._load_if_it_pays(prefix, first_block)
+                return self._load_if_faster(prefix, first_block)
             return self._load(prefix, first_block)
         except (StoreError, OSError) as error:
             self._failed(prefix, error)
             return None
 
-    def _load_if_it_pays(self, prefix: TieredPrefix, first_block: int) -> LoadedPrefix | None:
+    def _load_if_faster(self, prefix: TieredPrefix, first_block: int) -> LoadedPrefix | None:
         first_token = first_block * self.store.layout.block_tokens
         load = self.reader.where(prefix, first_token=first_token)
-        if not self.speeds.loading_pays(load, tokens=prefix.num_tokens - first_token):
+        if not self.speeds.loading_is_faster(load, tokens=prefix.num_tokens - first_token):
             self._counts.computed_instead += 1
             return None
         started_s = self.clock()
@@ -252,7 +252,7 @@ class ServedTiers:
         content = []
         for layer in range(self._records.shape.num_layers):
             keys, values = prefix.read(layer, tokens)
-            # This copies. A view would keep memory of half as many keys again.
+            # `contiguous` copies the values. A view would keep the whole read in memory, keys included.
             content.append((keys, values.contiguous()))
         self._health.worked()
         self._counts.exact_loads += 1
@@ -385,7 +385,7 @@ class ServedTiers:
         try:
             self.reader.save_importance()
         except OSError as error:
-            _log.warning("what was learnt of stored prefixes is lost: %s", error)
+            _log.warning("the importance of stored prefixes could not be saved: %s", error)
         self.reader.close()
         self.store.close()
 

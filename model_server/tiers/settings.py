@@ -71,7 +71,7 @@ class KvStoreSettings:
     is read.
     """
     mode: Mode = "load"
-    """With `auto`, a prefix is computed if that is expected to take less time than its load."""
+    """With `auto`, a prefix is computed if computing should take less time than loading."""
     chunk_tokens: int = 16
     chunk_share: float = FEW_CHUNKS
     """The setting of the same name in `SelectionSettings`, for a ratio under 1."""
@@ -86,18 +86,18 @@ class KvStoreSettings:
 
     def __post_init__(self) -> None:
         if self.size_bytes < 1:
-            raise ValueError("a KV store needs room: its size must be over 0")
+            raise ValueError("the size of a KV store must be over 0")
         if min(self.cpu_bytes, self.device_bytes, self.pending_bytes, self.staged_bytes) < 0:
-            raise ValueError("no part of a KV store can be smaller than 0")
+            raise ValueError("no size of a KV store may be negative")
         if self.chunk_tokens < 1:
             raise ValueError(f"a chunk holds at least one token, not {self.chunk_tokens}")
         if self.device_bytes and self.ratio == 1:
             raise ValueError(
-                "--kv-store-device-size holds prefixes that are read selectively: give a ratio under 1, or a device size of 0"
+                "--kv-store-device-size holds prefixes that are read selectively: give --kv-store-ratio under 1, or a device size of 0"
             )
         if self.mode == "auto" and self.ratio != 1:
             raise ValueError(
-                "--kv-store-mode auto chooses between two exact ways, loading and computing: give it with a ratio of 1"
+                "--kv-store-mode auto chooses between two exact ways, loading and computing: give --kv-store-ratio 1 with it"
             )
         if not 0 <= self.reorder_share <= 1:
             raise ValueError(

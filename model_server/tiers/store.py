@@ -79,7 +79,7 @@ class PrefixStore:
         except OSError as error:
             self.close()
             raise StoreError(
-                f"{folder} cannot be used for the KV store: {error}; mend or remove it, or give another folder"
+                f"{folder} cannot be used for the KV store: {error}; repair or remove the folder, or give another folder"
             ) from error
         except BaseException:
             self.close()
@@ -290,7 +290,7 @@ class PrefixStore:
             for records in layers
         )
         if not fits or num_tokens <= 0:
-            raise StoreError(f"records of {layout.num_layers} layers and {num_tokens} tokens are wanted")
+            raise StoreError(f"the records must have {layout.num_layers} layers and {num_tokens} tokens")
         if num_tokens > segment.MAX_TOKENS:
             raise StoreError(f"a node has at most {segment.MAX_TOKENS} tokens, not {num_tokens}")
 
@@ -368,8 +368,8 @@ class PrefixStore:
         kept_bytes = sum(self._segments[name].size_bytes for name in keep)
         if kept_bytes + num_bytes > self.capacity_bytes:
             raise StoreError(
-                f"{num_bytes} bytes do not fit into a store of {self.capacity_bytes}, {kept_bytes} of which hold "
-                "the blocks before them; raise its capacity"
+                f"{num_bytes} bytes do not fit into a store of {self.capacity_bytes} bytes, {kept_bytes} of which hold "
+                "the blocks before them; give the store more room"
             )
         while self.used_bytes + num_bytes > self.capacity_bytes:
             oldest = self._oldest.weakest(self._age)

@@ -105,7 +105,7 @@ class TieredPrefix:
         chosen = torch.arange(self.num_tokens) if tokens is None else tokens.cpu()
         if self._foreseen is not None:
             assert torch.equal(chosen, self._foreseen), (
-                "the tokens of this read differ from the ones read ahead"
+                "the tokens of this read differ from the tokens that were read ahead"
             )
             for ahead in self._ahead(layer):
                 if ahead not in self._reads:

@@ -1,5 +1,5 @@
-"""Keys in the order of their scores, weakest first, as a min-heap whose entries are updated only when they
-come to the top.
+"""Keeps keys in the order of their scores, weakest first, in a min-heap whose entries are updated only when
+they come to the top.
 
 A rising score, such as that of a used chunk, costs nothing until its key appears as the weakest. A falling
 score must be reported with `lowered`. Of keys with equal scores, the key that was added first comes first.

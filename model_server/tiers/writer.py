@@ -42,7 +42,7 @@ class Written:
     records: Callable[[int, int], Sequence[LayerRecords]]
     """Returns the records of the blocks [start, end) of the prefix. It is called in the writer's thread."""
     token_ids: Sequence[int]
-    """The tokens of these blocks."""
+    """The tokens of the blocks from `first_block` on."""
     scope: PrefixScope = PLAIN
     weights: str = ""
     """The weights of the adapter that computed the blocks, as the store names them."""
@@ -136,10 +136,10 @@ class BackgroundWriter:
                 written = self._waiting.popleft()
             try:
                 self._write(written)
-            except Exception:  # noqa: BLE001 # it is logged and counted, and the thread has to live
+            except Exception:  # noqa: BLE001 # the error is logged and counted, and the thread has to go on
                 self._health.failed(now=self.clock())
                 self.counts.failures += 1
-                _log.exception("a prefix of %d blocks is not stored", len(written.hashes))
+                _log.exception("a prefix of %d blocks could not be stored", len(written.hashes))
             self._count_dropped(written)
             with self._changed:
                 self._ended(written)
@@ -161,9 +161,9 @@ class BackgroundWriter:
             self._put(written)
             self._health.worked()
         except StoreError as error:
-            _log.warning("a prefix of %d blocks is not stored: %s", len(written.hashes), error)
-            # the damaged segment belongs to the node that had to be split
+            _log.warning("a prefix of %d blocks could not be stored: %s", len(written.hashes), error)
             if isinstance(error, DamagedSegmentError):
+                # The damaged segment belongs to the node that had to be split.
                 found = self._store.match(written.hashes, weights=written.weights)
                 self._store.drop_unreadable(segment for segment, _ in found)
         except OSError as error:

@@ -430,7 +430,7 @@ def test_what_cannot_be_used_is_one_error_that_says_what_to_do(
     folder = tmp_path / "store"
     opened(folder).close()
     (folder / "aa.kv").mkdir()
-    with pytest.raises(StoreError, match="mend or remove it, or give another folder"):
+    with pytest.raises(StoreError, match="repair or remove the folder, or give another folder"):
         opened(folder)
     (folder / "aa.kv").rmdir()
     (folder / "manifest.json").write_text("[" * 60_000)

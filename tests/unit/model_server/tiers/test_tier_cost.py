@@ -211,34 +211,34 @@ HELD = Load(disk_bytes=0, held_bytes=1000)
 
 def test_a_server_loads_until_it_knows_both_speeds_and_then_takes_the_faster() -> None:
     speeds = Speeds()
-    assert speeds.loading_pays(DISK, tokens=100)
+    assert speeds.loading_is_faster(DISK, tokens=100)
     speeds.loaded(DISK, seconds=2.0)
-    assert speeds.loading_pays(DISK, tokens=100), "the server's speed of computing is not known"
+    assert speeds.loading_is_faster(DISK, tokens=100), "the server's speed of computing is not known"
     speeds.computed(tokens=3, seconds=9.0)
-    assert speeds.loading_pays(DISK, tokens=100), "so few tokens say nothing"
+    assert speeds.loading_is_faster(DISK, tokens=100), "so few tokens say nothing"
     speeds.computed(tokens=100, seconds=1.0)
-    assert not speeds.loading_pays(DISK, tokens=100)
-    assert speeds.loading_pays(DISK, tokens=300)
-    tried = [speeds.loading_pays(DISK, tokens=100) for _ in range(34)]
+    assert not speeds.loading_is_faster(DISK, tokens=100)
+    assert speeds.loading_is_faster(DISK, tokens=300)
+    tried = [speeds.loading_is_faster(DISK, tokens=100) for _ in range(34)]
     assert tried.count(True) == 2, "from time to time it tries the store again"
     for _ in range(20):
         speeds.loaded(DISK, seconds=0.1)
-    assert speeds.loading_pays(DISK, tokens=100)
+    assert speeds.loading_is_faster(DISK, tokens=100)
 
 
 def test_what_the_fast_tiers_hold_is_loaded_where_the_same_from_disk_is_computed() -> None:
     speeds = Speeds()
     speeds.computed(tokens=100, seconds=1.0)
     speeds.loaded(DISK, seconds=2.0)
-    assert speeds.loading_pays(HELD, tokens=100), "the speed of the tiers is not known"
+    assert speeds.loading_is_faster(HELD, tokens=100), "the speed of the tiers is not known"
     speeds.loaded(HELD, seconds=0.1)
     for _ in range(5):
-        assert not speeds.loading_pays(DISK, tokens=100)
-        assert speeds.loading_pays(HELD, tokens=100), "the tiers are not slow because the disk is"
+        assert not speeds.loading_is_faster(DISK, tokens=100)
+        assert speeds.loading_is_faster(HELD, tokens=100), "the tiers are not slow because the disk is"
     half = Load(disk_bytes=450, held_bytes=550)  # 0.9 s and 0.055 s
-    assert speeds.loading_pays(half, tokens=100)
+    assert speeds.loading_is_faster(half, tokens=100)
     more = Load(disk_bytes=550, held_bytes=450)  # 1.1 s and 0.045 s
-    assert not speeds.loading_pays(more, tokens=100)
+    assert not speeds.loading_is_faster(more, tokens=100)
 
 
 def test_of_a_mixed_load_the_time_is_that_of_the_place_where_most_of_it_was() -> None:
@@ -246,5 +246,5 @@ def test_of_a_mixed_load_the_time_is_that_of_the_place_where_most_of_it_was() ->
     speeds.computed(tokens=100, seconds=1.0)
     speeds.loaded(HELD, seconds=0.2)
     speeds.loaded(Load(disk_bytes=500, held_bytes=500), seconds=0.6)  # the tiers took 0.1 s of them
-    assert speeds.loading_pays(Load(disk_bytes=900), tokens=100)
-    assert not speeds.loading_pays(Load(disk_bytes=1100), tokens=100)
+    assert speeds.loading_is_faster(Load(disk_bytes=900), tokens=100)
+    assert not speeds.loading_is_faster(Load(disk_bytes=1100), tokens=100)
