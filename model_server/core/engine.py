@@ -30,7 +30,7 @@ class StepResult:
     token_ids: Sequence[TokenId | None]
     """The next token for each chunk of the plan. None means that the chunk samples no token."""
     duration_s: float
-    """How long the step takes besides the call itself. The value is 0 for a runner that really computes."""
+    """The time of the step in addition to the call itself. It is 0 for a runner that really computes."""
     logprobs: Sequence[TokenLogprobs | None] | None = None
     """For each chunk, the log probabilities that its request asked for. None means that no request asked."""
     last_logits: Sequence[object] | None = None

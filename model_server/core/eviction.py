@@ -7,7 +7,7 @@
   only among sequences that end in the same step;
 - `lfu`: evicts the block with the fewest uses first, then by last use, then the longest prefix first. A block
   is used at least as often as the blocks that continue it, so a chain is still evicted from its tail. Old
-  uses count as much as new ones, for ever.
+  uses count as much as new ones, forever.
 
 A block that leaves the middle of a heap leaves a stale entry behind. The entry is dropped when it comes to
 the top. A heap is rebuilt when its stale entries outnumber the others. Invariant (`check_integrity`): each

@@ -1,7 +1,7 @@
 """Prometheus metrics under vLLM's names and labels, in a separate registry.
 
 Gauges and cache counters are read from the engine at each scrape. The other metrics are counted when steps
-finish. There is one intended difference: vLLM keeps all label sets of `lora_requests_info` for ever, and
+finish. There is one intended difference: vLLM keeps all label sets of `lora_requests_info` forever, and
 this server keeps only the last few. As in vLLM the value of a label set is a Unix time, and the
 label set with the newest time is valid. There is no sample before the first request for an adapter.
 """

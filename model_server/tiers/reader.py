@@ -5,7 +5,7 @@ thread already fetches the probed keys of the next layers, and the chunks of the
 request reads. A `TieredPrefix` is the view of one request.
 
 Only that thread uses the state of the reader, so no lock is needed. Callers on other threads wait for this
-thread, but not for ever.
+thread, but not forever.
 
 Invariants (`check_integrity`, between requests): the held chunks are exactly those that are placed in a fast
 tier, and each has its size; only segments of the store are known.

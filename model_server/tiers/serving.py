@@ -53,7 +53,7 @@ from model_server.tiers.status import StoreStatus
 from model_server.tiers.store import PrefixStore
 from model_server.tiers.tiered_prefix import TieredPrefix
 from model_server.tiers.view import SelectiveView
-from model_server.tiers.writer import BackgroundWriter, Written
+from model_server.tiers.writer import BackgroundWriter, PendingBlocks
 
 _RECOMPUTED_AT_ONCE = 512
 """The most tokens computed at once if a prefix has to be computed in the middle of a step because its load
@@ -330,7 +330,7 @@ class ServedTiers:
         size = self.store.layout.block_tokens
         token_ids = tuple(request.token_ids[first * size : len(hashes) * size])
         self.writer.offer(
-            Written(tuple(hashes), first, size_bytes, records, token_ids, request.scope, weights)
+            PendingBlocks(tuple(hashes), first, size_bytes, records, token_ids, request.scope, weights)
         )
 
     def _copy_in(self, load: PrefixLoad) -> None:

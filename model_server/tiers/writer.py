@@ -33,8 +33,8 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Written:
-    """The blocks of a prefix from `first_block` on, which have to be stored."""
+class PendingBlocks:
+    """The blocks of a prefix from `first_block` on, which wait to be stored."""
 
     hashes: Sequence[BlockHash]
     first_block: int
@@ -68,7 +68,7 @@ class BackgroundWriter:
         self._capacity_bytes = capacity_bytes
         self.clock = clock
         self._health = Health()
-        self._waiting: deque[Written] = deque()
+        self._waiting: deque[PendingBlocks] = deque()
         self._on_the_way: Counter[BlockHash] = Counter()
         self._changed = threading.Condition()
         self._closed = False
@@ -86,17 +86,17 @@ class BackgroundWriter:
     def has_room(self, num_bytes: int) -> bool:
         return not self._closed and self.usable and self.waiting_bytes + num_bytes <= self._capacity_bytes
 
-    def offer(self, written: Written) -> bool:
+    def offer(self, pending: PendingBlocks) -> bool:
         """Store these blocks later. Return False if they are not stored, because there is no room or no
         working disk.
         """
         with self._changed:
-            if not self.has_room(written.size_bytes):
-                self.counts.dropped_blocks += len(written.own)
+            if not self.has_room(pending.size_bytes):
+                self.counts.dropped_blocks += len(pending.own)
                 return False
-            self._waiting.append(written)
-            self._on_the_way.update(written.own)
-            self.waiting_bytes += written.size_bytes
+            self._waiting.append(pending)
+            self._on_the_way.update(pending.own)
+            self.waiting_bytes += pending.size_bytes
             self._changed.notify_all()
             return True
 
@@ -121,10 +121,10 @@ class BackgroundWriter:
 
     def check_integrity(self) -> None:
         with self._changed:
-            waiting = sum(written.size_bytes for written in self._waiting)
+            waiting = sum(pending.size_bytes for pending in self._waiting)
             assert waiting <= self.waiting_bytes <= self._capacity_bytes
             assert all(count > 0 for count in self._on_the_way.values())
-            assert {block for written in self._waiting for block in written.own} <= self._on_the_way.keys()
+            assert {block for pending in self._waiting for block in pending.own} <= self._on_the_way.keys()
             assert bool(self._on_the_way) == bool(self.waiting_bytes)
 
     def _run(self) -> None:
@@ -133,38 +133,38 @@ class BackgroundWriter:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
                 if not self._waiting:
                     return
-                written = self._waiting.popleft()
+                pending = self._waiting.popleft()
             try:
-                self._write(written)
+                self._write(pending)
             except Exception:  # noqa: BLE001 # the error is logged and counted, and the thread has to go on
                 self._health.failed(now=self.clock())
                 self.counts.failures += 1
-                _log.exception("a prefix of %d blocks could not be stored", len(written.hashes))
-            self._count_dropped(written)
+                _log.exception("a prefix of %d blocks could not be stored", len(pending.hashes))
+            self._count_dropped(pending)
             with self._changed:
-                self._ended(written)
+                self._ended(pending)
                 self._changed.notify_all()
 
-    def _ended(self, written: Written) -> None:
-        self.waiting_bytes -= written.size_bytes
-        self._on_the_way -= Counter(written.own)
+    def _ended(self, pending: PendingBlocks) -> None:
+        self.waiting_bytes -= pending.size_bytes
+        self._on_the_way -= Counter(pending.own)
 
-    def _count_dropped(self, written: Written) -> None:
+    def _count_dropped(self, pending: PendingBlocks) -> None:
         """Count blocks that will not be stored."""
-        held = max(written.first_block, self._store.num_held(written.hashes, weights=written.weights))
-        self.counts.dropped_blocks += len(written.hashes) - held
+        held = max(pending.first_block, self._store.num_held(pending.hashes, weights=pending.weights))
+        self.counts.dropped_blocks += len(pending.hashes) - held
 
-    def _write(self, written: Written) -> None:
+    def _write(self, pending: PendingBlocks) -> None:
         if not self.usable:
             return
         try:
-            self._put(written)
+            self._put(pending)
             self._health.worked()
         except StoreError as error:
-            _log.warning("a prefix of %d blocks could not be stored: %s", len(written.hashes), error)
+            _log.warning("a prefix of %d blocks could not be stored: %s", len(pending.hashes), error)
             if isinstance(error, DamagedSegmentError):
                 # The damaged segment belongs to the node that had to be split.
-                found = self._store.match(written.hashes, weights=written.weights)
+                found = self._store.match(pending.hashes, weights=pending.weights)
                 self._store.drop_unreadable(segment for segment, _ in found)
         except OSError as error:
             self.counts.failures += 1
@@ -175,20 +175,20 @@ class BackgroundWriter:
                 pause_s,
             )
 
-    def _put(self, written: Written) -> None:
+    def _put(self, pending: PendingBlocks) -> None:
         block_tokens = self._store.layout.block_tokens
         size = max(1, NODE_TOKENS // block_tokens)
-        for start in range(written.first_block, len(written.hashes), size):
-            end = min(start + size, len(written.hashes))
-            records = written.records(start, end)
-            first, last = ((at - written.first_block) * block_tokens for at in (start, end))
+        for start in range(pending.first_block, len(pending.hashes), size):
+            end = min(start + size, len(pending.hashes))
+            records = pending.records(start, end)
+            first, last = ((at - pending.first_block) * block_tokens for at in (start, end))
             new = self._store.put(
-                written.hashes[:end],
+                pending.hashes[:end],
                 records,
                 first_block=start,
-                token_ids=written.token_ids[first:last],
-                scope=written.scope,
-                weights=written.weights,
+                token_ids=pending.token_ids[first:last],
+                scope=pending.scope,
+                weights=pending.weights,
             )
             if new:
                 self.counts.stored_blocks += new

@@ -11,7 +11,7 @@ chunks before it, even if vLLM did not report these (it does not report chunks t
 a chunk is at least as important as each chunk that can be found only through it. Of chunks with equal scores,
 the chunk that was used longest ago is evicted first; within one prompt, the tail is evicted first.
 
-Uses are halved at intervals, because otherwise a chunk that was popular once would stay for ever. Uses of
+Uses are halved at intervals, because otherwise a chunk that was popular once would stay forever. Uses of
 chunks that left the tier are remembered for a while.
 
 Invariants (`check_integrity`): exactly the idle chunks of the tier are ranked; the memory of chunks outside

@@ -17,7 +17,7 @@ from model_server.tiers.events import TierEvent, TierRemoved, TierStored
 from model_server.tiers.health import FIRST_PAUSE_S, LONGEST_PAUSE_S, Health
 from model_server.tiers.segment import LayerRecords
 from model_server.tiers.store import PrefixStore
-from model_server.tiers.writer import NODE_TOKENS, BackgroundWriter, Written
+from model_server.tiers.writer import NODE_TOKENS, BackgroundWriter, PendingBlocks
 from tests.harness.clock import Clock
 from tests.unit.model_server.tiers.stored_prefixes import CAPACITY, LAYOUT, chain, check, records
 
@@ -40,7 +40,7 @@ class Writing:
             return records(hashes[start:end])
 
         token_ids = range(first * LAYOUT.block_tokens, len(hashes) * LAYOUT.block_tokens)
-        return self.writer.offer(Written(hashes, first, size_bytes, made, token_ids))
+        return self.writer.offer(PendingBlocks(hashes, first, size_bytes, made, token_ids))
 
     @property
     def stored(self) -> list[tuple[int, int]]:
@@ -202,7 +202,7 @@ def test_whatever_goes_wrong_with_one_prefix_the_next_one_is_stored(
         raise RuntimeError(f"no records of {start} to {end}")
 
     hashes = chain(range(8))
-    assert writing.writer.offer(Written(hashes, 0, 100, wrong, ()))
+    assert writing.writer.offer(PendingBlocks(hashes, 0, 100, wrong, ()))
     writing.drain()
     counts = writing.writer.counts
     assert (counts.failures, counts.dropped_blocks, writing.writer.usable) == (1, 2, False)
