@@ -13,8 +13,8 @@ Invariants (`check_integrity`):
   eviction lose it.
 
 New content goes to empty blocks first, beginning with the block that was freed last. Then it goes to blocks
-in the order of eviction. The blocks of a sequence are freed from its tail, so the block with the longest
-prefix, which the fewest others can share, is evicted first.
+in the order of eviction. The blocks of a sequence are freed from its tail. So the block with the longest
+prefix is evicted first, since the fewest other sequences can share it.
 
 Callers: the KV cache managers and the prompt cache, which decide which blocks to take and to release. This
 module knows neither requests nor tokens.

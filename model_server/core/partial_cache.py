@@ -28,7 +28,7 @@ from model_server.core.kv_cache import CachedPrefix, KVCacheManager
 from model_server.core.request import Request, TokenId
 
 _Place = bytes
-"""The hash of the block before this one. For a first block this field holds the prompt's scope."""
+"""The hash of the block before a block. For the first block of a prompt it is the prompt's packed scope."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,7 +222,7 @@ class PromptReader:
             self._refuse(f"the prompt's {size} bytes")
 
     def _check_characters(self, count: int, longest: int | None = None) -> None:
-        """Check a text before it is cut into tokens, which takes seconds for a long one."""
+        """Check a text before it is cut into tokens, which takes seconds for a long text."""
         if count > (self._max_characters if longest is None else longest):
             self._refuse(f"the prompt's {count} characters")
 

@@ -127,7 +127,7 @@ class Reply:
         return {
             "tokens": [token.text for token in reports],
             "token_logprobs": [token.logprob for token in reports],
-            # Two ids may have the same text. The likelier one, which comes first, stays.
+            # Two ids may have the same text. The more likely id comes first, and its entry stays.
             "top_logprobs": [{token.text: token.logprob} | dict(reversed(token.top)) for token in reports],
             "text_offset": offsets,
         }

@@ -22,7 +22,7 @@ _WORD_BYTES = 8
 
 class Segment(NamedTuple):
     """A piece of text that may occur in several prompts. A longer segment of the same id starts with the
-    shorter one.
+    shorter segment.
     """
 
     segment_id: int

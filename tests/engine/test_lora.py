@@ -156,7 +156,7 @@ def test_a_file_that_changed_in_place_is_refused_and_its_old_bytes_are_welcome_a
     ("config", "says"),
     [
         ({"use_dora": True}, "use_dora"),
-        ({"peft_type": "IA3"}, "no LoRA adapter"),
+        ({"peft_type": "IA3"}, "not a LoRA adapter"),
         ({"r": 0}, "the rank 0"),
         ({"lora_alpha": None}, "no usable r and lora_alpha"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),

@@ -142,7 +142,7 @@ async def test_a_compressed_body_gets_400_as_from_vllm_and_is_never_unpacked(
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with server.http.post(path, data=bomb, headers=headers) as response:
         assert response.status == 400
-        assert f"content-encoding: {coding}" in (await response.json())["error"]["message"]
+        assert f"content-encoding {coding}" in (await response.json())["error"]["message"]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 * 1024
 
 

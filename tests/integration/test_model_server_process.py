@@ -87,7 +87,7 @@ def test_the_adapters_and_names_on_the_command_line_are_served() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--num-blocks", "10", "--max-model-len", "161"], "could never run"),
+        (["--num-blocks", "10", "--max-model-len", "161"], "no room for a longer request"),
         (["--speed", "0"], "positive"),
         (["--lora", "=x"], "needs a name"),
         (["--lora", "x", "--lora", "x"], "loaded already"),
@@ -95,7 +95,7 @@ def test_the_adapters_and_names_on_the_command_line_are_served() -> None:
         (["--port", "70000"], "is not a port"),
         (["--max-body-bytes", "0"], "--max-body-bytes"),
         (["--drain-timeout-s", "nan"], "--drain-timeout-s"),
-        (["--kv-events-endpoint", "localhost:5557"], "write tcp://*:5557"),
+        (["--kv-events-endpoint", "localhost:5557"], "an example of an address is tcp://*:5557"),
         (["--kv-events-replay-endpoint", "tcp://*:5558"], "give both"),
         (
             ["--kv-events-endpoint", "tcp://*:5557", "--kv-events-replay-endpoint", "tcp://*:5557"],

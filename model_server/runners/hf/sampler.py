@@ -56,7 +56,7 @@ def _most_likely(probabilities: torch.Tensor, params: SamplingParams) -> tuple[t
     likely, ids = probabilities.topk(min(params.top_k or _FIRST_LOOK, len(probabilities)))
     if not params.top_k and float(likely.sum()) < params.top_p:
         likely, ids = probabilities.sort(descending=True, stable=True)
-    # A token stays if the tokens before it have not reached top_p. So the most likely one always stays.
+    # A token stays if the tokens before it have not reached top_p. So the most likely token always stays.
     whole = likely.sum() if params.top_k else 1.0
     kept = int((likely.cumsum(-1) - likely < params.top_p * whole).sum())
     return likely[:kept], ids[:kept]

@@ -1,5 +1,5 @@
-"""A hook by which a request reads other keys and values than those of all its blocks. A store that reads only
-important tokens uses this hook.
+"""A hook that decides which keys and values a request reads instead of those of all its blocks. A store that
+reads only important tokens uses this hook.
 
 A view stands between one request's queries and its keys and values, in each layer. The view is called after
 the step's own keys and values are written. It gets the queries, so it can compute attention weights itself.

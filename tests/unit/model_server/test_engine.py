@@ -201,7 +201,7 @@ def test_an_answer_ends_at_the_models_length() -> None:
 
 
 def test_a_model_longer_than_the_cache_is_refused() -> None:
-    with pytest.raises(ValueError, match="could never run"):
+    with pytest.raises(ValueError, match="no room for a longer request"):
         engine_of(num_blocks=2, block_size=4, longest=9)
 
 

@@ -116,7 +116,7 @@ async def test_an_idle_loop_never_sleeps_on_the_clock() -> None:
 async def test_the_queue_takes_all_prompts_of_a_request_or_none() -> None:
     driver = driver_of(Time(), max_waiting=3)
     several = [request_of(5, max_tokens=1, name=str(i)) for i in range(4)]
-    with pytest.raises(ApiError, match="send it in parts") as never:
+    with pytest.raises(ApiError, match="send several smaller requests") as never:
         driver.submit(several, Mailbox(), stream=False)
     assert never.value.status == 400
     driver.submit(several[:3], Mailbox(), stream=False)

@@ -118,7 +118,7 @@ def test_the_flags_of_the_kv_store_come_to_its_settings() -> None:
         (("--no-prefix-caching",), "switched off"),
         (("--partial-blocks",), "full blocks only"),
         (("--kv-store-size", "0"), "over 0"),
-        (("--kv-store-cpu-size", "-1"), "smaller than 0"),
+        (("--kv-store-cpu-size", "-1"), "may be negative"),
         (("--kv-store-ratio", "0"), "over 0 and at most 1"),
         (("--kv-store-ratio", "1.5"), "over 0 and at most 1"),
         (("--kv-store-device-size", "1"), "under 1"),

@@ -189,7 +189,7 @@ def test_003_4_no_entries_means_off() -> None:
     run(engine, request_of(20), request_of(20), request_of(20))
     assert (len(engine.prompt_cache), model.num_prefills) == (0, 3)
     assert engine.kv_cache.pool.num_free == 20
-    with pytest.raises(ValueError, match="fewer than 0"):
+    with pytest.raises(ValueError, match="must not be negative"):
         engine_of(model, config_of(), entries=-1)
 
 

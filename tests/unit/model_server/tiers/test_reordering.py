@@ -162,7 +162,7 @@ def test_requests_that_use_the_beginning_of_a_node_count_for_its_beginning() -> 
     assert learnt.next_due() == BLOCKS[0]
     tail = importance.split(8)[1]
     assert tail.num_requests == 1
-    with pytest.raises(ValueError, match="2 layers and 16 tokens"):
+    with pytest.raises(ValueError, match="2 layers and at most 16 tokens"):
         importance.record(weights(5))
 
 

@@ -118,5 +118,5 @@ def test_002_8_choices_that_count_chunks_are_kept_under_their_own_hash() -> None
 
 
 def test_weights_of_another_shape_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 layers and 3 tokens"):
+    with pytest.raises(ValueError, match="2 layers and at most 3 tokens"):
         NodeImportance(num_layers=2, num_tokens=3).record([[0.0] * 3])
