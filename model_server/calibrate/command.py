@@ -46,14 +46,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=8,
         metavar="N",
-        help="most requests that are sent at the same time (default %(default)s)",
+        help="largest number of requests that are sent at the same time (default %(default)s)",
     )
     parser.add_argument(
         "--repeats",
         type=int,
         default=3,
         metavar="N",
-        help="how often each measurement is made; the fastest one counts (default %(default)s)",
+        help="number of times that each measurement is made; the fastest one counts (default %(default)s)",
     )
     parser.add_argument(
         "--api-key-env",

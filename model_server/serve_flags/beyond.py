@@ -106,7 +106,7 @@ def _add_kv_store(group: argparse._ArgumentGroup) -> None:
         type=float,
         default=20.0,
         metavar="GB",
-        help="most disk space of the store (default %(default)s)",
+        help="largest size of the store on disk (default %(default)s)",
     )
     group.add_argument(
         "--kv-store-cpu-size",

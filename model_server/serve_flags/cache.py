@@ -73,28 +73,28 @@ def _add_batch(group: argparse._ArgumentGroup) -> None:
         "--max-model-len",
         type=int,
         metavar="N",
-        help="most tokens of a prompt and its answer together (default: the most that the cache holds and the model allows)",
+        help="largest number of tokens of a prompt and its answer together (default: as many as the cache holds and the model allows)",
     )
     group.add_argument(
         "--max-num-seqs",
         type=int,
         default=256,
         metavar="N",
-        help="most requests in one batch (default %(default)s)",
+        help="largest number of requests in one batch (default %(default)s)",
     )
     group.add_argument(
         "--max-num-batched-tokens",
         type=int,
         default=2048,
         metavar="N",
-        help="most tokens that one step computes; a longer prompt takes several steps (default %(default)s)",
+        help="largest number of tokens that one step computes; a longer prompt takes several steps (default %(default)s)",
     )
     group.add_argument(
         "--max-loras",
         type=int,
         default=4,
         metavar="N",
-        help="most different adapters in one batch (default %(default)s)",
+        help="largest number of different adapters in one batch (default %(default)s)",
     )
 
 
@@ -104,7 +104,7 @@ def _add_hashing(group: argparse._ArgumentGroup) -> None:
         choices=HASH_ALGORITHMS,
         default="sha256",
         help="hash function of the block hashes: sha256 and sha256_cbor give vLLM's hashes; xxh3 is faster, but its hashes can be "
-        "forged (default %(default)s)",
+        "forged; direct is slow, because it hashes the whole prefix for each block (default %(default)s)",
     )
     group.add_argument(
         "--hash-seed",

@@ -130,7 +130,7 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=DEFAULT_MAX_ADAPTERS,
         metavar="N",
-        help="most adapters that are loaded at the same time (default %(default)s)",
+        help="largest number of adapters that are loaded at the same time (default %(default)s)",
     )
 
 
@@ -140,7 +140,7 @@ def _add_bounds(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=1024,
         metavar="N",
-        help="most requests that wait; further requests get 429 (default %(default)s)",
+        help="largest number of requests that wait; further requests get 429 (default %(default)s)",
     )
     group.add_argument(
         "--stream-interval",

@@ -43,14 +43,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=5.0,
         metavar="S",
-        help="time between two passes (default %(default)s)",
+        help="time between two passes, in seconds (default %(default)s)",
     )
     parser.add_argument(
         "--max-backoff-s",
         type=float,
         default=60.0,
         metavar="S",
-        help="longest wait before a failed adapter is tried again; the first wait is 1 s (default %(default)s)",
+        help="longest wait before a failed adapter is tried again, in seconds; the first wait is 1 s (default %(default)s)",
     )
     parser.add_argument(
         "--prune", action="store_true", help="also unload adapters that this process did not load"
