@@ -45,7 +45,7 @@ def write_whole(path: Path, pieces: Iterable[bytes], *, synced: bool) -> None:
                 os.fsync(file.fileno())
         unfinished.rename(path)
     except BaseException:
-        # A full disk needs this room. The next opening of the store removes the file otherwise.
+        # A full disk needs this room now. If the removal fails, the next opening of the store repeats it.
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
         raise

@@ -38,7 +38,7 @@ class Learnt:
         if len(found[0]) > len(blocks):
             head, tail = found[1].split(len(blocks) * self._block_tokens)
             rest = found[0][len(blocks) :]
-            # After a restart the tail may have importance already, from its own file, which knows more.
+            # After a restart the tail may have importance from its own file. It stays, as it may know more.
             self._importance.setdefault(rest[0], (rest, tail))
             self._importance[blocks[0]] = blocks, head
             self._unsaved.update((blocks[0], rest[0]))
