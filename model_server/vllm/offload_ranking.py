@@ -6,10 +6,11 @@ requests have to name their important tokens (`important_tokens`). The score use
 requests that named any. As long as no request has named any, all tokens of a chunk count, and the score is
 the number of uses.
 
-vLLM finds a prefix from its head on and never past a missing chunk. So a use of a chunk is also a use of the
-chunks before it, even if vLLM did not report these (it does not report chunks that its GPU cache holds). And
-a chunk is at least as important as each chunk that can be found only through it. Of chunks with equal scores,
-the chunk that was used longest ago is evicted first; within one prompt, the tail is evicted first.
+vLLM looks up a prefix from its head on, and stops at the first missing chunk. So a use of a chunk is also a
+use of the chunks before it, even if vLLM did not report these (it does not report chunks that its GPU cache
+holds). And a chunk is at least as important as each chunk that can be found only through it. Of chunks with
+equal scores, the chunk that was used longest ago is evicted first; within one prompt, the tail is evicted
+first.
 
 Uses are halved at intervals, because otherwise a chunk that was popular once would stay forever. Uses of
 chunks that left the tier are remembered for a while.
