@@ -2,8 +2,8 @@
 the similarity of random sets.
 
 Two random sets of k out of n tokens have an expected Jaccard index near j = (k/n) / (2 - k/n). Heads have to
-agree more than random sets do: the threshold is j ** alpha, with alpha < 1. This module does no I/O. Callers:
-the selection, and reports on the selection.
+agree more than random sets do: the threshold is j ** alpha, with alpha at most 1 (0.6 by default). This
+module does no I/O. Callers: the selection, and reports on the selection.
 """
 
 from __future__ import annotations
