@@ -15,6 +15,7 @@ import random
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 
 import aiohttp
 
@@ -22,6 +23,10 @@ from model_server.calibrate.client import CalibrationError, ServerUnderTest, fin
 from model_server.calibrate.cost_file import cost_document
 from model_server.calibrate.fit import Fit, FitError, Quality, fit
 from model_server.calibrate.probes import Probe, Sample, fastest, plan, sample_of, slowest_over_fastest
+
+_LEAST_PROMPT_TOKENS: Final = 64
+_ANSWER_TOKENS: Final = 80
+"""Tokens of a context that are kept for the answer. The longest answer of a probe has 64."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -67,9 +72,10 @@ def run(args: argparse.Namespace) -> int:
     """Return 0 if the times were fitted, 1 if the server could not be measured or its times do not fit, 2
     for bad flags.
     """
-    if args.max_prompt_tokens < 64 or args.max_batch < 2 or args.repeats < 1:
+    if args.max_prompt_tokens < _LEAST_PROMPT_TOKENS or args.max_batch < 2 or args.repeats < 1:
         print(
-            "model-server: --max-prompt-tokens must be at least 64, --max-batch at least 2, and --repeats at least 1",
+            f"model-server: --max-prompt-tokens must be at least {_LEAST_PROMPT_TOKENS}, --max-batch at least 2, "
+            "and --repeats at least 1",
             file=sys.stderr,
         )
         return 2
@@ -91,13 +97,28 @@ def run(args: argparse.Namespace) -> int:
     return return_code
 
 
+def longest_prompt(asked_tokens: int, context_tokens: int | None) -> int:
+    """Return the tokens of the longest prompt to send. context_tokens: the context of the model, if the server
+    names it. Raises CalibrationError if the context is too short for the probes.
+    """
+    if context_tokens is None:
+        return asked_tokens
+    most = min(asked_tokens, context_tokens - _ANSWER_TOKENS)
+    if most < _LEAST_PROMPT_TOKENS:
+        raise CalibrationError(
+            f"the context of the model has {context_tokens} tokens, and the measurement needs at least "
+            f"{_LEAST_PROMPT_TOKENS + _ANSWER_TOKENS}: measure a model with a longer context"
+        )
+    return most
+
+
 async def _calibrate(args: argparse.Namespace) -> str:
     key = os.environ.get(args.api_key_env)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     base = args.url.rstrip("/") + "/"
     async with aiohttp.ClientSession(base, headers=headers, connector=aiohttp.TCPConnector(limit=0)) as http:
         model, longest = await find_model(http, args.model)
-        most = args.max_prompt_tokens if longest is None else min(args.max_prompt_tokens, longest - 80)
+        most = longest_prompt(args.max_prompt_tokens, longest)
         server = ServerUnderTest(http, model=model, rng=random.Random())
         probes = plan(max_prompt_tokens=most, max_batch=args.max_batch, repeats=args.repeats)
         await server.observe(probes[0])  # the first request is slow: the process compiles and allocates

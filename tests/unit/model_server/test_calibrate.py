@@ -9,6 +9,8 @@ import random
 
 import pytest
 
+from model_server.calibrate.client import CalibrationError
+from model_server.calibrate.command import longest_prompt
 from model_server.calibrate.fit import Fit, FitError, fit
 from model_server.calibrate.probes import (
     LATE_AFTER_TOKENS,
@@ -154,3 +156,11 @@ def test_samples_that_say_nothing_are_refused_with_what_is_missing() -> None:
 def test_a_late_prompt_that_came_too_late_gives_no_sample() -> None:
     ended = Trace(0.0, (1.0, 2.0, 3.0))
     assert sample_of(Probe((8,), 3, 8), [ended, Trace(3.5, (4.0,))]) is None
+
+
+def test_a_context_that_is_too_short_for_the_probes_is_refused() -> None:
+    assert longest_prompt(2048, None) == 2048
+    assert longest_prompt(2048, 4096) == 2048
+    assert longest_prompt(2048, 144) == 64
+    with pytest.raises(CalibrationError, match="143 tokens, and the measurement needs at least 144"):
+        longest_prompt(2048, 143)
