@@ -98,8 +98,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def longest_prompt(asked_tokens: int, context_tokens: int | None) -> int:
-    """Return the tokens of the longest prompt to send. context_tokens: the context of the model, if the server
-    names it. Raises CalibrationError if the context is too short for the probes.
+    """Return the tokens of the longest prompt to send. context_tokens: the length of the model's context, or
+    None if the server does not name it. Raises CalibrationError if the context is too short for the probes.
     """
     if context_tokens is None:
         return asked_tokens
