@@ -12,7 +12,7 @@ import pytest
 from epp.flow.control import FlowControl
 from epp.flow.queues import OTHERS
 from epp.flow.settings import Bound, FlowSettings
-from epp.flow.shares import OTHER, Shares
+from epp.flow.shares import OTHERS_LABEL, Shares
 from tests.unit.flow.a_fleet import AFleet, Ask, Gateway
 
 SECOND = Ask(1000)
@@ -49,7 +49,7 @@ class TestGoing:
         assert gate.let_go[-1] is second
 
     def test_a_request_whose_prompt_is_under_way_goes_after_it_unless_somebody_waits_before(self) -> None:
-        gate = gateway(FlowSettings(rides_s=0.05), num_servers=1)
+        gate = gateway(FlowSettings(nearly_cached_s=0.05), num_servers=1)
         gate.offer(SECOND, now=0.0)
         rides = gate.offer(Ask(400, home=0), now=0.0)
         assert gate.let_go[1:] == [rides]
@@ -59,7 +59,7 @@ class TestGoing:
         assert gate.let_go[1:] == [rides]
 
     def test_a_request_that_rides_is_held_too_where_its_server_is_busy_for_longer_than_the_goal(self) -> None:
-        gate = gateway(FlowSettings(rides_s=0.05, goal_s=0.5))
+        gate = gateway(FlowSettings(nearly_cached_s=0.05, goal_s=0.5))
         gate.offer(SECOND, now=0.0)
         rides = gate.offer(Ask(400, home=0), now=0.0)
         assert rides.waits
@@ -347,7 +347,7 @@ class TestFigures:
         assert gate.fleet.asked == asked
 
     def test_one_request_is_found_with_a_bounded_number_of_forecasts(self) -> None:
-        gate = gateway(FlowSettings(looks=3, max_looks=5), num_servers=2)
+        gate = gateway(FlowSettings(forecasts_per_tenant=3, max_forecasts=5), num_servers=2)
         gate.fleet.busy_until[0] = 1.0
         for n in range(50):  # all wait for server 0, while server 1 is free
             gate.offer(Ask(100_000, home=0), tenant=str(n % 5), now=0.0)
@@ -356,7 +356,7 @@ class TestFigures:
         assert gate.fleet.asked - asked <= 5 + 3
 
     def test_of_settings_that_make_no_sense_the_field_is_named(self) -> None:
-        for wrong in ({"headroom_s": -1.0}, {"ttft_s": 0.0}, {"max_looks": 0}):
+        for wrong in ({"headroom_s": -1.0}, {"ttft_s": 0.0}, {"max_forecasts": 0}):
             with pytest.raises(ValueError, match=next(iter(wrong))):
                 replace(FlowSettings(), **wrong)
 
@@ -367,7 +367,7 @@ def test_what_tenants_have_had_is_told_by_name_of_the_first_ones() -> None:
         shares.add(0, f"t{n}", 10, late=False)
     shares.add(0, "t0", 5, late=False)
     assert len(shares.tokens) == 33
-    assert (shares.tokens["t0"], shares.tokens[OTHER]) == (15, 680)
+    assert (shares.tokens["t0"], shares.tokens[OTHERS_LABEL]) == (15, 680)
 
 
 def test_demoted_requests_are_counted() -> None:

@@ -25,7 +25,7 @@ def demoted_before(*, busy_s: float) -> Demoted[Ask]:
     fleet, elsewhere = AFleet(4), Elsewhere()
     fleet.busy_until = [busy_s] * 4
     settings = FlowSettings(when_late="demote")
-    return Demoted(settings, fleet, Queues(settings, elsewhere.by_tenant), elsewhere)
+    return Demoted(fleet, Queues(settings, elsewhere.by_tenant), elsewhere)
 
 
 def gateway(*, num_servers: int = 1, **settings: Any) -> Gateway:
