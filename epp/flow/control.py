@@ -362,6 +362,8 @@ class FlowControl(Generic[T]):
             item.tenant = self._queues.tenant(item.tenant, priority=item.priority, late=True)
             self._demoted.demote(item)
             self._queues.put(item)
+            if self._bounds.over(item.priority, item.tenant):  # it moved to the full queue of other tenants
+                return self._give_up(item, "full", now=now)
             if (gone := self._turn(item, now=now)) is not None:  # its turn came before it was late
                 return gone
             self._alarms.set(item, None, now=now)
