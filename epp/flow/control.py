@@ -292,15 +292,16 @@ class FlowControl(Generic[T]):
 
     def _turn(self, item: QueueItem[T], *, now: float) -> LetGo[T] | None:
         """Let a demoted request go if its turn has come and a server is free for demoted requests. After its
-        longest wait, the request goes even if no such server is free.
+        longest wait, the request goes even if no such server is free. None: it gets its next alarm.
         """
-        if now < item.turn_at or self._waits_above(item.priority):
-            return None
-        if now < item.last_at and not item.short:
+        goes = now >= item.turn_at and not self._waits_above(item.priority)
+        if goes and now < item.last_at and not item.short:
             self._none_free = self._none_free or self._demoted.busy_s(item.priority, now=now) > 0
-            if self._none_free:
-                return None
-        return self._take_and_go(item, self._forecaster.forecast(item.payload, now=now), now=now)
+            goes = not self._none_free
+        if goes:
+            return self._take_and_go(item, self._forecaster.forecast(item.payload, now=now), now=now)
+        self._alarms.set(item, None, now=now)
+        return None
 
     def _take_and_go(
         self, item: QueueItem[T], forecast: Forecast, *, late: bool = False, now: float
@@ -335,39 +336,36 @@ class FlowControl(Generic[T]):
     # -- deadlines and ends of life --------------------------------------------------------------------------
 
     def _check_alarms(self, *, now: float) -> Verdict[T] | None:
-        """Check each request whose alarm is due: refuse or demote it if it is too late, and let a demoted
-        request go that has waited long enough. Return the first decision.
-        """
+        """Check the requests whose alarms are due, until there is a decision about one of them."""
         self._none_free = False
         for item in self._alarms.due(now=now):
             if now >= item.expires_at:
                 return self._give_up(item, "ttl", now=now)
-            if item.late:
-                if (gone := self._turn(item, now=now)) is not None:
-                    return gone
-                self._alarms.set(item, None, now=now)
-                continue
-            forecast = self._forecaster.forecast(item.payload, now=now)
-            if now + forecast.soonest_s <= item.deadline:
-                self._alarms.set(item, forecast, now=now)
-                continue
-            self._count_late(forecast, due_s=item.deadline - item.arrived_at, now=now)
-            if self._queues.settings.when_late == "refuse":
-                return self._give_up(item, "deadline", now=now)
-            if self._goes_late(item, now=now):
-                return self._take_and_go(item, forecast, late=True, now=now)
-            self._queues.take(item)
-            if not item.turn_at:  # the request came while late requests were refused
-                self._demoted.place(item, forecast, now=now)
-            item.tenant = self._queues.tenant(item.tenant, priority=item.priority, late=True)
-            self._demoted.demote(item)
-            self._queues.put(item)
-            if self._bounds.over(item.priority, item.tenant):  # it moved to the full queue of other tenants
-                return self._give_up(item, "full", now=now)
-            if (gone := self._turn(item, now=now)) is not None:  # its turn came before it was late
-                return gone
-            self._alarms.set(item, None, now=now)
+            verdict = self._turn(item, now=now) if item.late else self._check_deadline(item, now=now)
+            if verdict is not None:
+                return verdict
         return None
+
+    def _check_deadline(self, item: QueueItem[T], *, now: float) -> Verdict[T] | None:
+        """Refuse or demote a waiting request if it cannot be in time any more."""
+        forecast, queues = self._forecaster.forecast(item.payload, now=now), self._queues
+        if now + forecast.soonest_s <= item.deadline:
+            self._alarms.set(item, forecast, now=now)
+            return None
+        self._count_late(forecast, due_s=item.deadline - item.arrived_at, now=now)
+        if queues.settings.when_late == "refuse":
+            return self._give_up(item, "deadline", now=now)
+        if self._goes_late(item, now=now):
+            return self._take_and_go(item, forecast, late=True, now=now)
+        queues.take(item)
+        if not item.turn_at:  # the request came while late requests were refused
+            self._demoted.place(item, forecast, now=now)
+        item.tenant = queues.tenant(item.tenant, priority=item.priority, late=True)
+        self._demoted.demote(item)
+        queues.put(item)
+        if self._bounds.over(item.priority, item.tenant):  # it moved to the full queue of other tenants
+            return self._give_up(item, "full", now=now)
+        return self._turn(item, now=now)  # its turn may have come before it was late
 
     def _waits_above(self, priority: int) -> bool:
         """Return whether a request of a higher priority waits, here or elsewhere."""

@@ -30,8 +30,9 @@ class Shares:
 
     def add(self, priority: int, tenant: str, tokens: int, *, late: bool) -> None:
         shown, by_tenant = tenant, self._tokens
-        if tenant not in by_tenant and (len(by_tenant) >= _MOST or tenant == OTHERS):
-            shown = OTHERS_LABEL
+        if tenant not in by_tenant:
+            named = len(by_tenant) - (OTHERS_LABEL in by_tenant)
+            shown = OTHERS_LABEL if tenant == OTHERS or named >= _MOST else tenant
         by_tenant[shown] = by_tenant.get(shown, 0) + tokens
         charges = self._unreported
         if charges is not None and len(charges) < _MOST_UNREPORTED:
