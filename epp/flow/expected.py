@@ -1,4 +1,4 @@
-"""Predicts whether more urgent requests will come, which a request that is sent now may delay.
+"""Predicts whether more urgent requests will come. A request that is sent now may delay them.
 
 If no more urgent request is expected, holding a request gains nothing. The request then goes at once, as if
 there were no flow control. Requests like those of the last seconds are expected to come again.

@@ -23,7 +23,7 @@ _SCARCE_S = 0.3
 to bridge the error of the predictions between two scrapes.
 """
 _NEWS_S = 0.1
-"""About this long after a picker acts, the other pickers know it."""
+"""About the time until the other pickers know what one picker has done."""
 _MAY_LEAD_S = 0.2
 """A tenant may lead a tenant at another picker by the tokens that the pool computes in this time, and still
 go first.
@@ -86,8 +86,8 @@ class Headroom(Generic[T]):
     def of_request(self, forecast: Forecast, headroom_s: float, *, left_s: float, first: bool) -> float:
         """Return the headroom for one request of a band with `headroom_s`.
 
-        left_s: the time to the deadline of the request. first: no other waiting request that this request
-        would starve stands before it.
+        left_s: the time to the deadline of the request. first: the search passed over no other waiting
+        request, so this request starves none.
         """
         settings = self.settings
         if headroom_s == inf:
