@@ -1,15 +1,15 @@
-"""Alarms for waiting requests: the times at which a request is considered again although no event happened,
-which are its latest start and the end of its life.
+"""Alarms for waiting requests. An alarm is the time at which a request is considered again even if no event
+happens before: the latest time at which it can start, or the time at which it expires.
 
-Invariant: each waiting request that will ever be due has one alarm, and no other request is kept here: its
-prompt may be large. The times of requests that have left are skipped, and removed before they are more than
-half of all times.
+Invariants: each waiting request that will ever be due has one alarm. No other request is kept here, because
+its prompt may be large. The times of requests that have left are skipped, and removed before they are more
+than half of all times.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import inf
 from typing import Generic
 
@@ -31,10 +31,12 @@ class Alarms(Generic[T]):
         return self._times[0][0] if self._times else inf
 
     def set(self, item: QueueItem[T], forecast: Forecast | None, *, now: float) -> None:
-        """Set the next alarm: for the time at which the request would be too late if the servers stay as busy
-        as they are, or after a quarter of the remaining time if that is later. So a request is considered
-        some twenty times in all, and the picker notices what others send at most a quarter of the remaining
-        time too late.
+        """Set the next alarm. It is the time at which the request would be too late if the servers stayed as
+        busy as they are, or a quarter of the remaining time from now if that is later. So a request is
+        considered some twenty times in all. If other pickers send requests to its server, this picker notices
+        after at most a quarter of the remaining time.
+
+        forecast: needed only for a request that is not demoted.
         """
         latest = item.expires_at
         if item.late:
@@ -55,7 +57,7 @@ class Alarms(Generic[T]):
                 yield item
 
     def forget(self, item: QueueItem[T]) -> None:
-        """Forget the request, which no longer waits."""
+        """Remove the alarm of a request that no longer waits."""
         items = self._items
         items.pop(item.number, None)
         if not items:
@@ -64,7 +66,7 @@ class Alarms(Generic[T]):
             self._times = [time for time in self._times if time[1] in items]
             heapq.heapify(self._times)
 
-    def check_integrity(self, waiting: Iterator[QueueItem[T]]) -> None:
+    def check_integrity(self, waiting: Iterable[QueueItem[T]]) -> None:
         due = {item.number for item in waiting if _ever_due_at(item) < inf}
         assert self._items.keys() == due
         assert sorted(number for _, number in self._times if number in due) == sorted(due)
@@ -72,8 +74,8 @@ class Alarms(Generic[T]):
 
 
 def _next_look_at(item: QueueItem[T], *, now: float) -> float:
-    """Return when to consider a demoted request again: at its turn first, then now and then until it must
-    go.
+    """Return when to consider a demoted request again: first at its turn, then once a second, and when it
+    must go.
     """
     if now < item.turn_at:
         return item.turn_at

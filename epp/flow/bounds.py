@@ -1,10 +1,9 @@
-"""Bounds the waiting requests, both at this picker and at all pickers together. If there are too many, this
-module decides which request is removed.
+"""Bounds the waiting requests, both at this picker and at all pickers together. If too many requests wait,
+this module decides which request is removed.
 
-There are bounds of requests and of bytes: in all, for each priority and for each tenant. The bounds of this
-picker hold at every moment. The bounds of the pool depend on news from other pickers, which arrives with a
-delay. If requests come to several pickers within this delay, they may exceed a bound. Afterwards new requests
-are refused, or waiting requests are removed.
+There are bounds of requests and of bytes: in all, for each priority and for each tenant. The requests of this
+picker are within the bounds at every moment. The requests of all pickers may exceed a bound, because reports
+of other pickers arrive with a delay. Afterwards new requests are refused, or waiting requests are removed.
 """
 
 from __future__ import annotations
@@ -15,26 +14,24 @@ from typing import Generic
 from epp.flow.elsewhere import Elsewhere
 from epp.flow.queues import NOTHING, Load, Queues
 from epp.flow.request import QueueItem, T
-from epp.flow.settings import FlowSettings
 
 _MAX_SHED = 64
 """A new request may push out at most this many waiting requests."""
 _POOL_SHED_S = 0.25
-"""The pause between two removals that are made because of requests at other pickers. News from other pickers
-takes less time than this to arrive.
+"""The least time between two removals that are made because of requests at other pickers. Reports of other
+pickers take less time than this to arrive.
 """
 
 
 class Bounds(Generic[T]):
-    def __init__(self, settings: FlowSettings, queues: Queues[T], elsewhere: Elsewhere) -> None:
-        self.settings = settings
+    def __init__(self, queues: Queues[T], elsewhere: Elsewhere) -> None:
         self._queues = queues
         self._elsewhere = elsewhere
         self._pool_shed_at = 0.0
 
     def admit(self, item: QueueItem[T]) -> list[QueueItem[T]]:
-        """Let the new request wait. If this exceeds a bound, take out the requests that are worth least. If
-        the new request itself is worth least, take out only the new request.
+        """Let the new request wait. If this exceeds a bound, take out the requests that are worth least, and
+        return them. If the new request itself is worth least, take out only the new request.
         """
         self._queues.put(item)
         victims: list[QueueItem[T]] = []
@@ -54,10 +51,10 @@ class Bounds(Generic[T]):
     def _too_many_in_pool(
         self, item: QueueItem[T], victims: Sequence[QueueItem[T]], scope: tuple[int | None, str | None]
     ) -> bool:
-        """Return whether too many requests wait at all pickers together, so that the new request must
-        still make room for itself. The new request makes room for itself only: the other pickers take out
-        what they themselves let in at the same moment. The new request also pushes out no request that is
-        worth more than some request at another picker.
+        """Return whether too many requests wait at all pickers together, so that the new request must still
+        make room. It makes room for itself only: the other pickers take out the requests that they let wait
+        at the same moment. The new request also pushes out no request with a higher priority than some
+        request at another picker.
         """
         others = self._elsewhere.of(*scope)
         if not others.requests or not self.over(*scope, others=others):
@@ -71,7 +68,7 @@ class Bounds(Generic[T]):
         """If too many requests wait at all pickers together, take out this picker's share of the excess. Only
         requests of the lowest priority of all pickers are taken out.
         """
-        bound, here, there = self.settings.in_all, self._queues.in_all, self._elsewhere.in_all
+        bound, here, there = self._queues.settings.in_all, self._queues.in_all, self._elsewhere.in_all
         if not here.requests or now < self._pool_shed_at:
             return
         lowest = min(self._queues.by_priority)
@@ -93,7 +90,7 @@ class Bounds(Generic[T]):
             yield victim
 
     def over_by_settings(self) -> Iterator[QueueItem[T]]:
-        """Take out the requests that exceed a bound because the settings now have a smaller bound."""
+        """Take out the requests that exceed a bound after a change of the settings."""
         for scope in self.scopes_over():
             while self.over(*scope):
                 victim = self._queues.worst(priority=scope[0], tenant=scope[1])
@@ -102,22 +99,21 @@ class Bounds(Generic[T]):
                 yield victim
 
     def over(self, priority: int | None, tenant: str | None, *, others: Load = NOTHING) -> bool:
-        queues, settings = self._queues, self.settings
-        load: Load | None
+        """Return whether the requests in this scope, with those at other pickers, exceed their bound."""
+        settings = self._queues.settings
+        bound = settings.per_tenant
         if priority is None:
-            load, bound = queues.in_all, settings.in_all
+            bound = settings.in_all
         elif tenant is None:
-            load, bound = queues.by_priority.get(priority), settings.per_priority
-        else:
-            load, bound = queues.by_tenant.get((priority, tenant)), settings.per_tenant
-        if load is None:
-            return False
+            bound = settings.per_priority
+        load = self._queues.of(priority, tenant)
         return (
             load.requests + others.requests > bound.requests
             or load.size_bytes + others.size_bytes > bound.size_bytes
         )
 
     def scopes_over(self) -> list[tuple[int | None, str | None]]:
+        """Return the scopes whose bound is exceeded, as arguments of `over`: the tenants first."""
         scopes: list[tuple[int | None, str | None]] = [*self._queues.by_tenant]
         scopes += [(priority, None) for priority in self._queues.by_priority]
         scopes.append((None, None))

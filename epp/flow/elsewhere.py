@@ -1,12 +1,11 @@
-"""The waiting requests at other pickers of the same servers, by their last reports. Bounds and shares apply
-to the whole pool.
+"""The waiting requests at other pickers of the same servers, by their last reports. The bounds and the shares
+of tenants apply to all pickers together.
 
 Every picker has its own queue. For each tenant of each priority a picker reports two things to the others:
-what waits there now, and how many tokens it let go since its last report. `control` counts the waiting
-requests in its bounds. It charges the tokens to the tenant as if it had let the requests go itself.
+the requests that wait there now, and the tokens that it let go since its last report. `control` counts the
+waiting requests in its bounds. It charges the tokens to the tenant as if it had let the requests go itself.
 
-Invariants: `in_all`, `by_priority` and `by_tenant` are the sums over `_by_picker`; a picker has at most
-`_MOST_ROWS` rows.
+Invariants: the sums equal the rows in `_by_picker`. A picker has at most `_MOST_ROWS` rows.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from epp.flow.queues import NOTHING, BandKey, Load
+from epp.flow.queues import BandKey, Load, Loads
 from epp.flow.settings import LONGEST_DELAY_S
 
 _MOST_ROWS = 4096
-"""The most rows (tenants of priorities) of one other picker. Further rows are not counted."""
+"""The most rows that are kept of one other picker. Further rows are not counted."""
 FlowKey = tuple[int, str, bool]
-"""Priority, tenant, and whether demoted."""
+"""The priority, the tenant, and whether the requests are demoted."""
 _NONE = (0, 0, 0)
 
 
 class Row(NamedTuple):
-    """One tenant's requests of one priority at one picker: those in time, or those demoted."""
+    """One tenant's requests of one priority at one picker: those in time, or the demoted ones."""
 
     priority: int
     tenant: str
@@ -33,13 +32,15 @@ class Row(NamedTuple):
     let_go_tokens: int
     """The tokens let go since the last row about this tenant."""
     requests: int
-    """The number of requests that wait now. `size_bytes` and `tokens` are theirs, too."""
+    """The number of requests that wait now. `size_bytes` and `tokens` are the sums over these requests."""
     size_bytes: int
     tokens: int
 
 
 class Reported:
-    """What other pickers know of the requests that wait here, so that only changes are reported."""
+    """Keeps what was reported to the other pickers of the requests that wait here, so that only changes are
+    reported.
+    """
 
     def __init__(self) -> None:
         self._sent: dict[FlowKey, tuple[int, int, int]] = {}
@@ -56,18 +57,16 @@ class Reported:
         return [Row(*key, charges.get(key, 0), *now.get(key, _NONE)) for key in changed | charges.keys()]
 
 
-class Elsewhere:
+class Elsewhere(Loads):
     def __init__(self) -> None:
+        super().__init__()
         self._by_picker: dict[bytes, dict[FlowKey, Load]] = {}
         self._tokens: dict[BandKey, dict[bytes, int]] = {}
         """Waiting tokens, by band and picker."""
         self._since: dict[tuple[bytes, BandKey], float] = {}
-        """Since when requests wait in this band at this picker, as far as it has reported."""
+        """Since when requests wait in this band at this picker, by its reports."""
         self._went: dict[bytes, dict[BandKey, float]] = {}
         """When the picker last let a request go, by band."""
-        self.in_all = Load()
-        self.by_priority: dict[int, Load] = {}
-        self.by_tenant: dict[tuple[int, str], Load] = {}
 
     @property
     def pickers(self) -> int:
@@ -84,8 +83,8 @@ class Elsewhere:
         return bool(self._tokens) and min(self._tokens) < band
 
     def passed_over(self, band: BandKey, *, now: float) -> bool:
-        """Return whether every picker that holds more pressing requests goes on to send less pressing
-        ones. If so, the more pressing requests wait there for one certain server, and no server is kept
+        """Return whether every picker that holds requests before this band goes on to send less pressing
+        requests. If so, the more pressing requests wait there for one certain server, and no server is kept
         free for them.
         """
         return all(
@@ -100,34 +99,22 @@ class Elsewhere:
         return any(band > pressing and at > since for band, at in self._went.get(picker, {}).items())
 
     def shorter(self, band: BandKey, tokens: int) -> int:
-        """Return the number of pickers at which requests wait in this band, with fewer tokens in all than
+        """Return the number of pickers at which requests wait in this band and have fewer tokens in all than
         `tokens`.
         """
         return sum(other < tokens for other in self._tokens.get(band, {}).values())
 
-    def of(self, priority: int | None, tenant: str | None) -> Load:
-        """Return what waits at other pickers: of this priority and tenant, of this priority, or in all."""
-        if priority is None:
-            return self.in_all
-        if tenant is None:
-            return self.by_priority.get(priority, NOTHING)
-        return self.by_tenant.get((priority, tenant), NOTHING)
-
-    def tokens_before(self, priority: int) -> int:
-        """Return the tokens that wait at other pickers at this priority or above."""
-        return sum(load.tokens for of, load in self.by_priority.items() if of >= priority)
-
     def replace(self, picker: bytes, row: Row, *, now: float) -> None:
-        """Replace what is known to wait at that picker for this tenant and priority."""
+        """Take a row of another picker, in place of its last row about this tenant and priority."""
         rows = self._by_picker.setdefault(picker, {})
         key = (row.priority, row.tenant, row.late)
         before = rows.pop(key, None)
         if before is not None:
-            self._count(picker, key, before, -1)
+            self._count_row(picker, key, before, -1)
         if row.requests > 0 and len(rows) < _MOST_ROWS:
             load = Load(row.requests, row.size_bytes, row.tokens)
             rows[key] = load
-            self._count(picker, key, load, 1)
+            self._count_row(picker, key, load, 1)
         band = (-row.priority, row.late)
         if picker in self._tokens.get(band, {}):
             self._since.setdefault((picker, band), now)
@@ -139,22 +126,14 @@ class Elsewhere:
     def forget(self, picker: bytes) -> None:
         """Forget a picker that is gone or that sends all its rows again."""
         for key, load in self._by_picker.pop(picker, {}).items():
-            self._count(picker, key, load, -1)
+            self._count_row(picker, key, load, -1)
         self._went.pop(picker, None)
         for known in [known for known in self._since if known[0] == picker]:
             del self._since[known]
 
-    def _count(self, picker: bytes, key: FlowKey, load: Load, sign: int) -> None:
+    def _count_row(self, picker: bytes, key: FlowKey, load: Load, sign: int) -> None:
         priority, tenant, late = key
-        self.in_all.add_load(load, sign)
-        of_priority = self.by_priority.setdefault(priority, Load())
-        of_priority.add_load(load, sign)
-        of_tenant = self.by_tenant.setdefault((priority, tenant), Load())
-        of_tenant.add_load(load, sign)
-        if not of_priority.requests:
-            del self.by_priority[priority]
-        if not of_tenant.requests:
-            del self.by_tenant[priority, tenant]
+        self.count(priority, tenant, sign * load.requests, sign * load.size_bytes, sign * load.tokens)
         tokens = self._tokens.setdefault((-priority, late), {})
         tokens[picker] = tokens.get(picker, 0) + sign * load.tokens
         if not tokens[picker]:

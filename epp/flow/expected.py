@@ -1,4 +1,4 @@
-"""Predicts which requests will come: whether a request that is sent now may delay a more urgent request.
+"""Predicts whether more urgent requests will come. A request that is sent now may delay them.
 
 If no more urgent request is expected, holding a request gains nothing. The request then goes at once, as if
 there were no flow control. Requests like those of the last seconds are expected to come again.
@@ -27,12 +27,12 @@ class _Seen:
 
 
 class Expected:
-    """Bounded by the number of priorities that its caller keeps."""
-
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
+        """By priority. The caller keeps a bounded number of priorities."""
 
     def came(self, priority: int, tenant: str, *, now: float) -> None:
+        """Note that a request came."""
         seen = self._seen.get(priority)
         if seen is None:
             self._seen = {p: s for p, s in self._seen.items() if s.at > now - _EXPECTED_S}
@@ -42,8 +42,8 @@ class Expected:
         seen.at = now
 
     def more_pressing(self, band: BandKey, *, now: float) -> bool:
-        """Return whether a request may come that should go before the requests of this band: one of a higher
-        priority, of another tenant, or one that is in time.
+        """Return whether a request may come that should go before the requests of this band: a request of a
+        higher priority, of another tenant, or one that is in time if this band is demoted.
         """
         if band[1]:
             return True

@@ -1,7 +1,7 @@
-"""Computes how soon a server must be free before a request is sent to it. This rule decides which requests
-wait.
+"""Computes the headroom of a request: the longest predicted wait at its server with which it is still sent.
+So this rule decides which requests wait.
 
-Called by `control` for each new request and for each search among the waiting requests. It knows the
+`control` calls it for each new request, and `search` for each search among the waiting requests. It knows the
 settings, the expected requests, and the requests that other pickers hold. It does not know the queues.
 """
 
@@ -20,10 +20,10 @@ from epp.flow.settings import SHORT_S, FlowSettings
 
 _SCARCE_S = 0.3
 """The headroom while there are too few servers. Requests always wait then, so a server only needs enough work
-to bridge the error of predictions between two scrapes.
+to bridge the error of the predictions between two scrapes.
 """
 _NEWS_S = 0.1
-"""The other pickers know what one picker does after about this time."""
+"""About the time until the other pickers know what one picker has done."""
 _MAY_LEAD_S = 0.2
 """A tenant may lead a tenant at another picker by the tokens that the pool computes in this time, and still
 go first.
@@ -47,26 +47,28 @@ class Headroom(Generic[T]):
 
     def of_band(self, key: BandKey, band: Band[T], tokens: int, tag: float, *, now: float) -> float:
         """Return the headroom for the requests of this band. Infinity: no request is expected to overtake
-        them. Minus infinity: none of them goes.
+        them. Minus infinity: none of them goes. 0: they go to idle servers only.
 
         tokens: how many tokens of this band wait here. tag: the tokens that the first tenant in order has
         had.
 
-        While a more pressing request waits at another picker, none of this band goes: pickers differ in what
-        they believe of a server, so a server would seem idle to one of them. There are two exceptions, and
-        both use idle servers only. First, if no picker has let anything go for a second, the report may be
-        old. Second, the other picker itself goes on to send less pressing requests: then its more pressing
-        ones wait for one certain server. If a tenant that has had fewer tokens waits at another picker,
-        requests of this band go to idle servers only. Among equals, the picker with the most tokens looks
-        first, and each other picker looks later, by the time that news takes. Otherwise all of them would
-        send to the same server at the same moment.
+        While a more pressing request waits at another picker, no request of this band goes. Pickers differ in
+        their estimates, so a server that is busy would always seem idle to one of them. There are two
+        exceptions, and both use idle servers only. First, if no picker has let a request go for a second, the
+        reports may be old. Second, if the other picker itself goes on to send less pressing requests, its
+        more pressing requests wait for one certain server.
+
+        If a tenant that has had fewer tokens waits at another picker, requests of this band go to idle
+        servers only. Among equals, the picker with the most waiting tokens sends first, and each other picker
+        sends later, by the time that news takes. Otherwise all of them would send to the same server at the
+        same moment.
         """
         elsewhere = self._elsewhere
         if elsewhere.waits_before(key):
             return 0.0 if self._pace.rests(now=now) or elsewhere.passed_over(key, now=now) else -inf
         if elsewhere.in_all.requests:
             may_lead = _MAY_LEAD_S * self._pace.tokens_per_s(now=now)
-            if band.first_tag_away() < tag - may_lead:
+            if band.first_tag_elsewhere() < tag - may_lead:
                 return 0.0
         headroom_s = self.settings.headroom_s
         if headroom_s is None:
@@ -84,15 +86,15 @@ class Headroom(Generic[T]):
     def of_request(self, forecast: Forecast, headroom_s: float, *, left_s: float, first: bool) -> float:
         """Return the headroom for one request of a band with `headroom_s`.
 
-        left_s: time to the deadline of the request. first: no request that waits for room stands before this
-        one and would starve.
+        left_s: the time to the deadline of the request. first: the search passed over no other waiting
+        request, so this request starves none.
         """
         settings = self.settings
         if headroom_s == inf:
             # No request is expected to overtake this one. It waits only for a server on which it would be in
             # time.
             return max(SHORT_S, left_s - forecast.own_s)
-        rides = (
-            first and headroom_s >= (settings.headroom_s or SHORT_S) and forecast.own_s <= settings.rides_s
-        )
-        return max(headroom_s, settings.goal_s) if rides else headroom_s
+        lowered = headroom_s < (settings.headroom_s or SHORT_S)  # because of requests at other pickers
+        if first and not lowered and forecast.own_s <= settings.nearly_cached_s:
+            return max(headroom_s, settings.goal_s)
+        return headroom_s

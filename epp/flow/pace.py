@@ -1,5 +1,5 @@
-"""Measures how fast requests are let go and how many more come. Retry-After and the saturation gauge use
-these numbers.
+"""Measures the tokens of the requests that are let go, refused and too late, in each second. Retry-After, the
+saturation gauge and the headroom use these rates.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from epp.flow.settings import LONGEST_DELAY_S
 
 _WINDOW_S = 10.0
 _TOO_FEW = 0.1
-"""There are too few servers if this share of the new tokens cannot be in time, although an idle server would
-have served them in time.
+"""There are too few servers if the tokens that cannot be in time, although an idle server would have served
+them in time, are more than this share of the tokens that are let go.
 """
 _MOST_S = 3600
-"""The longest Retry-After: a server that computes nothing may seem busy for ever."""
+"""The longest Retry-After, and the longest wait in the saturation: a server that computes nothing may seem
+busy for ever.
+"""
 _MOMENT_S = 0.05
 """Tokens that are added within this time count as added at its beginning. The error is half a percent of the
 window.
@@ -42,7 +44,7 @@ class Rate:
 
     @property
     def last_at(self) -> float:
-        """Return when tokens were last added, to within a moment, or -inf if they never were."""
+        """Return when tokens were last added, to within `_MOMENT_S`; -inf: never."""
         return self._at
 
     def per_s(self, *, now: float) -> float:
@@ -67,16 +69,14 @@ class Pace:
         """Tokens that could not be in time, although an idle server would have served them in time."""
 
     def refused(self, tokens: int, *, now: float) -> None:
-        self._refused.add(max(1, tokens), now=now)
+        self._refused.add(tokens, now=now)
 
     def too_late(self, tokens: int, *, now: float) -> None:
         """Note that a request cannot be in time because of what the servers compute for others."""
         self._too_late.add(max(1, tokens), now=now)
 
     def servers_too_few(self, *, now: float) -> bool:
-        """Return whether recently more than a tenth of the new tokens could not be in time for that
-        reason.
-        """
+        """Return whether there were recently too few servers (`_TOO_FEW`)."""
         return self._too_late.per_s(now=now) > _TOO_FEW * self.let_go.per_s(now=now)
 
     def rests(self, *, now: float) -> bool:
@@ -88,36 +88,36 @@ class Pace:
         return self.let_go.per_s(now=now) + self.elsewhere.per_s(now=now)
 
     def retry_after_s(self, tokens: float, *, now: float) -> int:
-        """Return the time until this many tokens have gone, in whole seconds; 1 if it is unknown."""
-        drain_s = self.drain_s(tokens, now=now)
+        """Return the time until this many tokens have gone, in whole seconds; 1 if the time is unknown."""
+        drain_s = self._drain_s(tokens, now=now)
         return max(1, min(_MOST_S, ceil(drain_s))) if drain_s is not None else 1
 
     def saturation(self, wait_s: float, tokens: float, *, goal_s: float, now: float) -> float:
         """Return the saturation. 0: idle. 1: a new request waits for `goal_s`. Above 1: the fleet is too
         small for its load.
 
-        wait_s: time until the first server is free. tokens: what waits at all pickers.
+        wait_s: the time until the first server is free. tokens: the tokens that wait at all pickers.
         """
-        drain_s = self.drain_s(tokens, now=now) if tokens else 0.0
+        drain_s = self._drain_s(tokens, now=now) if tokens else 0.0
         if drain_s is None:
             drain_s = goal_s
         waited = (min(wait_s, _MOST_S) + drain_s) / goal_s
-        excess = self.excess(now=now)
+        excess = self._excess(now=now)
         return max(waited, excess) if excess > 1 else waited
 
-    def drain_s(self, tokens: float, *, now: float) -> float | None:
+    def _drain_s(self, tokens: float, *, now: float) -> float | None:
         """Return how long it takes until all pickers together have let this many tokens go. None means that
         this is unknown, because no request went recently.
         """
         rate = self.tokens_per_s(now=now)
         return tokens / rate if rate > 1e-3 else None
 
-    def excess(self, *, now: float) -> float:
+    def _excess(self, *, now: float) -> float:
         """Return the tokens that came recently, divided by the tokens that could be let go. 1: nothing was
         refused.
         """
         if now - self._refused.last_at > _WINDOW_S:
-            return 1.0  # if no request comes any more, both rates fall alike, and their ratio would stay
+            return 1.0  # once no request comes any more, both rates fall alike, and their ratio would stay
         let_go = self.let_go.per_s(now=now)
         refused = self._refused.per_s(now=now)
         return 1 + refused / max(let_go, 1e-3) if refused > 1e-3 * let_go else 1.0

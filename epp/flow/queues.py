@@ -1,13 +1,13 @@
-"""The waiting requests in order: first by priority band, then by tenant (the one that got the fewest tokens
-first), then by the order within the tenant.
+"""The waiting requests in order: first by band, then by tenant (the one with the fewest tokens first), then
+by the order within the tenant.
 
-A band holds the requests of one priority that can be in time, or those that were demoted. Within a band
-tenants share tokens: each tenant has a tag, which counts the tokens that were let go for it, and the smallest
-tag goes first. A tenant that comes back with an empty queue is raised to the floor of the band, so no tenant
-can save up a share while it is away.
+A band holds the requests of one priority that can be in time, or those that were demoted. Within a band the
+tenants share the tokens: each tenant has a tag, which counts the tokens that were let go for it, and the
+tenant with the smallest tag goes first. If a tenant without waiting requests comes back, its tag is raised to
+the floor of the band, so that no tenant can save up a share while it is away.
 
-Invariants: a flow is in `band.flows` with requests, or idle with a tag above the floor or until its place is
-needed; counts equal sums.
+Invariants: a band keeps the flow of each tenant that has waiting requests or a tag above the floor. Other
+flows are kept until their places are needed. Counts equal sums.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ from epp.flow.request import QueueItem, T
 from epp.flow.settings import FlowSettings
 
 OTHERS = "\0others"
-"""The name of the tenants beyond the limit, who share one queue. No header can carry this name."""
+"""The name of the tenants beyond the limit, which share one queue. No header can carry this name."""
 
 BandKey = tuple[int, bool]
-"""The negated priority, and whether the requests are demoted. The smaller band goes first."""
+"""The negated priority, and whether the requests are demoted. The band with the smaller key goes first."""
 
+_MOST_LOOKED_AT = 256
+"""The most tenants at other pickers that one search considers, so that the time of a search is bounded."""
 _BY_KEY = attrgetter("key")
 
 
 class Load:
-    """The number of requests, bytes and tokens that wait."""
+    """The numbers of requests, bytes and tokens that wait."""
 
     __slots__ = ("requests", "size_bytes", "tokens")
 
@@ -42,25 +44,52 @@ class Load:
         self.size_bytes = size_bytes
         self.tokens = tokens
 
-    def add_load(self, load: Load, sign: int) -> None:
-        self.requests += sign * load.requests
-        self.size_bytes += sign * load.size_bytes
-        self.tokens += sign * load.tokens
-
-    def add(self, item: QueueItem[T], sign: int) -> None:
-        self.requests += sign
-        self.size_bytes += sign * item.size_bytes
-        self.tokens += sign * item.tokens
+    def add(self, requests: int, size_bytes: int, tokens: int) -> None:
+        self.requests += requests
+        self.size_bytes += size_bytes
+        self.tokens += tokens
 
     def as_tuple(self) -> tuple[int, int, int]:
         return self.requests, self.size_bytes, self.tokens
 
 
-_MOST_LOOKED_AT = 256
-"""The most tenants at other pickers that one search considers, so that the time of a search is bounded."""
-Away = Mapping[tuple[int, str], Load]
+ByTenant = Mapping[tuple[int, str], Load]
+"""Loads by priority and tenant."""
 NOTHING = Load()
 """Callers must not change this value."""
+
+
+class Loads:
+    """The waiting requests, counted in all, for each priority, and for each tenant of a priority."""
+
+    def __init__(self) -> None:
+        self.in_all = Load()
+        self.by_priority: dict[int, Load] = {}
+        self.by_tenant: dict[tuple[int, str], Load] = {}
+
+    def of(self, priority: int | None, tenant: str | None) -> Load:
+        """Return one load. tenant None: of all tenants. priority None: in all."""
+        if priority is None:
+            return self.in_all
+        if tenant is None:
+            return self.by_priority.get(priority, NOTHING)
+        return self.by_tenant.get((priority, tenant), NOTHING)
+
+    def tokens_before(self, priority: int) -> int:
+        """Return the tokens that wait at this priority or above."""
+        return sum(load.tokens for of, load in self.by_priority.items() if of >= priority)
+
+    def count(self, priority: int, tenant: str, requests: int, size_bytes: int, tokens: int) -> None:
+        """Count requests that wait from now on, or do not wait any more if the numbers are negative."""
+        self.in_all.add(requests, size_bytes, tokens)
+        of_priority = self.by_priority.setdefault(priority, Load())
+        of_priority.add(requests, size_bytes, tokens)
+        of_tenant = self.by_tenant.setdefault((priority, tenant), Load())
+        of_tenant.add(requests, size_bytes, tokens)
+        if not of_priority.requests:
+            del self.by_priority[priority]
+        if not of_tenant.requests:
+            del self.by_tenant[priority, tenant]
 
 
 class TenantFlow(Generic[T]):
@@ -78,12 +107,12 @@ class TenantFlow(Generic[T]):
 
     @property
     def waits(self) -> bool:
-        """Tell whether the tenant has waiting requests, here or at other pickers."""
-        return bool(self.items) or (self.band.priority, self.tenant) in self.band.away
+        """Return whether requests of the tenant wait, here or at other pickers."""
+        return bool(self.items) or (self.band.priority, self.tenant) in self.band.elsewhere
 
     def charge(self, tokens: int) -> None:
-        """Count these tokens for the tenant. A tenant that comes back with nothing waiting is raised to the
-        floor first.
+        """Count these tokens for the tenant. If none of its requests waits, its tag is first raised to the
+        floor.
         """
         band, tag = self.band, self.tag
         if tag < band.floor:
@@ -95,19 +124,21 @@ class TenantFlow(Generic[T]):
 
 
 class Band(Generic[T]):
-    __slots__ = ("away", "floor", "flows", "priority", "tokens")
+    __slots__ = ("elsewhere", "floor", "flows", "priority", "tokens")
 
-    def __init__(self, priority: int, away: Away) -> None:
+    def __init__(self, priority: int, elsewhere: ByTenant) -> None:
         self.priority = priority
-        self.away = away
+        self.elsewhere = elsewhere
+        """The requests that wait at other pickers, of all priorities."""
         self.floor = 0.0
+        """The largest tag that a tenant had when it was charged."""
         self.tokens = 0
-        """Waiting tokens; each request counts as one token at least."""
+        """The waiting tokens; each request counts as one token at least."""
         self.flows: dict[str, TenantFlow[T]] = {}
 
     def flow(self, tenant: str) -> TenantFlow[T]:
-        """Return the flow of this tenant. It is made if there is none, and raised to the floor if nothing of
-        the tenant waits.
+        """Return the flow of this tenant; a missing flow is added. If no request of the tenant waits, its tag
+        is raised to the floor.
         """
         flow = self.flows.get(tenant)
         if flow is None:
@@ -117,24 +148,26 @@ class Band(Generic[T]):
         return flow
 
     def first_tag(self) -> float:
-        """Return the tag of the tenant that goes first, of the tenants with requests that wait here."""
+        """Return the smallest tag of the tenants with requests that wait here."""
         return min((flow.tag for flow in self.flows.values() if flow.items), default=self.floor)
 
-    def first_tag_away(self) -> float:
-        """Return the same of the tenants with requests at other pickers; inf: none waits there."""
+    def first_tag_elsewhere(self) -> float:
+        """Return the smallest tag of the tenants with requests that wait at other pickers; inf: there are
+        none.
+        """
         flows, floor = self.flows, self.floor
         return min(
             (
                 flows[tenant].tag if tenant in flows else floor
-                for priority, tenant in islice(self.away, _MOST_LOOKED_AT)
+                for priority, tenant in islice(self.elsewhere, _MOST_LOOKED_AT)
                 if priority == self.priority
             ),
             default=inf,
         )
 
     def knows(self, tenant: str, *, max_tenants: int) -> bool:
-        """Return whether the tenant has its own queue, or there is room for one. To make room, idle tenants
-        are forgotten whose tag is not above the floor.
+        """Return whether the tenant has its own queue, or there is room for one. To make room, the band
+        forgets idle tenants whose tag is not above the floor.
         """
         if tenant in self.flows or len(self.flows) < max_tenants:
             return True
@@ -144,7 +177,9 @@ class Band(Generic[T]):
         return len(self.flows) < max_tenants
 
     def by_share(self, most: int) -> list[TenantFlow[T]]:
-        """Return the flows with waiting requests. The tenant that has had least comes first."""
+        """Return at most this many flows with waiting requests. The tenant with the smallest tag comes
+        first.
+        """
         waiting = [flow for flow in self.flows.values() if flow.items]
         return nsmallest(most, waiting, key=attrgetter("tag"))
 
@@ -163,16 +198,15 @@ class Band(Generic[T]):
         return max(waiting, key=lambda f: (f.tag + f.load.tokens, f.items[-1].number)).items[-1]
 
 
-class Queues(Generic[T]):
-    def __init__(self, settings: FlowSettings, away: Away) -> None:
-        """`away` are the requests that wait at other pickers, by priority and tenant."""
+class Queues(Loads, Generic[T]):
+    def __init__(self, settings: FlowSettings, elsewhere: ByTenant) -> None:
+        """elsewhere: the requests that wait at other pickers."""
+        super().__init__()
         self.settings = settings
-        self._away = away
+        """The settings in use. The other parts of flow control read them here, too."""
+        self._elsewhere = elsewhere
         self._bands: dict[BandKey, Band[T]] = {}
         self._order: list[BandKey] = []
-        self.in_all = Load()
-        self.by_priority: dict[int, Load] = {}
-        self.by_tenant: dict[tuple[int, str], Load] = {}
 
     def __len__(self) -> int:
         return self.in_all.requests
@@ -197,7 +231,7 @@ class Queues(Generic[T]):
         key = (-priority, late)
         band = self._bands.get(key)
         if band is None:
-            band = self._bands[key] = Band(priority, self._away)
+            band = self._bands[key] = Band(priority, self._elsewhere)
             insort(self._order, key)
         return band
 
@@ -227,9 +261,9 @@ class Queues(Generic[T]):
         band.tokens += item.tokens
         flow = band.flow(item.tenant)
         insort(flow.items, item, key=_BY_KEY)
-        flow.load.add(item, 1)
+        flow.load.add(1, item.size_bytes, item.tokens)
+        self.count(item.priority, item.tenant, 1, item.size_bytes, item.tokens)
         item.waits = True
-        self._count(item, 1)
 
     def take(self, item: QueueItem[T]) -> None:
         """Remove a request from its queue, for whatever reason."""
@@ -239,12 +273,12 @@ class Queues(Generic[T]):
         at = bisect_left(flow.items, item.key, key=_BY_KEY)
         assert flow.items[at] is item
         del flow.items[at]
-        flow.load.add(item, -1)
+        flow.load.add(-1, -item.size_bytes, -item.tokens)
+        self.count(item.priority, item.tenant, -1, -item.size_bytes, -item.tokens)
         item.waits = False
-        self._count(item, -1)
 
     def charge(self, priority: int, tenant: str, tokens: int, *, late: bool) -> None:
-        """Count these tokens, which this band got, for the tenant."""
+        """Count these tokens, which another picker let go, for the tenant."""
         self.band(priority, late=late).flow(tenant).charge(max(1, tokens))
 
     def flow(self, priority: int, tenant: str) -> TenantFlow[T]:
@@ -254,12 +288,13 @@ class Queues(Generic[T]):
         try:
             return self._bands[-priority, False].flows[tenant]
         except KeyError:  # the first request of this priority or tenant
-            band = self.band(self.priority(priority), late=False)
-        return band.flow(tenant if band.knows(tenant, max_tenants=self.settings.max_tenants) else OTHERS)
+            priority = self.priority(priority)
+            tenant = self.tenant(tenant, priority=priority, late=False)
+        return self.band(priority, late=False).flow(tenant)
 
     def worst(self, *, priority: int | None = None, tenant: str | None = None) -> QueueItem[T] | None:
-        """Return the request that is worth least: of the lowest priority, demoted rather than in time, of the
-        tenant furthest over its share, the newest.
+        """Return the request that is worth least: the newest request of the tenant that is furthest over its
+        share, in the last band. priority and tenant: consider only these.
         """
         for key in reversed(self._order):
             if priority is None or key[0] == -priority:
@@ -268,26 +303,12 @@ class Queues(Generic[T]):
                     return item
         return None
 
-    def tokens_before(self, priority: int) -> int:
-        """Return the tokens that wait at this priority or above."""
-        return sum(load.tokens for of, load in self.by_priority.items() if of >= priority)
-
     def _forget_idle(self) -> None:
-        """Forget the bands in which no request waits, and with them the tags of their tenants."""
+        """Forget the bands in which no request waits, and the tags of their tenants."""
         for key in list(self._order):
             if not any(flow.items for flow in self._bands[key].flows.values()):
                 del self._bands[key]
                 self._order.remove(key)
-
-    def _count(self, item: QueueItem[T], sign: int) -> None:
-        self.in_all.add(item, sign)
-        flow = (item.priority, item.tenant)
-        self.by_priority.setdefault(item.priority, Load()).add(item, sign)
-        self.by_tenant.setdefault(flow, Load()).add(item, sign)
-        if not self.by_priority[item.priority].requests:
-            del self.by_priority[item.priority]
-        if not self.by_tenant[flow].requests:
-            del self.by_tenant[flow]
 
     def check_integrity(self) -> None:
         assert self._order == sorted(self._bands)
@@ -302,7 +323,7 @@ class Queues(Generic[T]):
                     assert (item.priority, item.tenant) == (-below, tenant)
                     assert flow.tag >= 0
                     for scope in (None, item.priority, (item.priority, tenant)):
-                        counted.setdefault(scope, Load()).add(item, 1)
+                        counted.setdefault(scope, Load()).add(1, item.size_bytes, item.tokens)
         kept: list[tuple[object, Load]] = [
             (None, self.in_all),
             *self.by_priority.items(),

@@ -1,4 +1,6 @@
-"""One request at the gate: the question to the picker, its item in the queue, and its outcome."""
+"""Defines the data of one request in flow control: its forecast, its item in the queue, and the decision on
+it. Also defines `Forecaster`, through which flow control asks the picker for forecasts.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ class Forecast(Value, frozen=True):
     wait_s: float
     """The time until the server that the rule chooses begins with the request: B/V of that server."""
     soonest_s: float
-    """Time until the first token, at the soonest, on any server: the least (B + U)/V + T. If the chosen
-    server meets the deadline, the forecast may hold the time on that server instead.
+    """The shortest time until the first token on any server: the least (B + U)/V + T. If the chosen server
+    meets the deadline, the forecast may hold the time on that server instead.
     """
     own_s: float
     """The time for the prefill of this request and for the loading of its adapter, on the server that the
@@ -42,8 +44,8 @@ class Pool(NamedTuple):
 
 
 class Forecaster(Protocol[T_contra]):
-    """What the picker predicts. This is all that flow control sees of the picker. The methods
-    change nothing.
+    """Predicts the course of requests. Flow control sees nothing else of the picker. The methods change
+    nothing.
     """
 
     def least_wait_s(self, *, now: float) -> float:
@@ -52,7 +54,7 @@ class Forecaster(Protocol[T_contra]):
         """
 
     def pool(self, *, now: float) -> Pool:
-        """Return the figures of all servers. The method makes one pass over the servers, as above."""
+        """Return the figures of all servers. This method also makes one pass over the servers."""
 
     def forecast(self, payload: T_contra, *, now: float) -> Forecast:
         """Return the forecast for one request. If no server can take the request, the forecast is a wait
@@ -61,7 +63,7 @@ class Forecaster(Protocol[T_contra]):
 
 
 class QueueItem(Generic[T]):
-    """A request that waits, or has waited. Every module may read it; only `control` and `queues` write it."""
+    """A request in flow control. All modules may read it. Only `control`, `queues` and `demoted` write it."""
 
     __slots__ = (
         "arrived_at",
@@ -107,11 +109,11 @@ class QueueItem(Generic[T]):
         self.deadline = deadline
         """When the first token is due; inf: no deadline."""
         self.turn_at = 0.0
-        """If the request is demoted: from then on it goes before all others of its priority."""
+        """From this time on, a demoted request goes before all others of its priority. 0: not set."""
         self.last_at = 0.0
-        """If the request is demoted: from then on it waits no longer for others of its priority."""
+        """From this time on, a demoted request goes even if no server is free for demoted requests."""
         self.short = False
-        """If the request is demoted: it may use every server."""
+        """Once the request is demoted, it may use every server."""
         self.expires_at = expires_at
         self.key: tuple[float, int] = (0.0, number)
         """The place among the requests of its tenant."""
@@ -121,8 +123,8 @@ class QueueItem(Generic[T]):
 
 
 class LetGo(Value, Generic[T], frozen=True):
-    """Send this request now, before the next call: the next decision has to count the booking of this
-    request.
+    """The decision that the request goes now. The caller must send the request before it calls flow control
+    again, because the next decision has to count the booking of this request.
     """
 
     item: QueueItem[T]

@@ -8,9 +8,9 @@ from math import inf
 from typing import Final, Literal
 
 Order = Literal["arrival", "deadline", "shortest"]
-"""Who goes first within a tenant: the first in order of arrival, the earliest deadline, or the fewest tokens
-to compute. `shortest` ages: a request goes before every request that comes `patience` times its own prefill
-time later.
+"""Which request of a tenant goes first: the first in order of arrival, the one with the earliest deadline, or
+the one with the fewest tokens to compute. With `shortest`, a request still goes before every request that
+comes later than `patience` times its own prefill time.
 """
 SHORT_S: Final = 0.1
 """The headroom of a request that a more pressing request may overtake."""
@@ -38,10 +38,10 @@ class FlowSettings:
     time. None: if no more pressing request is expected to overtake it, the request goes at once to a server
     where it is in time; any other request goes within `SHORT_S`.
     """
-    rides_s: float = 0.0
-    """A request with so little to compute goes once its server begins within `goal_s`, unless another request
-    waits before it. Its prompt is already cached there or on its way there, so the request would gain nothing
-    by waiting here.
+    nearly_cached_s: float = 0.0
+    """A request whose prefill takes at most this long goes once its server begins within `goal_s`, unless
+    another request waits before it. Nearly all of its prompt is cached on that server, or is already being
+    computed there, so the request would gain nothing by waiting here.
     """
     order: Order = "arrival"
     patience: float = 20.0
@@ -64,23 +64,25 @@ class FlowSettings:
     """The most tenants of each priority. Further tenants share one queue."""
     max_priorities: int = 16
     """The most priorities. A request of a further priority is kept at the next lower priority in use."""
-    looks: int = 16
+    forecasts_per_tenant: int = 16
     """How many requests of a tenant are tried, in order, when the first one waits for a server that holds its
     prefix.
     """
-    max_looks: int = 32
+    max_forecasts: int = 32
     """The most forecasts that are made to find one request that may go."""
     goal_s: float = 2.0
     """The wait at which the saturation is 1."""
 
     def __post_init__(self) -> None:
-        for name, seconds in (("headroom_s", self.headroom_s or 0.0), ("patience", self.patience)):
-            if not 0 <= seconds < inf:
-                raise ValueError(f"{name}: must be a time of 0 or more")
+        for name, value in (("headroom_s", self.headroom_s or 0.0), ("patience", self.patience)):
+            if not 0 <= value < inf:
+                raise ValueError(f"{name} must be 0 or more, and finite")
         if not all(t > 0 for t in (self.ttft_s, self.ttl_s, self.goal_s, *self.ttl_by_priority_s.values())):
             raise ValueError("ttft_s, ttl_s and goal_s must be above 0")
-        if min(self.max_tenants, self.max_priorities, self.looks, self.max_looks) < 1:
-            raise ValueError("max_tenants, max_priorities, looks and max_looks must be at least 1")
+        if min(self.max_tenants, self.max_priorities, self.forecasts_per_tenant, self.max_forecasts) < 1:
+            raise ValueError(
+                "max_tenants, max_priorities, forecasts_per_tenant and max_forecasts must be at least 1"
+            )
 
     def place(self, *, arrived_at: float, deadline: float, own_s: float) -> float:
         """Return the place of a request among those of its tenant; the smallest goes first."""

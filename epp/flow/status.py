@@ -1,4 +1,4 @@
-"""The state of flow control as people and Prometheus see it. Filled in by `gate`."""
+"""The state of flow control as people and Prometheus see it. `ModelQueue.status` fills it in."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """Flow control in front of the picker: a request passes at once, or waits here until it is sent or refused.
-The gate connects `flow`, which knows no servers, with the picker, which knows no queue. The forecast for a
-request is the picker's own choice, which is committed in the same turn of the event loop. There is one queue
-for each base model, since servers of one model cannot relieve those of another. Everything here is
+
+The gate connects `epp.flow`, which knows no servers, with the picker, which knows no queue. The forecast for
+a request is the picker's own choice, which is committed in the same turn of the event loop. There is one
+queue for each base model, since servers of one model cannot relieve those of another. Everything here is
 synchronous: there is no task, no clock and no logger. The owner of a timer calls `pump` at `due_at`, and
 after events that may have freed a server.
 
-Invariant: a request that waits is decided once, by its `Decided`, or leaves.
+Invariant: each waiting request leaves, or its `Decided` is called once.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from epp.picker.picker import Picker
 from epp.types import Value
 
 _AT_ONCE: Final = 50
-"""When flow control ends, at most this many requests are sent in one turn of the event loop: some 10 ms of
-work.
+"""When flow control ends, at most this many requests are sent in one turn of the event loop. This takes some
+10 ms.
 """
 _MESSAGES: Mapping[RefusedFor, str] = {
     "deadline": "the first token would come too late",
@@ -41,7 +42,7 @@ _MESSAGES: Mapping[RefusedFor, str] = {
 
 
 class Claim(Value, frozen=True):
-    """The claims of a request's headers for flow control."""
+    """What the headers and the path of a request say to flow control."""
 
     objective: str = ""
     tenant: str = ""
@@ -50,7 +51,9 @@ class Claim(Value, frozen=True):
     ttft_s: float | None = None
 
     def within(self, spec: Flow) -> Claim:
-        """Return the claims that the policy in dry run would read, perhaps with another tenant header."""
+        """Return the claims that the policy in dry run trusts. Its tenant header may differ: the tenant is
+        still that of the policy whose headers were read (`Picker.flow_read`).
+        """
         return Claim(
             objective=self.objective if "Objective" in spec.claims else "",
             tenant=self.tenant if "Tenant" in spec.claims else "",
@@ -66,22 +69,25 @@ class Gate:
     def __init__(self, picker: Picker) -> None:
         self._picker = picker
         self._reported: dict[str, Reported] = {}
-        """Reports for the other pickers, by base model."""
+        """What was reported to the other pickers, by base model."""
         self._collects_reports = False
-        """Whether reports for other pickers are collected."""
+        """There are other pickers: new queues keep their tokens for the reports."""
         self._objectives: Mapping[str, int] = {}
+        """The priorities of the cluster's InferenceObjectives, by name."""
         self._policy: Policy | None = None
-        self._flows: dict[str, ModelQueue] = {}
+        """The policy that the queues follow."""
+        self._queues: dict[str, ModelQueue] = {}
+        """By base model."""
         self._released: list[ModelQueue] = []
-        """Queues that send all their requests, in order, because flow control has ended for them."""
+        """Queues for which flow control has ended. They send all their requests, in order."""
         self._draining = False
-        self._tried_with: DryRun | None = None
-        self._tried_flows: dict[str, ModelQueue] = {}
-        """The queues of the policy in dry run, by base model. No request waits in them."""
+        self._tried: DryRun | None = None
+        self._tried_queues: dict[str, ModelQueue] = {}
+        """The queues of `_tried`, by base model. No request waits in them."""
 
     @property
     def on(self) -> bool:
-        """Whether requests have to be offered to this gate."""
+        """Return whether requests have to be offered to this gate."""
         return self._picker.flow_decides and not self._draining
 
     @property
@@ -90,14 +96,14 @@ class Gate:
 
     @property
     def waiting(self) -> int:
-        return sum(len(flow.control) for flow in (*self._flows.values(), *self._released))
+        return sum(len(queue.control) for queue in (*self._queues.values(), *self._released))
 
     @property
     def due_at(self) -> float:
-        """When `pump` must be called at the latest. Infinity: no request waits."""
+        """Return the latest time at which `pump` must be called. Infinity: no request waits."""
         if self._released:
             return 0.0
-        return min((flow.control.due_at for flow in self._flows.values()), default=inf)
+        return min((queue.control.due_at for queue in self._queues.values()), default=inf)
 
     def offer(
         self,
@@ -109,19 +115,24 @@ class Gate:
         longest_s: float,
         now: float,
     ) -> Pick | WaitingRequest:
-        """Return a pick at once, or the request that waits. Raises PickError if the request is refused."""
+        """Return a pick if the request goes at once, or else the waiting request. Raises PickError if the
+        request is refused.
+        """
         picker = self._picker
         policy = picker.policy
         if policy is not self._policy:
             self._follow_policy(now=now)
-        considered, would = picker.consider(request, now=now), ""
-        if picker.dry_run is not None:
-            would = self._try(considered, claim, request, size_bytes=size_bytes, longest_s=longest_s, now=now)
+        considered = picker.consider(request, now=now)
+        would, tried = "", picker.dry_run
+        if tried is not None:
+            would = self._try(
+                tried, considered, claim, request, size_bytes=size_bytes, longest_s=longest_s, now=now
+            )
         spec = policy.spec.flow
         if spec.mode != "Hold":
             return picker.commit(considered, queued=Queued(would=would) if would else DIRECT, now=now)
         model, ttft_s = considered.base_model, claim.ttft_s
-        queue = self._flows.get(model) or self._flow(model)
+        queue = self._queues.get(model) or self._queue_of(model)
         control = queue.control
         forecast = forecast_of(
             considered, left_s=(spec.deadline_seconds or inf) if ttft_s is None else ttft_s
@@ -158,9 +169,9 @@ class Gate:
         """Decide all requests that can be decided now."""
         self._follow_policy(now=now)
         self._release(now=now)
-        for flow in list(self._flows.values()):
-            while (verdict := flow.next(now=now)) is not None:
-                self._carry_out(flow, verdict, now=now)
+        for queue in list(self._queues.values()):
+            while (verdict := queue.next(now=now)) is not None:
+                self._carry_out(queue, verdict, now=now)
 
     def drain(self, *, now: float) -> None:
         """Send all waiting requests in order, and let no request wait any more, because the process ends.
@@ -173,24 +184,24 @@ class Gate:
     # -- other pickers of the same servers -------------------------------------------------------------------
 
     def reports(self, *, anew: bool = False) -> Sequence[tuple[str, Row]]:
-        """Return reports for the other pickers, by base model. anew: all reports, for pickers that have none
-        yet.
+        """Return the changes since the last reports to the other pickers, each with its base model. anew:
+        report everything, for pickers that have no reports yet.
         """
         self._collects_reports = True
-        for model in self._flows:
+        for model in self._queues:
             self._reported.setdefault(model, Reported())
         rows: list[tuple[str, Row]] = []
         for model, reported in self._reported.items():
-            flow = self._flows.get(model)
-            waiting = flow.control.loads() if flow is not None else {}
-            charges = flow.control.take_charges() if flow is not None else {}
+            queue = self._queues.get(model)
+            waiting = queue.control.loads() if queue is not None else {}
+            charges = queue.control.take_charges() if queue is not None else {}
             rows += [(model, row) for row in reported.rows(waiting, charges, anew=anew)]
         return rows
 
     def take_reports(
         self, picker: bytes, received: Sequence[tuple[str, Row]], *, anew: bool, now: float
     ) -> None:
-        """Take reports of another picker. anew: forget its earlier reports."""
+        """Take reports of another picker. anew: they replace all its earlier reports."""
         if anew:
             self.forget(picker)
         if self._draining or not self._holds:
@@ -201,27 +212,28 @@ class Gate:
         served = {state.model for state in self._picker.fleet.states()} if by_model else set()
         for model, rows in by_model.items():
             if model in served:
-                self._flow(model).control.take_reports(picker, rows, now=now)
+                self._queue_of(model).control.take_reports(picker, rows, now=now)
 
     def forget(self, picker: bytes) -> None:
-        for flow in self._flows.values():
-            flow.control.forget(picker)
+        """Forget the reports of another picker."""
+        for queue in self._queues.values():
+            queue.control.forget(picker)
 
     # -- figures ---------------------------------------------------------------------------------------------
 
     def status(self, *, now: float) -> list[FlowStatus]:
         released = {queue.model: queue for queue in reversed(self._released) if len(queue.control)}
-        return [queue.status(now=now) for queue in (released | self._flows).values()]
+        return [queue.status(now=now) for queue in (released | self._queues).values()]
 
     def saturation(self, *, now: float) -> float | None:
         """Return the largest saturation of any base model. None: flow control is off."""
         if not self._holds:
             return None
-        return max((flow.control.saturation(now=now) for flow in self._flows.values()), default=0.0)
+        return max((queue.control.saturation(now=now) for queue in self._queues.values()), default=0.0)
 
     def check_integrity(self) -> None:
-        for flow in (*self._flows.values(), *self._released):
-            flow.control.check_integrity()
+        for queue in (*self._queues.values(), *self._released):
+            queue.control.check_integrity()
 
     def set_objectives(self, priorities: Mapping[str, int]) -> None:
         """Set the priorities of the cluster's InferenceObjectives. Waiting requests keep their priorities."""
@@ -229,26 +241,27 @@ class Gate:
 
     # -- parts -----------------------------------------------------------------------------------------------
 
-    def _flow(self, model: str) -> ModelQueue:
-        flow = self._flows.get(model)
-        if flow is None:
+    def _queue_of(self, model: str) -> ModelQueue:
+        queue = self._queues.get(model)
+        if queue is None:
             self._forget_models()
             settings = settings_of(self._picker.policy.spec.flow)
-            flow = self._flows[model] = ModelQueue(self._picker, model, settings)
+            queue = self._queues[model] = ModelQueue(self._picker, model, settings)
             if self._collects_reports:
-                flow.control.take_charges()  # from now on the charges for the other pickers are counted
-        return flow
+                queue.control.take_charges()  # from now on the queue keeps its tokens for the other pickers
+        return queue
 
     def _forget_models(self) -> None:
         """Forget models that no server has any more and for which no request waits."""
-        waiting = {model for model, flow in self._flows.items() if len(flow.control)}
+        waiting = {model for model, queue in self._queues.items() if len(queue.control)}
         present = self._picker.fleet.models | waiting
-        forget_models(self._flows, present)
-        forget_models(self._tried_flows, present)
+        forget_models(self._queues, present)
+        forget_models(self._tried_queues, present)
         forget_models(self._reported, present)
 
     def _try(
         self,
+        tried: DryRun,
         considered: Considered,
         claim: Claim,
         request: PickRequest,
@@ -258,45 +271,45 @@ class Gate:
         now: float,
     ) -> str:
         """Return the decision that the flow control of the policy in dry run would make, with the servers as
-        the policy in use loads them. No request waits because of this decision.
+        the policy in use loads them. Empty: that policy has no flow control. The request itself never waits
+        because of this decision.
         """
-        tried = self._picker.dry_run
-        spec = tried.flow_control if tried is not None else None
-        if tried is None or spec is None:
+        spec = tried.flow_control
+        if spec is None:
             return ""
-        if tried is not self._tried_with:
-            self._tried_with, self._tried_flows = tried, {}
-        flow = self._tried_flows.get(considered.base_model)
-        if flow is None:
+        if tried is not self._tried:
+            self._tried, self._tried_queues = tried, {}
+        model = considered.base_model
+        queue = self._tried_queues.get(model)
+        if queue is None:
             self._forget_models()
-            model = considered.base_model
-            flow = self._tried_flows[model] = ModelQueue(self._picker, model, settings_of(spec))
+            queue = self._tried_queues[model] = ModelQueue(self._picker, model, settings_of(spec))
         claim = claim.within(spec)
         left_s = (spec.deadline_seconds or inf) if claim.ttft_s is None else claim.ttft_s
-        demoted = flow.control.demoted
-        item, verdict = flow.control.offer(
-            WaitingRequest(request, considered.prompt, flow, _nobody),
+        demoted = queue.control.demoted
+        item, verdict = queue.control.offer(
+            WaitingRequest(request, considered.prompt, queue, _nobody),
             forecast_of(considered, left_s=left_s),
-            priority=self._priority(spec, claim, request, flow),
+            priority=self._priority(spec, claim, request, queue),
             tenant=claim.tenant,
             size_bytes=size_bytes,
             ttft_s=claim.ttft_s,
             longest_s=longest_s,
             now=now,
         )
-        flow.control.leave(item)
+        queue.control.leave(item)
         if isinstance(verdict, LetGo):
             fate = "go"
         elif verdict is not None:
             fate = f"flow_{verdict.reason}"
         else:
-            fate = "demote" if flow.control.demoted > demoted else "wait"
+            fate = "demote" if queue.control.demoted > demoted else "wait"
         tried.would_flow(fate)
         return fate
 
     def _priority(self, spec: Flow, claim: Claim, request: PickRequest, queue: ModelQueue) -> int:
-        """Return the priority that the first of these gives: the objective named in the header (the cluster's
-        list, then the policy's), the model, the path, the body.
+        """Return the priority of the request. The first of these that gives a priority counts: the objective
+        in the header (by the cluster's list, then by the policy's), the model, the path, the body.
         """
         if claim.objective:
             named = self._objectives.get(claim.objective, spec.objectives.get(claim.objective))
@@ -307,12 +320,12 @@ class Gate:
         if of_model is not None:
             return of_model
         if spec.paths:
-            begun = max((path for path in spec.paths if claim.path.startswith(path)), key=len, default=None)
-            if begun is not None:
-                return spec.paths[begun]
+            prefix = max((path for path in spec.paths if claim.path.startswith(path)), key=len, default=None)
+            if prefix is not None:
+                return spec.paths[prefix]
         return -request.inference.priority if "BodyPriority" in spec.claims else 0
 
-    def _carry_out(self, flow: ModelQueue, verdict: Verdict[WaitingRequest], *, now: float) -> None:
+    def _carry_out(self, queue: ModelQueue, verdict: Verdict[WaitingRequest], *, now: float) -> None:
         item = verdict.item
         waiting = item.payload
         waiting.item = None  # no circle of references may keep the prompt in memory
@@ -322,7 +335,7 @@ class Gate:
             return
         try:
             queued = Queued(now - item.arrived_at, item.priority, item.tenant, waiting.would)
-            pick = self._picker.commit(flow.considered(waiting, now=now), queued=queued, now=now)
+            pick = self._picker.commit(queue.considered(waiting, now=now), queued=queued, now=now)
         except PickError as error:
             waiting.decided(error, now)
             return
@@ -337,30 +350,30 @@ class Gate:
             self._let_all_go()
             return
         settings = settings_of(policy.spec.flow)
-        for flow in self._flows.values():
-            flow.control.apply(settings, now=now)
+        for queue in self._queues.values():
+            queue.control.apply(settings, now=now)
 
     def _let_all_go(self) -> None:
-        for flow in self._flows.values():
-            flow.control.drain()
-            self._released.append(flow)
-        self._flows = {}
+        for queue in self._queues.values():
+            queue.control.drain()
+            self._released.append(queue)
+        self._queues = {}
 
     def _release(self, *, now: float) -> None:
-        """Send the next portion of the requests whose flow control has ended."""
+        """Send the next portion of the requests for which flow control has ended."""
         left = _AT_ONCE
         while self._released and left:
-            flow = self._released[0]
-            verdict = flow.next(now=now)
+            queue = self._released[0]
+            verdict = queue.next(now=now)
             if verdict is None:
                 del self._released[0]
                 continue
-            self._carry_out(flow, verdict, now=now)
+            self._carry_out(queue, verdict, now=now)
             left -= 1
 
 
 def _nobody(_fate: Pick | PickError, _now: float) -> None:
-    """Is never called, since no request waits in a dry run."""
+    """Stands for `Decided` in a dry run. It is never called, since no request waits."""
 
 
 def _refusal(reason: RefusedFor, retry_after_s: int, *, waited_s: float) -> FlowRefusedError:

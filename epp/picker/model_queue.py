@@ -1,6 +1,6 @@
 """The queue of one base model in front of the picker, and the picker's forecasts for it.
 
-`flow` knows no servers and asks `ModelQueue` for its forecasts, which are the picker's own choices. `gate`
+`epp.flow` knows no servers and asks `ModelQueue` for forecasts, which are the picker's own choices. `gate`
 owns one `ModelQueue` for each base model.
 """
 
@@ -19,7 +19,7 @@ from epp.flow.elsewhere import FlowKey
 from epp.flow.queues import OTHERS, Load
 from epp.flow.request import Forecast, LetGo, Pool, QueueItem, Verdict
 from epp.flow.settings import Bound, FlowSettings, Order, WhenLate
-from epp.flow.shares import OTHER
+from epp.flow.shares import OTHERS_LABEL
 from epp.flow.status import FlowStatus, WaitingTenant
 from epp.picker.commit import Considered
 from epp.picker.events import Pick
@@ -27,18 +27,18 @@ from epp.picker.picker import Picker
 from epp.picker.server_caches import Prompt
 
 Decided = Callable[[Pick | PickError, float], None]
-"""A function that is called once for each request that waited, with its pick or its refusal, and the time."""
+"""A function that is called once for a request that waited, with its pick or its refusal, and the time."""
 
 _MOST_TENANTS: Final = 32
 """At most this many waiting tenants are shown to people."""
-_RIDES_S: Final = 0.05
-"""See `FlowSettings.rides_s`."""
+_NEARLY_CACHED_S: Final = 0.05
+"""See `FlowSettings.nearly_cached_s`."""
 _ORDERS: Mapping[str, Order] = {"Arrival": "arrival", "Deadline": "deadline", "Shortest": "shortest"}
 _WHEN_LATE: Mapping[str, WhenLate] = {"Refuse": "refuse", "Demote": "demote"}
 
 
 class WaitingRequest:
-    """A waiting request. Pass it to `Gate.leave` if the client leaves."""
+    """A waiting request. The caller passes it to `Gate.leave` if the client leaves."""
 
     __slots__ = ("decided", "item", "prompt", "queue", "request", "would")
 
@@ -48,6 +48,7 @@ class WaitingRequest:
         self.queue = queue
         self.decided = decided
         self.item: QueueItem[WaitingRequest] | None = None
+        """None once the request does not wait any more."""
         self.would = ""
         """What the flow control of a policy in dry run would have done with this request."""
 
@@ -59,9 +60,10 @@ class ModelQueue:
         self._picker = picker
         self.model = model
         self._last: tuple[WaitingRequest, Considered] | None = None
+        """The last request with a forecast, and the picker's choice behind the forecast."""
         self.control: FlowControl[WaitingRequest] = FlowControl(settings, self)
         self.unknown_objectives = 0
-        """Requests with an objective for which no priority is set."""
+        """The number of requests with an objective for which no priority is set."""
 
     def least_wait_s(self, *, now: float) -> float:
         undone_tokens, rate = self._picker.queued(self.model, now=now)
@@ -91,16 +93,16 @@ class ModelQueue:
             requests={priority: load.requests for priority, load in waiting.items()},
             tokens={priority: load.tokens for priority, load in waiting.items()},
             tenants=_longest(control.loads()),
-            let_go_tokens={_readable(t): n for t, n in control.shares.tokens.items()},
+            let_go_tokens=dict(control.shares.tokens),
             demoted=control.demoted,
             unknown_objectives=self.unknown_objectives,
         )
 
     def next(self, *, now: float) -> Verdict[WaitingRequest] | None:
-        """Return the next request that is decided, as `FlowControl.next` does."""
+        """Return the next decision (`FlowControl.next`)."""
         verdict = self.control.next(now=now)
         if not isinstance(verdict, LetGo):
-            self._last = None  # That request may leave, and its prompt must not stay in memory.
+            self._last = None  # the request of the last forecast may leave, and its prompt must be freed
         return verdict
 
     def considered(self, waiting: WaitingRequest, *, now: float) -> Considered:
@@ -114,11 +116,12 @@ class ModelQueue:
 
 
 def _longest(loads: Mapping[FlowKey, Load]) -> Sequence[WaitingTenant]:
+    """Return the tenants with the most waiting tokens."""
     longest = nlargest(_MOST_TENANTS, loads.items(), key=lambda item: item[1].tokens)
     return [
         WaitingTenant(
             priority=priority,
-            tenant=_readable(tenant),
+            tenant=OTHERS_LABEL if tenant == OTHERS else tenant,
             demoted=late,
             requests=load.requests,
             tokens=load.tokens,
@@ -127,15 +130,10 @@ def _longest(loads: Mapping[FlowKey, Load]) -> Sequence[WaitingTenant]:
     ]
 
 
-def _readable(tenant: str) -> str:
-    """Return the tenant's name for people. Tenants beyond the limit share a name that no header has."""
-    return OTHER if tenant == OTHERS else tenant
-
-
 def settings_of(spec: Flow) -> FlowSettings:
     return FlowSettings(
         headroom_s=spec.headroom_seconds or None,
-        rides_s=_RIDES_S,
+        nearly_cached_s=_NEARLY_CACHED_S,
         order=_ORDERS[spec.order],
         ttft_s=spec.deadline_seconds or inf,
         when_late=_WHEN_LATE[spec.when_late],
@@ -154,8 +152,8 @@ def _bound(spec: Waiting) -> Bound:
 
 
 def forecast_of(considered: Considered, *, left_s: float) -> Forecast:
-    """Return the forecast for a request. left_s: time to its deadline. The other servers are considered only
-    if the chosen one would miss it.
+    """Return the forecast for a request. left_s: the time to its deadline. The other servers are considered
+    only if the chosen server would miss the deadline.
     """
     snapshot, choice = considered.snapshot, considered.choice
     place = choice.places[0]

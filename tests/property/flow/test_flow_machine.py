@@ -37,8 +37,8 @@ all_settings = st.builds(
     per_tenant=bounds,
     max_tenants=st.sampled_from([1, 2, 256]),
     max_priorities=st.sampled_from([1, 2, 16]),
-    looks=st.sampled_from([1, MANY]),
-    max_looks=st.sampled_from([2, MANY]),
+    forecasts_per_tenant=st.sampled_from([1, MANY]),
+    max_forecasts=st.sampled_from([2, MANY]),
 )
 
 
@@ -60,7 +60,7 @@ class FlowMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.fleet = AFleet(2)
-        self.settings = FlowSettings(looks=MANY, max_looks=MANY)
+        self.settings = FlowSettings(forecasts_per_tenant=MANY, max_forecasts=MANY)
         self.flow: FlowControl[Ask] = FlowControl(self.settings, self.fleet)
         self.waiting: dict[int, QueueItem[Ask]] = {}
         self.fates: Counter[str] = Counter()
@@ -189,7 +189,7 @@ class FlowMachine(RuleBasedStateMachine):
             assert all(other.priority <= gone.priority for other in self.waiting.values())
             return
         assert self.draining or headroom_s is None or forecast.wait_s <= headroom_s
-        if self.draining or self.settings.looks < MANY or self.settings.max_looks < MANY:
+        if self.draining or self.settings.forecasts_per_tenant < MANY or self.settings.max_forecasts < MANY:
             return
         for other in self.waiting.values():
             before = (-other.priority, other.late) < (-gone.priority, gone.late)

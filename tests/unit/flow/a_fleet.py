@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 from epp.flow.control import FlowControl
 from epp.flow.request import Forecast, LetGo, Pool, QueueItem, Refused, Verdict
+from epp.flow.settings import FlowSettings
 
 RATE = 1000.0
 
@@ -19,6 +21,10 @@ class Ask:
 
     tokens: int
     home: int = -1
+
+
+SECOND = Ask(1000)
+"""A prompt that keeps a server busy for a second."""
 
 
 class AFleet:
@@ -120,3 +126,43 @@ class Gateway:
             self.let_go.append(verdict.item)
         elif verdict is not None:
             self.refused.append(verdict)
+
+
+def gateway(settings: FlowSettings | None = None, *, num_servers: int = 1) -> Gateway:
+    fleet = AFleet(num_servers)
+    return Gateway(FlowControl(settings or FlowSettings(), fleet), fleet)
+
+
+def learning(*, num_servers: int = 1, **settings: Any) -> Gateway:
+    """Return a gateway whose policy sets no headroom."""
+    return gateway(FlowSettings(headroom_s=None, **settings), num_servers=num_servers)
+
+
+def passes(
+    gate: Gateway, *, now: float, tenant: str = "t", ttft_s: float | None = None
+) -> tuple[int, str] | None:
+    """Return the priority and the tenant that are charged for a new request that need not wait. The request
+    has priority 3 and the prompt `SECOND`.
+    """
+    forecast = gate.fleet.forecast(SECOND, now=now)
+    flow = gate.flow.passes(forecast, priority=3, tenant=tenant, ttft_s=ttft_s, now=now)
+    return None if flow is None else (flow.band.priority, flow.tenant)
+
+
+def an_item(number: int = 0, *, deadline: float = inf, expires_at: float = inf) -> QueueItem[Ask]:
+    """Return the item of a request that came at time 0."""
+    return QueueItem(
+        SECOND,
+        number=number,
+        priority=0,
+        tenant="",
+        size_bytes=0,
+        tokens=1,
+        arrived_at=0.0,
+        deadline=deadline,
+        expires_at=expires_at,
+    )
+
+
+def reasons(gate: Gateway) -> list[str]:
+    return [refused.reason for refused in gate.refused]

@@ -31,19 +31,19 @@ class Pool:
         self.fleet = AFleet(SERVERS)
         self.fleet.busy_until = [1.0] * SERVERS
         self.gates = [Gateway(FlowControl(settings, self.fleet), self.fleet) for _ in range(PICKERS)]
-        self.telling = [Reported() for _ in range(PICKERS)]
+        self.reported = [Reported() for _ in range(PICKERS)]
         self.under_way: deque[tuple[float, int, list[Row]]] = deque()
         self.now = 0.0
 
     def step(self) -> None:
         while self.under_way and self.under_way[0][0] <= self.now:
-            _, teller, rows = self.under_way.popleft()
+            _, reporter, rows = self.under_way.popleft()
             for number, gate in enumerate(self.gates):
-                if number != teller:
-                    gate.flow.take_reports(bytes([teller]), rows, now=self.now)
-        for number, (gate, telling) in enumerate(zip(self.gates, self.telling, strict=True)):
+                if number != reporter:
+                    gate.flow.take_reports(bytes([reporter]), rows, now=self.now)
+        for number, (gate, reported) in enumerate(zip(self.gates, self.reported, strict=True)):
             gate.run(now=self.now, until=self.now)
-            rows = list(telling.rows(gate.flow.loads(), gate.flow.take_charges(), anew=False))
+            rows = list(reported.rows(gate.flow.loads(), gate.flow.take_charges(), anew=False))
             self.under_way.append((self.now + NEWS_S, number, rows))
             gate.flow.check_integrity()
         self.now += STEP_S
@@ -85,7 +85,7 @@ def test_a_tenants_bound_holds_for_all_pickers_together() -> None:
     assert pool.waiting().total() >= 180
 
 
-def test_a_newcomer_of_higher_priority_gets_the_place_of_one_that_waits_at_another_picker() -> None:
+def test_a_new_request_of_higher_priority_gets_the_place_of_one_that_waits_at_another_picker() -> None:
     pool = Pool(FlowSettings(in_all=Bound(requests=40)))
     for _ in range(40):
         pool.gates[0].offer(Ask(100), now=0.0)
@@ -120,7 +120,7 @@ def test_tenants_share_what_all_pickers_let_go_within_a_tenth(*, lopsided: bool)
     assert all(0.9 * fair <= had[tenant] <= 1.1 * fair for tenant in (*light, "greedy")), had
 
 
-def test_the_more_pressing_goes_first_wherever_it_waits() -> None:
+def test_the_more_pressing_request_goes_first_at_whichever_picker_it_waits() -> None:
     pool = Pool(FlowSettings())
     for _ in range(20):
         pool.gates[0].offer(Ask(500), now=0.0)
@@ -130,7 +130,7 @@ def test_the_more_pressing_goes_first_wherever_it_waits() -> None:
     assert len(pool.gates[0].let_go) <= SERVERS
 
 
-def test_what_a_picker_told_is_forgotten_with_it() -> None:
+def test_the_reports_of_a_picker_are_forgotten_with_it() -> None:
     elsewhere = Elsewhere()
     elsewhere.replace(b"a", Row(1, "t", False, 0, 3, 30, 300), now=0.0)
     elsewhere.replace(b"b", Row(1, "t", True, 0, 1, 10, 100), now=0.0)
@@ -142,7 +142,7 @@ def test_what_a_picker_told_is_forgotten_with_it() -> None:
     elsewhere.check_integrity()
 
 
-def test_what_waits_for_a_certain_server_holds_back_no_other_picker() -> None:
+def test_a_request_that_waits_for_one_certain_server_holds_back_no_other_picker() -> None:
     elsewhere, low = Elsewhere(), (0, False)
     waits = Row(5, "t", False, 0, 1, 10, 100)
     elsewhere.replace(b"a", Row(0, "t", False, 70, 0, 0, 0), now=0.0)
@@ -170,14 +170,14 @@ def test_a_request_for_a_busy_server_at_one_picker_leaves_the_idle_ones_to_the_r
     assert len(pool.gates[1].let_go) >= 180
 
 
-def test_only_changes_are_told_unless_everything_is_told_anew() -> None:
-    telling = Reported()
+def test_only_changes_are_reported_unless_everything_is_reported_anew() -> None:
+    reported = Reported()
     waiting = {(0, "a", False): Load(2, 20, 200), (0, "b", False): Load(1, 10, 100)}
-    assert len(telling.rows(waiting, {}, anew=False)) == 2
-    assert telling.rows(waiting, {}, anew=False) == []
-    assert telling.rows(waiting, {(0, "a", True): 50}, anew=False) == [Row(0, "a", True, 50, 0, 0, 0)]
-    assert len(telling.rows(waiting, {}, anew=True)) == 2
-    assert {row.requests for row in telling.rows({}, {}, anew=False)} == {0}
+    assert len(reported.rows(waiting, {}, anew=False)) == 2
+    assert reported.rows(waiting, {}, anew=False) == []
+    assert reported.rows(waiting, {(0, "a", True): 50}, anew=False) == [Row(0, "a", True, 50, 0, 0, 0)]
+    assert len(reported.rows(waiting, {}, anew=True)) == 2
+    assert {row.requests for row in reported.rows({}, {}, anew=False)} == {0}
 
 
 rows = st.builds(
@@ -192,10 +192,10 @@ rows = st.builds(
 )
 
 
-@given(told=st.lists(st.tuples(st.sampled_from([b"x", b"y"]), rows | st.none()), max_size=30))
-def test_the_sums_are_sums_whatever_is_told(told: list[tuple[bytes, Row | None]]) -> None:
+@given(reports=st.lists(st.tuples(st.sampled_from([b"x", b"y"]), rows | st.none()), max_size=30))
+def test_the_sums_equal_the_rows_for_any_reports(reports: list[tuple[bytes, Row | None]]) -> None:
     elsewhere = Elsewhere()
-    for picker, row in told:
+    for picker, row in reports:
         if row is None:
             elsewhere.forget(picker)
         else:

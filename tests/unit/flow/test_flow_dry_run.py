@@ -44,10 +44,10 @@ def a_request(number: int) -> PickRequest:
 
 
 def _never(*_: object) -> None:
-    raise AssertionError("nothing waits")
+    raise AssertionError("no request waits")
 
 
-def test_what_would_have_waited_or_been_refused_is_told_and_counted() -> None:
+def test_requests_that_would_have_waited_or_been_refused_are_reported_and_counted() -> None:
     bench, gate = trying(deadline_seconds=2)
     fates = [offer(gate, n) for n in range(200)]
     assert fates[0] == "go"
@@ -76,7 +76,7 @@ def test_the_headers_that_the_tried_policy_reads_are_read() -> None:
     assert picker.flow_read is None
 
 
-def test_a_claim_that_the_policy_does_not_believe_does_not_reach_a_server() -> None:
+def test_a_claim_that_the_policy_does_not_trust_does_not_reach_a_server() -> None:
     names = ("x-llm-d-inference-objective", "x-gateway-inference-objective", TTFT_MS, "who")
     headers = [(name, "1") for name in names]
 

@@ -96,13 +96,13 @@ def test_a_client_that_leaves_meanwhile_is_not_sent(end: End) -> None:
 
 
 @ENDS
-def test_who_comes_meanwhile_is_not_held(end: End) -> None:
+def test_a_request_that_comes_meanwhile_does_not_wait(end: End) -> None:
     queue = Queue(MANY)
     end(queue)
     assert not queue.gate.on
 
 
-def test_flow_control_that_is_on_again_meanwhile_holds_newcomers_and_lets_the_others_go() -> None:
+def test_flow_control_that_is_on_again_meanwhile_holds_new_requests_and_lets_the_others_go() -> None:
     queue = Queue(MANY)
     on = queue.picker.policy
     turn_off(queue)

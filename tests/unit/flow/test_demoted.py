@@ -1,11 +1,6 @@
-"""Without a headroom in the policy, a request waits only if a more urgent one may come. The time of
-demoted requests is bounded.
-"""
+"""Late requests that are demoted: when they go, and which servers they leave to others."""
 
 from __future__ import annotations
-
-from math import inf
-from typing import Any
 
 import pytest
 
@@ -13,68 +8,38 @@ from epp.flow.control import FlowControl
 from epp.flow.demoted import Demoted
 from epp.flow.elsewhere import Elsewhere
 from epp.flow.queues import Queues
-from epp.flow.request import Forecast, Pool, QueueItem
+from epp.flow.request import Forecast, Pool
 from epp.flow.settings import FlowSettings
-from tests.unit.flow.a_fleet import AFleet, Ask, Gateway
-
-SECOND = Ask(1000)
+from tests.unit.flow.a_fleet import SECOND, AFleet, Ask, Gateway, an_item, gateway, learning
 
 
 def demoted_before(*, busy_s: float) -> Demoted[Ask]:
-    """Return the result for four servers that are busy for this long."""
+    """Return `Demoted` in front of four servers that are busy for this long."""
     fleet, elsewhere = AFleet(4), Elsewhere()
     fleet.busy_until = [busy_s] * 4
-    settings = FlowSettings(when_late="demote")
-    return Demoted(settings, fleet, Queues(settings, elsewhere.by_tenant), elsewhere)
+    return Demoted(fleet, Queues(FlowSettings(when_late="demote"), elsewhere.by_tenant), elsewhere)
 
 
-def gateway(*, num_servers: int = 1, **settings: Any) -> Gateway:
-    fleet = AFleet(num_servers)
-    return Gateway(FlowControl(FlowSettings(headroom_s=None, **settings), fleet), fleet)
+def test_a_request_that_is_too_late_may_be_demoted_instead() -> None:
+    gate = gateway(FlowSettings(ttft_s=2.0, when_late="demote"))
+    gate.offer(Ask(1900), now=0.0)
+    late = gate.offer(Ask(4000), now=0.0)
+    in_time = gate.offer(Ask(1000), now=1.0)
+    gate.run(now=1.0, until=9.0)
+    assert (late.late, in_time.late) == (True, False)
+    assert gate.let_go[1:] == [in_time, late]
 
 
-def test_where_nobody_more_pressing_is_expected_every_request_goes_at_once() -> None:
-    gate = gateway()
-    for n in range(20):
-        gate.offer(SECOND, now=0.1 * n)
-    assert len(gate.let_go) == 20
-
-
-@pytest.mark.parametrize("other", [{"priority": 10}, {"tenant": "light"}], ids=["priority", "tenant"])
-def test_who_may_be_overtaken_waits_until_a_server_is_free(other: dict[str, Any]) -> None:
-    gate = gateway()
-    gate.offer(SECOND, now=0.0, **other)
-    item = gate.offer(SECOND, now=0.0)
-    assert item.waits
-    gate.run(now=0.0, until=0.95)
-    assert gate.let_go[-1] is item
-
-
-def test_who_has_not_come_for_long_is_not_expected_any_more() -> None:
-    gate = gateway()
-    gate.offer(SECOND, priority=10, now=0.0)
-    for _ in range(2):
-        assert not gate.offer(SECOND, now=31.0).waits
-
-
-def test_the_most_pressing_are_not_held() -> None:
-    gate = gateway()
+def test_demoted_requests_are_counted() -> None:
+    gate = gateway(FlowSettings(ttft_s=1.5, when_late="demote"))
     gate.offer(SECOND, now=0.0)
-    assert [gate.offer(SECOND, priority=10, now=0.0).waits for _ in range(3)] == [False] * 3
-
-
-def test_a_request_is_not_sent_where_it_would_be_late_while_another_server_would_do() -> None:
-    gate = gateway(num_servers=2, ttft_s=2.0)
-    gate.fleet.busy_until = [1.95, 2.0]
-    assert gate.offer(Ask(1000), now=0.0).waits is False  # the request is refused
-    assert [refused.reason for refused in gate.refused] == ["deadline"]
-    gate.offer(Ask(1000), now=1.0)
-    gate.run(now=1.0, until=1.8)
-    assert len(gate.let_go) == 1
+    gate.offer(SECOND, now=0.0)
+    gate.offer(Ask(100), now=0.0)
+    assert gate.flow.demoted == 1
 
 
 def test_demoted_requests_leave_servers_to_those_in_time() -> None:
-    gate = gateway(num_servers=4, ttft_s=2.0, when_late="demote")
+    gate = learning(num_servers=4, ttft_s=2.0, when_late="demote")
     for n in range(40):  # half a second of work every quarter of a second keeps two servers busy
         gate.offer(Ask(500), now=0.25 * n)
     for _ in range(8):
@@ -90,7 +55,7 @@ def test_demoted_requests_leave_servers_to_those_in_time() -> None:
 def test_demoted_requests_leave_half_of_the_servers_to_those_that_could_have_been_in_time() -> None:
     """Short requests keep no server from them."""
     demoted = demoted_before(busy_s=40.0)
-    for n in range(40):  # the demoted requests could keep three of four servers busy
+    for n in range(40):  # idle servers would serve these in time: they would keep three of four busy
         demoted.could_be_in_time(Forecast(9.0, 10.5, 1.5, 1500), now=0.5 * n)
     for own_s, busy in ((1.9, False), (4.0, False), (4.0, True)):
         demoted.went_late(Forecast(1.0, 1.0 + own_s, own_s, 1), now=20.0)
@@ -101,25 +66,16 @@ def test_demoted_requests_leave_half_of_the_servers_to_those_that_could_have_bee
 def test_the_turn_of_a_demoted_request_is_later_the_longer_its_prompt_takes(
     own_s: float, turn_s: float
 ) -> None:
-    """In order of arrival it would wait nine seconds. Its prompt adds at most five times its own time."""
-    demoted = demoted_before(busy_s=10.0)
-    item = QueueItem(
-        SECOND,
-        number=0,
-        priority=0,
-        tenant="",
-        size_bytes=0,
-        tokens=1,
-        arrived_at=0.0,
-        deadline=2.0,
-        expires_at=inf,
-    )
+    """In order of arrival the request would wait nine seconds. Its prompt adds at most five times its own
+    time.
+    """
+    demoted, item = demoted_before(busy_s=10.0), an_item(deadline=2.0)
     demoted.place(item, Forecast(1.0, 1.0 + own_s, own_s, 1), now=0.0)
     assert (item.turn_at, item.last_at) == (turn_s, 1.5 * turn_s)
 
 
 def test_a_request_that_is_demoted_later_has_its_turn_from_when_it_came() -> None:
-    gate = gateway(ttft_s=2.0, when_late="demote")
+    gate = learning(ttft_s=2.0, when_late="demote")
     gate.offer(Ask(100), priority=1, now=0.0)
     gate.fleet.busy_until = [1.5]
     item = gate.offer(Ask(400), now=0.0)
@@ -131,7 +87,7 @@ def test_a_request_that_is_demoted_later_has_its_turn_from_when_it_came() -> Non
 
 
 def test_while_all_would_begin_in_time_in_order_of_arrival_no_server_is_kept_from_demoted_requests() -> None:
-    gate = gateway(num_servers=4, ttft_s=2.0, when_late="demote")
+    gate = learning(num_servers=4, ttft_s=2.0, when_late="demote")
     gate.offer(Ask(100), priority=1, now=0.0)
     for _ in range(3):
         assert gate.offer(Ask(3000), now=0.0).late
@@ -140,12 +96,12 @@ def test_while_all_would_begin_in_time_in_order_of_arrival_no_server_is_kept_fro
 
 
 def test_of_demoted_requests_the_shortest_goes_first_unless_the_other_has_waited_for_long() -> None:
-    gate = gateway(ttft_s=2.0, when_late="demote")
+    gate = learning(ttft_s=2.0, when_late="demote")
     gate.offer(Ask(5000), priority=1, ttft_s=60.0, now=0.0)
     long, short = (gate.offer(Ask(tokens), now=0.0) for tokens in (9000, 3000))
     gate.run(now=0.0, until=20.0)
     assert gate.let_go.index(short) < gate.let_go.index(long)
-    gate = gateway(ttft_s=2.0, when_late="demote")
+    gate = learning(ttft_s=2.0, when_late="demote")
     gate.offer(SECOND, priority=1, now=0.0)
     gate.offer(Ask(20_000), now=0.0)
     long = gate.offer(Ask(3000), now=0.0)
@@ -154,15 +110,15 @@ def test_of_demoted_requests_the_shortest_goes_first_unless_the_other_has_waited
     assert gate.let_go.index(long) < gate.let_go.index(short)
 
 
-def test_a_late_request_is_not_demoted_where_that_would_help_nobody() -> None:
-    gate = gateway(num_servers=4, ttft_s=2.0, when_late="demote")
+def test_a_late_request_is_not_demoted_if_that_would_help_no_other() -> None:
+    gate = learning(num_servers=4, ttft_s=2.0, when_late="demote")
     gate.fleet.busy_until = [0.5] * 4
     assert not gate.offer(Ask(9000), now=0.0).waits
     assert gate.flow.demoted == 0
 
 
 def test_a_late_request_is_not_demoted_where_little_waits_though_servers_were_too_few() -> None:
-    gate = gateway(num_servers=4, ttft_s=2.0, when_late="demote")
+    gate = learning(num_servers=4, ttft_s=2.0, when_late="demote")
     for _ in range(12):
         gate.offer(SECOND, now=0.0)
     gate.run(now=0.0, until=4.0)
@@ -173,8 +129,8 @@ def test_a_late_request_is_not_demoted_where_little_waits_though_servers_were_to
 
 
 @pytest.mark.parametrize("why", ["a higher priority may come", "servers are too few"])
-def test_a_late_request_is_demoted_where_somebody_gains(why: str) -> None:
-    gate = gateway(num_servers=4, ttft_s=2.0, when_late="demote")
+def test_a_late_request_is_demoted_if_others_gain(why: str) -> None:
+    gate = learning(num_servers=4, ttft_s=2.0, when_late="demote")
     if why == "servers are too few":
         for _ in range(12):
             gate.offer(SECOND, now=0.0)
@@ -185,7 +141,7 @@ def test_a_late_request_is_demoted_where_somebody_gains(why: str) -> None:
 
 
 def test_a_demoted_request_goes_when_its_turn_comes() -> None:
-    gate = gateway(ttft_s=2.0, when_late="demote")
+    gate = learning(ttft_s=2.0, when_late="demote")
     gate.offer(SECOND, now=0.0)
     gate.offer(Ask(3000), now=0.0)
     late = gate.offer(Ask(3000), now=0.0)
@@ -200,7 +156,7 @@ def test_a_demoted_request_goes_when_its_turn_comes() -> None:
 
 
 def test_a_demoted_request_does_not_go_before_a_higher_priority() -> None:
-    gate = gateway(ttft_s=2.0, when_late="demote")
+    gate = learning(ttft_s=2.0, when_late="demote")
     gate.offer(SECOND, priority=1, now=0.0)
     gate.offer(Ask(30_000), priority=1, ttft_s=100.0, now=0.0)
     late = gate.offer(Ask(3000), now=0.0)
@@ -209,9 +165,9 @@ def test_a_demoted_request_does_not_go_before_a_higher_priority() -> None:
     assert gate.let_go.index(high) < gate.let_go.index(late)
 
 
-def test_what_waits_at_lower_priorities_puts_no_demoted_request_off() -> None:
-    """Sixty seconds of work of a lower priority wait; the turn of the higher one follows from its own."""
-    gate = gateway(num_servers=2, ttft_s=2.0, when_late="demote")
+def test_requests_of_lower_priorities_do_not_delay_the_turn_of_a_demoted_request() -> None:
+    """Sixty seconds of work of a lower priority wait."""
+    gate = learning(num_servers=2, ttft_s=2.0, when_late="demote")
     gate.fleet.busy_until = [3.0, 3.0]
     gate.offer(SECOND, priority=1, now=0.0)
     lower = [gate.offer(Ask(6000), now=0.0) for _ in range(20)]
@@ -219,25 +175,6 @@ def test_what_waits_at_lower_priorities_puts_no_demoted_request_off() -> None:
     assert all(item.waits for item in lower)
     assert high.late
     assert high.turn_at < 5.0
-
-
-def test_while_servers_are_too_few_requests_wait_here_and_not_at_them() -> None:
-    gate = gateway(ttft_s=2.0)
-    for _ in range(3):
-        gate.offer(SECOND, now=0.0)
-    assert [refused.reason for refused in gate.refused] == ["deadline"]
-    item = gate.offer(Ask(500), now=1.0)
-    assert item.waits, "its server is busy for another second"
-    gate.run(now=1.0, until=1.75)
-    assert gate.let_go[-1] is item
-
-
-def test_who_is_refused_for_its_length_does_not_make_servers_too_few() -> None:
-    gate = gateway(ttft_s=2.0)
-    gate.offer(Ask(3000), now=0.0)
-    gate.offer(SECOND, now=0.0)
-    assert [refused.reason for refused in gate.refused] == ["deadline"]
-    assert not gate.offer(Ask(500), now=0.0).waits
 
 
 def test_demoted_requests_whose_turn_has_come_ask_once_whether_a_server_is_free_for_them() -> None:

@@ -1,0 +1,15 @@
+"""The settings of flow control refuse values that make no sense."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from epp.flow.settings import FlowSettings
+
+
+def test_an_error_of_settings_names_the_field() -> None:
+    for wrong in ({"headroom_s": -1.0}, {"ttft_s": 0.0}, {"max_forecasts": 0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            replace(FlowSettings(), **wrong)
