@@ -34,6 +34,8 @@ _FLOW = {
     "ttlSeconds": 30,
 }
 _LOOK_S = 1.0
+_WAITING = "epp_flow_waiting_requests"
+_SATURATION = "epp_flow_saturation"
 
 
 def main() -> int:
@@ -82,7 +84,8 @@ async def _overload(directory: Path, args: argparse.Namespace) -> None:
             directory=directory / "load",
             options=["--seed", "1"],
         )
-        watching = asyncio.create_task(_watch(fleet.session, f"{fleet.admin_url}/metrics"))
+        largest = {_WAITING: 0.0, _SATURATION: 0.0}
+        watching = asyncio.create_task(_watch(fleet.session, f"{fleet.admin_url}/metrics", largest))
         record = await asyncio.to_thread(run, plan)
         watching.cancel()
         print("\n".join(_table(plan.directory / "locust_stats.csv")))
@@ -91,7 +94,7 @@ async def _overload(directory: Path, args: argparse.Namespace) -> None:
             f"requests sent: {figures.asked}, answered: {figures.answered}, failed by kind: {dict(figures.failures)}"
         )
         print(
-            f"most requests that waited at once: {_most['epp_flow_waiting_requests']:g}; highest saturation: {_most['epp_flow_saturation']:.1f}"
+            f"most requests that waited at once: {largest[_WAITING]:g}; highest saturation: {largest[_SATURATION]:.1f}"
         )
 
 
@@ -117,16 +120,14 @@ def _shares(recording: bytes) -> str:
     return f"prompt tokens of priority 0 by tenant: {listed}; the largest is {shares[0] / shares[-1]:.2f} times the smallest"
 
 
-_most = {"epp_flow_waiting_requests": 0.0, "epp_flow_saturation": 0.0}
-
-
-async def _watch(session: aiohttp.ClientSession, url: str) -> None:
+async def _watch(session: aiohttp.ClientSession, url: str, largest: dict[str, float]) -> None:
+    """Keep the largest value that each of these metrics had."""
     while True:
         async with session.get(url) as response:
             page = await response.text()
-        for name, most in _most.items():
+        for name, most in largest.items():
             values = [float(line.split()[-1]) for line in page.splitlines() if line.startswith(f"{name}{{")]
-            _most[name] = max(most, sum(values))
+            largest[name] = max(most, sum(values))
         await asyncio.sleep(_LOOK_S)
 
 

@@ -64,6 +64,7 @@ def main() -> None:
                     prefix_tokens=prefix_tokens,
                     prefixes=args.prefixes,
                     requests=args.recorded,
+                    new_tokens=args.new_tokens,
                 )
                 for found in measured(SHAPES[name], patterns(recipe), args):
                     rows += found
