@@ -100,7 +100,7 @@ def test_the_api_server_accepts_every_object(
 
 
 @BY_NAME
-def test_helm_would_install_it(
+def test_helm_would_install_the_chart(
     cluster_with_addons: ControlPlane, namespace: str, wanted: ValueSet, tmp_path: Path
 ) -> None:
     values = values_file(tmp_path, wanted.values)

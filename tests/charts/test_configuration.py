@@ -96,9 +96,7 @@ def test_the_provider_decides_how_many_destinations_an_answer_may_name(
     assert config.holds_streams == (values.get("provider") != "ai-gateway")
 
 
-def test_the_certificate_that_the_chart_makes_is_one_that_is_cheap_to_sign_with(
-    helm: Helm, tmp_path: Path
-) -> None:
+def test_the_key_of_the_charts_certificate_signs_cheaply(helm: Helm, tmp_path: Path) -> None:
     """The key is on the curve P-256: NGINX Gateway Fabric makes a connection for each request."""
     objects = helm.render(GATEWAY, {"shape": "gateway"})
     made = of_kind(objects, "Secret", "gateway-prefix-gateway-picker-tls")["data"]
@@ -181,13 +179,13 @@ def test_behind_envoy_gateway_the_modes_are_values(helm: Helm, tmp_path: Path) -
     assert config_of(helm.render(GATEWAY, usual), tmp_path).streams.mode_override
 
 
-def test_behind_envoy_gateway_no_client_names_its_server_or_whom_that_one_calls(helm: Helm) -> None:
+def test_behind_envoy_gateway_headers_of_clients_that_name_servers_are_removed(helm: Helm) -> None:
     policy = of_kind(helm.render_set(value_set("gateway-envoy-gateway")), "ClientTrafficPolicy")
     removed = policy["spec"]["headers"]["earlyRequestHeaders"]["remove"]
     assert removed == ["x-gateway-destination-endpoint", *SERVER_HEADERS]
 
 
-def test_the_route_of_a_gateway_that_takes_no_headers_from_the_picker_removes_what_servers_obey(
+def test_a_route_removes_headers_that_servers_obey_if_the_gateway_takes_none_from_the_picker(
     helm: Helm,
 ) -> None:
     """Routes of gateways that use Envoy keep these headers. There a route's filters run after the picker and
@@ -260,7 +258,7 @@ def test_replicas_read_each_others_pages_through_the_headless_service(helm: Helm
     assert config_of(helm.render(GATEWAY, {"monitoring": {"onePage": False}}), tmp_path).admin.peers == ()
 
 
-def test_envoy_comes_up_with_what_the_init_container_makes_of_it(helm: Helm, tmp_path: Path) -> None:
+def test_envoy_starts_with_the_bootstrap_that_the_init_container_makes(helm: Helm, tmp_path: Path) -> None:
     config = config_of(helm.render_set(value_set("gateway-production")), tmp_path)
     document = json.loads(bootstrap(config, output="json"))
     ports = [
@@ -378,7 +376,7 @@ REFUSED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", REFUSED, ids=str)
-def test_what_the_profile_command_refuses_helm_refuses_too(helm: Helm, changes: dict[str, Any]) -> None:
+def test_helm_refuses_profiles_that_the_profile_command_refuses(helm: Helm, changes: dict[str, Any]) -> None:
     profile = {k: v for k, v in {**SOUND, **changes}.items() if v is not None}
     try:
         unsound = bool(problems(read(yaml.safe_dump(profile))))

@@ -125,5 +125,5 @@ def test_the_page_names_the_alerts_as_they_are() -> None:
         assert f"alert: {name}\n" in alerts, name
 
 
-def test_readers_find_the_page() -> None:
+def test_the_readme_links_to_the_page() -> None:
     assert "docs/kubernetes.md" in Path(REPOSITORY / "README.md").read_text()

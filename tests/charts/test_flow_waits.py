@@ -45,7 +45,7 @@ def behind(provider: str, **config: Any) -> dict[str, Any]:
         (behind("nginx"), "nginx does not wait for the body"),
     ],
 )
-def test_a_wait_beyond_what_the_gateway_grants_is_named(
+def test_a_wait_that_is_longer_than_the_gateway_allows_is_named(
     helm: Helm, tmp_path: Path, values: dict[str, Any], remark: str
 ) -> None:
     objects = helm.render(GATEWAY, {**values, "policy": {"flow": {"mode": "Hold"}}})

@@ -64,7 +64,7 @@ async def test_the_hook_gives_up_after_its_time_and_when_the_server_has_gone(tmp
         assert await hook.wait() == 0
 
 
-async def test_a_server_that_is_too_busy_to_say_is_waited_for(tmp_path: Path) -> None:
+async def test_the_hook_waits_for_a_server_that_is_too_busy_to_answer(tmp_path: Path) -> None:
     """Until the server is idle, it accepts connections and closes them without an answer, as a server does
     whose /metrics takes too long.
     """

@@ -66,7 +66,7 @@ def test_the_image_has_no_compiler_and_no_installer(built_images: Images, name: 
 
 
 @EACH
-def test_nothing_of_this_machine_is_in_it(built_images: Images, name: str) -> None:
+def test_nothing_of_this_machine_is_in_the_image(built_images: Images, name: str) -> None:
     root = built_images[name].root
     assert not (root / "etc/pip.conf").exists() or not (root / "etc/pip.conf").read_text()
     addresses = [value for value in pip_settings().values() if "://" in value]

@@ -26,7 +26,7 @@ def run(script: str) -> list[str | Path]:
     return ["bash", KEEP, "run", "bash", "-c", script]
 
 
-async def test_what_ends_by_itself_is_started_again(tmp_path: Path) -> None:
+async def test_a_picker_that_ends_by_itself_is_started_again(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     script = f"echo x >> {runs}; n=$(wc -l < {runs}); [[ $n -lt 3 ]] && exit $((n + 2)); sleep 1000"
     async with managed_process("keep", run(script), directory=tmp_path) as keep:
@@ -41,7 +41,9 @@ async def test_what_ends_by_itself_is_started_again(tmp_path: Path) -> None:
     ]
 
 
-async def test_a_configuration_that_cannot_be_used_ends_it_at_first_and_not_later(tmp_path: Path) -> None:
+async def test_a_configuration_that_cannot_be_used_ends_the_keeper_only_in_the_first_run(
+    tmp_path: Path,
+) -> None:
     async with managed_process("first", run("exit 2"), directory=tmp_path) as keep:
         assert await keep.wait() == 2
     runs = tmp_path / "runs"
@@ -113,7 +115,7 @@ async def test_the_probe_fails_for_a_picker_that_hangs_and_not_for_one_that_is_a
         over.set()
 
 
-async def test_the_probe_is_content_with_the_real_picker(tmp_path: Path) -> None:
+async def test_the_probe_passes_with_the_real_picker(tmp_path: Path) -> None:
     """The picker answers only for hosts that it knows, so the probe asks for one of these hosts."""
     config = config_in(tmp_path)
     write_endpoints(config, [])

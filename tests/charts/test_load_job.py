@@ -49,7 +49,7 @@ def test_the_job_loads_the_releases_own_service_and_is_never_one_of_its_pods(hel
     assert "https://gateway-prefix-gateway:443" in tls
 
 
-def test_its_arguments_are_ones_that_the_generator_takes(helm: Helm) -> None:
+def test_the_generator_accepts_the_jobs_arguments(helm: Helm) -> None:
     host = f"http://127.0.0.1:{free_port()}"
     load = {**ON, "host": host, "scenario": "shared", "args": ["--users", "9", "--prefixes", "4"]}
     made = container(job(helm, loadTest=load))
@@ -68,7 +68,7 @@ def test_its_arguments_are_ones_that_the_generator_takes(helm: Helm) -> None:
 @pytest.mark.parametrize(
     "volume", [{}, {"persistentVolumeClaim": {"claimName": "reports"}}], ids=["emptyDir", "claim"]
 )
-def test_an_api_server_takes_it(
+def test_an_api_server_accepts_the_job(
     helm: Helm, cluster: ControlPlane, namespace: str, volume: dict[str, Any], tmp_path: Path
 ) -> None:
     text = helm.run(
@@ -90,7 +90,7 @@ def test_an_api_server_takes_it(
         ({"loadTest": {**ON, "scenario": "storm"}}, "/loadTest/scenario"),
     ],
 )
-def test_what_cannot_run_is_refused_with_what_to_do(helm: Helm, values: dict[str, Any], said: str) -> None:
+def test_a_job_that_cannot_run_is_refused_with_advice(helm: Helm, values: dict[str, Any], said: str) -> None:
     with pytest.raises(HelmError) as refused:
         helm.render(GATEWAY, values)
     assert said in str(refused.value)

@@ -131,7 +131,7 @@ async def test_envoys_metrics_exist_in_the_version_that_is_deployed(tmp_path: Pa
             assert f'envoy_cluster_name="{cluster}"' in page
 
 
-def test_every_panel_says_what_it_shows_and_none_lies_on_another() -> None:
+def test_every_panel_says_what_it_shows_and_no_panels_overlap() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:
         place = panel["gridPos"]

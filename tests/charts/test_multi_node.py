@@ -74,7 +74,7 @@ def test_leader_and_worker_are_one_vllm(helm: Helm) -> None:
     )
 
 
-def test_a_worker_that_goes_waits_for_its_leader(helm: Helm) -> None:
+def test_a_worker_that_terminates_waits_for_its_leader(helm: Helm) -> None:
     leader, worker = map(server_of, parts(helm))
     assert leader["lifecycle"] == worker["lifecycle"]
     assert {"name": "DRAIN_HOST", "value": "$(LWS_LEADER_ADDRESS)"} in worker["env"]
@@ -108,6 +108,6 @@ def test_an_autoscaler_scales_whole_servers(helm: Helm) -> None:
         ({"multiNode": {"enabled": True, "size": 1}}, "size"),
     ],
 )
-def test_what_makes_no_sense_is_refused(helm: Helm, values: dict[str, Any], says: str) -> None:
+def test_senseless_values_are_refused(helm: Helm, values: dict[str, Any], says: str) -> None:
     with pytest.raises(HelmError, match=says):
         helm.render(MODEL_SERVER, {"multiNode": {"enabled": True}, **values})

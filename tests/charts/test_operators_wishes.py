@@ -86,7 +86,7 @@ def test_keda_needs_to_know_where_prometheus_is(helm: Helm) -> None:
     [(MODEL_SERVER, {}), (GATEWAY, {"autoscaling": {"enabled": False}})],
     ids=["server", "gateway"],
 )
-def test_a_count_that_is_left_out_is_somebody_elses(helm: Helm, chart: Any, values: dict[str, Any]) -> None:
+def test_a_replica_count_that_is_null_is_not_rendered(helm: Helm, chart: Any, values: dict[str, Any]) -> None:
     objects = helm.render(chart, {**values, "replicas": None}, release="release")
     names = ("release-model-server", "release-prefix-gateway")
     spec = next(o["spec"] for o in objects if o["kind"] == "Deployment" and o["metadata"]["name"] in names)
@@ -104,7 +104,7 @@ def test_pods_say_which_model_they_serve(helm: Helm) -> None:
 
 
 @pytest.mark.parametrize("chart", [GATEWAY, MODEL_SERVER], ids=["gateway", "server"])
-def test_labels_registry_and_further_objects_are_for_everything(helm: Helm, chart: Any) -> None:
+def test_common_labels_the_registry_and_extra_objects_reach_every_object(helm: Helm, chart: Any) -> None:
     values = {
         "commonLabels": {"team": "ml"},
         "global": {"imageRegistry": "mirror.example.com/all"},
@@ -227,7 +227,7 @@ def test_monitors_take_relabelings(helm: Helm) -> None:
     assert end["relabelings"] == end["metricRelabelings"] == [rule]
 
 
-def test_who_views_or_edits_a_namespace_does_so_with_its_policies(helm: Helm) -> None:
+def test_the_roles_to_view_or_edit_a_namespace_include_its_policies(helm: Helm) -> None:
     roles = {o["metadata"]["name"]: o for o in helm.render(GATEWAY, {}) if o["kind"] == "ClusterRole"}
     view, edit = (
         roles["llm-gateway-prefix-gateway-policies-view"],

@@ -62,7 +62,7 @@ def readable(manifest: dict[str, Any]) -> str:
 
 
 @BY_NAME
-def test_the_rendered_chart_is_the_one_of_the_snapshot(helm: Helm, wanted: ValueSet) -> None:
+def test_the_rendered_chart_equals_its_snapshot(helm: Helm, wanted: ValueSet) -> None:
     texts = [readable(each) for each in helm.render_set(wanted)]
     if wanted.chart == GATEWAY and wanted.name != "gateway-default":
         usual = {readable(each) for each in helm.render_set(value_set("gateway-default"))}
@@ -86,7 +86,7 @@ def test_helm_lint_has_no_complaint(helm: Helm, wanted: ValueSet, tmp_path: Path
 
 
 @BY_NAME
-def test_no_container_may_more_than_it_needs(helm: Helm, wanted: ValueSet) -> None:
+def test_no_container_has_more_rights_than_it_needs(helm: Helm, wanted: ValueSet) -> None:
     for name, spec in pod_specs(helm.render_set(wanted)):
         of_vllm = wanted.name in ("servers-vllm", "servers-multi-node")
         assert spec["securityContext"]["runAsNonRoot"] is True, name
@@ -180,7 +180,7 @@ def test_a_changed_configuration_restarts_the_pods_and_a_changed_policy_does_not
     assert checksum({"config": {"log": {"level": "debug"}}}) != checksum({})
 
 
-def test_a_replica_count_is_left_to_whoever_scales(helm: Helm) -> None:
+def test_the_replica_count_is_left_to_an_autoscaler_that_is_on(helm: Helm) -> None:
     scaled = of_kind(helm.render(GATEWAY), "Deployment", "gateway-prefix-gateway")
     assert "replicas" not in scaled["spec"], "helm upgrade would undo the autoscaler's work"
     fixed = helm.render(GATEWAY, {"autoscaling": {"enabled": False}, "replicas": 5})

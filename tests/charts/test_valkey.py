@@ -49,7 +49,7 @@ def path_with_valkey(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("path_with_valkey")
 @pytest.mark.parametrize("mine", ["", r'it"s \n $(mine) `now` #1'], ids=["the chart's", "one's own"])
-async def test_the_real_server_runs_as_the_pod_would_and_lets_in_only_who_knows_the_password(
+async def test_the_real_server_runs_as_in_the_pod_and_lets_in_only_clients_with_the_password(
     helm: Helm, tmp_path: Path, mine: str
 ) -> None:
     values: dict[str, Any] = {
@@ -91,7 +91,7 @@ async def test_the_real_server_runs_as_the_pod_would_and_lets_in_only_who_knows_
 
 
 @pytest.mark.usefixtures("path_with_valkey")
-async def test_an_empty_password_is_refused_rather_than_none_asked_for(helm: Helm, tmp_path: Path) -> None:
+async def test_valkey_does_not_start_with_an_empty_password(helm: Helm, tmp_path: Path) -> None:
     objects = helm.render(GATEWAY, {"valkey": {"existingSecret": "mine"}})
     (tmp_path / "password").write_text("\n")
     command = command_of(objects, password_file=tmp_path / "password", data=tmp_path)
@@ -99,7 +99,7 @@ async def test_an_empty_password_is_refused_rather_than_none_asked_for(helm: Hel
         assert await process.wait() == 1
 
 
-def test_a_secret_of_ones_own_is_used_by_valkey_and_the_pickers_and_none_is_made(helm: Helm) -> None:
+def test_an_existing_secret_is_used_by_valkey_and_the_pickers_and_none_is_made(helm: Helm) -> None:
     objects = helm.render(GATEWAY, {"valkey": {"existingSecret": "mine"}})
     assert not [each for each in objects if each["kind"] == "Secret"]
     secrets = {

@@ -171,7 +171,9 @@ def test_values_are_short_and_the_schema_knows_exactly_them(chart: Path) -> None
         ),
     ],
 )
-def test_the_gateway_refuses(helm: Helm, values: dict[str, Any], field: str) -> None:
+def test_the_gateway_refuses_values_and_names_the_field(
+    helm: Helm, values: dict[str, Any], field: str
+) -> None:
     with pytest.raises(HelmError) as refused:
         helm.render(GATEWAY, values)
     assert field in str(refused.value)
@@ -209,7 +211,9 @@ def test_the_gateway_refuses(helm: Helm, values: dict[str, Any], field: str) -> 
         ({"initContainers": [{"name": "fetch"}]}, "/initContainers"),
     ],
 )
-def test_the_model_servers_refuse(helm: Helm, values: dict[str, Any], field: str) -> None:
+def test_the_model_servers_refuse_values_and_name_the_field(
+    helm: Helm, values: dict[str, Any], field: str
+) -> None:
     with pytest.raises(HelmError) as refused:
         helm.render(MODEL_SERVER, values)
     assert field in str(refused.value)
@@ -256,7 +260,7 @@ def switched(chart: Path, *, on: bool) -> dict[str, Any]:
     return values
 
 
-def test_both_are_subcharts_of_others(helm: Helm) -> None:
+def test_both_charts_accept_the_global_values_of_a_parent_chart(helm: Helm) -> None:
     for chart in (GATEWAY, MODEL_SERVER):
         assert helm.render(chart, {"global": {"anything": 1}}), "helm hands `global` to every subchart"
 
@@ -295,7 +299,7 @@ def test_users_and_groups_can_be_left_to_the_cluster_in_every_pod(helm: Helm) ->
         }, name
 
 
-def test_vllm_finds_a_home_that_its_user_may_write_whoever_that_is(helm: Helm) -> None:
+def test_vllm_has_a_home_that_any_user_may_write(helm: Helm) -> None:
     unset = dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"))
     for given in ({}, {"podSecurityContext": unset}):
         deployment = of_kind(helm.render(MODEL_SERVER, {"vllm": given}), "Deployment")
@@ -315,7 +319,7 @@ def test_vllm_finds_a_home_that_its_user_may_write_whoever_that_is(helm: Helm) -
 
 
 @pytest.mark.parametrize("values", [{}, {"shape": "gateway"}, {"sharing": {"enabled": False}}])
-def test_the_key_of_a_secret_signs_what_replicas_say(helm: Helm, values: dict[str, Any]) -> None:
+def test_the_key_of_a_secret_signs_the_messages_of_replicas(helm: Helm, values: dict[str, Any]) -> None:
     shared = values.get("sharing", {}).get("enabled", True)
     for secret in ("", "pool-key"):
         sharing = {**values.get("sharing", {}), "signingKeySecret": secret}

@@ -49,7 +49,7 @@ def inference_pool(name: str, *, port: int) -> str:
 
 
 @pytest.mark.cluster
-def test_an_inference_pool_is_taken_and_one_with_an_impossible_port_refused(
+def test_an_inference_pool_is_accepted_and_one_with_an_impossible_port_is_refused(
     cluster: ControlPlane, namespace: str
 ) -> None:
     cluster.kubectl("apply", "--namespace", namespace, "-f", "-", stdin=inference_pool("good", port=8000))
@@ -86,7 +86,7 @@ def test_helm_installs_and_removes_a_chart(cluster: ControlPlane, namespace: str
 
 
 @pytest.mark.cluster
-def test_a_killed_api_server_refuses_connections_and_comes_back_with_what_it_knew(
+def test_a_killed_api_server_refuses_connections_and_comes_back_with_its_data(
     own_cluster: ControlPlane,
 ) -> None:
     own_cluster.kubectl("create", "configmap", "kept", "--from-literal=a=b")

@@ -67,7 +67,7 @@ async def test_pods_come_go_move_and_change_ports(
         await site.wait_addresses(*at(site, 5), *at(site, 5, port=other))
 
 
-async def test_another_selector_is_another_fleet_and_a_pool_that_is_deleted_is_none(
+async def test_another_selector_selects_other_pods_and_a_deleted_pool_has_none(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     async with running_site(cluster, namespace, tmp_path, pods=1) as site:
@@ -172,7 +172,7 @@ class Late:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-async def test_ten_pools_of_a_hundred_pods(
+async def test_the_picker_finds_all_pods_of_ten_pools_and_their_lists_of_models(
     cluster: ControlPlane, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each pool has its own model. The test prints how soon the pods are found and what they cost."""

@@ -50,7 +50,7 @@ async def wait_status(asked: Gateway, name: str, **wanted: Any) -> None:
     await wait_until(so, what=f"the status of {name} says {wanted}")
 
 
-async def test_what_waits_outlives_each_change_of_policy_and_objective_and_is_answered_once(
+async def test_waiting_requests_outlive_changes_of_policy_and_objective_and_are_answered_once(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     async with gateway(cluster, namespace, tmp_path) as asked, AsyncExitStack() as stack:
@@ -73,7 +73,7 @@ async def test_what_waits_outlives_each_change_of_policy_and_objective_and_is_an
         assert await asked.site.picker.metric("epp_flow_waiting_requests") == 0
 
 
-async def test_a_smaller_bound_refuses_what_is_over_it_and_keeps_the_rest(
+async def test_a_smaller_bound_refuses_the_requests_over_it_and_keeps_the_rest(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     async with gateway(cluster, namespace, tmp_path) as asked, AsyncExitStack() as stack:

@@ -176,7 +176,7 @@ async def test_rewrites_are_followed_as_they_come_change_and_go(
         await api.close()
 
 
-async def test_each_object_is_told_what_became_of_it(
+async def test_the_status_of_each_object_says_whether_it_is_in_use(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     """The statuses are: in use, refused, younger than another of the same name.

@@ -51,7 +51,7 @@ NONSENSE: Sequence[tuple[str, dict[str, Any], str]] = (
 )
 
 
-def test_kubectl_is_refused_what_makes_no_sense(cluster: ControlPlane, namespace: str) -> None:
+def test_the_api_server_refuses_senseless_policies(cluster: ControlPlane, namespace: str) -> None:
     install_policy_crd(cluster)
     for name, spec, reason in NONSENSE:
         said = cluster.kubectl_fails("apply", "-n", namespace, "-f", "-", stdin=policy_document(name, **spec))
@@ -233,7 +233,7 @@ async def holds(*pickers: PickerProcess) -> bool:
     return sum([await p.metric("epp_kubernetes_lease_held") for p in pickers]) == 1
 
 
-async def test_of_several_workers_of_one_pod_one_writes(
+async def test_of_several_workers_of_one_pod_only_one_writes_status(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     async with running_site(cluster, namespace, tmp_path, pods=2, workers=2) as site:
@@ -248,7 +248,9 @@ async def test_of_several_workers_of_one_pod_one_writes(
         assert await site.picker.metric("epp_endpoint_ready") == 4
 
 
-async def test_writing_status_wakes_nobody(cluster: ControlPlane, namespace: str, tmp_path: Path) -> None:
+async def test_the_picker_does_not_react_to_the_status_that_it_wrote(
+    cluster: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
     """The picker receives its own writes and does not judge the policy again.
     It does not write a status that already says the same.
     """
@@ -273,7 +275,7 @@ def holder_time(site: Site) -> str:
     return str(lease["spec"]["renewTime"])
 
 
-async def test_what_an_operator_must_know_is_told_as_events_of_the_pool(
+async def test_events_of_the_pool_report_endpoints_and_policies(
     cluster: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
     async with running_site(cluster, namespace, tmp_path, pods=0) as site:

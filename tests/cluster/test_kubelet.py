@@ -178,7 +178,7 @@ def test_init_containers_run_in_order_and_a_sidecar_outlives_the_main_container(
     assert f"{pods.namespace}/ordered" not in node.running()
 
 
-def test_a_container_that_does_not_hear_sigterm_is_killed_when_its_grace_is_over(
+def test_a_container_that_ignores_sigterm_is_killed_after_its_grace_period(
     pods: Pods, node: RunningNode
 ) -> None:
     pods.apply(pod("deaf", [{"name": "main", "image": "tools:v1", "args": ["1000"]}]))
@@ -319,7 +319,7 @@ def test_a_container_that_keeps_failing_waits_longer_and_a_killed_one_starts_at_
     assert not is_ready(waiting)
 
 
-def test_what_a_pod_lacks_is_said_in_its_status_and_waited_for(pods: Pods) -> None:
+def test_a_pod_waits_for_missing_objects_and_its_status_names_them(pods: Pods) -> None:
     missing = {"secretKeyRef": {"name": "later", "key": "word"}}
     wanting = shell("main", "sleep 1000", env=[{"name": "WORD", "valueFrom": missing}])
     unknown = {"name": "main", "image": "tools:v2", "args": ["1000"]}

@@ -86,7 +86,7 @@ def test_every_check_belongs_to_a_row() -> None:
     assert {check.row for check in CHECKS} <= set(ROWS)
 
 
-def test_the_report_keeps_what_xml_cannot_say_out() -> None:
+def test_the_report_leaves_out_characters_that_xml_cannot_hold() -> None:
     result = Result("nginx", 1, "claim", "fail", "a \x00 byte\nand a line")
     assert ET.fromstring(junit([result]))[0].get("failures") == "1"
     assert "0 pass, 1 fail, 0 not asked" in table([result])

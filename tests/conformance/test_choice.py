@@ -84,7 +84,7 @@ async def test_row_03_unknown_entries_are_passed_over(picker: PickerUnderTest) -
 @every_mode
 @with_and_without_body()
 @pytest.mark.parametrize("subset", [NOWHERE, ",".join(NOWHERE), []], ids=["list", "text", "empty"])
-async def test_row_03_nobody_eligible_is_503(
+async def test_row_03_no_eligible_endpoint_is_503(
     picker: PickerUnderTest, mode: Mode, body: bytes | None, subset: Any
 ) -> None:
     """The picker never chooses an endpoint outside the hint, even if the hint leaves none: then the client
@@ -229,7 +229,7 @@ async def test_row_11_a_destination_that_the_client_sends_is_gone(
 
 
 @pytest.mark.parametrize("mode", [BUFFERED, DUPLEX], ids=["buffered", "full_duplex"])
-async def test_row_11_a_refused_request_goes_nowhere(picker: PickerUnderTest, mode: Mode) -> None:
+async def test_row_11_a_refused_request_gets_no_destination(picker: PickerUnderTest, mode: Mode) -> None:
     """A destination that the client names does not save a request that the picker refuses."""
     async with picker.exchange(mode) as exchange:
         await exchange.send(BODY, subset=NOWHERE, headers=[(DESTINATION, picker.endpoints[0])])
@@ -281,7 +281,7 @@ async def test_row_15_the_status_is_read_under_its_real_name(ours: OwnPicker) ->
 
 
 @pytest.mark.parametrize("mode", [BUFFERED, DUPLEX, NONE], ids=["buffered", "full_duplex", "none"])
-async def test_row_18_the_scores_are_told_when_asked_for(flagged: PickerUnderTest, mode: Mode) -> None:
+async def test_row_18_the_metadata_has_scores_if_the_flag_is_on(flagged: PickerUnderTest, mode: Mode) -> None:
     """With its flag on, the metadata holds a number for the endpoints that were considered,
     by their ip:port."""
     flagged.needs("scores")
@@ -291,7 +291,7 @@ async def test_row_18_the_scores_are_told_when_asked_for(flagged: PickerUnderTes
     assert all(isinstance(score, (int, float)) for score in scores.values())
 
 
-async def test_row_18_without_the_flag_there_are_none(picker: PickerUnderTest) -> None:
+async def test_row_18_without_the_flag_there_are_no_scores(picker: PickerUnderTest) -> None:
     """Without the flag the picker does not compute scores."""
     picker.needs("scores", on=False)
     assert list((await picker.route(BUFFERED, BODY)).metadata[LB]) == [DESTINATION]

@@ -131,7 +131,7 @@ async def test_row_12_refusals_reach_the_client_as_json(through: Gateway) -> Non
         assert reply.json()["error"]["type"] == "invalid_request_error"
 
 
-async def test_row_13_whatever_is_no_inference_is_served(through: Gateway) -> None:
+async def test_row_13_requests_without_inference_are_served(through: Gateway) -> None:
     """Model lists, posts without a body and unknown paths reach a server by load."""
     for method, path, body in (
         ("GET", "/v1/models", None),
@@ -207,7 +207,7 @@ async def test_row_11_a_client_does_not_name_its_server_while_the_picker_is_down
         assert not any(DESTINATION in r.headers for b in gateway.backends for r in b.prompts)
 
 
-async def test_row_14_a_picker_told_to_stop_cuts_no_answer(tmp_path: Path) -> None:
+async def test_row_14_a_picker_that_stops_on_sigterm_cuts_no_answer(tmp_path: Path) -> None:
     """SIGTERM: the answers in flight complete, though the picker does not wait for their end."""
     async with running_gateway(tmp_path, policy=CALM) as gateway, answers_in_flight(gateway) as answers:
         assert await gateway.picker.process.terminate() == 0

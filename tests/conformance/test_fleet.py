@@ -145,7 +145,9 @@ async def test_row_07_the_booking_moves_to_who_served(
 
 
 @how_served_is_told
-async def test_row_07_as_picked_nothing_moves(ours: OwnPicker, *, attribute: bool) -> None:
+async def test_row_07_the_booking_stays_if_the_picked_endpoint_served(
+    ours: OwnPicker, *, attribute: bool
+) -> None:
     """The first choice served: the picker counts no difference, and the decision names the server."""
     before = await ours.running.metric("epp_served_mismatch_total")
     name = f"as-picked-{attribute}"
@@ -215,7 +217,7 @@ async def test_row_09_the_servers_metrics_are_understood(
 
 
 @pytest.mark.parametrize("kind", PAGES)
-async def test_row_09_load_that_a_server_tells_steers_the_pick(
+async def test_row_09_load_that_a_server_reports_steers_the_pick(
     mixed: dict[str, tuple[OwnPicker, PagedBackend]], kind: str
 ) -> None:
     """The picker chooses the only endpoint whose queue is empty, whoever sent the requests that wait at the

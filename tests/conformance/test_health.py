@@ -85,7 +85,9 @@ async def test_row_08_an_unknown_service_is_called_unknown(picker: PickerUnderTe
 
 
 @pytest.mark.parametrize("service", NAMES)
-async def test_row_08_watch_tells_at_once_and_stays_open(picker: PickerUnderTest, service: str) -> None:
+async def test_row_08_watch_sends_the_status_at_once_and_stays_open(
+    picker: PickerUnderTest, service: str
+) -> None:
     """Watch sends the current status at once and stays open to send changes."""
     async with watching(picker, service) as (watched,):
         await watched.wait(STATUS.SERVING)
@@ -94,7 +96,7 @@ async def test_row_08_watch_tells_at_once_and_stays_open(picker: PickerUnderTest
 
 
 @pytest.mark.usefixtures("controllable")
-async def test_row_08_a_drain_says_so_first_and_answers_until_it_ends(tmp_path: Path) -> None:
+async def test_row_08_a_drain_ends_readiness_first_and_answers_until_it_ends(tmp_path: Path) -> None:
     """After SIGTERM readiness ends first and liveness stays; streams in flight finish, and new ones are
     answered.
     """
@@ -119,7 +121,7 @@ async def test_row_08_a_drain_says_so_first_and_answers_until_it_ends(tmp_path: 
 
 
 @pytest.mark.usefixtures("controllable")
-async def test_row_14_a_drain_ends_with_ok_what_has_passed_response_headers(tmp_path: Path) -> None:
+async def test_row_14_a_drain_ends_streams_with_ok_after_response_headers(tmp_path: Path) -> None:
     """A stream that only waits for an answer's end is closed at once, with OK: an error would cut the answer
     if the gateway fails closed. A stream whose answer has not begun stays open until it begins; so does a
     stream through which the answer passes.

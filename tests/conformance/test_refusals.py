@@ -84,7 +84,7 @@ async def test_row_12_a_body_over_the_limit_is_413(
 
 @reading_mode
 @pytest.mark.parametrize("case", PASSED)
-async def test_row_13_what_is_not_understood_is_routed(
+async def test_row_13_requests_that_are_not_understood_are_routed(
     picker: PickerUnderTest, mode: Mode, case: str
 ) -> None:
     """APIs that the picker does not know are the servers' business: it chooses a server by load and changes

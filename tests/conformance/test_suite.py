@@ -52,7 +52,7 @@ NOTICED: dict[str, list[Check]] = {
         choice.test_row_05_fallbacks_stay_within_the_subset,
     ],
     "subset ignored without a body": [lambda p: choice.test_row_03_a_subset_list_binds(p, DUPLEX, None)],
-    "empty subset ignored": [lambda p: choice.test_row_03_nobody_eligible_is_503(p, BUFFERED, BODY, [])],
+    "empty subset ignored": [lambda p: choice.test_row_03_no_eligible_endpoint_is_503(p, BUFFERED, BODY, [])],
     "test header ignored": [lambda p: choice.test_row_10_the_test_header_steers_the_pick(p, DUPLEX, BODY)],
     "names in lower case only": [
         lambda p: modes.test_row_15_names_in_any_case_and_either_kind_of_value(p, plain_values=False),
@@ -74,7 +74,7 @@ NOTICED: dict[str, list[Check]] = {
     ],
     "request id replaced": [lambda p: choice.test_row_16_a_request_id_is_kept_or_made(p, BUFFERED, BODY)],
     "500 for everything": [
-        lambda p: choice.test_row_03_nobody_eligible_is_503(p, BUFFERED, None, "203.0.113.1:1"),
+        lambda p: choice.test_row_03_no_eligible_endpoint_is_503(p, BUFFERED, None, "203.0.113.1:1"),
         lambda p: refusals.test_row_12_a_request_that_no_server_could_take_is_400(p, EARLY, "not JSON"),
     ],
     "errors in plain text": [
@@ -94,7 +94,7 @@ NOTICED: dict[str, list[Check]] = {
     "health by the letter of gRPC": [
         lambda p: health.test_row_08_health_answers_under_its_names(p, "liveness"),
         health.test_row_08_an_unknown_service_is_called_unknown,
-        lambda p: health.test_row_08_watch_tells_at_once_and_stays_open(p, "readiness"),
+        lambda p: health.test_row_08_watch_sends_the_status_at_once_and_stays_open(p, "readiness"),
     ],
 }
 
@@ -111,7 +111,7 @@ async def test_a_faulty_picker_is_noticed(flagged: PickerUnderTest, name: str) -
 
 @pytest.mark.usefixtures("controllable")
 @pytest.mark.asyncio(loop_scope="module")
-async def test_what_stands_between_adds_no_fault_of_its_own(flagged: PickerUnderTest) -> None:
+async def test_the_proxy_adds_no_fault_of_its_own(flagged: PickerUnderTest) -> None:
     async with faulty(flagged, Fault()) as picker:
         for check in (check for checks in NOTICED.values() for check in checks):
             await check(picker)

@@ -72,7 +72,7 @@ def test_a_second_run_of_the_engine_bench_adds_to_the_first(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_said_so(
+def test_a_missing_gpu_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["bench", "--shape", "8b", "--device", "cuda"])

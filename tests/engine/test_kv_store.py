@@ -105,7 +105,7 @@ def serve(folder: Path, tmp_path: Path) -> Serve:
     return served
 
 
-async def test_what_the_cache_has_lost_is_loaded_and_says_the_same(serve: Serve) -> None:
+async def test_blocks_that_the_cache_lost_are_loaded_and_give_the_same_answer(serve: Serve) -> None:
     async with serve() as server:
         first, cached = await server.ask(FIRST)
         assert cached == 0
@@ -186,7 +186,7 @@ async def test_kv_events_tell_what_the_disk_holds_and_again_after_a_reset_or_a_r
         assert sorted(told(log), key=str) == sorted(stored, key=str)
 
 
-async def test_answers_are_stored_too_and_prompts_share_what_they_begin_with(serve: Serve) -> None:
+async def test_answers_are_stored_too_and_prompts_share_their_common_beginning(serve: Serve) -> None:
     async with serve() as server:
         tokens = (await server.post("/tokenize", prompt=FIRST))["count"]
         await server.ask(FIRST, max_tokens=34, ignore_eos=True)

@@ -134,7 +134,7 @@ async def test_a_disk_that_hangs_is_waited_for_once_and_only_for_a_while(
         goes_on.set()
 
 
-async def test_what_waits_for_its_blocks_takes_no_more_memory_than_is_counted(serve: Serve) -> None:
+async def test_a_loaded_prefix_holds_exactly_the_memory_that_it_counts(serve: Serve) -> None:
     async with serve() as server:
         await server.ask(FIRST)
         [segment] = server.tiers.store.segments()
@@ -169,7 +169,7 @@ async def test_a_folder_stays_locked_while_a_write_hangs(
         assert (await server.ask(FIRST))[1] > 300
 
 
-async def test_a_folder_that_vanishes_costs_only_what_was_stored(serve: Serve, tmp_path: Path) -> None:
+async def test_a_folder_that_vanishes_loses_only_the_stored_blocks(serve: Serve, tmp_path: Path) -> None:
     async with serve() as server:
         stop_clocks(server)
         expected = [(await server.ask(prompt))[0] for prompt in (FIRST, SECOND)]

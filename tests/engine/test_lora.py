@@ -118,7 +118,7 @@ def test_a_rank_stabilised_adapter_is_scaled_by_the_root_of_its_rank(tmp_path: P
     check_against_plain(runner, plain, [request])
 
 
-def test_a_file_that_changes_while_it_is_read_is_refused_for_its_digest_would_be_of_other_weights(
+def test_a_file_that_changes_while_it_is_read_is_refused(
     tmp_path: Path,
 ) -> None:
     class Overtaken(AdapterBank):
@@ -162,7 +162,9 @@ def test_a_file_that_changed_in_place_is_refused_and_its_old_bytes_are_welcome_a
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
     ],
 )
-def test_what_would_be_computed_wrongly_is_refused(config: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_adapters_that_would_be_computed_wrongly_are_refused(
+    config: dict[str, Any], says: str, tmp_path: Path
+) -> None:
     module = tiny("llama")
     adapter = write_adapter(tmp_path / "a", module, "llama", seed=1, **config)
     bank = AdapterBank(module)

@@ -88,7 +88,7 @@ def test_a_model_is_packed_where_it_is_loaded_in_float32_for_a_cpu(tmp_path: Pat
             assert torch.equal(copy.deepcopy(module)(asked).logits, module(asked).logits)
 
 
-def test_layers_that_are_given_the_same_rows_are_one_product_and_others_get_their_own() -> None:
+def test_layers_with_the_same_input_share_one_product_and_others_have_their_own() -> None:
     layer = tiny("llama").model.layers[0].self_attn
     names = ("q_proj", "k_proj", "v_proj")
     plain = [copy.deepcopy(getattr(layer, name)) for name in names]
@@ -136,7 +136,7 @@ def test_a_preempted_request_goes_on_with_the_same_logits() -> None:
     check_against_plain(runner, plain, requests)
 
 
-def test_what_a_salt_keeps_apart_is_computed_again_and_is_the_same() -> None:
+def test_a_prompt_with_another_salt_is_computed_again_with_the_same_tokens() -> None:
     module = tiny("llama")
     engine, _ = engine_around(module)
     prompt = tokens(40, seed=1)

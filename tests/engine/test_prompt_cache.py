@@ -93,7 +93,7 @@ def test_003_3_after_a_kept_tail_is_copied_every_logit_is_that_of_the_plain_mode
                 assert logprob == pytest.approx(float(right[token]), abs=1e-4)
 
 
-def test_what_is_kept_of_a_step_is_one_row_of_its_logits() -> None:
+def test_only_one_row_of_a_steps_logits_is_kept() -> None:
     engine = engine_of(entries=8)
     asked = [ask(str(n), tokens(10 + n, seed=n), temperature=0.0, seed=0) for n in range(5)]
     run(engine, *asked)

@@ -160,7 +160,7 @@ async def test_a_client_sets_the_templates_variables_and_not_the_template(runnin
         assert "cannot be set" in refused["message"]
 
 
-async def test_equal_seeds_say_the_same_whatever_else_runs_and_no_seed_says_something_new(
+async def test_equal_seeds_give_equal_answers_whatever_else_runs_and_no_seed_gives_another(
     running: Running,
 ) -> None:
     seeded = {"temperature": 1.0, "seed": 7, "max_tokens": 16}
@@ -243,7 +243,7 @@ async def test_streamed_pieces_never_cut_a_character(running: Running) -> None:
         ("response_format", {"type": "json_object"}, "not supported"),
     ],
 )
-async def test_what_the_engine_cannot_do_is_refused(
+async def test_requests_that_the_engine_cannot_serve_are_refused(
     running: Running, field: str, value: object, says: str
 ) -> None:
     error = await running.refused("/v1/completions", **{"prompt": "x", field: value})
@@ -252,7 +252,7 @@ async def test_what_the_engine_cannot_do_is_refused(
     assert await running.text(max_tokens=1)
 
 
-async def test_tokens_that_the_model_has_not_are_refused_and_harm_nobody(running: Running) -> None:
+async def test_tokens_that_the_model_lacks_are_refused_and_harm_no_other_request(running: Running) -> None:
     size = running.server.backend.vocabulary_size
     assert size is not None
     assert (await running.refused("/v1/completions", prompt=[[5], [size]]))["param"] == "prompt"

@@ -172,7 +172,7 @@ def test_a_prefix_in_several_nodes_is_read_across_them(make: Any) -> None:
     assert sum(system.reader.found_in[:2]) == 0, "tiers without room find nothing"
 
 
-def test_what_was_read_is_found_in_the_fast_tiers_and_not_read_again(make: Any) -> None:
+def test_chunks_that_were_read_are_in_the_fast_tiers_and_not_read_again(make: Any) -> None:
     system = make(SelectionSettings(ratio=0.25), capacities=(1 << 20, 1 << 20))
     token_ids = tokens(60, seed=1)
     system.put(token_ids[:PREFIX])
@@ -184,7 +184,7 @@ def test_what_was_read_is_found_in_the_fast_tiers_and_not_read_again(make: Any) 
     assert system.reader.resident_bytes(0) > 0
 
 
-def test_a_prefix_tells_how_much_of_it_is_on_disk_alone_before_it_is_read(make: Any) -> None:
+def test_a_prefix_tells_how_much_of_it_is_only_on_disk_before_it_is_read(make: Any) -> None:
     system = make(SelectionSettings(ratio=0.97), capacities=(1 << 20, 1 << 20))
     token_ids = tokens(60, seed=1)
     system.put(token_ids[:PREFIX])
@@ -200,7 +200,7 @@ def test_a_prefix_tells_how_much_of_it_is_on_disk_alone_before_it_is_read(make: 
     assert system.reader.where(prefix, first_token=PREFIX) == Load(disk_bytes=0)
 
 
-def test_what_every_request_reads_is_fetched_before_it_is_asked_for_and_gives_the_same(make: Any) -> None:
+def test_chunks_that_every_request_reads_are_read_ahead_and_give_the_same_logits(make: Any) -> None:
     """The tiers have no room. Each request reads from disk, the third reads some of it ahead, and nothing
     is read twice.
     """
@@ -223,7 +223,7 @@ def test_what_every_request_reads_is_fetched_before_it_is_asked_for_and_gives_th
     assert {key[1] for key in staged} == {1}
 
 
-def test_a_disk_that_fails_while_reading_ahead_is_met_again_by_who_wants_the_chunk(make: Any) -> None:
+def test_a_disk_that_fails_while_reading_ahead_fails_the_request_that_needs_the_chunk(make: Any) -> None:
     system = make(SelectionSettings(ratio=0.97), capacities=(0, 0))
     token_ids = tokens(60, seed=1)
     system.put(token_ids[:PREFIX])
@@ -298,7 +298,9 @@ def test_chunks_that_cannot_be_made_of_what_is_held_are_read_again(make: Any) ->
         assert reordered or system.store.disk.counts.reads
 
 
-def test_while_the_disk_hangs_nobody_waits_a_second_time(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_the_disk_hangs_no_request_waits_a_second_time(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     goes_on, real = threading.Event(), os.pread
 
     def hangs(number: int, num_bytes: int, offset: int) -> bytes:
@@ -324,7 +326,7 @@ def test_while_the_disk_hangs_nobody_waits_a_second_time(make: Any, monkeypatch:
     torch.testing.assert_close(system.ask(token_ids)[0], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_foreseen_is_fetched_ahead_and_is_what_is_read(make: Any) -> None:
+def test_chunks_that_are_foreseen_are_read_ahead_and_only_once(make: Any) -> None:
     system = make(SelectionSettings(ratio=0.25))
     token_ids = tokens(60, seed=5)
     exact = system.sequencer.compute(token_ids, start=0)[PREFIX:]

@@ -114,7 +114,7 @@ def test_002_5_with_small_tiers_less_than_half_of_the_strongest_rivals_bytes_are
     assert read[EVERYTHING.name] >= 2 * read[FEW_CHUNKS.name]
 
 
-def test_bytes_are_the_same_by_width_on_every_disk(made_up: Patterns, tmp_path: Path) -> None:
+def test_thin_records_count_the_same_bytes_as_wide_ones(made_up: Patterns, tmp_path: Path) -> None:
     """Thin records, multiplied, stand for wide ones. Tiers hold shares, so the same chunks are in the same
     places.
     """
@@ -172,7 +172,7 @@ def test_a_folder_that_refuses_direct_reads_is_named() -> None:
         DirectDisk().read(file.fileno(), offset=0, num_bytes=10)
 
 
-def test_a_window_is_as_good_as_a_choice_where_both_its_answers_and_their_likelihoods_are() -> None:
+def test_a_window_equals_a_choice_if_both_its_answers_and_its_likelihoods_are_as_good() -> None:
     def cell(same: float, kl: float) -> bench_accuracy.Measured:
         return bench_accuracy.Measured(same=[same], kl=[kl], nll=[1.0])
 

@@ -44,7 +44,7 @@ async def test_each_cut_counts_and_the_call_is_answered_at_its_end() -> None:
         assert rig.seen.faults == ["access_log_unreadable"]
 
 
-async def test_more_calls_than_envoys_have_are_refused_and_those_that_end_leave_room() -> None:
+async def test_calls_over_the_bound_are_refused_and_ended_calls_leave_room() -> None:
     async with serving() as rig, grpc.aio.insecure_channel(rig.target) as channel:
         first = [call(channel) for _ in range(MOST_CALLS)]
         await asyncio.gather(*(asked.write(message(entry(host=E1, port=80))) for asked in first))

@@ -129,7 +129,7 @@ async def test_the_metrics_of_many_servers_leave_the_loop_to_others_in_between(a
     assert turns > len(list(admin.metrics.pieces())) > 40
 
 
-async def test_ready_says_why_not_while_healthy(admin: Admin) -> None:
+async def test_readyz_says_why_the_picker_is_not_ready_and_healthz_stays_ok(admin: Admin) -> None:
     assert await admin.json("/readyz") == {"status": "ready"}
     admin.not_ready = "draining"
     assert await admin.json("/readyz", status=503) == {"status": "not ready", "reason": "draining"}
@@ -172,13 +172,13 @@ async def test_a_decision_is_found_by_any_request_id(admin: Admin, request_id: s
     assert shown["candidates"][1]["address"] == str(THERE)
 
 
-async def test_a_refused_request_explains_itself_too(admin: Admin) -> None:
+async def test_the_page_of_a_refused_request_says_the_reason(admin: Admin) -> None:
     admin.metrics.on_event(Refused("r1", NoEndpointError("no endpoint is ready", reason="no_endpoints")))
     shown = await admin.json("/decisions/r1")
     assert (shown["outcome"], shown["status"], shown["reason"]) == ("refused", 503, "no_endpoints")
 
 
-async def test_what_is_not_there_is_said_in_json(admin: Admin) -> None:
+async def test_unknown_pages_and_methods_get_errors_in_json(admin: Admin) -> None:
     assert "no decision" in (await admin.json("/decisions/unknown", status=404))["error"]
     assert await admin.json("/nothing", status=404) == {"error": "Not Found"}
     assert "Allowed" in (await admin.json("/policy", status=405, method="POST"))["error"]
@@ -261,7 +261,7 @@ async def asked_as(admin: Admin, host: str) -> int:
         return response.status
 
 
-async def test_a_name_that_nobody_has_allowed_is_refused() -> None:
+async def test_a_host_name_that_is_not_allowed_is_refused() -> None:
     """A web page could point its own name at this address. It would then read these pages through an
     operator's browser.
     """
@@ -286,7 +286,7 @@ async def test_a_name_that_nobody_has_allowed_is_refused() -> None:
         assert [await asked_as(admin, host) for host in refused] == [421] * len(refused)
 
 
-async def test_why_tokens_are_missed_is_told_for_a_window_within_bounds(admin: Admin) -> None:
+async def test_the_page_of_missed_tokens_takes_a_window_within_bounds(admin: Admin) -> None:
     for query, status, window_s in (
         ("", 200, 600),
         ("?window=60", 200, 60),

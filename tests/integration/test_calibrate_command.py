@@ -68,7 +68,7 @@ def test_tokens_that_come_together_cannot_be_timed(capsys: pytest.CaptureFixture
         (["--url", "http://127.0.0.1:9", "--max-batch", "1"], 2, "--max-batch at least 2"),
     ],
 )
-def test_what_cannot_be_measured_is_one_line(
+def test_a_server_that_cannot_be_measured_causes_one_line_of_error(
     flags: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["calibrate", *flags]) == status

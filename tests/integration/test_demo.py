@@ -96,9 +96,7 @@ def get_json(url: str, data: bytes | None = None, headers: dict[str, str] | None
         return json.loads(response.read()), response.headers
 
 
-def test_the_same_work_by_both_rules_fails_nowhere_and_hits_more_by_least_cost(
-    short_tmp: Path, tmp_path: Path
-) -> None:
+def test_neither_rule_fails_the_same_work_and_least_cost_hits_more(short_tmp: Path, tmp_path: Path) -> None:
     file, recording = tmp_path / "figures.json", tmp_path / "recording.jsonl"
     options = (
         "--once",
@@ -174,7 +172,7 @@ def test_the_demo_stays_up_with_a_curl_line_that_works_and_shows_the_decision_ab
     assert not list(short_tmp.iterdir())
 
 
-def test_ctrl_c_in_the_middle_ends_everything_and_tells_a_waiting_script(short_tmp: Path) -> None:
+def test_ctrl_c_in_the_middle_ends_everything_with_the_exit_status_of_the_signal(short_tmp: Path) -> None:
     with demo("--once", "--servers", "1", "--keep-logs", tmp=short_tmp) as running:
         running.read_until("Ready after")
         children = running.children()
@@ -195,7 +193,7 @@ async def test_a_demo_that_is_killed_takes_everything_with_it(short_tmp: Path) -
         await wait_until(lambda: not any(map(alive, children)), what="all children are gone")
 
 
-def test_a_server_that_dies_ends_the_demo_with_its_name_and_last_words(short_tmp: Path) -> None:
+def test_a_server_that_dies_ends_the_demo_with_its_name_and_the_end_of_its_log(short_tmp: Path) -> None:
     with demo("--servers", "2", tmp=short_tmp) as running:
         running.read_until("Ready after")
         children = running.children()
@@ -218,7 +216,7 @@ def test_an_envoy_that_does_not_start_shows_its_output_and_leaves_nothing_behind
     assert list(short_tmp.iterdir()) == [broken]
 
 
-def test_a_missing_envoy_and_a_taken_port_are_told_with_what_to_do(short_tmp: Path) -> None:
+def test_a_missing_envoy_and_a_taken_port_end_the_demo_with_advice(short_tmp: Path) -> None:
     with demo("--envoy", "/nonexistent/envoy", tmp=short_tmp) as running:
         assert running.end() == 1
     assert "make run" in running.said

@@ -108,7 +108,7 @@ async def test_the_prefill_server_computes_the_prompt_and_the_decode_server_does
         assert await site.picker.metric("epp_prefill_picks_total", endpoint="prefiller") == 1
 
 
-async def test_a_clients_own_header_makes_no_server_call_anybody(tmp_path: Path) -> None:
+async def test_a_header_of_a_client_makes_no_server_call_another_server(tmp_path: Path) -> None:
     async with apart(tmp_path) as site:
         called = asyncio.Event()
 

@@ -92,7 +92,9 @@ def secret(config: Config, name: str) -> Any:
     return resource
 
 
-def test_the_picker_is_trusted_by_its_ca_where_one_is_named(tmp_path: Path) -> None:
+def test_envoy_trusts_the_ca_that_the_configuration_names_or_else_the_certificate_itself(
+    tmp_path: Path,
+) -> None:
     tls = Tls(cert_file="/c/tls.crt", key_file="/c/tls.key")
     config = Config(
         endpoints_file="e.yaml",

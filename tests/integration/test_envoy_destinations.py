@@ -33,7 +33,7 @@ async def test_the_named_endpoint_serves_and_the_picker_hears_who_it_was(bench: 
         assert bench.picker.exchanges[-1].response_status == 200
 
 
-async def test_body_less_requests_are_picked_for_too(bench: Bench) -> None:
+async def test_requests_without_a_body_get_a_pick_too(bench: Bench) -> None:
     bench.picker.always(bench.backends[1].address)
     assert [(await bench.client.get("/v1/models")).served_by for _ in range(4)] == ["s1"] * 4
 
@@ -79,7 +79,7 @@ async def test_a_server_killed_after_it_took_the_request_is_replaced(bench: Benc
     assert [r.served_by for r in await pending] == [other.name] * 8
 
 
-async def test_a_request_that_kills_its_servers_visits_few(tmp_path: Path) -> None:
+async def test_a_request_that_kills_its_servers_is_tried_at_three_of_five(tmp_path: Path) -> None:
     async with running_bootstrap(tmp_path, backends=5) as bench:
         for backend in bench.backends:
             backend.behaviour.reset = True
@@ -90,7 +90,7 @@ async def test_a_request_that_kills_its_servers_visits_few(tmp_path: Path) -> No
         assert sum(len(b.prompts) for b in bench.backends) == 3
 
 
-async def test_a_server_that_keeps_refusing_gets_its_own_words_through(bench: Bench) -> None:
+async def test_the_answer_of_a_server_that_keeps_refusing_reaches_the_client(bench: Bench) -> None:
     for backend in bench.backends:
         backend.behaviour.fail_next = 10
     reply = await bench.client.complete()
@@ -156,7 +156,7 @@ async def test_the_subset_hint_of_an_earlier_filter_reaches_the_picker(tmp_path:
         assert bench.picker.exchanges[-1].metadata == {"envoy.lb.subset_hint": hint}
 
 
-async def test_websockets_go_round_the_picker(bench: Bench) -> None:
+async def test_websockets_bypass_the_picker(bench: Bench) -> None:
     claim = {DESTINATION: str(bench.backends[0].address)}
     served = set()
     for _ in range(4):

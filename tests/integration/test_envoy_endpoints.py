@@ -33,7 +33,7 @@ async def test_an_ipv6_endpoint_serves(bench: Bench) -> None:
         assert bench.picker.exchanges[-1].served == str(six.address)
 
 
-async def test_a_removed_endpoint_finishes_what_it_has(bench: Bench) -> None:
+async def test_a_removed_endpoint_finishes_its_running_answers(bench: Bench) -> None:
     removed, kept = bench.backends
     bench.picker.always(removed.address)
     removed.behaviour.before_last.shut()
@@ -59,7 +59,7 @@ async def test_without_endpoints_it_is_503_in_json_and_with_them_again_it_serves
     assert (await bench.client.complete()).served_by == "s0"
 
 
-async def test_a_broken_file_is_kept_out(bench: Bench) -> None:
+async def test_a_broken_file_changes_no_endpoint(bench: Bench) -> None:
     path = Path(bench.config.envoy.eds_file)
     broken = path.with_suffix(".broken")
     broken.write_bytes(render([])[:40])

@@ -65,7 +65,7 @@ def at(site: Gateway | Bench) -> Address:
 
 
 @pytest.mark.parametrize(("request_bytes", "status", "code"), MALFORMED.values(), ids=MALFORMED)
-async def test_what_is_no_valid_request_gets_its_error_in_json(
+async def test_an_invalid_request_gets_its_error_in_json(
     gateway: Gateway, request_bytes: bytes, status: int, code: str
 ) -> None:
     before = len(gateway.backends[0].prompts)
@@ -138,7 +138,7 @@ async def test_the_pickers_own_errors_pass_as_they_are(gateway: Gateway) -> None
     )
 
 
-async def test_where_the_gateway_fails_closed_its_errors_are_json_too(tmp_path: Path) -> None:
+async def test_a_gateway_that_fails_closed_answers_errors_in_json_too(tmp_path: Path) -> None:
     async with running_bootstrap(tmp_path, holdStreams=False, envoy={"failOpen": False}) as bench:
         bench.picker.gate.shut()
         hung = await bench.client.complete()
@@ -155,7 +155,7 @@ async def test_where_the_gateway_fails_closed_its_errors_are_json_too(tmp_path: 
         assert (gone.status, gone.json()["error"]["code"]) == (503, "unavailable")
 
 
-async def test_a_dead_server_is_told_without_its_address(tmp_path: Path) -> None:
+async def test_the_error_about_a_dead_server_does_not_show_its_address(tmp_path: Path) -> None:
     async with running_bootstrap(tmp_path) as bench:
         for backend in bench.backends:
             await backend.stop()

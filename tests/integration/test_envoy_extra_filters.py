@@ -49,7 +49,7 @@ def write_keys(path: Path, *keys: str) -> None:
         path.symlink_to(Path("..data") / path.name)
 
 
-async def test_only_who_has_a_key_comes_in_and_keys_change_without_a_restart(tmp_path: Path) -> None:
+async def test_only_clients_with_a_key_get_in_and_keys_change_without_a_restart(tmp_path: Path) -> None:
     keys = tmp_path / "api-keys" / "keys.yaml"
     write_keys(keys, "first")
     async with running_gateway(

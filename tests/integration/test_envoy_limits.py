@@ -41,7 +41,7 @@ async def test_half_a_head_and_half_a_body_get_408_and_an_answer_may_take_longer
         assert (await slow).status == 200
 
 
-async def test_connections_are_counted_and_the_watchers_have_their_own(tmp_path: Path) -> None:
+async def test_connections_over_the_limit_are_closed_and_the_status_page_has_its_own(tmp_path: Path) -> None:
     status = f"127.0.0.1:{free_port()}"
     async with (
         running_bootstrap(tmp_path, envoy={"maxConnections": 5, "status": status}) as bench,

@@ -26,7 +26,7 @@ async def all_listed(gateway: Gateway) -> None:
     await wait_until(so, what="every server has listed its models")
 
 
-async def test_the_model_chooses_the_servers_and_an_unknown_one_is_404(tmp_path: Path) -> None:
+async def test_the_model_chooses_the_servers_and_an_unknown_model_is_404(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, backends=3) as gateway:
         for backend, name in zip(gateway.backends, ("m", "n", "n"), strict=True):
             backend.models = [{"id": name, "max_model_len": 4096}, {"id": f"{name}-sql", "parent": name}]

@@ -40,7 +40,7 @@ async def ask_all(address: Address, targets: list[str]) -> None:
         await asyncio.gather(*(ask(address, target) for target in targets[start : start + 20]))
 
 
-async def test_paths_for_operators_are_404_in_json_and_go_nowhere(bench: Bench) -> None:
+async def test_paths_for_operators_are_404_in_json_and_reach_no_server(bench: Bench) -> None:
     bench.picker.always(bench.backends[0].address)
     for path in BLOCKED_PATHS:
         for method in ("GET", "POST"):
@@ -69,7 +69,7 @@ async def test_no_spelling_of_a_blocked_path_gets_to_a_server_that_would_know_it
     assert len(reached) > 50, "other names, such as `metrics#fragment`, are not blocked"
 
 
-async def test_the_picker_refuses_them_where_the_gateway_lets_everything_pass(
+async def test_the_picker_refuses_blocked_paths_if_the_gateway_lets_them_pass(
     tmp_path: Path,
     both_transports: None,  # noqa: F811 - the fixture
 ) -> None:

@@ -37,7 +37,7 @@ async def test_each_client_address_keeps_its_server(tmp_path: Path) -> None:
     assert len(set.union(*served)) > 1
 
 
-async def test_equal_beginnings_meet_on_one_server_whichever_picker_is_asked(tmp_path: Path) -> None:
+async def test_prompts_with_equal_beginnings_go_to_one_server_from_either_worker(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, workers=2, policy={"rule": "prefix-hash"}) as gateway:
         beginnings = [f"beginning {n} " * 100 for n in range(8)]
         served = [

@@ -53,13 +53,13 @@ async def answers(directory: Path, streams: dict[str, Any]) -> tuple[Any, Any]:
         return told, at_response
 
 
-async def test_such_a_data_plane_is_assumed_to_use_full_duplex(tmp_path: Path) -> None:
+async def test_a_data_plane_that_tells_no_modes_is_assumed_to_use_full_duplex(tmp_path: Path) -> None:
     told, _ = await answers(tmp_path, {})
     assert told.request_body.response.body_mutation.streamed_response.body == BODY
 
 
 @pytest.mark.parametrize("override", [True, False])
-async def test_such_a_data_plane_is_assumed_to_use_the_modes_of_the_configuration(
+async def test_a_data_plane_that_tells_no_modes_is_assumed_to_use_those_of_the_configuration(
     tmp_path: Path, *, override: bool
 ) -> None:
     told, at_response = await answers(tmp_path, {**BUFFERED, "modeOverride": override})

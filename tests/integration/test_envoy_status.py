@@ -49,7 +49,7 @@ async def test_probes_and_prometheus_get_their_page_and_nothing_else(tmp_path: P
         )
 
 
-async def test_a_failed_health_check_is_told_to_the_probe(tmp_path: Path) -> None:
+async def test_a_failed_health_check_fails_the_probe(tmp_path: Path) -> None:
     status = f"127.0.0.1:{free_port()}"
     async with (
         running_bootstrap(tmp_path, envoy={"status": status}) as bench,
@@ -64,7 +64,7 @@ async def test_a_failed_health_check_is_told_to_the_probe(tmp_path: Path) -> Non
         )
 
 
-async def test_a_watcher_that_does_not_finish_its_request_is_not_kept(tmp_path: Path) -> None:
+async def test_an_unfinished_request_to_the_status_page_gets_408(tmp_path: Path) -> None:
     status = Address("127.0.0.1", free_port())
     async with running_bootstrap(tmp_path, envoy={"status": str(status)}):
         assert (await ask(status, b"GET /ready HTTP/1.1\r\nhost: a\r\n")).status == 408

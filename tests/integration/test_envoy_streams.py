@@ -49,7 +49,7 @@ async def test_an_answer_larger_than_the_body_limit_passes(tmp_path: Path) -> No
         assert len(reply.body) > 65536
 
 
-async def test_the_picker_hears_of_no_body_of_an_answer_unless_it_asks(bench: Bench) -> None:
+async def test_the_picker_gets_the_body_of_an_answer_only_if_it_asks(bench: Bench) -> None:
     bench.picker.always(bench.backends[0].address)
     bench.backends[0].behaviour.chunks = 5
     plain = await bench.client.complete()
@@ -129,7 +129,7 @@ async def test_answers_in_flight_outlive_the_picker_and_new_requests_are_served(
     assert await bench.envoy.bypassed() >= 8
 
 
-async def test_a_picker_that_hangs_is_passed_by(bench: Bench) -> None:
+async def test_a_picker_that_hangs_is_bypassed(bench: Bench) -> None:
     bench.picker.gate.shut()
     replies = await asyncio.gather(*(bench.client.complete(f"{n}") for n in range(4)))
     assert [r.status for r in replies] == [200] * 4
@@ -166,7 +166,7 @@ async def test_two_thousand_streams_are_held_at_once(tmp_path: Path) -> None:
         assert await bench.envoy.stat(f"{PICKER}upstream_rq_pending_overflow") == 0
 
 
-async def test_the_request_id_is_kept_or_made_and_told(bench: Bench) -> None:
+async def test_a_request_id_is_kept_or_made_and_picker_and_client_get_it(bench: Bench) -> None:
     given = "3c6e4c1e-0000-4b3a-9f3b-aaaaaaaaaaaa"
     reply = await bench.client.complete(headers={"x-request-id": given})
     assert reply.headers["x-request-id"] == given
@@ -190,7 +190,7 @@ async def test_the_access_log_says_who_was_picked_and_who_served(bench: Bench) -
     assert json.dumps(entry)
 
 
-async def test_http2_without_tls_is_spoken_unless_refused(tmp_path: Path) -> None:
+async def test_http2_without_tls_works_unless_the_configuration_refuses_it(tmp_path: Path) -> None:
     for accepted in (True, False):
         directory = tmp_path / str(accepted)
         directory.mkdir()

@@ -35,7 +35,7 @@ async def test_workers_share_the_streams(tmp_path: Path) -> None:
         assert [len(p.exchanges) for p in bench.pickers] == [10, 10, 10]
 
 
-async def test_a_dead_worker_is_left_out_before_the_first_request_and_after_its_return_used(
+async def test_a_dead_worker_is_left_out_before_the_first_request_and_used_after_its_return(
     tmp_path: Path,
 ) -> None:
     """Envoy's check must run often without traffic too. By default it then runs once a minute."""
@@ -106,7 +106,7 @@ async def test_tcp_workers_listen_on_neighbouring_ports(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mutual", [False, True], ids=["tls", "mtls"])
-async def test_the_picker_is_reached_over_tls_and_no_other_in_its_place(
+async def test_envoy_asks_the_picker_over_tls_and_no_plain_picker_at_its_address(
     tmp_path: Path, *, mutual: bool
 ) -> None:
     tls = write_tls(tmp_path, mutual=mutual)

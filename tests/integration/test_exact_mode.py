@@ -181,7 +181,7 @@ async def test_an_eviction_at_a_server_is_seen_by_the_table(algorithm: str) -> N
         assert status.prompts.keys() == {"mapped", "matched", "missed"}
 
 
-async def test_what_a_server_holds_from_before_is_credited_once_its_prompt_is_routed() -> None:
+async def test_blocks_from_before_the_pickers_start_count_once_their_prompt_is_routed() -> None:
     """The picker has restarted. The server's events are replayed, and the prompt then tells which chunks the
     blocks stand for.
     """
@@ -209,7 +209,7 @@ async def test_a_server_that_resets_its_cache_is_forgotten() -> None:
         await wait_until(lambda: running.held(a) == 0, what="it holds nothing")
 
 
-async def test_a_server_that_names_blocks_in_another_way_is_left_alone_and_said_so() -> None:
+async def test_exact_mode_is_off_with_a_reason_for_a_server_that_names_blocks_in_another_way() -> None:
     a = EndpointName("a")
     async with following("xxh3") as running:
         await running.chat(text("named"), only=a)
@@ -238,9 +238,7 @@ class Deaf(Exact):
 
 
 @pytest.mark.parametrize("replays", [True, False])
-async def test_messages_that_were_lost_on_the_way_are_replayed_or_cost_what_was_known(
-    *, replays: bool
-) -> None:
+async def test_lost_messages_are_replayed_or_else_the_server_is_forgotten(*, replays: bool) -> None:
     log = KvEventLog(block_size_tokens=16)
     settings = KvEventSettings(endpoint="tcp://127.0.0.1:0", replay_endpoint="tcp://127.0.0.1:0")
     async with open_publisher(log, settings, wall_clock=lambda: 1.0) as publisher:

@@ -240,7 +240,7 @@ async def test_a_client_that_goes_away_releases_its_booking(rig: Rig, mode: str)
 
 
 @pytest.mark.parametrize("mode", ["buffered", "full_duplex"])
-async def test_a_dead_server_is_told_as_failed(rig: Rig, mode: str) -> None:
+async def test_a_dead_server_is_reported_as_failed(rig: Rig, mode: str) -> None:
     endpoints = rig.picker.endpoints()
     dead = Endpoint(name=EndpointName("dead"), address=Address("127.0.0.1", 1))
     rig.picker.set_endpoints([dead], now=time.monotonic())

@@ -87,7 +87,9 @@ async def test_a_picker_that_comes_back_is_asked_again(tmp_path: Path) -> None:
             assert await gateway.envoy.bypassed() == bypassed
 
 
-async def test_a_picker_told_to_stop_cuts_nothing_and_does_not_wait_for_answers(tmp_path: Path) -> None:
+async def test_a_picker_that_stops_on_sigterm_cuts_nothing_and_does_not_wait_for_answers(
+    tmp_path: Path,
+) -> None:
     async with running_gateway(tmp_path) as gateway, answers_in_flight(gateway) as answers:
         assert await gateway.picker.process.terminate() == 0
         assert gateway.held == STREAMS

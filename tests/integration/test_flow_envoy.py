@@ -62,7 +62,7 @@ async def test_a_client_that_leaves_frees_its_place(tmp_path: Path) -> None:
         assert (await task).status == 200
 
 
-async def test_a_picker_that_drains_lets_all_go(tmp_path: Path) -> None:
+async def test_a_picker_that_drains_sends_all_waiting_requests(tmp_path: Path) -> None:
     async with busy(tmp_path) as gateway:
         tasks = await begin(gateway, *(f"prompt-{n}" for n in range(5)))
         gateway.picker.process.signal(signal.SIGTERM)

@@ -74,7 +74,7 @@ async def test_bodies_of_many_megabytes_wait_within_their_bound(tmp_path: Path) 
         assert [reply.status for reply in await asyncio.gather(*tasks)] == [200] * 3
 
 
-async def test_a_policy_that_turns_flow_control_off_lets_all_go(tmp_path: Path) -> None:
+async def test_a_policy_that_turns_flow_control_off_sends_all_waiting_requests(tmp_path: Path) -> None:
     async with busy(tmp_path) as gateway:
         tasks = await begin(gateway, "second", "third")
         write_policy(gateway.config, {"cost": {"prefillTokensPerSecond": 1}})

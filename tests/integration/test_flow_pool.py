@@ -133,7 +133,9 @@ async def _picker(
 
 
 @pytest.mark.parametrize("workers", [False, True], ids=["redis", "workers"])
-async def test_at_most_so_many_wait_at_both_together(tmp_path: Path, *, workers: bool) -> None:
+async def test_the_bound_of_waiting_requests_holds_for_both_pickers_together(
+    tmp_path: Path, *, workers: bool
+) -> None:
     bound, asked = 10, 16
     async with running_pool(tmp_path, workers=workers, inAll={"maxRequests": bound}) as pool:
         await (await pool.ask(0))

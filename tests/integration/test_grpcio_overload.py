@@ -37,7 +37,7 @@ async def answer_at_headers(channel: grpc.aio.Channel, *, began: str) -> bool:
     return bool(answer.request_headers.response.header_mutation.set_headers)
 
 
-async def test_where_calls_come_late_they_are_routed_from_their_headers(
+async def test_late_calls_are_routed_from_their_headers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(VARIABLE, "grpcio")

@@ -25,7 +25,7 @@ LEFT_OUT = {
 
 
 @pytest.mark.slow  # building h2spec takes twenty seconds the first time
-async def test_h2spec_passes_but_for_what_is_left_out_on_purpose(tmp_path: Path) -> None:
+async def test_h2spec_passes_except_for_the_cases_that_fail_on_purpose(tmp_path: Path) -> None:
     program, report = h2spec_program(), tmp_path / "report.xml"
     server = ExtProcServer(
         Picker(DEFAULT_POLICY, rng=random.Random(1)),

@@ -70,7 +70,7 @@ async def counted(picker: PickerProcess, name: str, **labels: str) -> None:
     await wait_until(so, what=f"{name} counts it")
 
 
-async def test_a_cache_of_absurd_size_on_a_metrics_page_is_not_believed_and_ends_nothing(
+async def test_a_cache_of_absurd_size_on_a_metrics_page_is_not_believed_and_the_picker_goes_on(
     tmp_path: Path,
 ) -> None:
     async with running_redis(tmp_path) as redis, running_backend("s0") as backend:
@@ -88,7 +88,7 @@ async def test_a_cache_of_absurd_size_on_a_metrics_page_is_not_believed_and_ends
     [b"1-0\n" + DEEP, b"9" * 4_000 + b"-0\n", b"-\n", msgspec.msgpack.encode([[b"\x91" * 3_000]])],
     ids=["nested", "position", "no-position", "nested-portion"],
 )
-async def test_what_redis_holds_ends_neither_a_running_picker_nor_one_that_starts(
+async def test_invalid_values_in_redis_end_neither_a_running_picker_nor_one_that_starts(
     tmp_path: Path, table: bytes
 ) -> None:
     async with (
@@ -105,7 +105,7 @@ async def test_what_redis_holds_ends_neither_a_running_picker_nor_one_that_start
             assert await picker.process.terminate() == 0
 
 
-async def test_a_file_that_no_parser_can_read_is_refused_and_ends_nothing(tmp_path: Path) -> None:
+async def test_a_file_that_no_parser_can_read_is_refused_and_the_picker_goes_on(tmp_path: Path) -> None:
     async with (
         running_redis(tmp_path) as redis,
         running_backend("s0") as backend,
@@ -128,7 +128,7 @@ async def test_a_file_that_no_parser_can_read_is_refused_and_ends_nothing(tmp_pa
         assert await picker.process.terminate() == 0
 
 
-async def test_a_huge_value_in_redis_is_not_read_and_ends_nothing(tmp_path: Path) -> None:
+async def test_a_huge_value_in_redis_is_not_read_and_the_picker_goes_on(tmp_path: Path) -> None:
     """Before there was a limit, an entry of 200 MB took a picker from 75 to 683 MiB, and a stored table of
     120 MB took it to 357 MiB. Redis accepts entries of 512 MB.
     """

@@ -70,7 +70,7 @@ async def last_words(reader: asyncio.StreamReader) -> int:
         (hello() + headers(1, bytes(16_385)), Code.ENHANCE_YOUR_CALM, "header_list_too_large"),
     ],
 )
-async def test_the_right_code_reaches_a_peer_that_goes_too_far(wire: bytes, code: Code, reason: str) -> None:
+async def test_a_peer_that_breaks_a_rule_gets_the_right_code(wire: bytes, code: Code, reason: str) -> None:
     async with serving() as rig, connected(rig) as (reader, writer):
         writer.write(wire)
         assert await last_words(reader) == code
@@ -79,7 +79,7 @@ async def test_the_right_code_reaches_a_peer_that_goes_too_far(wire: bytes, code
             assert (await Exchange(channel).route()).HasField("request_body"), "others are served"
 
 
-async def test_half_a_preface_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_with_half_a_preface_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(http2_server, "_TICK_S", 0.01)
     async with serving() as rig, connected(rig) as (reader, writer):

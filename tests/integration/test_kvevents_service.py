@@ -143,7 +143,7 @@ class Failing(Exact):
 @pytest.mark.parametrize(
     "error", [ZeroDivisionError("by zero"), RecursionError(), MemoryError(), Panic("panicked")]
 )
-async def test_an_error_that_nobody_foresaw_turns_exact_mode_off_and_says_so(
+async def test_an_unexpected_error_turns_exact_mode_off_and_is_logged(
     publisher: Publisher, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
     async with following(lambda: Failing(error), a=publisher.address) as parts:
@@ -210,7 +210,7 @@ async def test_a_finding_that_the_table_cannot_take_in_turns_exact_mode_off_too(
         assert parts.pick("goes on " * 50) == A
 
 
-async def test_a_server_that_cannot_be_listened_to_is_off_alone_with_the_reason(publisher: Publisher) -> None:
+async def test_exact_mode_is_off_only_for_a_server_that_cannot_be_listened_to(publisher: Publisher) -> None:
     async with following(an_exact, a=publisher.address, b="tcp://127.0.0.1") as parts:
 
         def a_is_heard() -> bool:
@@ -225,7 +225,9 @@ async def test_a_server_that_cannot_be_listened_to_is_off_alone_with_the_reason(
         await wait_until(lambda: parts.service.status.servers == {}, what="both have gone")
 
 
-async def test_frames_of_another_topic_or_of_no_message_are_let_pass(publisher: Publisher) -> None:
+async def test_frames_of_another_topic_are_ignored_and_frames_of_no_message_are_counted(
+    publisher: Publisher,
+) -> None:
     async with following(an_exact, a=publisher.address) as parts:
 
         def a_is_heard() -> bool:
@@ -249,7 +251,7 @@ async def test_frames_of_another_topic_or_of_no_message_are_let_pass(publisher: 
         assert parts.service.status.gaps == {"found": 0, "lost": 0}
 
 
-async def test_a_message_over_the_limit_never_comes_in_and_its_server_is_followed_on(
+async def test_a_message_over_the_limit_is_not_received_and_its_server_is_still_followed(
     publisher: Publisher,
 ) -> None:
     async with following(an_exact, a=publisher.address) as parts:

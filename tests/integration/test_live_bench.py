@@ -18,7 +18,9 @@ pytest_plugins = ["tests.harness.fixtures"]
 pytestmark = pytest.mark.envoy
 
 
-async def test_the_same_requests_run_live_by_pickers_and_by_a_rule_that_stands_in(tmp_path: Path) -> None:
+async def test_the_same_requests_run_live_with_pickers_and_with_a_rule_without_a_picker(
+    tmp_path: Path,
+) -> None:
     async with (
         running_model_servers(tmp_path, count=2, flags=[*server_flags(), *exact.EVENTS]) as servers,
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session,

@@ -117,7 +117,7 @@ async def test_a_phone_scrolls_down_and_never_sideways(chrome: Browser) -> None:
         assert await chrome.value("document.documentElement.scrollWidth") == 360
 
 
-async def test_what_clients_call_things_stays_text(chrome: Browser) -> None:
+async def test_names_from_clients_are_shown_as_text(chrome: Browser) -> None:
     async with live_page(1) as scene:
         scene.ring.append(decision_for(50, name=HOSTILE))
         await chrome.open(scene.url)
@@ -128,7 +128,7 @@ async def test_what_clients_call_things_stays_text(chrome: Browser) -> None:
         assert chrome.complaints == []
 
 
-async def test_a_picker_that_is_gone_is_said_to_be(chrome: Browser) -> None:
+async def test_the_page_says_that_the_picker_is_gone(chrome: Browser) -> None:
     async with live_page(4) as scene:
         await chrome.open(scene.url)
         await chrome.until(LOADED)
@@ -151,7 +151,7 @@ async def test_several_pickers_show_one_page(chrome: Browser) -> None:
             assert "let go at once 10,000, held 200" in await chrome.seen("#dry")
 
 
-async def test_the_state_is_made_once_for_all_who_look() -> None:
+async def test_the_state_is_made_once_for_all_viewers() -> None:
     async with live_page(4) as scene:
         own, packed = scene.board.own(), await scene.board.packed()
         for _ in range(10):

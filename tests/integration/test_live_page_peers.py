@@ -94,7 +94,7 @@ async def test_a_page_over_the_limit_is_left_out() -> None:
         {"columns": []}, {"picker": None},
     ],
 )  # fmt: skip
-async def test_the_part_of_no_picker_that_we_know_is_left_out_and_the_page_is_shown(
+async def test_a_part_of_an_unknown_form_is_left_out_and_the_page_is_shown(
     wrong: dict[str, Any],
 ) -> None:
     async with live_page(4) as other:
@@ -107,7 +107,7 @@ async def test_the_part_of_no_picker_that_we_know_is_left_out_and_the_page_is_sh
         assert shown(await scene.board.packed())["pickers"] == 1
 
 
-async def test_numbers_of_a_tried_policy_that_are_none_are_not_added() -> None:
+async def test_values_of_a_dry_run_that_are_not_numbers_are_not_added() -> None:
     async with live_page(4) as other:
         part = json.loads(json.dumps(other.board.own()))
     part["dry_run"]["picks"] = "many"

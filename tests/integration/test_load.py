@@ -304,7 +304,7 @@ async def test_a_replay_does_not_wait_for_answers(tmp_path: Path) -> None:
     assert figures.measures["ttft_s"].most >= last_due_s
 
 
-async def test_what_cannot_be_loaded_is_told_with_what_to_do(tmp_path: Path) -> None:
+async def test_a_load_that_cannot_run_ends_with_advice(tmp_path: Path) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
     ended = await load("--think", "2", "chat", "--host", nobody)
     assert ended.status == 3

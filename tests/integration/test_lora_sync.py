@@ -107,14 +107,14 @@ async def test_the_server_follows_the_file_and_keeps_what_it_was_started_with(si
     assert site.served() == {"built-in": "/b"}
 
 
-async def test_pruning_takes_everything_that_the_file_does_not_name(tmp_path: Path) -> None:
+async def test_pruning_unloads_everything_that_the_file_does_not_name(tmp_path: Path) -> None:
     async with site_of(tmp_path / "adapters.yaml", prune=True) as site:
         site.want(sql="/sql")
         await site.sync.sync()
         assert site.served() == {"sql": "/sql"}
 
 
-async def test_what_fails_is_tried_again_with_growing_waits_and_does_not_hold_up_the_rest(site: Site) -> None:
+async def test_a_load_that_fails_is_tried_again_after_growing_waits_and_delays_no_other(site: Site) -> None:
     site.want(demo="/x", sql="/sql")  # the base model's own name is refused
     await site.sync.sync()
     assert site.states() == {"demo": "failed", "sql": "loaded", "built-in": "foreign"}
@@ -162,7 +162,7 @@ async def test_an_adapter_that_others_serve_from_elsewhere_is_a_conflict_and_sta
         ("adapters: [{name: a, path: /1}, {name: a, path: /2}]", "twice"),
     ],
 )
-async def test_a_file_that_cannot_be_used_changes_nothing_and_is_told(
+async def test_a_file_that_cannot_be_used_changes_nothing_and_is_reported(
     site: Site, text: str | None, message: str
 ) -> None:
     site.want(sql="/sql")
@@ -187,7 +187,7 @@ async def test_before_the_first_good_file_nothing_is_touched(site: Site) -> None
     assert not site.sync.in_sync
 
 
-async def test_a_server_that_is_away_is_told_and_found_again(tmp_path: Path) -> None:
+async def test_a_server_that_is_away_is_reported_and_found_again(tmp_path: Path) -> None:
     file = tmp_path / "adapters.yaml"
     async with site_of(file) as site:
         site.want(sql="/sql")

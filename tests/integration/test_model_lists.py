@@ -109,7 +109,7 @@ async def test_every_server_is_asked_and_bad_ones_hold_nobody_up() -> None:
     assert {name: listed.base for name, listed in heard.lists.items()} == {"a": "m", "e": "n"}
 
 
-async def test_a_start_waits_until_every_server_was_asked_once_and_not_at_all_where_there_is_none() -> None:
+async def test_a_start_waits_until_every_server_was_asked_once_and_not_at_all_without_servers() -> None:
     heard = Heard()
     async with a_server(listing("m")) as good, a_server(locked) as bad, asking(heard, a=good, b=bad) as lists:
         await lists.wait_asked_all()
@@ -118,7 +118,7 @@ async def test_a_start_waits_until_every_server_was_asked_once_and_not_at_all_wh
         await wait_until(lambda: lists.asked_all, what="nobody has to be asked")
 
 
-async def test_a_new_process_is_asked_at_once_and_what_the_old_one_said_is_not_handed_on() -> None:
+async def test_a_new_process_is_asked_at_once_and_its_list_replaces_the_old_one() -> None:
     heard = Heard()
     async with (
         a_server(listing("m")) as first,

@@ -131,7 +131,7 @@ async def test_tokenize_counts_what_a_request_will_count(start: Start) -> None:
     assert (await server.post("/tokenize", {}))[0] == 400
 
 
-async def test_detokenize_gives_an_answers_text_back_and_refuses_what_is_no_answers(start: Start) -> None:
+async def test_detokenize_gives_the_text_of_an_answer_back_and_refuses_other_tokens(start: Start) -> None:
     server = await start()
     text = (await server.complete(max_tokens=20))["choices"][0]["text"]
     _, tokens = await server.post("/tokenize", {"prompt": text})
@@ -140,7 +140,7 @@ async def test_detokenize_gives_an_answers_text_back_and_refuses_what_is_no_answ
     assert (status, answer["error"]["param"]) == (400, "tokens")
 
 
-async def test_small_pages(start: Start) -> None:
+async def test_small_pages_answer_and_every_served_name_is_accepted(start: Start) -> None:
     server = await start(served_names=("one", "two"))
     for path in ("/health", "/ping", "/version", "/kv_event_sources"):
         async with server.http.get(path) as response:

@@ -117,7 +117,7 @@ async def test_a_subscriber_that_replays_what_it_missed_holds_what_the_cache_hol
     assert +copies == Counter(event_hash(b.block_hash) for b in pool.blocks if b.block_hash is not None)
 
 
-async def test_what_is_published_is_what_a_replay_gives(running: Running) -> None:
+async def test_a_replay_gives_the_published_messages(running: Running) -> None:
     first: list[bytes] | None = None
     for n in range(100):  # a publisher drops messages that it sends before it knows its subscriber
         await running.complete(f"is anybody listening {n} " * 10)
@@ -142,7 +142,7 @@ async def test_the_server_says_where_to_subscribe(running: Running) -> None:
     assert (source["topic"], source["buffer_steps"]) == ("kv-events", 500)
 
 
-async def test_a_reset_is_told_without_waiting_for_a_request(running: Running) -> None:
+async def test_a_reset_is_published_without_waiting_for_a_request(running: Running) -> None:
     await running.complete("word " * 60)
     before = len(await running.replay(number(0)))
     await running.post("/reset_prefix_cache")
@@ -158,7 +158,7 @@ async def test_a_request_for_a_replay_that_makes_no_sense_is_skipped(running: Ru
     assert await running.replay(number(10_000)) == []
 
 
-async def test_only_so_many_messages_are_kept(running: Running) -> None:
+async def test_the_number_of_kept_messages_is_bounded(running: Running) -> None:
     log = running.server.kv_event_log
     assert log is not None
     for _ in range(600):

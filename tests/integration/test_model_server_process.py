@@ -137,7 +137,7 @@ def test_an_address_for_kv_events_that_cannot_be_bound_is_one_line_and_exit_code
     assert address in said
 
 
-def test_help_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_has_examples_and_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["serve", "--help"])
     assert ended.value.code == 0

@@ -93,7 +93,7 @@ async def a_server(handler: Handler) -> AsyncIterator[Address]:
         (breaks_off, "ill"), (never_ends, "unclear"), (headers_only, "ill"),
     ],
 )  # fmt: skip
-async def test_what_a_servers_answer_says_of_it(handler: Handler, verdict: Verdict) -> None:
+async def test_the_verdict_follows_from_the_servers_answer(handler: Handler, verdict: Verdict) -> None:
     async with a_server(handler) as address:
         assert await verdict_on(address) == verdict
 
@@ -103,14 +103,14 @@ async def test_a_404_is_a_failure_where_the_server_was_said_to_lack_the_model() 
         assert await verdict_on(address, about="m") == "ill"
 
 
-async def test_a_late_answer_proves_nothing_where_other_requests_wait() -> None:
+async def test_a_late_answer_proves_nothing_if_other_requests_wait() -> None:
     async with a_server(headers_only) as address:
         assert await verdict_on(address, queued=True) == "unclear"
     async with a_server(says(500)) as address:
         assert await verdict_on(address, queued=True) == "ill"
 
 
-async def test_a_server_that_cannot_be_connected_to_is_for_the_scrapes_to_judge() -> None:
+async def test_a_server_that_refuses_connections_gets_the_verdict_unclear() -> None:
     assert await verdict_on(Address("127.0.0.1", free_port())) == "unclear"
 
 

@@ -229,7 +229,7 @@ async def test_misbehaving_servers_fail_for_a_reason_and_hurt_no_other() -> None
         assert all(head.startswith("GET /metrics ") for head in servers["redirects"].heads)
 
 
-async def test_a_server_that_comes_back_is_read_again_and_both_turns_are_logged(
+async def test_a_server_that_comes_back_is_read_again_and_both_changes_are_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, logger="epp.scraping.scraper")
@@ -286,7 +286,7 @@ async def test_a_changed_policy_applies_to_scrapes_already_waiting() -> None:
         assert all(head.startswith("GET /other ") for head in server.heads)
 
 
-async def test_a_server_where_nothing_runs_is_read_less_often_until_it_is_sent_something() -> None:
+async def test_an_idle_server_is_read_less_often_until_a_request_is_sent_to_it() -> None:
     settings = msgspec.structs.replace(FAST, idle_interval_seconds=6000.0)
     async with (
         Server(http(PAGE)).running() as busy,
@@ -353,7 +353,7 @@ async def test_a_proxy_named_in_the_environment_is_not_used(monkeypatch: pytest.
         assert None not in watched.seen["a"]
 
 
-async def test_what_one_page_does_to_its_consumer_costs_the_others_nothing() -> None:
+async def test_a_consumer_that_fails_at_one_page_does_not_stop_the_other_scrapes() -> None:
     seen: Counter[str] = Counter()
 
     def broken(name: EndpointName, _: EndpointMetrics | None) -> None:

@@ -63,7 +63,7 @@ def test_times_become_means_and_percentiles() -> None:
     assert (row["requests/s"], row["input tokens/s"], row["output tokens/s"]) == (1, 100, 3)
 
 
-def test_the_sides_turn_around_from_repeat_to_repeat_and_neighbours_share_a_start() -> None:
+def test_in_turns_each_repeat_swaps_the_sides_and_neighbouring_runs_share_a_start() -> None:
     args = argparse.Namespace(
         repeats=3, seed=1, rates=[0.1, 0.3], caches=["on", "off"], clock="cpu", layers=0
     )
@@ -80,7 +80,7 @@ def test_the_sides_turn_around_from_repeat_to_repeat_and_neighbours_share_a_star
     ]
 
 
-def test_at_once_each_repeat_has_a_start_and_both_sides_of_a_rate_are_neighbours() -> None:
+def test_at_once_each_repeat_has_its_start_and_both_sides_of_a_rate_follow_each_other() -> None:
     args = argparse.Namespace(
         repeats=2, seed=1, rates=[0.1, 0.3], caches=["on", "off"], clock="cpu", layers=0
     )

@@ -30,7 +30,9 @@ async def two_over(server: RedisServer) -> AsyncIterator[tuple[Sharer, Sharer]]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_picks_go_on_through_a_fault_and_are_told_when_it_is_over(tmp_path: Path, fault: Fault) -> None:
+async def test_picks_go_on_through_a_fault_and_are_reported_when_it_is_over(
+    tmp_path: Path, fault: Fault
+) -> None:
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(running_redis(tmp_path))
         one, other = await stack.enter_async_context(two_over(server))
@@ -54,7 +56,7 @@ async def test_picks_go_on_through_a_fault_and_are_told_when_it_is_over(tmp_path
         assert one.replica.in_flight_of_peers() == other.replica.in_flight_of_peers() == {}
 
 
-async def test_what_waits_for_a_redis_that_is_away_is_bounded_and_counted(tmp_path: Path) -> None:
+async def test_events_that_wait_for_redis_are_bounded_and_counted(tmp_path: Path) -> None:
     port = free_port()
     redis = Redis(url=f"redis://127.0.0.1:{port}")
     async with sharing_over(redis, outbox_bytes=2**16) as one:
@@ -83,7 +85,7 @@ async def test_a_picker_that_dies_does_not_count_for_long(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["redis", "valkey"])
-async def test_one_who_joins_has_the_others_table_at_once(tmp_path: Path, kind: Kind) -> None:
+async def test_a_picker_that_joins_has_the_table_of_the_others_at_once(tmp_path: Path, kind: Kind) -> None:
     async with running_redis(tmp_path, kind=kind) as server, two_over(server) as (one, other):
         prompts = [text(f"conversation {n}", 20_000) for n in range(300)]
         for n, prompt in enumerate(prompts):
@@ -99,7 +101,9 @@ async def test_one_who_joins_has_the_others_table_at_once(tmp_path: Path, kind: 
             )
 
 
-async def test_one_who_joins_is_not_content_with_a_table_that_was_stored_for_another(tmp_path: Path) -> None:
+async def test_a_picker_that_joins_does_not_stop_at_a_table_that_was_stored_for_another(
+    tmp_path: Path,
+) -> None:
     async with running_redis(tmp_path) as server, two_over(server) as (one, other):
         await wait_until(
             lambda: other.service.warm and one.service.counts.stored_tables > 0, what="a table is stored"
@@ -130,7 +134,7 @@ async def test_a_lone_picker_that_starts_again_finds_what_it_left(tmp_path: Path
             assert second.replica.picker.table.entries >= 0.9 * entries
 
 
-async def test_words_that_are_none_are_counted_and_passed_over(tmp_path: Path) -> None:
+async def test_invalid_entries_are_counted_and_skipped(tmp_path: Path) -> None:
     async with running_redis(tmp_path) as server, two_over(server) as (one, other):
         (stream,) = [key for key in await server.do("KEYS", "*") if key.endswith(b":stream")]
         await server.do("XADD", stream.decode(), "*", "b", "nonsense")
@@ -140,7 +144,7 @@ async def test_words_that_are_none_are_counted_and_passed_over(tmp_path: Path) -
         await both_ways(one, other, name="p")
 
 
-async def test_a_key_of_another_kind_in_the_way_is_an_error_and_no_more(tmp_path: Path) -> None:
+async def test_a_key_of_another_type_is_an_error_and_sharing_goes_on_without_it(tmp_path: Path) -> None:
     async with running_redis(tmp_path) as server:
         redis = Redis(url=server.url)
         async with sharing_over(redis) as one:
@@ -154,7 +158,7 @@ async def test_a_key_of_another_kind_in_the_way_is_an_error_and_no_more(tmp_path
             await wait_until(lambda: two.service.connected, what="it goes on")
 
 
-async def test_a_stored_table_that_is_none_is_an_error_and_no_more(tmp_path: Path) -> None:
+async def test_a_picker_joins_although_the_stored_table_is_invalid(tmp_path: Path) -> None:
     async with running_redis(tmp_path) as server:
         redis = Redis(url=server.url)
         async with sharing_over(redis) as one:

@@ -113,7 +113,7 @@ async def test_the_stream_is_bounded_and_a_channel_that_nobody_uses_goes_away(tm
         await wait_until(all_expire, what="every key has its end")
 
 
-async def test_a_password_and_an_acl_user_are_told_from_files(tmp_path: Path) -> None:
+async def test_a_password_and_an_acl_user_are_read_from_files(tmp_path: Path) -> None:
     secret, wrong = tmp_path / "secret", tmp_path / "wrong"
     secret.write_text("s3cret\n")
     wrong.write_text("other")
@@ -217,7 +217,7 @@ async def test_pickers_follow_a_sentinel_to_the_new_master(tmp_path: Path) -> No
         await both_ways(one, other, name="after")
 
 
-async def test_a_pool_with_a_key_shares_and_hears_nobody_who_has_none(tmp_path: Path) -> None:
+async def test_pickers_with_a_key_share_and_ignore_a_picker_without_it(tmp_path: Path) -> None:
     async with running_redis(tmp_path) as server:
         redis, settings = Redis(url=server.url), Sharing(pool="p", flush_interval_seconds=0.02)
         key = b"a key that nobody guesses"

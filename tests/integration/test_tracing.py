@@ -111,7 +111,7 @@ def of_trace(spans: list[Span], trace_id: str) -> list[Span]:
     return [span for span in spans if span.trace_id == trace_id]
 
 
-async def test_over_http_from_two_workers_on_the_second_transport(
+async def test_spans_come_over_http_from_two_workers_on_grpcio(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_collector(tmp_path) as collector:
@@ -168,7 +168,7 @@ async def test_a_collector_that_is_away_delays_no_answer_and_no_end(
         assert await gateway.picker.process.terminate(timeout_s=60) == 0
 
 
-def test_off_nothing_of_opentelemetry_is_imported() -> None:
+def test_without_tracing_nothing_of_opentelemetry_is_imported() -> None:
     program = (
         "import sys, epp.serve.app, epp.extproc.over_http2, epp.telemetry.admin\n"
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"

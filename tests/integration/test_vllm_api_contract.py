@@ -156,7 +156,7 @@ def told(answer: str) -> list[Any]:
     return [whole["object"], whole["model"], told, whole["usage"]["completion_tokens"]]
 
 
-async def test_every_answer_has_vllms_status_and_says_the_same_about_itself(sides: Sides) -> None:
+async def test_every_answer_has_vllms_status_fields_ends_and_token_counts(sides: Sides) -> None:
     usual = {"model": MODEL_NAME, "max_tokens": 5, "temperature": 0, "ignore_eos": True}
     asked = {
         f"completions: {name}": (COMPLETIONS, {**usual, "prompt": "Hello", **fields})
@@ -181,7 +181,7 @@ async def test_every_answer_has_vllms_status_and_says_the_same_about_itself(side
     assert differ == {}
 
 
-async def test_bodies_that_are_none_and_other_pages_have_vllms_status(sides: Sides) -> None:
+async def test_invalid_bodies_and_other_pages_have_vllms_status(sides: Sides) -> None:
     answers = {name: await sides.both("POST", COMPLETIONS, raw) for name, raw in RAW.items()}
     answers |= {
         f"{method} {path}": await sides.both(method, path, {} if method == "POST" else None)

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.envoy, pytest.mark.vllm]
 
 
 @pytest.mark.timeout(900)
-async def test_conversations_run_before_vllm_and_what_was_learned_stands_beside_what_is_true(
+async def test_conversations_run_before_vllm_and_the_run_has_learned_and_true_cache_sizes(
     vllm_servers: tuple[VllmServer, VllmServer], tmp_path: Path
 ) -> None:
     setting = Setting(servers=2, cache_blocks=ServerOptions().cache_blocks, users=4, probe_tokens=64)

@@ -66,7 +66,7 @@ def test_chunks_leave_in_the_order_of_the_score_and_a_prompt_from_its_tail(answe
     assert answers["order"] == ["w1", "w0", "y", "x", "new0"]
 
 
-def test_what_is_read_or_written_or_asked_for_stays_and_too_little_room_changes_nothing(
+def test_chunks_in_use_stay_and_a_request_without_room_changes_nothing(
     answers: dict[str, Any],
 ) -> None:
     assert answers["in flight"] == {
@@ -79,7 +79,7 @@ def test_what_is_read_or_written_or_asked_for_stays_and_too_little_room_changes_
     }
 
 
-def test_what_a_request_uses_after_a_reset_counts_anew(answers: dict[str, Any]) -> None:
+def test_uses_by_a_request_after_a_reset_count_again(answers: dict[str, Any]) -> None:
     assert answers["after a reset"] == 32
 
 
@@ -109,7 +109,9 @@ def test_more_of_a_zipf_trace_is_found_than_with_lru_and_arc(
         assert found[f"{OURS}, told"][what] > vllms
 
 
-def test_the_bare_score_finds_less_than_lru_for_it_evicts_heads_of_prefixes(answers: dict[str, Any]) -> None:
+def test_the_bare_score_finds_less_than_lru_because_it_evicts_heads_of_prefixes(
+    answers: dict[str, Any],
+) -> None:
     for trace in ("steady", "drifting"):
         found = answers[trace]
         assert found["bare score, told"]["hit rate"] < found["lru"]["hit rate"]
@@ -195,7 +197,7 @@ def test_a_real_server_keeps_what_its_requests_call_important_and_computes_the_s
     assert "Loading out-of-tree cache policy" in server.log_path.read_text()
 
 
-def test_nonsense_about_importance_is_told_in_the_log_and_answered_all_the_same(
+def test_a_request_with_senseless_importance_is_logged_and_answered(
     server: vllm.VllmServer,
 ) -> None:
     assert ask(server, "nonsense", important="all of them")

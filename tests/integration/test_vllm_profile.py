@@ -111,7 +111,7 @@ def replayed(address: str) -> list[KvEventBatch]:
             batches.append(decode_batch(payload))
 
 
-def test_the_blocks_it_tells_have_the_hashes_that_the_profile_fixes(started: Started) -> None:
+def test_the_blocks_in_its_kv_events_have_the_hashes_that_the_profile_fixes(started: Started) -> None:
     asked = [(model, prose(f"profile {model}", words=120)) for model in (vllm.MODEL_NAME, ALPHA)]
     hasher = make_hasher("sha256_cbor", block_size_tokens=vllm.BLOCK_TOKENS, seed=str(SEED))
     expected: set[int] = set()
